@@ -1,0 +1,1 @@
+"""Hyperparameter search for distributed training: Horovod functions as Ray Tune trials."""

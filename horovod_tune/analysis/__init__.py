@@ -1,0 +1,30 @@
+"""What a search found: `analyze` and its frames, plots, the report, the terminal's view, progress.
+
+The parts that need matplotlib, rich or Ray are loaded when they are asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .progress import ProgressCallback as ProgressCallback
+    from .report import write_report as write_report
+    from .results import Analysis as Analysis
+    from .results import analyze as analyze
+
+_HOMES = {
+    "Analysis": "results",
+    "analyze": "results",
+    "ProgressCallback": "progress",
+    "write_report": "report",
+}
+
+__all__ = ["Analysis", "ProgressCallback", "analyze", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

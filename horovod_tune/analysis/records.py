@@ -1,0 +1,94 @@
+"""What was read from an experiment's files, before anything is worked out: plain frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that could not be read, or not wholly: `where` names the trial or the file."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One hyperparameter's range: `kind` is "float", "integer", "categorical" or "other" (a function).
+
+    `lower` and `upper` are the bounds of a numeric domain, `categories` the values of a categorical one.
+    `text` is the domain as Tune's functions write it, for example `loguniform(0.0001, 0.1)`.
+    """
+
+    kind: str
+    text: str
+    lower: float | None = None
+    upper: float | None = None
+    log: bool = False
+    categories: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one trial holds while it runs, in Ray's units; `bundles` is its placement group."""
+
+    bundles: tuple[dict[str, float], ...]
+
+    def total(self, name: str) -> float:
+        return sum(bundle.get(name, 0.0) for bundle in self.bundles)
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial as Tune's files have it. Times are Unix time in seconds; None is "not written down".
+
+    `rows` are the reports as they stand in result.json, in its order. `directory` is the trial's folder in
+    the experiment's storage, with its URI's scheme where it has one.
+    """
+
+    trial_id: str
+    number: int
+    name: str
+    config: dict[str, Any]
+    status: str
+    directory: str
+    start_time: float | None = None
+    end_time: float | None = None
+    last_result: dict[str, Any] | None = None
+    rows: tuple[dict[str, Any], ...] = ()
+    num_failures: int = 0
+    error: str | None = None
+    resources: Resources | None = None
+    checkpoint_blob: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class ExperimentRecord:
+    """A whole experiment as Tune's files have it.
+
+    `rungs` are the iterations at which ASHA or HyperBand decides, smallest first, empty where no such
+    scheduler is known. `domains` is None where the space is not written down anywhere.
+    """
+
+    name: str
+    path: str
+    trials: tuple[TrialRecord, ...]
+    problems: tuple[Problem, ...] = ()
+    metric: str | None = None
+    mode: str | None = None
+    start_time: float | None = None
+    total_time_s: float | None = None
+    last_write: float | None = None
+    num_samples: int | None = None
+    domains: dict[str, Domain] | None = None
+    constants: dict[str, Any] = field(default_factory=dict)
+    searcher: str | None = None
+    scheduler: str | None = None
+    rungs: tuple[int, ...] = ()
+    time_budget_s: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,77 @@
+"""Which report of a trial, and which trial, is best: pure functions over plain reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SCOPES = ("last", "all")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One trial's values of the metric; NaN and None where it never reported a finite one.
+
+    `best_row` is the index of the best report among the trial's rows.
+    """
+
+    last: float = math.nan
+    best: float = math.nan
+    best_iteration: int | None = None
+    best_row: int | None = None
+
+
+def value_of(row: Mapping[str, Any], metric: str) -> float | None:
+    """The metric in a report, with `/` reaching into nested results; None where it is not there.
+
+    >>> value_of({"valid": {"loss": 2}}, "valid/loss")
+    2.0
+    """
+    value: Any = row.get(metric)
+    if value is None and "/" in metric:
+        value = row
+        for part in metric.split("/"):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def is_better(value: float, other: float, mode: str) -> bool:
+    """Whether a value beats another; NaN and infinities beat nothing, and a tie is no victory.
+
+    >>> is_better(1.0, 1.0, "min"), is_better(float("nan"), 1.0, "min"), is_better(1.0, float("nan"), "max")
+    (False, False, True)
+    """
+    if not math.isfinite(value):
+        return False
+    if not math.isfinite(other):
+        return True
+    return value < other if mode == "min" else value > other
+
+
+def score(rows: Sequence[Mapping[str, Any]], metric: str, mode: str) -> Score:
+    """Return a trial's last and best value of the metric; of equal ones the earlier report's is best."""
+    last, best, best_row = math.nan, math.nan, None
+    for index, row in enumerate(rows):
+        value = value_of(row, metric)
+        if value is None:
+            continue
+        last = value
+        if is_better(value, best, mode):
+            best, best_row = value, index
+    iteration = rows[best_row].get("training_iteration") if best_row is not None else None
+    return Score(last, best, iteration if isinstance(iteration, int) else None, best_row)
+
+
+def best_index(scores: Sequence[Score], mode: str, scope: str) -> int | None:
+    """Return the position of the best of trials in the order of their creation; None where none has a value.
+
+    `scope` is "last" (trials are compared by their last value, as Tune does) or "all" (by their best one).
+    """
+    winner, winning = None, math.nan
+    for index, scored in enumerate(scores):
+        value = scored.last if scope == "last" else scored.best
+        if is_better(value, winning, mode):
+            winner, winning = index, value
+    return winner

@@ -1,0 +1,412 @@
+"""Bayesian optimisation as a Tune searcher, on bayesian-optimization 3.x.
+
+Runs in the driver process. `BayesOptSearch` keeps the books; `space` translates, `belief` models,
+`proposal` looks for the best next point.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from bayes_opt.acquisition import AcquisitionFunction
+from ray.tune.result import DEFAULT_METRIC
+from ray.tune.search import Searcher
+from ray.tune.search.variant_generator import parse_spec_vars
+from ray.tune.utils import flatten_dict
+from scipy.stats import qmc
+
+from horovod_tune.search import state_file
+from horovod_tune.search.acquisition import acquisition_of
+from horovod_tune.search.belief import Belief, FittedModel, ModelOptions
+from horovod_tune.search.earlier import EarlierResults, read_earlier
+from horovod_tune.search.first_points import Queued, queue_points
+from horovod_tune.search.gp_params import model_options
+from horovod_tune.search.history import Ending, History, Trial, as_number
+from horovod_tune.search.parameters import FloatArray
+from horovod_tune.search.proposal import propose
+from horovod_tune.search.space import Point, SearchSpace, SpaceError, from_pbounds
+
+logger = logging.getLogger(__name__)
+
+_REMOVED = {
+    "patience": "no point is suggested twice before the space is exhausted, so there is nothing to wait for",
+    "skip_duplicate": "no point is suggested twice before the space is exhausted",
+    "repeat_float_precision": "points are compared by what the training function gets, to the last bit",
+    "verbose": "set the level of the logger 'horovod_tune.search' instead",
+}
+#: Points of a finite space that are looked at one by one when it is nearly used up.
+_ENUMERABLE = 100_000
+
+
+class BayesOptSearch(Searcher):
+    """Suggest configurations by Bayesian optimisation, with any number of trials in flight.
+
+    A Gaussian process with a Matérn-5/2 kernel is fitted to the results; what is in flight is drawn from
+    the process itself, and the point with the largest expected improvement over those draws (its
+    logarithm, for numerical reasons) is suggested next.
+
+        search = ConcurrencyLimiter(BayesOptSearch(metric="loss", mode="min"), max_concurrent=4)
+        tune.Tuner(trainable, param_space={"lr": tune.loguniform(1e-5, 1e-1), ...},
+                   tune_config=tune.TuneConfig(search_alg=search, num_samples=40)).fit()
+
+    * `space`: a Tune search space or bayesian-optimization's `pbounds`; leave it out to use the tuner's
+      `param_space`. `tune.grid_search` is refused.
+    * `metric`, `mode` ('min' or 'max'): may also come from the tuner.
+    * `points_to_evaluate`: configurations to run first; what one leaves open is filled in.
+      `evaluated_rewards`: their metric values, where they are known already; they are not run then.
+    * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
+      `acquisition_function`: an object of `bayes_opt.acquisition` instead. Best left out.
+    * `random_state`: an int, a NumPy generator, or None for a different search each time. The same state
+      and the same results give the same suggestions, whatever the clock says.
+    * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
+      one more than there are parameters, at least 4 and at most 10.
+    * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
+    * `analysis`: results of an earlier experiment to start from: its directory, an `ExperimentAnalysis`,
+      a `ResultGrid`, or a DataFrame of one.
+
+    A trial counts with its last result, also when a scheduler stopped it early. A trial that fails, or
+    whose metric is NaN or infinite, makes its surroundings less likely to be suggested. One that ends
+    without a metric teaches nothing. The search never ends before `num_samples`; when each point of a
+    finite space has been suggested, it says so once and begins to repeat the best ones.
+
+    Raises `SpaceError` (a `ValueError`) for a space or a point that cannot be used, `ValueError` or
+    `TypeError` for other arguments; each names the argument, what it may be and what it was.
+    """
+
+    # Read by ray.tune's checkpointing (Searcher.save_to_dir); the file is JSON whatever Ray calls it.
+    CKPT_FILE_TMPL = "searcher-state-{}.json"
+
+    def __init__(
+        self,
+        space: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        utility_kwargs: Mapping[str, Any] | None = None,
+        random_state: int | np.random.Generator | np.random.RandomState | None = 42,
+        random_search_steps: int | None = None,
+        *,
+        evaluated_rewards: Sequence[float] | None = None,
+        acquisition_function: AcquisitionFunction | None = None,
+        gp_params: Mapping[str, Any] | None = None,
+        analysis: Any = None,
+        **removed: Any,
+    ) -> None:
+        for name in removed:
+            if name in _REMOVED:
+                raise TypeError(f"{name} is gone from BayesOptSearch: {_REMOVED[name]}. Leave it out")
+            raise TypeError(f"BayesOptSearch has no argument {name!r}")
+        if mode not in (None, "min", "max"):
+            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
+        if random_search_steps is not None and (
+            isinstance(random_search_steps, bool)
+            or not isinstance(random_search_steps, int)
+            or random_search_steps < 0
+        ):
+            raise ValueError(
+                f"random_search_steps must be an integer of 0 or more, got {random_search_steps!r}"
+            )
+        super().__init__(metric=metric, mode=mode)
+        self._metric, self._mode = metric, mode
+        self._seed = _seed_of(random_state)
+        self._steps = random_search_steps
+        self._acquisition, self._lie = acquisition_of(
+            acquisition_function, None if utility_kwargs is None else dict(utility_kwargs)
+        )
+        self._options: ModelOptions = model_options(gp_params or {})
+        self._given = (copy.deepcopy(points_to_evaluate), evaluated_rewards)
+        self._earlier = None if analysis is None else read_earlier(analysis)
+        self._queue: list[Queued] = []
+        self._history = History()
+        self._fitted: tuple[Any, FittedModel] | None = None
+        self._unread_state: dict[str, Any] | None = None
+        self._said: set[str] = set()
+        self._space: SearchSpace | None = None
+        if space:
+            own = dict(space)
+            _, domains, grids = parse_spec_vars(own)
+            spec = own if domains or grids else from_pbounds(own)
+            self._set_space(SearchSpace(spec, include_constants=True))
+
+    # What Tune calls.
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: Mapping[str, Any], **spec: Any
+    ) -> bool:
+        """Take metric, mode and space from the tuner; False where there are two different spaces."""
+        if metric:
+            self._metric = metric
+        if mode:
+            self._mode = mode
+        if self._space is None:
+            self._set_space(SearchSpace(config))
+            return True
+        _, domains, grids = parse_spec_vars(dict(config))
+        if not domains and not grids:
+            return True
+        return SearchSpace(config).describe() == self._space.describe()
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        """Return the next configuration. Never None and never `FINISHED`."""
+        space = self._ready()
+        given: dict[Any, Any] = {}
+        if self._queue:
+            queued = self._queue.pop(0)
+            point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.sampled
+        else:
+            point = self._next_point(space)
+        self._history.add(Trial(trial_id, point))
+        return space.config(point, self._seed_for("sampled"), given)
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Remember the latest metric, for a trial that ends without a final result."""
+        trial = self._history.trials.get(trial_id)
+        if trial is not None:
+            trial.last = as_number(result.get(str(self._metric)))
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Learn from a trial that ended, however it did."""
+        flat = flatten_dict(dict(result)) if result else {}
+        if trial_id not in self._history.trials and not self._adopt(trial_id, flat):
+            return
+        trial = self._history.trials[trial_id]
+        value = as_number(flat.get(str(self._metric)))
+        if value is None and self._metric not in flat:
+            value = trial.last
+        self._history.end(trial_id, value, error)
+        if trial.ending is Ending.UNKNOWN and result:
+            self._say_once(
+                "metric",
+                f"trial {trial_id} ended without a number for the metric {self._metric!r}, so the search "
+                f"learned nothing from it; it reported {sorted(flat)}",
+            )
+
+    def add_evaluated_point(
+        self,
+        parameters: Mapping[str, Any],
+        value: float,
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: Sequence[float] | None = None,
+    ) -> None:
+        """Learn from a configuration that was evaluated elsewhere; raises `SpaceError` if it is outside."""
+        point = self._ready().point(parameters)
+        trial_id = f"evaluated-{len(self._history.trials)}"
+        self._history.add(Trial(trial_id, point))
+        self._history.end(trial_id, as_number(value), error)
+
+    def on_pause(self, trial_id: str) -> None:
+        """A paused trial stays in flight; called by HyperBandForBOHB."""
+
+    def on_unpause(self, trial_id: str) -> None:
+        """See `on_pause`."""
+
+    def set_gp_params(self, **params: Any) -> None:
+        """Change the Gaussian process: `alpha` fixes the noise's variance, in standardised units, that
+        otherwise is estimated; `n_restarts_optimizer` adds starting points (0 to 3) to its fit.
+        """
+        self._options = model_options(params, self._options)
+        self._fitted = None
+
+    def save(self, checkpoint_path: str) -> None:
+        """Write everything the search has learned to a JSON file."""
+        if self._space is None:
+            # Ray saves before the first suggestion too.
+            state_file.write(checkpoint_path, self._unread_state or state_file.empty())
+            return
+        state_file.write(
+            checkpoint_path,
+            {
+                "metric": self._metric,
+                "mode": self._mode,
+                "space": self._space.describe(),
+                "seed": self._seed,
+                "drawn": self._history.drawn,
+                "queue": [queued.as_json() for queued in self._queue],
+                "trials": self._history.as_json(),
+            },
+        )
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Continue from a file that `save` wrote.
+
+        Raises `state_file.StateFileError` (a `ValueError`) for a file that is not one, is of a newer
+        version, or is of a search over another space or for another metric or mode.
+        """
+        self._unread_state = state_file.read(checkpoint_path)
+        if self._space is not None:
+            self._take_state(self._space)
+
+    # How a point is found.
+
+    def _next_point(self, space: SearchSpace) -> Point:
+        taken_before = self._history.rounds(space.size)
+        if taken_before and not space.sampled:
+            self._say_once(
+                "exhausted",
+                f"every one of the {int(space.size)} points of the search space has been suggested; from "
+                "here on points are repeated, the most promising first",
+            )
+
+        def taken(point: Point) -> bool:
+            return self._history.counts[point] > taken_before
+
+        scored = self._history.with_ending(Ending.SCORED)
+        steps = self._steps if self._steps is not None else min(max(space.dimension + 1, 4), 10)
+        if len(self._history.trials) < steps or len(scored) < 2 or space.dimension == 0:
+            start = self._sobol(space, taken)
+            return start if start is not None else self._leftover(space, taken, None)
+        belief = self._believe(space, scored)
+        best = sorted(scored, key=lambda t: -self._gain(t.value))[:5]
+        centres = np.asarray([trial.point for trial in best])
+        found = propose(belief, space, centres, taken, self._seed_for("proposal"))
+        return found if found is not None else self._leftover(space, taken, belief)
+
+    def _believe(self, space: SearchSpace, scored: list[Trial]) -> Belief:
+        points = np.asarray([trial.point for trial in scored])
+        targets = np.asarray([self._gain(trial.value) for trial in scored])
+        key = (points.tobytes(), targets.tobytes())
+        if self._fitted is None or self._fitted[0] != key:
+            model = FittedModel(space.features(points), targets, space.feature_groups, self._options)
+            self._fitted = (key, model)
+        return Belief(
+            self._fitted[1],
+            self._features_of(space, Ending.RUNNING),
+            self._features_of(space, Ending.FAILED),
+            self._acquisition,
+            self._seed_for("draws"),
+            self._lie,
+        )
+
+    def _features_of(self, space: SearchSpace, ending: Ending) -> FloatArray:
+        points = [trial.point for trial in self._history.with_ending(ending)]
+        return space.features(np.asarray(points, dtype=float).reshape(len(points), space.dimension))
+
+    def _sobol(self, space: SearchSpace, taken: Any) -> Point | None:
+        """Return the next free point of a scrambled Sobol sequence."""
+        for _ in range(64):
+            sequence = qmc.Sobol(max(space.dimension, 1), seed=np.random.default_rng(self._seed))
+            if self._history.drawn:
+                sequence.fast_forward(self._history.drawn)
+            quantiles = sequence.random(1)[:, : space.dimension]
+            self._history.drawn += 1
+            point = space.canonical(space.from_quantiles(quantiles)[0])
+            if not taken(point):
+                return point
+        return None
+
+    def _leftover(self, space: SearchSpace, taken: Any, belief: Belief | None) -> Point:
+        """Return a free point of a space that is nearly used up, the most promising if there is a belief."""
+        if space.size <= _ENUMERABLE:
+            free = np.asarray([point for point in space.every_point() if not taken(space.canonical(point))])
+        else:
+            generator = np.random.default_rng(self._seed_for("leftover"))
+            pool = space.from_quantiles(generator.random((10_000, space.dimension)))
+            free = np.asarray([point for point in pool if not taken(space.canonical(point))])
+        index = 0
+        if belief is not None and len(free):
+            index = int(np.argmax(belief(space.features(free))))
+        if not len(free):
+            raise RuntimeError(f"no free point found among the {space.size} of the search space")
+        return space.canonical(free[index])
+
+    # The books.
+
+    def _ready(self) -> SearchSpace:
+        if self._space is None:
+            raise RuntimeError(
+                "BayesOptSearch has no search space: pass param_space to the tuner or space to BayesOptSearch"
+            )
+        if self._mode and not self._metric:
+            self._metric = DEFAULT_METRIC
+        if not self._metric or not self._mode:
+            raise RuntimeError(
+                "BayesOptSearch needs a metric and a mode, from its own arguments or the tuner's; it has "
+                f"metric={self._metric!r}, mode={self._mode!r}"
+            )
+        return self._space
+
+    def _set_space(self, space: SearchSpace) -> None:
+        points, rewards = self._given
+        queue, scored = queue_points(space, points, rewards)
+        self._space = space
+        if self._unread_state is not None:
+            self._take_state(space)
+            return
+        self._queue = queue
+        for point, value in scored:
+            self._add_known("given", point, as_number(value))
+        if self._earlier is not None:
+            self._take_earlier(space, self._earlier)
+
+    def _take_earlier(self, space: SearchSpace, earlier: EarlierResults) -> None:
+        used, message = earlier.fit_into(space, self._metric)
+        for point, value in used:
+            self._add_known("earlier", point, value)
+        logger.info(message)
+
+    def _add_known(self, source: str, point: Point, value: float | None) -> None:
+        trial_id = f"{source}-{len(self._history.trials)}"
+        self._history.add(Trial(trial_id, point))
+        self._history.end(trial_id, value, error=False)
+
+    def _take_state(self, space: SearchSpace) -> None:
+        state, self._unread_state = self._unread_state, None
+        assert state is not None
+        if state_file.is_empty(state):
+            return
+        state_file.check_same_search(state, space.describe(), self._metric, self._mode)
+        self._seed = state["seed"]
+        self._queue = [Queued.from_json(entry) for entry in state["queue"]]
+        self._history = History.from_json(state["trials"], state["drawn"])
+        self._fitted = None
+
+    def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
+        """Take up a trial that was not suggested under this id, as Tune makes when it restarts one."""
+        config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
+        if self._space is None or not config:
+            return False
+        try:
+            point = EarlierResults.nested_point(self._space, config)
+        except SpaceError as error:
+            logger.info("trial %s is not learned from: %s", trial_id, error)
+            return False
+        self._history.add(Trial(trial_id, point))
+        return True
+
+    def _gain(self, value: float | None) -> float:
+        assert value is not None
+        return value if self._mode == "max" else -value
+
+    def _seed_for(self, purpose: str) -> int:
+        words = [self._seed, len(self._history.trials), *purpose.encode()]
+        return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+    def _say_once(self, topic: str, message: str) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
+            logger.warning(message)
+
+
+def _seed_of(random_state: Any) -> int:
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1)[0])
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**32))
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31))
+    if (
+        isinstance(random_state, (int, np.integer))
+        and not isinstance(random_state, bool)
+        and random_state >= 0
+    ):
+        return int(random_state)
+    raise ValueError(
+        f"random_state must be an integer of 0 or more, a NumPy generator or None, got {random_state!r}"
+    )

@@ -1,0 +1,215 @@
+"""What is believed about the objective when a suggestion is made: results, failures and points in flight.
+
+Targets are to be maximised here, whatever the search's mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement, ProbabilityOfImprovement
+from numpy.typing import NDArray
+from scipy.stats import norm, qmc
+
+from horovod_tune.search import surrogate
+from horovod_tune.search.acquisition import LogExpectedImprovement, log_probability_below
+from horovod_tune.search.surrogate import Conditioned, Hyperparameters, Priors
+
+FloatArray = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How the Gaussian process is built; the defaults are what the benchmark chose."""
+
+    priors: Priors = field(default_factory=Priors)
+    fixed_noise: float | None = None
+    starts: int = 2
+    #: Joint draws of what is in flight and what is noisy; 0 takes the posterior mean (kriging believer).
+    draws: int = 16
+    #: More points than this are thinned out for the fit of the hyperparameters, and for the process.
+    fit_points: int = 150
+    process_points: int = 1000
+    #: How far below the median, in units of median to best, targets are taken as they are.
+    linear_depth: float = 3.0
+
+
+def compress(targets: FloatArray, depth: float) -> FloatArray:
+    """Pull in targets far worse than the median, so that a few disasters do not flatten the rest.
+
+    With d the distance from the median to the best, what is more than `depth` times d below the median
+    grows only logarithmically from there on. Order is kept.
+
+    >>> compress(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), depth=3.0).round(2).tolist()
+    [0.0, 1.0, 2.0, -5.5, 1.0]
+    """
+    middle, best = float(np.median(targets)), float(np.max(targets))
+    unit = best - middle
+    if unit <= 0:
+        return targets
+    below = (middle - targets) / unit - depth
+    squeezed = middle - unit * (depth + np.log1p(np.maximum(below, 0.0)))
+    return np.where(below > 0, squeezed, targets)
+
+
+def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
+    """Return the indices of at most `limit` points: the best half, and the rest spread over time."""
+    if len(targets) <= limit:
+        return np.arange(len(targets))
+    order = np.argsort(-targets, kind="stable")
+    best, others = order[: limit // 2], np.sort(order[limit // 2 :])
+    spread = others[np.linspace(0, len(others) - 1, limit - limit // 2).astype(int)]
+    return np.sort(np.concatenate([best, spread]))
+
+
+class FittedModel:
+    """The hyperparameters and scaling that a set of results gives; points in flight do not change them."""
+
+    def __init__(
+        self, features: FloatArray, targets: FloatArray, groups: NDArray[np.int_], options: ModelOptions
+    ) -> None:
+        kept = thin(targets, options.process_points)
+        self.features, raw = features[kept], compress(targets[kept], options.linear_depth)
+        self.groups, self.options = groups, options
+        self.offset, self.scale = float(np.mean(raw)), float(np.std(raw)) or 1.0
+        self.targets = (raw - self.offset) / self.scale
+        few = thin(self.targets, options.fit_points)
+        self.hyperparameters: Hyperparameters = surrogate.fit(
+            self.features[few], self.targets[few], groups, options.priors, options.fixed_noise, options.starts
+        )
+
+
+class Belief:
+    """An acquisition function over the model space, knowing the points in flight and the failures.
+
+    `pending` and `failed` have the shape (points, features). `lie` replaces the model's own belief about
+    what is in flight: a number on the objective's scale, or 'min', 'mean' or 'max' of the results.
+    """
+
+    def __init__(
+        self,
+        model: FittedModel,
+        pending: FloatArray,
+        failed: FloatArray,
+        acquisition: AcquisitionFunction,
+        seed: int,
+        lie: float | str | None = None,
+    ) -> None:
+        self._acquisition, self._model = acquisition, model
+        self._logarithmic = isinstance(acquisition, LogExpectedImprovement)
+        groups, h = model.groups, model.hyperparameters
+        noise = np.full(len(model.features), h.noise)
+        known = Conditioned(model.features, model.targets[:, None], noise, groups, h)
+        points = np.concatenate([model.features, pending])
+        if lie is not None:
+            lies = np.full(len(pending), self._standard(lie))
+            targets = np.concatenate([model.targets, lies])[:, None]
+        elif model.options.draws and len(points) <= 400:
+            targets = _draws(known, points, model.options.draws, seed)
+            noise = np.full(len(model.features), 1e-6)
+        else:
+            targets = np.concatenate([model.targets, known.predict(pending)[0][:, 0]])[:, None]
+        noise = np.concatenate([noise, np.full(len(pending), noise[0])])
+        self._process = Conditioned(points, targets, noise, groups, h, mean=known.mean)
+        best = targets if targets.shape[1] > 1 else self._process.predict(points)[0]
+        self.incumbents = best.max(axis=0)
+        self._safety = _Safety(model, failed) if len(failed) else None
+
+    def _standard(self, lie: float | str) -> float:
+        if isinstance(lie, str):
+            targets = self._model.targets
+            return float({"min": targets.min(), "mean": targets.mean(), "max": targets.max()}[lie])
+        return (float(lie) - self._model.offset) / self._model.scale
+
+    def __call__(self, features: FloatArray) -> FloatArray:
+        """Return the acquisition, shape (queries,), at `features`, shape (queries, features)."""
+        means, stds = self._process.predict(features)
+        values = self._average(self._values(means, np.broadcast_to(stds[:, None], means.shape)))[0]
+        if self._safety is not None:
+            values = self._safety.weigh(values, features)
+        return values
+
+    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
+        """Return the acquisition at one query, shape (features,), and its gradient."""
+        means, std, mean_slopes, std_slope = self._process.predict_with_slopes(query)
+        # Any acquisition function of bayesian-optimization, so its two partial derivatives are numerical.
+        step = 1e-5 * std
+        m = np.stack([means, means + step, means - step, means, means])
+        s = np.full_like(m, std)
+        s[3] += step
+        s[4] -= step
+        values = self._values(m, s)
+        value, weights = self._average(values[:1])
+        by_mean = (values[1] - values[2]) / (2 * step) * weights[0]
+        by_std = float(np.sum((values[3] - values[4]) / (2 * step) * weights[0]))
+        total, slope = float(value[0]), mean_slopes @ by_mean + std_slope * by_std
+        if self._safety is not None:
+            total, slope = self._safety.weigh_with_slope(total, slope, query)
+        return total, slope
+
+    def _values(self, means: FloatArray, stds: FloatArray) -> FloatArray:
+        """Return the acquisition of each draw, in the objective's own units, of the shape of `means`."""
+        scale, offset = self._model.scale, self._model.offset
+        if isinstance(self._acquisition, LogExpectedImprovement):
+            # Invariant under a change of units, apart from a constant.
+            self._acquisition.y_max = self.incumbents
+            return self._acquisition.base_acq(means, stds)
+        if isinstance(self._acquisition, (ExpectedImprovement, ProbabilityOfImprovement)):
+            self._acquisition.y_max = self.incumbents * scale + offset
+        return self._acquisition.base_acq(means * scale + offset, stds * scale)
+
+    def _average(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the average over the draws, and how much each draw's value moves it."""
+        if not self._logarithmic:
+            return values.mean(axis=1), np.full_like(values, 1.0 / values.shape[1])
+        top = values.max(axis=1, keepdims=True)
+        parts = np.exp(values - top)
+        sums = parts.sum(axis=1, keepdims=True)
+        return top[:, 0] + np.log(sums[:, 0] / values.shape[1]), parts / sums
+
+
+def _draws(known: Conditioned, points: FloatArray, number: int, seed: int) -> FloatArray:
+    """Return joint quasi-random draws of the noise-free objective at `points`, shape (points, draws)."""
+    mean, covariance = known.predict_joint(points)
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > 1e-10 * max(float(values[-1]), 1e-12)
+    root = vectors[:, kept] * np.sqrt(values[kept])
+    uniform = qmc.Sobol(root.shape[1], seed=np.random.default_rng(seed)).random(number)
+    return mean + root @ norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9)).T
+
+
+class _Safety:
+    """The probability that a trial does not fail, from a Gaussian process on failed or not."""
+
+    def __init__(self, model: FittedModel, failed: FloatArray) -> None:
+        features = np.concatenate([model.features, failed])
+        labels = np.concatenate([np.zeros(len(model.features)), np.ones(len(failed))])
+        lengths = np.full(
+            len(model.hyperparameters.lengths), 0.3 * max(1, len(model.hyperparameters.lengths)) ** 0.5
+        )
+        h = Hyperparameters(lengths, 0.25, 0.01)
+        self._process = Conditioned(
+            features,
+            labels[:, None],
+            np.full(len(labels), h.noise),
+            model.groups,
+            h,
+            mean=float(labels.mean()),
+        )
+
+    def weigh(self, values: FloatArray, features: FloatArray) -> FloatArray:
+        means, stds = self._process.predict(features)
+        return values + log_probability_below(0.5, means[:, 0], np.sqrt(stds**2 + 0.01))
+
+    def weigh_with_slope(
+        self, value: float, slope: FloatArray, query: FloatArray
+    ) -> tuple[float, FloatArray]:
+        mean, std, mean_slope, std_slope = self._process.predict_with_slopes(query)
+        total = np.sqrt(std**2 + 0.01)
+        z = (0.5 - mean[0]) / total
+        log_p = log_probability_below(0.5, mean[:1], np.asarray([total]))[0]
+        ratio = np.exp(norm.logpdf(z) - log_p)
+        z_slope = -mean_slope[:, 0] / total - z / total * (std / total) * std_slope
+        return value + float(log_p), slope + ratio * z_slope

@@ -1,0 +1,102 @@
+"""Results of an earlier experiment, as a start for a new search whose space may have changed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from horovod_tune.search.history import as_number
+from horovod_tune.search.space import MISSING, Path, Point, SearchSpace, SpaceError, path_name, value_at
+
+
+@dataclass
+class EarlierResults:
+    """Rows of an earlier experiment: configurations, nested or with `/` in their names, and metrics."""
+
+    rows: list[tuple[Mapping[str, Any], Mapping[str, Any]]]
+
+    def fit_into(self, space: SearchSpace, metric: str | None) -> tuple[list[tuple[Point, float]], str]:
+        """Return the points and values that fit `space`, and a message that counts what does not."""
+        used: list[tuple[Point, float]] = []
+        reasons: Counter[str] = Counter()
+        for config, metrics in self.rows:
+            value = as_number(metrics.get(metric)) if metric else None
+            if value is None or value != value or abs(value) == float("inf"):
+                reasons[f"no finite {metric!r}"] += 1
+                continue
+            try:
+                used.append((self.nested_point(space, config), value))
+            except SpaceError as error:
+                reasons[str(error).split(", got ")[0]] += 1
+        message = f"{len(used)} of {len(self.rows)} earlier results are used"
+        if reasons:
+            message += "; left out: " + ", ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
+        return used, message
+
+    @staticmethod
+    def nested_point(space: SearchSpace, config: Mapping[str, Any]) -> Point:
+        """Return the point of a configuration, nested or flat. Raises `SpaceError` where it has none."""
+        nested: dict[Any, Any] = {}
+        for path in space.parameters:
+            value = value_at(config, path, MISSING)
+            if value is MISSING:
+                value = _flat_value(config, path)
+            if value is not MISSING:
+                _put(nested, path, value)
+        return space.point(nested)
+
+
+def read_earlier(source: Any) -> EarlierResults:
+    """Read an experiment's directory, an `ExperimentAnalysis`, a `ResultGrid` or a DataFrame.
+
+    Raises `TypeError` for anything else and `ValueError` for a directory without an experiment.
+    """
+    import pandas as pd
+    from ray.tune import ExperimentAnalysis, ResultGrid
+
+    if isinstance(source, (str, os.PathLike)):
+        if not FilePath(source).expanduser().is_dir():
+            raise ValueError(f"analysis must be the directory of an experiment; {str(source)!r} is none")
+        source = ExperimentAnalysis(str(FilePath(source).expanduser().resolve()))
+    if isinstance(source, ResultGrid):
+        return EarlierResults(
+            [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
+        )
+    if isinstance(source, ExperimentAnalysis):
+        return EarlierResults([(dict(t.config), dict(t.last_result or {})) for t in source.trials])
+    if isinstance(source, pd.DataFrame):
+        return EarlierResults([_row(row) for row in source.to_dict("records")])
+    raise TypeError(
+        "analysis must be an experiment's directory, an ExperimentAnalysis, a ResultGrid or a DataFrame, "
+        f"got {type(source).__name__}"
+    )
+
+
+def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    config = {str(k)[len("config/") :]: v for k, v in row.items() if str(k).startswith("config/")}
+    if not config:
+        # A table of one's own has the parameters' plain names.
+        config = {str(k): v for k, v in row.items()}
+    return config, {str(k): v for k, v in row.items()}
+
+
+def _flat_value(config: Mapping[str, Any], path: Path) -> Any:
+    """Find a value under its name with slashes; a dictionary was flattened to several such names."""
+    name = path_name(path)
+    if name in config:
+        return config[name]
+    nested: dict[str, Any] = {}
+    for key, value in config.items():
+        if key.startswith(name + "/"):
+            _put(nested, tuple(key[len(name) + 1 :].split("/")), value)
+    return nested or MISSING
+
+
+def _put(nested: dict[Any, Any], path: Path, value: Any) -> None:
+    for part in path[:-1]:
+        nested = nested.setdefault(part, {})
+    nested[path[-1]] = value

@@ -1,0 +1,82 @@
+"""The points that a user wants evaluated first, `points_to_evaluate`, and those with known results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from horovod_tune.search.space import Path, Point, SearchSpace, SpaceError
+
+
+@dataclass
+class Queued:
+    """A point to evaluate: coordinates by parameter index, the rest open; values for sampled parts."""
+
+    coordinates: dict[int, float]
+    sampled: dict[Path, Any] = field(default_factory=dict)
+
+    def complete(self, space: SearchSpace, seed: int) -> Point:
+        """Return the whole point, what is open drawn with `seed`."""
+        drawn = space.from_quantiles(np.random.default_rng(seed).random((1, space.dimension)))[0]
+        for index, coordinate in self.coordinates.items():
+            drawn[index] = coordinate
+        return space.canonical(drawn)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "coordinates": list(self.coordinates.items()),
+            "sampled": [[list(path), value] for path, value in self.sampled.items()],
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Queued:
+        return cls(
+            {int(index): float(coordinate) for index, coordinate in entry["coordinates"]},
+            {tuple(path): value for path, value in entry["sampled"]},
+        )
+
+
+def queue_points(
+    space: SearchSpace,
+    points: Sequence[Mapping[str, Any]] | None,
+    rewards: Sequence[float] | None,
+) -> tuple[list[Queued], list[tuple[Point, float]]]:
+    """Check the user's points against the space; return those to run, and those with known results.
+
+    Raises `SpaceError` naming the point and the parameter, for a point outside the space, a repeated one,
+    and for rewards that do not go with the points.
+    """
+    points = list(points or [])
+    if rewards is not None and len(rewards) != len(points):
+        raise SpaceError(
+            f"evaluated_rewards must have one value for each of the {len(points)} points_to_evaluate, "
+            f"got {len(rewards)}"
+        )
+    queue: list[Queued] = []
+    for number, config in enumerate(points):
+        where = f"points_to_evaluate[{number}]"
+        if not isinstance(config, Mapping):
+            raise SpaceError(f"{where} must be a dictionary, got {config!r}")
+        try:
+            queued = Queued(*space.partial(config))
+        except SpaceError as error:
+            raise SpaceError(f"{where}: {error}") from None
+        try:
+            json.dumps(queued.as_json())
+        except TypeError as error:
+            raise SpaceError(
+                f"{where} gives a sampled parameter a value that cannot be saved: {error}"
+            ) from None
+        if len(queued.coordinates) == space.dimension and queued in queue:
+            raise SpaceError(f"{where} repeats points_to_evaluate[{queue.index(queued)}]")
+        queue.append(queued)
+    if rewards is None:
+        return queue, []
+    for number, queued in enumerate(queue):
+        if len(queued.coordinates) < space.dimension:
+            raise SpaceError(f"points_to_evaluate[{number}] has a reward, so it must give every parameter")
+    return [], [(queued.complete(space, 0), reward) for queued, reward in zip(queue, rewards, strict=True)]

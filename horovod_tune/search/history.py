@@ -1,0 +1,95 @@
+"""What a search remembers: every trial it suggested or was told of, and how it ended."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from horovod_tune.search.space import Point
+
+
+class Ending(str, Enum):
+    """How a trial stands."""
+
+    RUNNING = "running"
+    #: It ended with a finite metric, in whatever way.
+    SCORED = "scored"
+    #: It raised an error, or its metric was NaN or infinite.
+    FAILED = "failed"
+    #: It ended without a metric, so nothing was learned.
+    UNKNOWN = "unknown"
+
+
+@dataclass
+class Trial:
+    """One trial as the search sees it; `value` is the metric as reported, `last` its latest report."""
+
+    trial_id: str
+    point: Point
+    ending: Ending = Ending.RUNNING
+    value: float | None = None
+    last: float | None = None
+
+
+@dataclass
+class History:
+    """All trials in the order of their suggestion, which does not depend on when they ended."""
+
+    trials: dict[str, Trial] = field(default_factory=dict)
+    counts: Counter[Point] = field(default_factory=Counter)
+    #: Suggestions that came from the quasi-random sequence, and from `points_to_evaluate`.
+    drawn: int = 0
+
+    def add(self, trial: Trial) -> None:
+        if trial.trial_id in self.trials:
+            self.counts[self.trials[trial.trial_id].point] -= 1
+        self.trials[trial.trial_id] = trial
+        self.counts[trial.point] += 1
+
+    def with_ending(self, ending: Ending) -> list[Trial]:
+        return [trial for trial in self.trials.values() if trial.ending is ending]
+
+    def end(self, trial_id: str, value: float | None, error: bool) -> None:
+        """Note how a trial ended; a trial that is run again after a failure may end a second time."""
+        trial = self.trials[trial_id]
+        if error or (value is not None and not math.isfinite(value)):
+            trial.ending, trial.value = Ending.FAILED, None
+        elif value is None:
+            trial.ending, trial.value = Ending.UNKNOWN, None
+        else:
+            trial.ending, trial.value = Ending.SCORED, value
+
+    def rounds(self, size: float) -> int:
+        """Return how often every point of a space of `size` points has been suggested already."""
+        counts = +self.counts
+        return min(counts.values()) if counts and len(counts) >= size else 0
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [{**asdict(trial), "ending": trial.ending.value} for trial in self.trials.values()]
+
+    @classmethod
+    def from_json(cls, trials: Iterable[dict[str, Any]], drawn: int) -> History:
+        history = cls(drawn=drawn)
+        for entry in trials:
+            point = tuple(float(c) for c in entry["point"])
+            history.add(
+                Trial(entry["trial_id"], point, Ending(entry["ending"]), entry["value"], entry["last"])
+            )
+        return history
+
+
+def as_number(value: Any) -> float | None:
+    """Return a metric as a float; None where it is not a number (a string, a list, None)."""
+    if value is None or isinstance(value, (str, bytes)):
+        return None
+    try:
+        array = np.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        return None
+    return float(array.reshape(())) if array.size == 1 else None

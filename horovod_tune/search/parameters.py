@@ -1,0 +1,213 @@
+"""The model's view of one hyperparameter: which values exist, and where each lies for the Gaussian process.
+
+Three kinds. A `FloatRange` is continuous; a `Grid` is a finite, ordered set of numbers (integers and
+quantised values); a `Categories` is a finite set without an order. Each translates between
+
+* a *value*: what the training function gets,
+* a *coordinate*: a float in [0, 1] on the scale the model works in (the log for log domains); for
+  `Categories` the index of the category,
+* a *quantile*: a float in [0, 1) from which the domain's own distribution is drawn.
+
+All array arguments and results are one-dimensional and of equal length.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.floating[Any]]
+
+
+class FloatRange:
+    """Every float from `lower` to `upper`, both included, on a linear or a log scale.
+
+    >>> lr = FloatRange(1e-4, 1e-2, log=True)
+    >>> round(lr.to_coordinate(1e-3), 6), lr.to_value(1.0)
+    (0.5, 0.01)
+    """
+
+    is_continuous = True
+    cardinality = math.inf
+
+    def __init__(self, lower: float, upper: float, log: bool = False) -> None:
+        self.lower, self.upper, self.log = float(lower), float(upper), log
+        self._low, self._high = (
+            (math.log(self.lower), math.log(self.upper)) if log else (self.lower, self.upper)
+        )
+
+    def to_value(self, coordinate: float) -> float:
+        position = self._low + float(coordinate) * (self._high - self._low)
+        value = math.exp(position) if self.log else position
+        # Rounding in exp() and in the sum can step over a bound by one bit.
+        return min(max(value, self.lower), self.upper)
+
+    def to_coordinate(self, value: Any) -> float:
+        position = math.log(value) if self.log else float(value)
+        return min(max((position - self._low) / (self._high - self._low), 0.0), 1.0)
+
+    def snap(self, coordinates: FloatArray) -> FloatArray:
+        return np.clip(coordinates, 0.0, 1.0)
+
+    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
+        return quantiles
+
+    def neighbours(self, coordinate: float) -> FloatArray:
+        return np.empty(0)
+
+    def complaint(self, value: Any) -> str | None:
+        """Say why `value` does not belong here, or return None where it does."""
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            return f"must be a number, got {value!r}"
+        if not self.lower <= value <= self.upper:
+            return f"must be in [{self.lower}, {self.upper}], got {value!r}"
+        return None
+
+    def describe(self) -> str:
+        return f"float[{self.lower!r}, {self.upper!r}{', log' if self.log else ''}]"
+
+
+class Grid:
+    """The numbers `step * k` for the integers k from `first` to `last`, on a linear or a log scale.
+
+    `step` is an int for integer domains, whose values then are ints, and a float for quantised ones,
+    whose values are what the decimal notation of the step says: 3 steps of 0.1 are 0.3.
+
+    >>> Grid(0, 3, 0.1).to_value(1.0)
+    0.3
+    >>> [Grid(1, 64, 1, log=True).to_value(c) for c in (0.0, 0.5, 1.0)]
+    [1, 8, 64]
+    """
+
+    is_continuous = False
+
+    def __init__(self, first: int, last: int, step: float = 1, log: bool = False) -> None:
+        self.first, self.last, self.step, self.log = int(first), int(last), step, log
+        self.cardinality: float = self.last - self.first + 1
+        if log:
+            self._low, self._high = math.log(self.first), math.log(self.last)
+            # Half a step beyond either end, so that the end values are drawn as often as they deserve.
+            self._draw_low, self._draw_high = math.log(self.first - 0.5), math.log(self.last + 0.5)
+        else:
+            self._low, self._high = float(self.first), float(self.last)
+            self._draw_low, self._draw_high = self.first - 0.5, self.last + 0.5
+
+    def _value(self, k: int) -> Any:
+        if isinstance(self.step, int):
+            return self.step * k
+        return float(Decimal(repr(float(self.step))) * k)
+
+    def _index(self, positions: FloatArray) -> FloatArray:
+        k = np.rint(np.exp(positions) if self.log else positions)
+        return np.clip(k, self.first, self.last)
+
+    def _coordinate(self, k: FloatArray) -> FloatArray:
+        position = np.log(k) if self.log else k
+        return (position - self._low) / (self._high - self._low)
+
+    def to_value(self, coordinate: float) -> Any:
+        position = self._low + np.asarray([coordinate]) * (self._high - self._low)
+        return self._value(int(self._index(position)[0]))
+
+    def to_coordinate(self, value: Any) -> float:
+        k = np.asarray([round(value / self.step)], dtype=float)
+        return float(self._coordinate(k)[0])
+
+    def snap(self, coordinates: FloatArray) -> FloatArray:
+        return self._coordinate(self._index(self._low + coordinates * (self._high - self._low)))
+
+    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
+        positions = self._draw_low + quantiles * (self._draw_high - self._draw_low)
+        return self._coordinate(self._index(positions))
+
+    def neighbours(self, coordinate: float) -> FloatArray:
+        """Return the coordinates a local search may step to: all of a small grid, near ones of a large."""
+        here = self._index(self._low + np.asarray([coordinate]) * (self._high - self._low))[0]
+        if self.cardinality <= 24:
+            k = np.arange(self.first, self.last + 1, dtype=float)
+        else:
+            strides = 2.0 ** np.arange(0, int(math.log2(self.cardinality)))
+            k = np.clip(np.concatenate([here - strides, here + strides]), self.first, self.last)
+        return self._coordinate(np.unique(k[k != here]))
+
+    def complaint(self, value: Any) -> str | None:
+        """Say why `value` does not belong here, or return None where it does."""
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            return f"must be a number, got {value!r}"
+        low, high = self._value(self.first), self._value(self.last)
+        if not low <= value <= high:
+            return f"must be in [{low}, {high}], got {value!r}"
+        if not math.isclose(value / self.step, round(value / self.step), abs_tol=1e-9):
+            return f"must be a multiple of {self.step}, got {value!r}"
+        return None
+
+    def describe(self) -> str:
+        return f"grid[{self.first}..{self.last} x {self.step!r}{', log' if self.log else ''}]"
+
+
+class Categories:
+    """A choice among values of any kind, which have no order and need not be hashable.
+
+    >>> act = Categories(["relu", None, {"leak": 0.1}])
+    >>> act.to_coordinate({"leak": 0.1}), act.to_value(1.0)
+    (2.0, None)
+    """
+
+    is_continuous = False
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = list(values)
+        self.cardinality: float = len(self.values)
+
+    def _find(self, value: Any) -> int | None:
+        # Type first: 1, 1.0 and True are equal to Python and may all be among the categories.
+        for strict in (True, False):
+            for index, candidate in enumerate(self.values):
+                if strict and type(candidate) is not type(value):
+                    continue
+                if candidate is value or _equal(candidate, value):
+                    return index
+        return None
+
+    def to_value(self, coordinate: float) -> Any:
+        return self.values[round(coordinate)]
+
+    def to_coordinate(self, value: Any) -> float:
+        index = self._find(value)
+        assert index is not None, f"{value!r} is not one of {self.values!r}"
+        return float(index)
+
+    def snap(self, coordinates: FloatArray) -> FloatArray:
+        return np.clip(np.rint(coordinates), 0, self.cardinality - 1)
+
+    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
+        return np.minimum(np.floor(quantiles * self.cardinality), self.cardinality - 1)
+
+    def neighbours(self, coordinate: float) -> FloatArray:
+        others = np.arange(self.cardinality)
+        return others[others != round(coordinate)]
+
+    def complaint(self, value: Any) -> str | None:
+        """Say why `value` does not belong here, or return None where it does."""
+        return None if self._find(value) is not None else f"must be one of {self.values!r}, got {value!r}"
+
+    def describe(self) -> str:
+        # Addresses differ from process to process; the choice among the same functions is the same.
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", f"choice{self.values!r}")
+
+
+Parameter = FloatRange | Grid | Categories
+
+
+def _equal(left: Any, right: Any) -> bool:
+    try:
+        return bool(left == right)
+    except Exception:
+        # Arrays and tensors compare elementwise; `is` has been tried before.
+        return bool(np.array_equal(np.asarray(left), np.asarray(right)))

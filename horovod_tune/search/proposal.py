@@ -1,0 +1,138 @@
+"""Finds the point where the acquisition is largest, in a space of floats, grids and categories together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import minimize
+
+from horovod_tune.search.belief import Belief
+from horovod_tune.search.parameters import Categories, FloatArray
+from horovod_tune.search.space import Point, SearchSpace
+
+#: A grid with more values than this is climbed like a continuous parameter, then snapped.
+CLIMBABLE = 16
+
+
+def propose(
+    belief: Belief,
+    space: SearchSpace,
+    centres: FloatArray,
+    taken: Callable[[Point], bool],
+    seed: int,
+    candidates: int = 1024,
+    climbs: int = 4,
+) -> Point | None:
+    """Return the best point found that is not `taken`, or None if all that were looked at are.
+
+    `centres`, shape (points, parameters), are good points whose surroundings are searched more closely.
+    """
+    generator = np.random.default_rng(seed)
+    pool = _candidates(space, centres, candidates, generator)
+    values = belief(space.features(pool))
+    starts = pool[_distinct(pool, values, climbs)]
+    climbed = [_climb(belief, space, start) for start in starts]
+    pool = np.concatenate([np.stack([point for point, _ in climbed]), pool])
+    values = np.concatenate([[value for _, value in climbed], values])
+    for index in np.argsort(-values, kind="stable"):
+        point = space.canonical(pool[index])
+        if not taken(point):
+            return point
+    return None
+
+
+def _candidates(
+    space: SearchSpace, centres: FloatArray, number: int, generator: np.random.Generator
+) -> FloatArray:
+    """Return points all over the space, and points at several distances around the centres."""
+    everywhere = space.from_quantiles(generator.random((number, space.dimension)))
+    if not len(centres):
+        return everywhere
+    around = np.repeat(centres, max(1, number // (2 * len(centres))), axis=0)
+    fresh = space.from_quantiles(generator.random(around.shape))
+    spread = 10.0 ** generator.uniform(-3, -0.5, size=(len(around), 1))
+    numeric = np.array([not isinstance(space.column(i), Categories) for i in range(space.dimension)])
+    moved = np.where(numeric, np.clip(around + spread * generator.standard_normal(around.shape), 0, 1), fresh)
+    # Few coordinates at a time: in many dimensions moving all of them leaves every ridge.
+    share = generator.uniform(size=(len(around), 1))
+    mask = generator.uniform(size=around.shape) < np.maximum(share, 1.0 / space.dimension)
+    return np.concatenate([everywhere, space.snap(np.where(mask, moved, around))])
+
+
+def _distinct(pool: FloatArray, values: FloatArray, number: int) -> list[int]:
+    """Return the indices of the best candidates that are not near one another."""
+    chosen: list[int] = []
+    for index in np.argsort(-values, kind="stable")[:400]:
+        if all(np.max(np.abs(pool[index] - pool[other])) > 0.05 for other in chosen):
+            chosen.append(int(index))
+            if len(chosen) == number:
+                break
+    return chosen
+
+
+def _climb(belief: Belief, space: SearchSpace, start: FloatArray) -> tuple[FloatArray, float]:
+    """Alternate between gradient steps on the numbers and best single steps on grids and categories."""
+    smooth = [
+        i
+        for i in range(space.dimension)
+        if space.column(i).is_continuous
+        or (not isinstance(space.column(i), Categories) and space.column(i).cardinality > CLIMBABLE)
+    ]
+    stepped = [i for i in range(space.dimension) if not space.column(i).is_continuous]
+    point = start
+    value = float(belief(space.features(point[None, :]))[0])
+    for _ in range(3):
+        before = value
+        if smooth:
+            point, value = _climb_smooth(belief, space, point, value, smooth)
+        if not stepped:
+            break
+        point, value = _climb_steps(belief, space, point, value, stepped)
+        if not smooth or value <= before + 1e-6 * abs(before):
+            break
+    return point, value
+
+
+def _climb_smooth(
+    belief: Belief, space: SearchSpace, point: FloatArray, value: float, smooth: list[int]
+) -> tuple[FloatArray, float]:
+    columns = [space.feature_column(i) for i in smooth]
+    features = space.features(point[None, :])[0]
+
+    def objective(coordinates: FloatArray) -> tuple[float, FloatArray]:
+        features[columns] = coordinates
+        here, slope = belief.with_slope(features)
+        return -here, -slope[columns]
+
+    found = minimize(
+        objective,
+        point[smooth],
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, 1.0)] * len(smooth),
+        options={"maxiter": 40, "maxfun": 60},
+    )
+    moved = point.copy()
+    moved[smooth] = found.x
+    moved = space.snap(moved[None, :])[0]
+    reached = float(belief(space.features(moved[None, :]))[0])
+    return (moved, reached) if reached > value else (point, value)
+
+
+def _climb_steps(
+    belief: Belief, space: SearchSpace, point: FloatArray, value: float, stepped: list[int]
+) -> tuple[FloatArray, float]:
+    for _ in range(20):
+        options = []
+        for i in stepped:
+            for coordinate in space.column(i).neighbours(point[i]):
+                option = point.copy()
+                option[i] = coordinate
+                options.append(option)
+        values = belief(space.features(np.stack(options)))
+        best = int(np.argmax(values))
+        if values[best] <= value:
+            break
+        point, value = options[best], float(values[best])
+    return point, value

@@ -1,0 +1,379 @@
+"""Translates a Tune search space, or bayesian-optimization's `pbounds`, to the model's space and back.
+
+A *point* is a tuple with one coordinate for each modelled parameter (see `parameters`); many points are an
+array of shape (points, parameters). What the model cannot use (`tune.randn`, `tune.sample_from`) is sampled
+beside it whenever a configuration is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import numpy as np
+from bayes_opt.parameter import CategoricalParameter, FloatParameter, IntParameter
+from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
+from ray.tune.search.variant_generator import RecursiveDependencyError, assign_value, parse_spec_vars
+
+from horovod_tune.search.parameters import Categories, FloatArray, FloatRange, Grid, Parameter
+
+Path = tuple[Any, ...]
+Point = tuple[float, ...]
+
+_GRID_CURE = (
+    "tune.grid_search at '{name}' cannot be searched by a model: use tune.choice([...]) there, or leave "
+    "search_alg out to run the whole grid"
+)
+
+
+class SpaceError(ValueError):
+    """A search space, or a configuration for it, cannot be used; the message names the parameter."""
+
+
+class SearchSpace:
+    """What is searched: the modelled parameters, what is sampled beside them, and the constants.
+
+    `spec` is a nested Tune search space. With `include_constants` a configuration holds the constants too;
+    Tune itself adds them when the space came as `param_space`.
+
+    Raises `SpaceError` for grid_search, and for a domain without values.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], include_constants: bool = False) -> None:
+        self._spec = copy.deepcopy(dict(spec))
+        self._include_constants = include_constants
+        _, domains, grids = parse_spec_vars(self._spec)
+        if grids:
+            raise SpaceError(_GRID_CURE.format(name=path_name(grids[0][0])))
+        self.parameters: dict[Path, Parameter] = {}
+        self.sampled: dict[Path, Domain] = {}
+        self._settled: dict[Path, Any] = {}
+        for path, domain in domains:
+            parameter = parameter_of(path_name(path), domain)
+            if parameter is None:
+                self.sampled[path] = domain
+            elif parameter.cardinality == 1:
+                self._settled[path] = parameter.to_value(0.0)
+            else:
+                self.parameters[path] = parameter
+        self.paths = list(self.parameters)
+        self._columns = list(self.parameters.values())
+        # Squared feature distance per parameter: one hyperparameter each, so all columns of a
+        # one-hot category share one.
+        widths = [int(p.cardinality) if isinstance(p, Categories) else 1 for p in self._columns]
+        self.feature_groups = np.repeat(np.arange(len(widths)), widths)
+        self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
+
+    @property
+    def dimension(self) -> int:
+        """The number of modelled parameters."""
+        return len(self._columns)
+
+    @property
+    def size(self) -> float:
+        """The number of different points; infinite where a parameter is continuous."""
+        return math.prod((p.cardinality for p in self._columns), start=1)
+
+    def column(self, index: int) -> Parameter:
+        return self._columns[index]
+
+    def describe(self) -> dict[str, str]:
+        """Return a description of every modelled parameter, by which saved searches are recognised."""
+        return {path_name(path): parameter.describe() for path, parameter in self.parameters.items()}
+
+    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
+        """Map numbers in [0, 1), shape (points, parameters), to points of the same shape."""
+        columns = [p.from_quantiles(quantiles[:, i]) for i, p in enumerate(self._columns)]
+        return np.stack(columns, axis=1) if columns else np.empty((len(quantiles), 0))
+
+    def snap(self, points: FloatArray) -> FloatArray:
+        """Move each coordinate to the nearest one that a value has."""
+        columns = [p.snap(points[:, i]) for i, p in enumerate(self._columns)]
+        return np.stack(columns, axis=1) if columns else points
+
+    def features(self, points: FloatArray) -> FloatArray:
+        """Return what the kernel sees, shape (points, features): numbers as they are, categories one-hot.
+
+        One-hot columns are scaled so that two different categories are at distance 1.
+        """
+        features = np.zeros((len(points), int(self._feature_starts[-1])))
+        for i, parameter in enumerate(self._columns):
+            start = self._feature_starts[i]
+            if isinstance(parameter, Categories):
+                features[np.arange(len(points)), start + points[:, i].astype(int)] = math.sqrt(0.5)
+            else:
+                features[:, start] = points[:, i]
+        return features
+
+    def feature_column(self, index: int) -> int:
+        """Return the feature that holds the number of parameter `index`."""
+        return int(self._feature_starts[index])
+
+    def every_point(self) -> Iterator[Point]:
+        """Yield every point of a finite space."""
+        axes = [p.from_quantiles((np.arange(p.cardinality) + 0.5) / p.cardinality) for p in self._columns]
+        for i, parameter in enumerate(self._columns):
+            if isinstance(parameter, Grid):
+                ks = np.arange(parameter.first, parameter.last + 1)
+                axes[i] = np.asarray([parameter.to_coordinate(k * parameter.step) for k in ks])
+        yield from product(*(axis.tolist() for axis in axes))
+
+    def canonical(self, point: FloatArray | Point) -> Point:
+        """Return `point` as its values' own coordinates, so that equal values make equal points."""
+        return tuple(p.to_coordinate(p.to_value(c)) for p, c in zip(self._columns, point, strict=True))
+
+    def config(self, point: Point, seed: int, given: Mapping[Path, Any] | None = None) -> dict[str, Any]:
+        """Return the configuration at `point`, the sampled parts drawn with `seed` unless `given`."""
+        full = copy.deepcopy(self._spec)
+        for path, value in self._settled.items():
+            assign_value(full, path, copy.deepcopy(value))
+        for path, parameter, coordinate in zip(self.paths, self._columns, point, strict=True):
+            assign_value(full, path, copy.deepcopy(parameter.to_value(coordinate)))
+        for path, value in (given or {}).items():
+            assign_value(full, path, copy.deepcopy(value))
+        _draw_sampled(full, {p: d for p, d in self.sampled.items() if p not in (given or {})}, seed)
+        if self._include_constants:
+            return full
+        varied = [*self._settled, *self.paths, *self.sampled]
+        return _only(full, varied)
+
+    def point(self, config: Mapping[str, Any]) -> Point:
+        """Return the point of a complete configuration.
+
+        Raises `SpaceError` where a modelled parameter is missing or not in its domain.
+        """
+        coordinates = []
+        for path, parameter in self.parameters.items():
+            value = value_at(config, path, MISSING)
+            if value is MISSING:
+                raise SpaceError(f"'{path_name(path)}' is missing from the configuration")
+            complaint = parameter.complaint(value)
+            if complaint:
+                raise SpaceError(f"'{path_name(path)}' {complaint}")
+            coordinates.append(parameter.to_coordinate(value))
+        return tuple(coordinates)
+
+    def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any]]:
+        """Read a configuration that may leave parameters open: given coordinates, and sampled values.
+
+        Raises `SpaceError` for an unknown name, a value outside its domain, or another constant.
+        """
+        coordinates: dict[int, float] = {}
+        sampled: dict[Path, Any] = {}
+        for index, (path, parameter) in enumerate(self.parameters.items()):
+            value = value_at(config, path, MISSING)
+            if value is not MISSING:
+                complaint = parameter.complaint(value)
+                if complaint:
+                    raise SpaceError(f"'{path_name(path)}' {complaint}")
+                coordinates[index] = parameter.to_coordinate(value)
+        for path in self.sampled:
+            value = value_at(config, path, MISSING)
+            if value is not MISSING:
+                sampled[path] = value
+        _refuse_unknown(config, self._spec, ())
+        return coordinates, sampled
+
+
+class _Missing:
+    """Stands for a value that is not there, where None is a value."""
+
+
+MISSING = _Missing()
+
+
+def path_name(path: Path) -> str:
+    """Return the name under which Tune shows a nested parameter, such as `model/depth`."""
+    return "/".join(str(part) for part in path)
+
+
+def value_at(config: Any, path: Path, default: Any) -> Any:
+    """Return the value at `path` in nested dictionaries, lists and tuples."""
+    for part in path:
+        try:
+            config = config[part]
+        except (KeyError, IndexError, TypeError):
+            return default
+    return config
+
+
+def from_pbounds(pbounds: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate bayesian-optimization's own space into a Tune one.
+
+    `(low, high)` and `(low, high, float)` are floats, `(low, high, int)` integers with both bounds
+    included, any other sequence categories; its parameter objects are taken too. A `/` in a name nests.
+
+    >>> sorted(from_pbounds({"x": (0, 1), "model/depth": (2, 8, int)}))
+    ['model', 'x']
+    """
+    spec: dict[str, Any] = {}
+    for name, bounds in pbounds.items():
+        *parents, key = name.split("/")
+        place = spec
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[key] = _domain_of_bounds(name, bounds)
+    return spec
+
+
+def _domain_of_bounds(name: str, bounds: Any) -> Domain:
+    if isinstance(bounds, FloatParameter):
+        bounds = (*bounds.bounds, float)
+    elif isinstance(bounds, IntParameter):
+        bounds = (*bounds.bounds, int)
+    elif isinstance(bounds, CategoricalParameter):
+        return Categorical(bounds.categories).uniform()
+    try:
+        length = len(bounds)
+    except TypeError:
+        raise SpaceError(
+            f"'{name}' must be (low, high), (low, high, int), a sequence of categories or a Tune domain, "
+            f"got {bounds!r}"
+        ) from None
+    numeric = length >= 2 and all(
+        isinstance(b, (int, float, np.number)) and not isinstance(b, bool) for b in bounds[:2]
+    )
+    if numeric and (length == 2 or (length == 3 and bounds[2] in (float, int))):
+        low, high = bounds[0], bounds[1]
+        if not low < high:
+            raise SpaceError(f"'{name}' needs a lower bound below its upper bound, got {bounds!r}")
+        if length == 3 and bounds[2] is int:
+            return Integer(int(low), int(high) + 1).uniform()
+        return Float(float(low), float(high)).uniform()
+    return Categorical(bounds).uniform()
+
+
+def parameter_of(name: str, domain: Domain) -> Parameter | None:
+    """Return the modelled parameter for a Tune domain; None where it is to be sampled beside the model.
+
+    Bounds are Tune's: an integer's upper bound is left out, unless it is quantised with q > 1.
+    """
+    sampler = domain.get_sampler()
+    step: float = 1
+    quantised = isinstance(sampler, Quantized)
+    if quantised:
+        step, sampler = sampler.q, sampler.get_sampler()
+    if isinstance(domain, Categorical):
+        if not domain.categories:
+            raise SpaceError(f"'{name}' is a choice among nothing; give it at least one value")
+        return Categories(domain.categories)
+    if not isinstance(domain, (Float, Integer)) or isinstance(sampler, Normal):
+        return None
+    lower, upper = domain.lower, domain.upper
+    if not (math.isfinite(lower) and math.isfinite(upper)) or lower > upper:
+        raise SpaceError(f"'{name}' must have finite bounds in order, got {domain.domain_str}")
+    log = isinstance(sampler, LogUniform)
+    if isinstance(domain, Float) and not quantised:
+        return Categories([float(lower)]) if lower == upper else FloatRange(lower, upper, log)
+    first, last = _grid_ends(lower, upper, step)
+    if isinstance(domain, Integer) and step == 1:
+        last -= 1
+    if log and first < 1:
+        first = 1
+    if last < first:
+        raise SpaceError(f"'{name}' has no value: no multiple of {step} in {domain.domain_str}")
+    step = int(step) if isinstance(domain, Integer) else float(step)
+    return (
+        Categories([Grid(first, first + 1, step).to_value(0.0)])
+        if first == last
+        else Grid(first, last, step, log)
+    )
+
+
+def _grid_ends(lower: float, upper: float, step: float) -> tuple[int, int]:
+    """Return the first and last k with `lower <= k * step <= upper`, forgiving rounding in the bounds."""
+    ends = []
+    for bound, inwards in ((lower, math.ceil), (upper, math.floor)):
+        nearest = round(bound / step)
+        ends.append(nearest if math.isclose(bound / step, nearest) else inwards(bound / step))
+    return ends[0], ends[1]
+
+
+def _draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: int) -> None:
+    """Draw what stands beside the model, in an order that respects what refers to what."""
+    waiting = dict(domains)
+    generator = np.random.default_rng(seed)
+    while waiting:
+        stuck: Exception | None = None
+        for path, domain in list(waiting.items()):
+            try:
+                with _seeded(int(generator.integers(2**32))):
+                    value = domain.sample(_Resolved(config), random_state=generator)
+            except RecursiveDependencyError as error:
+                stuck = error
+                continue
+            assign_value(config, path, value)
+            del waiting[path]
+            stuck = None
+            break
+        if stuck is not None:
+            raise SpaceError(f"'{path_name(next(iter(waiting)))}' cannot be sampled: {stuck}") from stuck
+
+
+class _Resolved(dict):
+    """A configuration as a `sample_from` function sees it: reading what is not drawn yet is told apart."""
+
+    def __getitem__(self, key: Any) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(value, Domain):
+            raise RecursiveDependencyError(f"it depends on '{key}', which is not drawn yet")
+        return _Resolved(value) if isinstance(value, dict) else value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators that `sample_from` functions draw from, and put them back afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def _only(full: Any, paths: list[Path]) -> Any:
+    """Return the part of nested dictionaries that leads to `paths`; a list or tuple is kept whole."""
+    if not isinstance(full, dict) or () in paths:
+        return full
+    part = {}
+    for key in full:
+        below = [path[1:] for path in paths if path[0] == key]
+        if below:
+            part[key] = _only(full[key], below)
+    return part
+
+
+def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
+    if isinstance(spec, Domain):
+        return
+    if isinstance(spec, dict) and isinstance(config, Mapping):
+        for key, value in config.items():
+            if key not in spec:
+                raise SpaceError(
+                    f"'{path_name((*path, key))}' is not in the search space; it has {sorted(map(str, spec))}"
+                )
+            _refuse_unknown(value, spec[key], (*path, key))
+    elif isinstance(spec, (list, tuple)) and isinstance(config, (list, tuple)):
+        for index, (value, inner) in enumerate(zip(config, spec, strict=False)):
+            _refuse_unknown(value, inner, (*path, index))
+    elif type(config) is not type(spec) or config != spec:
+        raise SpaceError(f"'{path_name(path)}' is the constant {spec!r}, got {config!r}")

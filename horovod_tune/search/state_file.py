@@ -1,0 +1,84 @@
+"""The file a search is saved in: versioned JSON, so that reading one executes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FORMAT = "horovod_tune.BayesOptSearch"
+VERSION = 1
+
+_FIELDS = {"metric", "mode", "space", "seed", "drawn", "queue", "trials"}
+
+
+class StateFileError(ValueError):
+    """A file is not a saved search, or not of this search; the message says in which way."""
+
+
+def empty() -> dict[str, Any]:
+    """Return the state of a search that has no space yet."""
+    return {"empty": True}
+
+
+def is_empty(state: Mapping[str, Any]) -> bool:
+    return bool(state.get("empty"))
+
+
+def write(path: str, state: Mapping[str, Any]) -> None:
+    """Write `state` to `path`, whole or not at all."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"format": FORMAT, "version": VERSION, **state}, file)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return the state in `path`.
+
+    Raises `StateFileError` for a file that `write` has not written or that a newer version has.
+    """
+    try:
+        state = json.loads(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise StateFileError(
+            f"{path} is not a saved BayesOptSearch: it is not text. Searches of Ray's own BayesOptSearch are "
+            "pickles; start from that experiment's results instead, with analysis=<its directory>"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise StateFileError(f"{path} is not a saved BayesOptSearch: it is not JSON ({error})") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise StateFileError(f"{path} is not a saved BayesOptSearch: its 'format' is not {FORMAT!r}")
+    if state.get("version") != VERSION:
+        raise StateFileError(
+            f"{path} has version {state.get('version')!r}; this horovod_tune reads version {VERSION}"
+        )
+    missing = set() if is_empty(state) else _FIELDS - set(state)
+    if missing:
+        raise StateFileError(f"{path} is damaged: it lacks {sorted(missing)}")
+    return state
+
+
+def check_same_search(
+    state: Mapping[str, Any], space: Mapping[str, str], metric: str | None, mode: str | None
+) -> None:
+    """Raise `StateFileError` where a state belongs to another space, metric or mode."""
+    for name, mine in (("metric", metric), ("mode", mode)):
+        if mine is not None and state[name] is not None and state[name] != mine:
+            raise StateFileError(f"the saved search has the {name} {state[name]!r}, this one {mine!r}")
+    saved = state["space"]
+    if list(saved.items()) != list(space.items()):
+        names = sorted(name for name in {*saved, *space} if saved.get(name) != space.get(name))
+        detail = "; ".join(f"{n}: saved {saved.get(n)}, now {space.get(n)}" for n in names) or "another order"
+        raise StateFileError(
+            f"the saved search is over another space ({detail}). Start from its results with "
+            "analysis=<the experiment's directory> instead"
+        )

@@ -1,0 +1,39 @@
+"""What can go wrong, as the caller meets it; each is also the builtin kind that a reader would expect."""
+
+from __future__ import annotations
+
+
+class HorovodTuneError(Exception):
+    """The base of every error that this package raises on purpose."""
+
+
+class SpecError(HorovodTuneError, ValueError):
+    """An argument of the factory names something that cannot be: says the name, the bound and the value."""
+
+
+class TrainingFunctionError(HorovodTuneError, TypeError):
+    """The training function cannot be called as ``func(config)``."""
+
+
+class NotInTraining(HorovodTuneError, RuntimeError):
+    """``report()`` or ``get_checkpoint()`` was called outside a training function that a trial runs."""
+
+
+class MetricsError(HorovodTuneError, TypeError):
+    """A reported metric or checkpoint cannot be sent to Tune: says which one and why."""
+
+
+class BackendMissing(HorovodTuneError, RuntimeError):
+    """Horovod (or torch_xla) is not there, or built without what a trial needs: says what to type."""
+
+
+class ResourcesUnavailable(HorovodTuneError, RuntimeError):
+    """No cluster like this one can ever hold the trial: says what it asks for and what there is."""
+
+
+class StartFailed(HorovodTuneError, RuntimeError):
+    """The training actors of a trial did not come up: says which phase, which ranks and how long it waited."""
+
+
+class TrainingFailed(HorovodTuneError, RuntimeError):
+    """A rank raised, died or fell silent: says which rank, on which host, with its own traceback."""

@@ -1,0 +1,137 @@
+"""What travels from the ranks to the coordinator, and back. Data only: consumers match, messages do not act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """One trial's work, as the coordinator hands it to every rank.
+
+    ``function`` is the training function as cloudpickle bytes, ``None`` when the rank holds it already.
+    ``checkpoint`` is a directory that a restored trial starts from.
+    """
+
+    trial_id: str
+    trial_name: str
+    trial_dir: str
+    working_dir: str
+    experiment_name: str
+    config: dict[str, Any]
+    function: bytes | None
+    checkpoint: CheckpointPlace | None = None
+    resources: Any = None
+
+
+@dataclass(frozen=True)
+class CheckpointPlace:
+    """Where a checkpoint lies: a path on a pyarrow filesystem (``None``: the local disk of ``node_id``).
+
+    ``node_id`` is set when only that Ray node can read it; other nodes fetch a copy from there.
+    """
+
+    path: str
+    filesystem: Any = None
+    node_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rank 0 reported for the ``index``-th time (counted from 1) and waits for ``proceed(index)``."""
+
+    index: int
+    metrics: dict[str, Any]
+    checkpoint_path: str | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The training function returned on this rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The training function was unwound on this rank because the trial was stopped."""
+
+    rank: int
+
+
+class FailureKind(Enum):
+    """How a rank was lost; the smaller the value, the closer to the cause."""
+
+    RAISED = 1
+    DIED = 2
+    SILENT = 3
+    STALLED = 4
+    DISCONNECTED = 5
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank was lost. ``traceback`` is the rank's own where it still had one to give."""
+
+    rank: int
+    host: str
+    kind: FailureKind
+    traceback: str
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """What a rank printed since its last chunk."""
+
+    rank: int
+    text: bytes
+
+
+Message = Report | Finished | Stopped | Failed | LogChunk
+
+
+@dataclass(frozen=True)
+class MemberFacts:
+    """Where a training actor landed, as it says itself."""
+
+    node_id: str
+    node_ip: str
+    host: str
+    pid: int
+    process_started: float
+    gpu_ids: tuple[str, ...] = ()
+    tpu_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tidied:
+    """How one training actor stands after a trial: fit for the next one where ``problems`` is empty.
+
+    ``collective_counter`` must agree between ranks, else their unnamed collectives would no longer pair up.
+    """
+
+    ranks: tuple[int, ...]
+    problems: tuple[str, ...] = ()
+    collective_counter: int | None = None
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's place among the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one training actor is told before its first trial: the ranks that it runs, and their environment."""
+
+    worlds: tuple[World, ...]
+    environment: dict[str, str] = field(default_factory=dict)

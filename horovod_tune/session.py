@@ -1,0 +1,232 @@
+"""Inside a rank: the session behind `report()` and `get_checkpoint()`; ray.tune's own functions land here too."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from horovod_tune.errors import MetricsError, NotInTraining
+from horovod_tune.messages import CheckpointPlace, Report, TrialOrder, World
+
+if TYPE_CHECKING:
+    from ray.tune import Checkpoint
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+class StopTraining(BaseException):
+    """Unwinds the training function of a stopped trial; not an Exception, so that users' handlers let it pass."""
+
+
+class Session:
+    """One rank's side of one trial.
+
+    ``send`` carries rank 0's reports to the coordinator; ``fetch`` turns a CheckpointPlace into a
+    ``ray.tune.Checkpoint`` that this rank can read.
+    """
+
+    def __init__(
+        self,
+        order: TrialOrder,
+        world: World,
+        *,
+        send: Callable[[Report], None],
+        fetch: Callable[[CheckpointPlace], Checkpoint],
+    ) -> None:
+        self.order = order
+        self.world = world
+        self._send = send
+        self._fetch = fetch
+        self._place = order.checkpoint
+        self._checkpoint: Checkpoint | None = None
+        self._reports = 0
+        self._allowed = 0.0
+        self._stopped = False
+        self._gate = threading.Condition()
+
+    @property
+    def reports(self) -> int:
+        """How often this rank has reported."""
+        return self._reports
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
+        """Send rank 0's metrics and wait, on every rank, until Tune has decided that the trial goes on."""
+        plain = plain_metrics(metrics)
+        path = _checkpoint_path(checkpoint)
+        self._reports += 1
+        if self.world.rank == 0:
+            self._send(Report(self._reports, plain, path))
+        with self._gate:
+            # No timeout here: the coordinator lets go of every rank when the trial ends in any way, and
+            # this process dies with the coordinator.
+            self._gate.wait_for(lambda: self._stopped or self._allowed >= self._reports)
+            if self._stopped:
+                raise StopTraining
+
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+        """Let reports up to ``index`` return; ``checkpoint`` is where the newest one has been stored."""
+        with self._gate:
+            self._allowed = max(self._allowed, index)
+            if checkpoint is not None:
+                self._place, self._checkpoint = checkpoint, None
+            self._gate.notify_all()
+
+    def stop(self) -> None:
+        """Make the current report, or else the next one, unwind the training function."""
+        with self._gate:
+            self._stopped = True
+            self._gate.notify_all()
+
+    def get_checkpoint(self) -> Checkpoint | None:
+        """Return the newest checkpoint of the trial, or None where there is none."""
+        if self._place is None:
+            return None
+        if self._checkpoint is None:
+            self._checkpoint = self._fetch(self._place)
+        return self._checkpoint
+
+
+_current: Session | None = None
+
+
+def activate(session: Session | None) -> None:
+    """Make ``session`` the one that `report()` speaks to in this process; None ends it."""
+    global _current
+    _current = session
+
+
+def current() -> Session | None:
+    return _current
+
+
+def report(
+    metrics: Mapping[str, Any] | None = None,
+    /,
+    *,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    **keywords: Any,
+) -> None:
+    """Report to Tune from the training function: rank 0's metrics count, every rank may call it.
+
+    Returns when Tune has decided that the trial goes on; a trial that a scheduler stops, stops in here.
+
+    Args:
+        metrics: names to values, as a dict, as keywords, or both. NumPy scalars and tensors of one element
+            become Python numbers.
+        checkpoint: a directory (path or ``ray.tune.Checkpoint``) of rank 0's that goes to the trial's
+            storage together with these metrics. The directory may be removed as soon as this returns.
+
+    Raises:
+        NotInTraining: called outside a training function that a trial runs.
+        MetricsError: a value cannot be sent, or the checkpoint is no directory.
+
+    Example:
+        >>> report({"loss": 0.25})
+        Traceback (most recent call last):
+        ...
+        horovod_tune.errors.NotInTraining: report() works only inside a training function that a trial runs
+    """
+    session = _require("report()")
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise MetricsError(f"report() takes metrics as a dict or as keywords, got {type(metrics).__name__}")
+    session.report({**(metrics or {}), **keywords}, checkpoint)
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """Return the checkpoint that this trial starts from, or its newest one; None where there is none.
+
+    Every rank gets the same one, on whatever host it runs.
+
+    Raises:
+        NotInTraining: called outside a training function that a trial runs.
+    """
+    return _require("get_checkpoint()").get_checkpoint()
+
+
+def _require(caller: str) -> Session:
+    if _current is None:
+        raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
+    return _current
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics as they are sent: NumPy scalars and one-element tensors as Python numbers.
+
+    Raises:
+        MetricsError: a name is no string, or a value cannot be sent.
+
+    >>> import numpy
+    >>> plain_metrics({"loss": numpy.float32(0.5), "epoch": 1, "name": "a"})
+    {'loss': 0.5, 'epoch': 1, 'name': 'a'}
+    """
+    plain = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise MetricsError(f"the name of a metric must be a string, got {name!r}")
+        plain[name] = _plain_value(name, value)
+    return plain
+
+
+def _plain_value(name: str, value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain_value(f"{name}/{key}", item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain_value(f"{name}[{i}]", item) for i, item in enumerate(value))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise MetricsError(
+                f"metric {name!r} is a tensor of shape {tuple(value.shape)}; report a number, or a list "
+                "made with .tolist()"
+            )
+        return value.item()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and value.ndim == 0:
+        return value.item()
+    try:
+        pickle.dumps(value)
+    except Exception as error:
+        raise MetricsError(
+            f"metric {name!r} cannot be sent to Tune: {type(value).__name__}: {error}"
+        ) from error
+    return value
+
+
+def _checkpoint_path(checkpoint: Any) -> str | None:
+    if checkpoint is None:
+        return None
+    path: Any = checkpoint
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        path = getattr(checkpoint, "path", None)
+        filesystem = getattr(checkpoint, "filesystem", None)
+        if path is None or getattr(filesystem, "type_name", "local") != "local":
+            raise MetricsError(
+                "checkpoint must be a directory on this host, as a path or a ray.tune.Checkpoint, "
+                f"got {checkpoint!r}"
+            )
+    path = os.path.abspath(os.fspath(path))
+    if not os.path.isdir(path):
+        raise MetricsError(f"checkpoint must be a directory on this host, got {path!r}, which is none")
+    return path
+
+
+def handle_output(session: Session, output: Any) -> None:
+    """Report what a training function returned or yielded, as Tune does for its own functions."""
+    if output is None or output is False:
+        return
+    if isinstance(output, Mapping):
+        session.report(output)
+    elif isinstance(output, (int, float)):
+        session.report({"_metric": output})
+    else:
+        raise MetricsError(
+            f"a training function may return or yield a number or a dict of metrics, got {type(output).__name__}"
+        )
+
+

@@ -1,0 +1,245 @@
+"""TrialSpec: what one trial asks for, validated once, frozen; and its placement."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from horovod_tune.errors import ResourcesUnavailable, SpecError, TrainingFunctionError
+
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_STALL_TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Bundles of a Ray placement group (resource name to amount), and its strategy."""
+
+    bundles: tuple[dict[str, float], ...]
+    strategy: str
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """What one trial asks for.
+
+    ``num_hosts`` is ``None`` when only a total of ranks was given, which is then placed as tightly as it
+    fits; otherwise exactly ``num_slots`` ranks run on each of ``num_hosts`` different machines. On a TPU
+    ``num_slots`` is ``None`` for all chips of a host.
+
+    Raises:
+        SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
+    """
+
+    num_hosts: int | None
+    num_slots: int | None
+    num_workers: int | None
+    num_cpus_per_slot: float
+    use_gpu: bool
+    use_tpu: bool
+    timeout_s: float
+    stall_timeout_s: float
+    reuse_workers: bool
+    nics: tuple[str, ...]
+
+    @property
+    def world_size(self) -> int:
+        if self.num_hosts is None:
+            assert self.num_workers is not None
+            return self.num_workers
+        assert self.num_slots is not None, "the world size of a TPU trial is known when its hosts are"
+        return self.num_hosts * self.num_slots
+
+    @property
+    def slot_resources(self) -> dict[str, float]:
+        """Return what one rank holds."""
+        resources = {"CPU": float(self.num_cpus_per_slot)}
+        if self.use_gpu:
+            resources["GPU"] = 1.0
+        return resources
+
+    def placement(self) -> Placement:
+        """Return the training actors' bundles: one a host, or one a rank where hosts do not matter.
+
+        >>> make_spec(num_hosts=2, num_slots=3).placement()
+        Placement(bundles=({'CPU': 3.0}, {'CPU': 3.0}), strategy='STRICT_SPREAD')
+        >>> make_spec(num_workers=3).placement().strategy
+        'PACK'
+        """
+        if self.num_hosts is None:
+            # PACK, not STRICT_PACK: a trial may be larger than one node.
+            return Placement((self.slot_resources,) * self.world_size, "PACK")
+        assert self.num_slots is not None
+        host = {name: amount * self.num_slots for name, amount in self.slot_resources.items()}
+        return Placement((host,) * self.num_hosts, "STRICT_SPREAD" if self.num_hosts > 1 else "PACK")
+
+
+def make_spec(
+    *,
+    num_hosts: int | None = None,
+    num_slots: int | None = None,
+    num_workers: int | None = None,
+    num_cpus_per_slot: float | None = None,
+    num_cpus_per_worker: float | None = None,
+    use_gpu: bool = False,
+    use_tpu: bool = False,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
+    reuse_workers: bool = True,
+    nics: str | Sequence[str] | None = None,
+) -> TrialSpec:
+    """Return the spec for arguments of either era's names.
+
+    Raises:
+        SpecError: see TrialSpec.
+    """
+    for name, number in (("num_hosts", num_hosts), ("num_slots", num_slots), ("num_workers", num_workers)):
+        if number is not None:
+            _check_count(name, number)
+    for name, flag in (("use_gpu", use_gpu), ("use_tpu", use_tpu), ("reuse_workers", reuse_workers)):
+        if not isinstance(flag, bool):
+            raise SpecError(f"{name} must be True or False, got {flag!r}")
+    if use_gpu and use_tpu:
+        raise SpecError("use_gpu and use_tpu cannot both be True: a trial runs on one kind of device")
+    if num_cpus_per_slot is not None and num_cpus_per_worker is not None:
+        raise SpecError(
+            "num_cpus_per_slot and num_cpus_per_worker are two names of one thing; give one of them, "
+            f"got {num_cpus_per_slot!r} and {num_cpus_per_worker!r}"
+        )
+    cpus_name = "num_cpus_per_slot" if num_cpus_per_worker is None else "num_cpus_per_worker"
+    cpus = num_cpus_per_slot if num_cpus_per_worker is None else num_cpus_per_worker
+    cpus = 1.0 if cpus is None else cpus
+    _check_positive(cpus_name, cpus)
+    _check_positive("timeout_s", timeout_s)
+    _check_positive("stall_timeout_s", stall_timeout_s)
+    hosts, slots = _hosts_and_slots(num_hosts, num_slots, num_workers, use_tpu=use_tpu)
+    return TrialSpec(
+        num_hosts=hosts,
+        num_slots=slots,
+        num_workers=num_workers if hosts is None else None,
+        num_cpus_per_slot=float(cpus),
+        use_gpu=use_gpu,
+        use_tpu=use_tpu,
+        timeout_s=float(timeout_s),
+        stall_timeout_s=float(stall_timeout_s),
+        reuse_workers=reuse_workers,
+        nics=_interface_names(nics),
+    )
+
+
+def _hosts_and_slots(
+    num_hosts: int | None, num_slots: int | None, num_workers: int | None, *, use_tpu: bool
+) -> tuple[int | None, int | None]:
+    if num_workers is None:
+        return num_hosts or 1, num_slots if use_tpu else (num_slots or 1)
+    if use_tpu:
+        raise SpecError(
+            f"num_workers cannot be given with use_tpu (a slice has num_hosts hosts), got {num_workers}"
+        )
+    if num_slots is not None:
+        raise SpecError(
+            "num_workers (a total) and num_slots (a number per host) contradict each other; give one of "
+            f"them, got num_workers={num_workers} and num_slots={num_slots}"
+        )
+    if num_hosts is None:
+        return None, None
+    if num_workers % num_hosts:
+        raise SpecError(
+            f"num_workers must be a multiple of num_hosts ({num_hosts}), so that every host gets as many "
+            f"ranks, got {num_workers}"
+        )
+    return num_hosts, num_workers // num_hosts
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SpecError(f"{name} must be an integer of at least 1, got {value!r} ({type(value).__name__})")
+    if value < 1:
+        raise SpecError(f"{name} must be at least 1, got {value}")
+
+
+def _check_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise SpecError(f"{name} must be a number above 0, got {value!r} ({type(value).__name__})")
+    if not (float(value) > 0 and math.isfinite(value)):
+        raise SpecError(f"{name} must be above 0 and finite, got {value}")
+
+
+def _interface_names(nics: object) -> tuple[str, ...]:
+    names = (nics,) if isinstance(nics, str) else nics
+    if names is None:
+        return ()
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
+        raise SpecError(f"nics must be the name of a network interface or a list of such names, got {nics!r}")
+    return tuple(names)
+
+
+def check_training_function(func: Any) -> None:
+    """Raise TrainingFunctionError unless ``func(config)`` is a call that a trial can make."""
+    name = getattr(func, "__name__", None) or repr(func)
+    if not callable(func) or inspect.isclass(func):
+        kind = "a class" if inspect.isclass(func) else f"{type(func).__name__} {func!r}"
+        raise TrainingFunctionError(f"func must be a function that takes config, got {kind}")
+    if inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func):
+        raise TrainingFunctionError(f"func must be an ordinary function, got the coroutine function {name}")
+    _check_signature(func, name)
+
+
+def _check_signature(func: Callable[..., Any], name: str) -> None:
+    signature = inspect.signature(func)
+    if "checkpoint_dir" in signature.parameters:
+        raise TrainingFunctionError(
+            f"{name}{signature} takes checkpoint_dir, which Tune no longer passes; call "
+            "horovod_tune.get_checkpoint() in the function instead"
+        )
+    try:
+        signature.bind({})
+    except TypeError as error:
+        raise TrainingFunctionError(
+            f"func must be callable as {name}(config) with one positional argument, got "
+            f"{name}{signature}: {error}. Bind further arguments with functools.partial or with_parameters."
+        ) from None
+
+
+def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:
+    """Raise ResourcesUnavailable where no node of these total resources can ever hold a bundle of the trial.
+
+    ``nodes`` are the total (not the free) resources of the cluster's nodes: a trial that fits but finds
+    the nodes busy waits its turn.
+
+    >>> check_fits(Placement(({"CPU": 2.0},), "PACK"), [{"CPU": 4.0}])
+    """
+    room = [dict(node) for node in nodes]
+    spread = placement.strategy == "STRICT_SPREAD"
+    taken: set[int] = set()
+    for bundle in sorted(placement.bundles, key=lambda b: -sum(b.values())):
+        for index, node in enumerate(room):
+            if spread and index in taken:
+                continue
+            if all(node.get(name, 0.0) >= amount for name, amount in bundle.items()):
+                for name, amount in bundle.items():
+                    node[name] -= amount
+                taken.add(index)
+                break
+        else:
+            raise ResourcesUnavailable(_shortage(placement, nodes))
+
+
+def _shortage(placement: Placement, nodes: Sequence[dict[str, float]]) -> str:
+    count, bundle = len(placement.bundles), placement.bundles[0]
+    where = " on different machines" if placement.strategy == "STRICT_SPREAD" else ""
+    asked = f"{count} x {_amounts(bundle)}{where}" if count > 1 else _amounts(bundle)
+    names = sorted({name for each in placement.bundles for name in each})
+    there = "; ".join(_amounts({name: node.get(name, 0.0) for name in names}) for node in nodes)
+    return (
+        f"a trial asks for {asked}, which this cluster can never give: its {len(nodes)} node(s) have {there}. "
+        "Lower num_slots, num_hosts or num_cpus_per_slot, or start Ray with more."
+    )
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()))

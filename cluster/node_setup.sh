@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Runs on every node of a `ray up` cluster, as its set-up command: afterwards `python`, `ray` and
+# `horovod-tune` are on the login shell's PATH, in the versions that the tests ran on, and Horovod is compiled.
+#
+#   bash node_setup.sh cpu     Horovod with Gloo
+#   bash node_setup.sh nccl    Horovod with Gloo and NCCL (needs the CUDA toolkit and NCCL's headers)
+#   bash node_setup.sh tpu     no Horovod: torch_xla for TPU trials
+#
+# A node that has all this already (an image of yours, a second `ray up`) is left as it is, and nothing is
+# downloaded. It adds up to two lines to ~/.bashrc. What is compiled once is kept as a wheel under ~/.cache/horovod-tune.
+set -euo pipefail
+
+RAY=2.60.0 TORCH=2.13.0 TORCH_XLA=2.9.0          # torch_xla asks for the torch of its own number
+SRC=$HOME/.horovod-tune/src ENV=$HOME/.horovod-tune/env
+kind=${1:-cpu}
+case $kind in
+  cpu|nccl) needs=horovod.torch ;;
+  tpu) needs=torch_xla TORCH=$TORCH_XLA ;;
+  *) echo "node_setup.sh: the kind must be cpu, nccl or tpu, got '$kind'" >&2; exit 2 ;;
+esac
+
+complete() {  # does the python in $1 have it all, in these versions?
+  "$1" - "$RAY" "$TORCH" "$needs" "$kind" 2>/dev/null <<'P'
+import importlib, sys
+import ray, torch, horovod_tune
+ray_version, torch_version, needs, kind = sys.argv[1:]
+assert ray.__version__ == ray_version and torch.__version__.split("+")[0] == torch_version
+module = importlib.import_module(needs)
+assert kind != "nccl" or module.nccl_built()
+P
+}
+
+login_line() {  # once, at the top: many images' .bashrc returns early when it is not a terminal
+  grep -qxF "$1" ~/.bashrc 2>/dev/null && return
+  { printf '%s\n' "$1"; cat ~/.bashrc 2>/dev/null || true; } > ~/.bashrc.new && mv ~/.bashrc.new ~/.bashrc
+}
+
+if [ -f ~/.ray/auth_token ]; then chmod 600 ~/.ray/auth_token; fi   # `ray get-auth-token --generate` leaves 644
+login_line 'export RAY_AUTH_MODE=token'     # so that `ray status` and the like work when you log in
+if [ -x "$ENV/bin/python" ]; then export PATH=$ENV/bin:$PATH; fi
+if command -v python >/dev/null && complete python; then
+  echo "horovod-tune: $(command -v python) has everything"; exit 0
+fi
+
+python3 -c 'import sys; assert sys.version_info >= (3, 10), sys.version' ||
+  { echo "node_setup.sh: needs Python 3.10 or newer with venv as python3" >&2; exit 1; }
+[ -x "$ENV/bin/python" ] || python3 -m venv "$ENV"
+export PATH=$ENV/bin:$PATH
+login_line "export PATH=$ENV/bin:\$PATH"
+
+if [ -f "$SRC/pyproject.toml" ]; then package=$SRC; else package=horovod_tune; fi
+# The cloud SDKs serve the head, whose autoscaler starts and ends the machines.
+pip install "ray[default,tune]==$RAY" "torch==$TORCH" boto3 google-api-python-client "$package"
+case $kind in
+  cpu) horovod-tune install-horovod ;;
+  nccl) horovod-tune install-horovod --gpu nccl ;;
+  tpu) pip install "torch_xla[tpu]==$TORCH_XLA" ;;
+esac
+complete python || { echo "node_setup.sh: $ENV does not hold what it should; see above" >&2; exit 1; }

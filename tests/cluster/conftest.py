@@ -1,0 +1,32 @@
+"""Fixtures for everything that needs more than one host."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "testbed"))
+
+from lab import PROGRAMS, SLURM_PROGRAMS, reason_to_skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "cluster: real hosts as network namespaces; needs root and Debian packages"
+    )
+
+
+@pytest.fixture(scope="session")
+def hosts_possible() -> None:
+    """Skip with the reason where this machine cannot be several hosts."""
+    if reason := reason_to_skip(PROGRAMS):
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def slurm_possible(hosts_possible: None) -> None:
+    """Skip with the reason where there is no Slurm."""
+    if reason := reason_to_skip({**PROGRAMS, **SLURM_PROGRAMS}):
+        pytest.skip(reason)

@@ -1,0 +1,60 @@
+"""`ray up cluster/on-premise.yaml` on three hosts, with only its addresses and key edited."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from lab import REPOSITORY, Lab, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("hosts_possible")]
+RAY_PROCESSES = "raylet|gcs_server|ray::|monitor.py|dashboard"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(3) as lab:
+        copy = "mkdir -p ~/checkout; cd {0}; cp -rL horovod_tune cluster pyproject.toml setup.py ~/checkout/; touch ~/checkout/README.md"
+        lab.run("laptop", copy.format(REPOSITORY), timeout_s=30)
+        edit_addresses(lab)
+        yield lab
+
+
+def edit_addresses(lab: Lab) -> None:
+    """Do what the file's first lines ask for, and nothing else."""
+    text = (REPOSITORY / "cluster" / "on-premise.yaml").read_text()
+    for was, now in {
+        "head_ip: 192.168.0.10 ": f"head_ip: {lab.ip('n1')} ",
+        "[192.168.0.11, 192.168.0.12]": f"[{lab.ip('n2')}, {lab.ip('n3')}]",
+        "ssh_user: ubuntu": "ssh_user: root",
+        "~/.ssh/id_ed25519": "~/.ssh/id_nc",
+    }.items():
+        assert text.count(was) == 1, was
+        text = text.replace(was, now)
+    lab.put("laptop", "~/checkout/cluster/on-premise.yaml", text)
+
+
+def test_up_submit_down_leaves_nothing_running(lab: Lab) -> None:
+    in_checkout = "cd ~/checkout && "
+    lab.run("laptop", in_checkout + "ray get-auth-token --generate", timeout_s=30)
+    lab.run("laptop", in_checkout + "ray up -y cluster/on-premise.yaml", timeout_s=120)
+    wait_until(
+        lambda: len(re.findall("ALIVE", lab.run("n1", "ray list nodes", timeout_s=60).stdout)) == 3,
+        timeout_s=60,
+        what="three nodes",
+    )
+    for host in lab.hosts:
+        mode = lab.run(host, "stat -c %a ~/.ray/auth_token", timeout_s=10).stdout.strip()
+        assert mode == "600", f"{host} has its token at mode {mode}"
+
+    job = REPOSITORY / "tests/cluster/jobs/plain_search.py"
+    submit = f"ray submit cluster/on-premise.yaml {job} -- --hosts 3"
+    output = lab.run("laptop", in_checkout + submit, timeout_s=120).stdout
+    assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in output
+
+    lab.run("laptop", in_checkout + "ray down -y cluster/on-premise.yaml", timeout_s=60)
+    for host in lab.hosts:
+        wait_until(
+            lambda host=host: not lab.processes(host, RAY_PROCESSES), timeout_s=60, what=f"{host} without Ray"
+        )

@@ -184,12 +184,14 @@ def start_seconds(trial: TrialRecord) -> float | None:
     return None
 
 
-_TRIAL_COLUMNS = ("trial_id", "status", "iterations", "best_iteration", "start", "end", "duration_s")
-_TRIAL_COLUMNS += ("ranks", "hosts", "start_s", "num_failures", "error", "logdir")
+_TRIAL_COLUMNS: tuple[str, ...] = (
+    *("trial_id", "status", "iterations", "best_iteration", "start", "end", "duration_s"),
+    *("ranks", "hosts", "start_s", "num_failures", "error", "logdir"),
+)
 
 
 def metric_column(metric: str) -> str:
-    """The column of `dataframe()` with the metric's last value: its name, unless a column has that already."""
+    """The column of `dataframe()` with the metric's last value: its name, unless another column has it."""
     return f"last_{metric}" if metric in _TRIAL_COLUMNS else metric
 
 

@@ -173,9 +173,14 @@ def _trials_without_state(
         if not inside.size("result.json") and not inside.size("params.json"):
             continue
         trial = TrialRecord(
-            trial_id=entry.name, number=len(known) + len(found), name=entry.name, config={}, status="UNKNOWN",
-            directory=inside.shown, error="" if inside.size("error.txt") else None,
-        )  # fmt: skip
+            trial_id=entry.name,
+            number=len(known) + len(found),
+            name=entry.name,
+            config={},
+            status="UNKNOWN",
+            directory=inside.shown,
+            error="" if inside.size("error.txt") else None,
+        )
         found.append(trial)
     return found
 
@@ -278,9 +283,13 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
 
 
 def _assemble(
-    folder: Folder, entries: list[Entry], state: dict[str, Any] | None, staged: Folder | None,
-    trials: tuple[TrialRecord, ...], problems: list[Problem],
-) -> ExperimentRecord:  # fmt: skip
+    folder: Folder,
+    entries: list[Entry],
+    state: dict[str, Any] | None,
+    staged: Folder | None,
+    trials: tuple[TrialRecord, ...],
+    problems: list[Problem],
+) -> ExperimentRecord:
     runner = (state or {}).get("runner_data") or {}
     facts = _tuner(folder, staged, entries, problems)
     modified = [entry.modified for entry in entries if entry.modified and not entry.is_dir]

@@ -1,0 +1,110 @@
+"""The hyperparameters that differ between trials, each with the axis it is drawn on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .frames import flatten
+from .records import Domain
+from .results import Analysis
+
+_LOG_SPAN = 100.0  # without a written space, positive numbers over two decades get a logarithmic axis
+_MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One hyperparameter over all trials.
+
+    `values` has one entry a trial, in the order of `Analysis.trials`; None where the trial lacks it. `kind`
+    is "numeric" or "category". `categories` are a category's values as text, in the order of its axis.
+    """
+
+    name: str
+    kind: str
+    values: tuple[Any, ...]
+    log: bool = False
+    integer: bool = False
+    categories: tuple[str, ...] = ()
+    domain: Domain | None = None
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Where each trial lies on the axis, shape (trials,): log10 of a logarithmic one, a category's rank.
+
+        NaN where the trial lacks the parameter.
+        """
+        if self.kind == "category":
+            ranks = {text: float(rank) for rank, text in enumerate(self.categories)}
+            return np.array([math.nan if v is None else ranks[text_of(v)] for v in self.values])
+        numbers = np.array([math.nan if v is None else float(v) for v in self.values])
+        if not self.log:
+            return numbers
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(numbers > 0, np.log10(numbers), math.nan)
+
+    def limits(self) -> tuple[float, float]:
+        """The axis's ends, in the unit of `positions`."""
+        if self.kind == "category":
+            return -0.5, len(self.categories) - 0.5
+        known = self.positions[np.isfinite(self.positions)]
+        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        if low == high:
+            low, high = low - 0.5, high + 0.5
+        return low, high
+
+
+def text_of(value: Any) -> str:
+    """A value as text, short for floats.
+
+    >>> text_of(0.1 + 0.2), text_of(True), text_of("adam")
+    ('0.3', 'True', 'adam')
+    """
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def varying_parameters(analysis: Analysis) -> list[Parameter]:
+    """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
+    flat = [flatten(trial.config, lists=True) for trial in analysis.trials]
+    names: dict[str, None] = {}
+    for config in flat:
+        names.update(dict.fromkeys(config))
+    domains = analysis.record.domains or {}
+    found = []
+    for name in names:
+        values = tuple(config.get(name) for config in flat)
+        if len({text_of(value) for value in values}) > 1:
+            found.append(_parameter(name, values, domains.get(name)))
+    return found
+
+
+def _parameter(name: str, values: tuple[Any, ...], domain: Domain | None) -> Parameter:
+    present = [value for value in values if value is not None]
+    numbers = [v for v in present if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    distinct = {text_of(value) for value in present}
+    chosen = domain is not None and domain.kind == "categorical" and len(distinct) <= _MANY
+    if len(numbers) < len(present) or chosen or not numbers:
+        return Parameter(name, "category", values, categories=_ordered(present), domain=domain)
+    positive = all(math.isfinite(v) and v > 0 for v in numbers)
+    if domain is not None and domain.kind in ("float", "integer"):
+        log = domain.log and positive
+    else:
+        log = positive and max(numbers) / min(numbers) >= _LOG_SPAN
+    whole = all(isinstance(value, int) for value in numbers)
+    return Parameter(name, "numeric", values, log=log, integer=whole, domain=domain)
+
+
+def _ordered(values: Sequence[Any]) -> tuple[str, ...]:
+    """Categories as text: numbers by size, the rest by the alphabet."""
+
+    def key(value: Any) -> tuple[int, float, str]:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+            return (0, float(value), "")
+        return (1, 0.0, str(value))
+
+    return tuple(dict.fromkeys(text_of(value) for value in sorted(values, key=key)))

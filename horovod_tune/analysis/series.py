@@ -1,0 +1,241 @@
+"""The numbers behind the pictures, for matplotlib and for the report alike."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from .frames import attempts, hosts_of, ranks_of, report_times, start_seconds
+from .results import Analysis
+from .scoring import is_better, value_of
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One trial's reports of the metric: iterations, seconds since the experiment's start, values."""
+
+    trial: int
+    iterations: np.ndarray
+    elapsed_s: np.ndarray
+    values: np.ndarray
+    attempts: np.ndarray
+
+
+def curves(analysis: Analysis) -> list[Curve]:
+    """Return each trial's learning curve; trials without a report of the metric have an empty one."""
+    metric, _ = analysis.require_metric()
+    start = start_time(analysis)
+    found = []
+    for index, trial in enumerate(analysis.trials):
+        iterations, elapsed, values, starts = [], [], [], []
+        for row, time, attempt in zip(trial.rows, report_times(trial), attempts(trial.rows), strict=True):
+            value = value_of(row, metric)
+            if value is None:
+                continue
+            iteration = row.get("training_iteration")
+            iterations.append(float(iteration) if isinstance(iteration, (int, float)) else math.nan)
+            elapsed.append(time - start)
+            values.append(value)
+            starts.append(attempt)
+        found.append(
+            Curve(
+                index, np.array(iterations), np.array(elapsed), np.array(values), np.array(starts, dtype=int)
+            )
+        )
+    return found
+
+
+def start_time(analysis: Analysis) -> float:
+    """When the experiment began in Unix time (seconds): as Tune has it, else when its first trial began."""
+    if analysis.record.start_time is not None:
+        return analysis.record.start_time
+    starts = [trial.start_time for trial in analysis.trials if trial.start_time is not None]
+    return min(starts, default=0.0)
+
+
+def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, np.ndarray]:
+    """Return steps (x, best value up to x): x is seconds since the start, or the number of trials.
+
+    Against time every report counts when it came; against trials each trial's best value counts, in the
+    order of creation. Only the points at which the best changes, and the last one, are returned.
+    """
+    _, mode = analysis.require_metric()
+    if against == "trials":
+        points = [(float(number), scored.best) for number, scored in enumerate(analysis.scores, start=1)]
+    elif against == "time":
+        points = [
+            (float(x), float(y))
+            for curve in curves(analysis)
+            for x, y in zip(curve.elapsed_s, curve.values, strict=True)
+            if math.isfinite(x)
+        ]
+        points.sort(key=lambda point: point[0])
+    else:
+        raise ValueError(f'against must be "time" or "trials", got {against!r}')
+    xs, ys, best = [], [], math.nan
+    for x, y in points:
+        if is_better(y, best, mode):
+            best = y
+            xs.append(x)
+            ys.append(y)
+    if xs and points[-1][0] > xs[-1]:
+        xs.append(points[-1][0])
+        ys.append(best)
+    return np.array(xs), np.array(ys)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The trials that came as far as one rung: their values there, and what became of them.
+
+    `fates` are "went on", "stopped", "failed" or "running", one for each entry of `trials`.
+    """
+
+    iteration: int
+    trials: tuple[int, ...]
+    values: tuple[float, ...]
+    fates: tuple[str, ...]
+
+    def count(self, fate: str) -> int:
+        return self.fates.count(fate)
+
+
+def rungs(analysis: Analysis) -> list[Rung]:
+    """Return the rungs of an early-stopping scheduler with what every trial had to show there.
+
+    The rungs are the scheduler's own where the experiment says them (`Analysis.record.rungs`), else the
+    iterations at which trials ended, the commonest dozen of them.
+    """
+    drawn = [curve for curve in curves(analysis) if len(curve.values)]
+    reached = {curve.trial: int(np.nanmax(curve.iterations)) for curve in drawn}
+    steps = [step for step in analysis.record.rungs if any(far >= step for far in reached.values())]
+    if not steps:
+        common = Counter(reached.values()).most_common(12)
+        steps = sorted(step for step, _ in common)
+    return [_rung(analysis, drawn, reached, step, steps) for step in sorted(steps)]
+
+
+def _rung(
+    analysis: Analysis, drawn: list[Curve], reached: dict[int, int], step: int, steps: list[int]
+) -> Rung:
+    beyond = min((other for other in steps if other > step), default=None)
+    trials, values, fates = [], [], []
+    for curve in drawn:
+        there = np.flatnonzero(curve.iterations >= step)
+        if not len(there):
+            continue
+        trials.append(curve.trial)
+        values.append(float(curve.values[there[0]]))
+        far, status = reached[curve.trial], analysis.trials[curve.trial].status
+        if beyond is not None and far >= beyond:
+            fates.append("went on")
+        elif status == "ERROR":
+            fates.append("failed")
+        elif status in ("RUNNING", "PENDING", "PAUSED"):
+            fates.append("running")
+        else:
+            fates.append("stopped" if beyond is not None else "went on")
+    return Rung(step, tuple(trials), tuple(values), tuple(fates))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A trial's hold on one row of the timeline, in seconds since the experiment's start.
+
+    From `begin` to `trained` it started up (0 s where the reports do not tell), from there to `end` it
+    trained. `rank` tells which of the trial's ranks it is, None where their number is not known.
+    """
+
+    trial: int
+    row: int
+    begin: float
+    trained: float
+    end: float
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Which trial held which ranks when. `rows` names each row: a host's, a rank's, or a trial's slot."""
+
+    bars: tuple[Bar, ...]
+    rows: tuple[str, ...]
+    unit: str
+
+
+def timeline(analysis: Analysis) -> Timeline:
+    """Return every trial's time on rows of ranks; rows are reused as soon as their trial ended.
+
+    Tune notes when a trial began to train (`start_time`): the start-up that the reports tell (`start_s`)
+    lies before it. Where no trial tells its number of ranks, a row is a place for one whole trial.
+    """
+    zero, now = start_time(analysis), analysis.record.last_write
+    known = any(ranks_of(trial) for trial in analysis.trials)
+    spans = []
+    for index, trial in enumerate(analysis.trials):
+        if trial.start_time is None:
+            continue
+        end = now if trial.status == "RUNNING" and now else trial.end_time
+        begin = trial.start_time - zero
+        until = max(begin, (end if end is not None else trial.start_time) - zero)
+        spans.append((begin - (start_seconds(trial) or 0.0), begin, until, index))
+    free: dict[str, list[float]] = {}
+    bars: list[tuple[str, int, Bar]] = []
+    for earliest, begin, until, index in sorted(spans):
+        rank = 0
+        for host, count in _ranks_by_host(analysis, index, known):
+            rows = free.setdefault(host, [])
+            for _ in range(count):
+                row = next((r for r, ends in enumerate(rows) if ends <= earliest + 1e-3), len(rows))
+                if row == len(rows):
+                    rows.append(until)
+                rows[row] = until
+                number = rank if ranks_of(analysis.trials[index]) else None
+                bars.append((host, row, Bar(index, row, earliest, begin, until, number)))
+                rank += 1
+    first: dict[str, int] = {}
+    names: list[str] = []
+    for host in sorted(free):
+        first[host] = len(names)
+        names += [f"{host} {slot}".strip() for slot in range(len(free[host]))]
+    unit = "hosts' slots" if any(free) and "" not in free else "ranks" if known else "trials at once"
+    placed = tuple(
+        Bar(bar.trial, first[host] + row, bar.begin, bar.trained, bar.end, bar.rank)
+        for host, row, bar in bars
+    )
+    return Timeline(placed, tuple(names), unit)
+
+
+def _ranks_by_host(analysis: Analysis, index: int, known: bool) -> list[tuple[str, int]]:
+    trial = analysis.trials[index]
+    ranks, hosts = ranks_of(trial) or 1, hosts_of(trial)
+    if not known or not hosts:
+        return [("", ranks)]
+    if len(hosts) == ranks:  # one name a rank
+        return list(Counter(hosts).items())
+    each, over = divmod(ranks, len(hosts))
+    return [(host, each + (number < over)) for number, host in enumerate(hosts)]
+
+
+def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
+    """Return axis limits for the metric and how many values lie beyond them.
+
+    The good end is always shown whole. The bad end is cut where a few values (those of diverged trials)
+    would press all others flat: what lies beyond the quartile by three times the quartiles' distance.
+    """
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return 0.0, 1.0, len(values)
+    low, high = float(finite.min()), float(finite.max())
+    first, third = np.quantile(finite, [0.25, 0.75])
+    reach = 3 * float(third - first)
+    if reach > 0 and mode == "min" and high > third + 2 * reach:
+        high = float(finite[finite <= third + reach].max())
+    if reach > 0 and mode == "max" and low < first - 2 * reach:
+        low = float(finite[finite >= first - reach].min())
+    beyond = int(np.sum((finite < low) | (finite > high)))
+    pad = 0.04 * (high - low) or abs(high) * 0.05 or 0.5
+    return low - pad, high + pad, beyond

@@ -1,0 +1,64 @@
+# `make` shows what there is. Everything below sets up what it needs first; a second call sets up nothing again.
+#
+#   PYTHON=python3.12     the Python to make the environment with (3.10 or newer)
+#   VENV=DIR              another place for the environment
+#   TORCH=auto|cpu|pip    the build of torch: auto is a CPU build where there is no GPU; pip is what pip takes
+#   PIP_EXTRA="..."       more arguments for pip install; pip's own PIP_... variables are honoured as well
+#   PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS    passed on
+
+PYTHON ?= python3
+VENV ?= .venv
+XLA_VENV ?= .venv-xla
+export TORCH PIP_EXTRA
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint typecheck format bench test-xla set-up set-up-xla clean
+
+help: ## Show this list
+	@echo "make demo     tune a digits classifier with Horovod on this machine (sets everything up first)"
+	@echo "make test     run the tests                     make test PYTEST_ARGS='-k placement'"
+	@echo "make lint     ruff, format and lint             make format rewrites the files"
+	@echo "make typecheck   mypy"
+	@echo "make bench    what the README claims            make bench BENCH_ARGS=turnaround"
+	@echo "make test-xla run the TPU tests on torch_xla's CPU device (7 GB more)"
+	@echo "make set-up   only set up                       horovod-tune doctor says whether it fits together"
+	@echo "make clean    remove the environments and caches of this checkout"
+
+demo: set-up ## The main job
+	@$(VENV)/bin/python examples/bayesopt_digits.py $(DEMO_ARGS)
+
+test: set-up
+	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: set-up
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+
+format: set-up
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+typecheck: set-up
+	@$(VENV)/bin/mypy
+
+bench: set-up
+	@$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
+
+test-xla: set-up-xla
+	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/xla $(PYTEST_ARGS)
+
+set-up: python
+	@$(PYTHON) tools/set_up.py --venv $(VENV)
+
+set-up-xla: python
+	@$(PYTHON) tools/set_up.py --profile xla --venv $(XLA_VENV)
+
+# In shell, since the set-up itself is Python.
+.PHONY: python
+python:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). Debian, Ubuntu: apt-get install python3 python3-venv python3-dev. Another Python: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is `$(PYTHON) -V 2>&1`; 3.10 or newer is needed. Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+
+clean:
+	rm -rf .venv .venv-xla .venv.lock .venv-xla.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,55 @@
+"""The command `horovod-tune`: each subcommand is registered, and run, by a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+COMMAND_MODULES = ("horovod_tune.horovod_build.command",)
+"""Each has `add_parsers(subparsers)`, whose parsers set `run`: from the parsed arguments to an exit status.
+
+They import what they need in `run`, so that `horovod-tune --help` is quick and one command's missing
+dependency is no other's trouble.
+"""
+
+EXTRAS = {"matplotlib": "analysis", "rich": "analysis"}
+"""The extra that brings a module, for the message where it is missing."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="horovod-tune",
+        description="Tune the hyperparameters of a Horovod training function with Ray Tune.",
+    )
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("horovod_tune"))
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMAND_MODULES:
+        importlib.import_module(name).add_parsers(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except ModuleNotFoundError as missing:
+        extra = EXTRAS.get((missing.name or "").split(".")[0])
+        if extra is None:
+            raise
+        print(
+            f"horovod-tune: this command needs {missing.name}. Type: pip install 'horovod_tune[{extra}]'",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        print("\nhorovod-tune: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

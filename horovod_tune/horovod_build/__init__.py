@@ -1,0 +1,16 @@
+"""Compiles Horovod for the torch that is installed: the package behind `horovod-tune install-horovod`.
+
+    command.py ─► install.py ─┬─ prerequisites.py   compiler, CMake, CUDA, NCCL: found, or named with a cure
+                              ├─ plan.py            what is built: key, environment, commands (pure)
+                              ├─ patches.py         what Horovod 0.28.1 needs on a current torch (pure)
+                              ├─ wheel_cache.py     the wheel that is kept, and the lock around it
+                              ├─ compiler.py        runs pip and the compilers, and ends them
+                              ├─ progress.py        the compiler's output: percentage, first error (pure)
+                              └─ installed.py       what is in place, read without importing it
+
+Nothing here imports torch, Horovod or Ray: a build must be possible where they do not fit together.
+"""
+
+
+class BuildError(RuntimeError):
+    """Horovod could not be built or installed; the message names the cause and the cure."""

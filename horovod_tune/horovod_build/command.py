@@ -1,0 +1,93 @@
+"""`horovod-tune install-horovod`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from horovod_tune.horovod_build import BuildError
+from horovod_tune.horovod_build.plan import GPU_CHOICES, HOROVOD_VERSION
+from horovod_tune.horovod_build.wheel_cache import default_cache
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+
+def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to `horovod-tune`."""
+    parser = subparsers.add_parser(
+        "install-horovod",
+        help="compile Horovod for the torch that is installed, and install it",
+        description=f"Compiles Horovod {HOROVOD_VERSION} with Gloo for the torch of this environment and "
+        "installs it. The wheel is kept, by the versions of Horovod, torch, Python and the platform, so that "
+        "the next environment takes seconds. Needs a C++ compiler, make and Python's header files.",
+    )
+    parser.add_argument(
+        "--gpu",
+        choices=GPU_CHOICES,
+        default="none",
+        help="nccl: collectives of CUDA tensors run on the GPU through NCCL; needs nvcc (default: none)",
+    )
+    parser.add_argument("--force", action="store_true", help="compile and install, whatever is there already")
+    parser.add_argument(
+        "--jobs",
+        "-j",
+        type=_at_least_one,
+        metavar="N",
+        help="compilers at a time (default: as many as CPUs and memory allow)",
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="where wheels and the logs of failed builds are kept (default: ~/.cache/horovod_tune)",
+    )
+    parser.add_argument("--no-cache", action="store_true", help="take no kept wheel and keep none")
+    parser.add_argument("--wheel-dir", type=Path, metavar="DIR", help="put a copy of the wheel into DIR")
+    parser.add_argument("--no-install", action="store_true", help="stop when the wheel is there")
+    parser.add_argument(
+        "--source",
+        type=Path,
+        metavar="FILE",
+        help="Horovod's source archive, for hosts without internet",
+    )
+    parser.add_argument(
+        "--horovod-version",
+        default=HOROVOD_VERSION,
+        metavar="V",
+        help=f"default: {HOROVOD_VERSION} (newest)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    from horovod_tune.horovod_build.install import Request, install_horovod
+
+    request = Request(
+        gpu=arguments.gpu,
+        force=arguments.force,
+        jobs=arguments.jobs,
+        cache=(arguments.cache_dir or default_cache(os.environ)).absolute(),
+        use_cache=not arguments.no_cache,
+        wheel_dir=arguments.wheel_dir,
+        install=not arguments.no_install,
+        source=arguments.source,
+        horovod_version=arguments.horovod_version,
+    )
+    try:
+        install_horovod(request)
+    except BuildError as error:
+        print(f"horovod-tune install-horovod: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number

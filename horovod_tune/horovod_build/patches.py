@@ -1,0 +1,224 @@
+"""The changes that Horovod 0.28.1 needs, each an exact text that must be found exactly once.
+
+A text that is not found means that this is another Horovod than the one the change was written for. That
+is an error: a build without its patches would fail later, or worse, run and misbehave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from horovod_tune.horovod_build import BuildError
+
+PATCH_LEVEL = "ht1"
+"""Stands in the built version (``0.28.1+ht1.cpu``); raised whenever a patch below changes."""
+
+_GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replacement in one file of Horovod's source tree."""
+
+    name: str
+    why: str
+    path: str
+    before: str
+    after: str
+
+    def applied_to(self, text: str) -> str:
+        """Return `text` with the replacement made.
+
+        Raises BuildError unless `before` is found exactly once.
+        """
+        found = text.count(self.before)
+        if found != 1:
+            raise BuildError(
+                f"The patch {self.name!r} expects this text once in Horovod's {self.path}, "
+                f"found it {found} times:\n"
+                f"{self.before.rstrip()}\n"
+                "The patches were written for Horovod 0.28.1: leave out --horovod-version, or give 0.28.1."
+            )
+        return text.replace(self.before, self.after)
+
+
+_CXX17_WHY = "torch's headers need C++17 since torch 2.1"
+
+CXX17 = (
+    Patch(
+        name="C++17",
+        why=_CXX17_WHY,
+        path="CMakeLists.txt",
+        before="set(CMAKE_CXX_STANDARD 14)\n",
+        after="set(CMAKE_CXX_STANDARD 17)\n",
+    ),
+    Patch(
+        name="C++17 for torch",
+        why=_CXX17_WHY,
+        path="horovod/torch/CMakeLists.txt",
+        before="    set(CMAKE_CXX_STANDARD 14)\n",
+        after="    set(CMAKE_CXX_STANDARD 17)\n",
+    ),
+)
+
+NO_DEBUG_INFORMATION = Patch(
+    name="no debug information",
+    why="it makes the library 62 MB instead of 2 MB, which every rank maps and every node is sent",
+    path="CMakeLists.txt",
+    before='string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")\n',
+    after='string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")\n'
+    'string(REPLACE "-g" "" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")\n',
+)
+
+CPU_ONLY = Patch(
+    name="no CUDA",
+    why="a CUDA build of torch beside a CUDA toolkit would pull in CUDA code that nobody asked for",
+    path="cmake/Modules/FindPytorch.cmake",
+    before="True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False",
+    after="False",
+)
+
+ANY_FOLDER = Patch(
+    name="a folder with any name",
+    why="its name is taken for a regular expression: with a plus sign in it the library lands elsewhere",
+    path="cmake/Utilities.cmake",
+    before='string(REGEX REPLACE "${PROJECT_SOURCE_DIR}(/)?" "" SUB_FOLDER "${CMAKE_CURRENT_SOURCE_DIR}")',
+    after='string(REPLACE "${PROJECT_SOURCE_DIR}/" "" SUB_FOLDER "${CMAKE_CURRENT_SOURCE_DIR}")',
+)
+
+GLOO_INTERFACE = Patch(
+    name="HOROVOD_GLOO_IFACE",
+    why="without it the collectives ignore HOROVOD_GLOO_IFACE and take the address of the host's own name, "
+    "which is 127.0.1.1 on Debian and Ubuntu",
+    path=_GLOO_CONTEXT,
+    before="  assert(global_context.IsEnabled());\n",
+    after="  assert(global_context.IsEnabled());\n  gloo_iface_ = global_context.gloo_iface_;\n",
+)
+
+# hvd.init() connects every rank with every other six times: world, local and cross, then all three again for
+# the process set of all ranks. On one host, four of the six are the world over again. Horovod drives all of
+# its Gloo contexts from one background thread in the same order on all ranks, so they can be one.
+ONE_MESH = (
+    Patch(
+        name="one mesh: the world's process set",
+        why="the process set of all ranks needs no connections of its own",
+        path=_GLOO_CONTEXT,
+        before="""\
+  auto rendezvous_addr_env = std::getenv(HOROVOD_GLOO_RENDEZVOUS_ADDR);
+  auto rendezvous_port = GetIntEnvOrDefault(HOROVOD_GLOO_RENDEZVOUS_PORT, -1);
+  if (rendezvous_addr_env != nullptr) {
+    LOG(DEBUG) << "rendezvous server address: " << rendezvous_addr_env;
+  } else {
+    LOG(DEBUG) << "no rendezvous server provided, assuming single process execution";
+  }
+
+  attr device_attr;
+""",
+        after="""\
+  if (registered_ranks.empty()) {
+    // horovod_tune: the process set of all ranks uses the world's connections.
+    timeout_ = global_context.timeout_;
+    hostname_ = global_context.hostname_;
+    global_ctx = global_context.ctx;
+    ctx = global_context.ctx;
+    local_ctx = global_context.local_ctx;
+    cross_ctx = global_context.cross_ctx;
+    return;
+  }
+
+  auto rendezvous_addr_env = std::getenv(HOROVOD_GLOO_RENDEZVOUS_ADDR);
+  auto rendezvous_port = GetIntEnvOrDefault(HOROVOD_GLOO_RENDEZVOUS_PORT, -1);
+  if (rendezvous_addr_env != nullptr) {
+    LOG(DEBUG) << "rendezvous server address: " << rendezvous_addr_env;
+  } else {
+    LOG(DEBUG) << "no rendezvous server provided, assuming single process execution";
+  }
+
+  attr device_attr;
+""",
+    ),
+    Patch(
+        name="one mesh: the question",
+        why="every rank must answer it alike, or some would connect and others not",
+        path=_GLOO_CONTEXT,
+        before="#if HAVE_MPI\nvoid GlooContext::InitializeFromMPI",
+        after="""\
+// horovod_tune: whether a group is the world in the world's order.
+// A collective: the answer is the same on all ranks.
+static bool IsWholeWorld(const std::shared_ptr<gloo::Context>& world, int rank,
+                         int size) {
+  int same = (rank == world->rank && size == world->size) ? 1 : 0;
+  std::vector<int> all((size_t)world->size);
+  gloo::AllgatherOptions opts(world);
+  opts.setInput(&same, 1);
+  opts.setOutput(all.data(), all.size());
+  gloo::allgather(opts);
+  return std::find(all.begin(), all.end(), 0) == all.end();
+}
+
+#if HAVE_MPI
+void GlooContext::InitializeFromMPI""",
+    ),
+    Patch(
+        name="one mesh: all ranks on one host",
+        why="the local group is the world",
+        path=_GLOO_CONTEXT,
+        before="""\
+  local_ctx = Rendezvous(HOROVOD_GLOO_LOCAL_PREFIX + hostname_,
+                         rendezvous_addr_env, rendezvous_port,
+                         local_rank, local_size, dev, timeout_);
+""",
+        after="""\
+  local_ctx = IsWholeWorld(ctx, local_rank, local_size)
+                  ? ctx
+                  : Rendezvous(HOROVOD_GLOO_LOCAL_PREFIX + hostname_,
+                               rendezvous_addr_env, rendezvous_port,
+                               local_rank, local_size, dev, timeout_);
+""",
+    ),
+    Patch(
+        name="one mesh: one rank a host",
+        why="the cross group is the world",
+        path=_GLOO_CONTEXT,
+        before="""\
+  cross_ctx = Rendezvous(HOROVOD_GLOO_CROSS_PREFIX + std::to_string(local_rank),
+                         rendezvous_addr_env, rendezvous_port,
+                         cross_rank, cross_size, dev, timeout_);
+""",
+        after="""\
+  cross_ctx = IsWholeWorld(ctx, cross_rank, cross_size)
+                  ? ctx
+                  : Rendezvous(HOROVOD_GLOO_CROSS_PREFIX + std::to_string(local_rank),
+                               rendezvous_addr_env, rendezvous_port,
+                               cross_rank, cross_size, dev, timeout_);
+""",
+    ),
+)
+
+
+def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
+    """Return the patches of a build against torch `torch_version` (major, minor) with `gpu` operations."""
+    chosen: tuple[Patch, ...] = (GLOO_INTERFACE, *ONE_MESH, NO_DEBUG_INFORMATION, ANY_FOLDER)
+    if torch_version >= (2, 1):
+        chosen = (*CXX17, *chosen)
+    if gpu == "none":
+        chosen = (*chosen, CPU_ONLY)
+    return chosen
+
+
+def apply(patches: Iterable[Patch], source: Path) -> None:
+    """Change the files under `source`: all of them, or none where one does not match."""
+    changed: dict[Path, str] = {}
+    for patch in patches:
+        path = source / patch.path
+        if path not in changed:
+            if not path.is_file():
+                raise BuildError(
+                    f"The patch {patch.name!r} is for {patch.path}, which Horovod's source lacks."
+                )
+            changed[path] = path.read_text()
+        changed[path] = patch.applied_to(changed[path])
+    for path, text in changed.items():
+        path.write_text(text)

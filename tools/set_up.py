@@ -1,0 +1,292 @@
+"""Makes the virtual environment that `make` works in. Runs on the system's own Python: standard library only.
+
+    python3 tools/set_up.py [--profile main|xla] [--venv DIR]
+
+A second run sets up nothing again: what was set up is stamped with a hash of all that says how. An
+interrupted run is simply repeated. TORCH=auto|cpu|pip chooses the build of torch (see `TORCH_CHOICES`);
+pip's own variables (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, ...) and PIP_EXTRA, arguments for `pip install`,
+are honoured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+LOCK_TIMEOUT_S = 3600.0
+OLDEST_PYTHON = (3, 10)
+
+TORCH_CHOICES = {
+    "auto": "a CPU build where this machine has no GPU, else what pip takes",
+    "cpu": "a CPU build",
+    "pip": "what pip takes: on x86-64 Linux usually the CUDA build, several GB; it runs on the CPU as well",
+}
+
+# The last: a change of how Horovod is built must reach an environment made before.
+SAYS_HOW = (
+    "pyproject.toml",
+    "setup.py",
+    "constraints.txt",
+    "tools/set_up.py",
+    "horovod_tune/horovod_build/*.py",
+)
+
+
+class SetUpError(Exception):
+    """The set-up cannot go on; the message names the cause and the cure."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of environment."""
+
+    name: str
+    folder: str
+    torch: str
+    also: tuple[str, ...]
+    """What is installed together with torch, since it must match it."""
+    extras: str
+    horovod: bool
+
+
+PROFILES = {
+    "main": Profile("main", ".venv", "2.13.0", (), "dev", horovod=True),
+    # torch_xla's newest release is built for this torch; there is no CPU-only way to have it.
+    "xla": Profile("xla", ".venv-xla", "2.9.0", ("torch_xla==2.9.0",), "dev", horovod=False),
+}
+
+
+def main() -> int:
+    """Set up what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--profile", choices=PROFILES, default="main")
+    parser.add_argument("--venv", type=Path, help="the environment's folder (default: .venv, .venv-xla)")
+    arguments = parser.parse_args()
+    profile = PROFILES[arguments.profile]
+    try:
+        set_up(profile, (arguments.venv or CHECKOUT / profile.folder).absolute(), os.environ)
+    except SetUpError as error:
+        print(f"\nset-up: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nset-up: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def set_up(profile: Profile, venv: Path, environ: Mapping[str, str]) -> None:
+    """Make `venv` what `profile` says, unless it is that already."""
+    torch_choice = environ.get("TORCH") or "auto"
+    if torch_choice not in TORCH_CHOICES:
+        raise SetUpError(f"TORCH must be one of {', '.join(TORCH_CHOICES)}, got {torch_choice!r}")
+    wanted = fingerprint(CHECKOUT, profile, torch_choice, environ.get("PIP_EXTRA", ""))
+    stamp = venv / ".set_up_complete"
+    if is_complete(stamp, wanted):
+        return
+    problems = missing_tools(needs_compiler=profile.horovod)
+    if problems:
+        raise SetUpError(
+            "this machine lacks what the set-up needs:\n" + "\n".join(f"- {line}" for line in problems)
+        )
+    with lock(venv.parent / f"{venv.name}.lock"):
+        if is_complete(stamp, wanted):  # Made by the one that was waited for.
+            return
+        began_s = time.monotonic()
+        stamp.unlink(missing_ok=True)
+        make_environment(venv)
+        under_way = venv / ".set_up_under_way"
+        under_way.touch()
+        fill(profile, venv, torch_choice, environ)
+        under_way.unlink()
+        coming = stamp.with_suffix(".part")
+        coming.write_text(wanted)
+        os.replace(coming, stamp)
+        say(f"{venv.name} is complete after {time.monotonic() - began_s:.0f} s.")
+
+
+def fill(profile: Profile, venv: Path, torch_choice: str, environ: Mapping[str, str]) -> None:
+    """Install torch, this package with what it needs, and Horovod."""
+    python = str(venv / "bin" / "python")
+    extra = shlex.split(environ.get("PIP_EXTRA", ""))
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run([*pip, "--upgrade", "pip", "setuptools", "wheel"])
+    install_torch(profile, python, [*pip, *extra], torch_choice)
+    say("Installing horovod_tune and what it needs ...")
+    held = [f"--constraint={CHECKOUT / 'constraints.txt'}"]
+    run([*pip, *extra, *held, f"torch=={profile.torch}", "--editable", f"{CHECKOUT}[{profile.extras}]"])
+    if profile.horovod:
+        run([python, "-m", "horovod_tune.cli", "install-horovod"])
+
+
+def install_torch(profile: Profile, python: str, pip: list[str], choice: str) -> None:
+    """Install the build of torch that `choice` and the machine ask for."""
+    wanted = [f"torch=={profile.torch}", *profile.also]
+    if not wants_cpu_build(choice, gpu=sees_gpu(), machine=platform.machine(), also=profile.also):
+        say(f"Installing {' and '.join(wanted)} ...")
+        run([*pip, *wanted])
+        return
+    present = run_quietly([python, "-c", "import torch; print(torch.__version__, torch.version.cuda)"])
+    if present is not None and present.split()[0].startswith(profile.torch) and present.split()[-1] == "None":
+        return
+    say(f"Installing {wanted[0]} for the CPU ...")
+    if offers_cpu_build(pip, wanted[0]):
+        run([*pip, *wanted])
+        return
+    # pip has no way to say "the CPU build": torch publishes it under another index. uv knows which.
+    run([*pip, "uv"])
+    uv = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+    if subprocess.run([*uv, "--torch-backend", "cpu", *wanted], stdin=subprocess.DEVNULL).returncode != 0:
+        raise SetUpError(
+            "a CPU build of torch could not be had. Either set PIP_EXTRA_INDEX_URL to the index of CPU "
+            "builds that torch's own installation page gives, or take the build that pip finds (several GB with its "
+            "CUDA packages; it runs on the CPU as well): TORCH=pip make ..."
+        )
+
+
+def wants_cpu_build(choice: str, *, gpu: bool, machine: str, also: tuple[str, ...]) -> bool:
+    """Tell whether a build of torch without CUDA has to be asked for.
+
+    Only x86-64 Linux has two kinds under one version. What comes with torch (torch_xla) may rule it out.
+    """
+    if also:
+        return False
+    return choice == "cpu" or (choice == "auto" and not gpu and machine in ("x86_64", "AMD64"))
+
+
+def offers_cpu_build(pip: list[str], requirement: str) -> bool:
+    """Tell whether pip, as it is set up here, would take a CPU build by itself."""
+    said = run_quietly([*pip, "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", requirement])
+    if said is None:
+        return False
+    return all(item["metadata"]["version"].endswith("+cpu") for item in json.loads(said)["install"])
+
+
+def sees_gpu() -> bool:
+    """Tell whether this machine shows a GPU: NVIDIA's devices, or WSL's or AMD's."""
+    return any(glob.glob(pattern) for pattern in ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd"))
+
+
+def make_environment(venv: Path) -> None:
+    """Make an empty environment where there is none, another Python's, or one whose set-up was interrupted.
+
+    pip does not promise to mend a package that it was interrupted in; downloads are kept by pip itself.
+    """
+    python = venv / "bin" / "python"
+    version = (
+        run_quietly([str(python), "-c", "import sys; print(*sys.version_info[:2])"])
+        if python.exists()
+        else None
+    )
+    sound = version == "{} {}\n".format(*sys.version_info[:2]) and not (venv / ".set_up_under_way").exists()
+    if sound:
+        return
+    if venv.exists():
+        if not (venv / "pyvenv.cfg").is_file() and any(venv.iterdir()):
+            raise SetUpError(
+                f"{venv} is in the way: it is no virtual environment. Move it, or name another: VENV=DIR"
+            )
+        shutil.rmtree(venv)
+    say(f"Making the virtual environment {venv} ...")
+    run([sys.executable, "-m", "venv", str(venv)])
+
+
+def missing_tools(*, needs_compiler: bool) -> list[str]:
+    """Return a line with its cure for each tool that this machine lacks."""
+    missing = []
+    if sys.version_info < OLDEST_PYTHON:
+        missing.append(
+            f"Python {platform.python_version()} ({sys.executable}) is older than 3.10. "
+            "Install a newer one and name it: make PYTHON=python3.12 ..."
+        )
+    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+        missing.append("Python's venv module. Debian, Ubuntu: apt-get install python3-venv.")
+    if needs_compiler:
+        compilers = (*os.environ.get("CXX", "").split()[:1], "c++", "g++", "clang++")
+        if not any(shutil.which(name) for name in compilers):
+            missing.append(
+                "A C++ compiler. Debian, Ubuntu: apt-get install g++. Fedora: dnf install gcc-c++."
+            )
+        header = Path(sysconfig.get_path("include")) / "Python.h"
+        if not header.is_file():
+            missing.append(
+                f"Python's header file {header}. Debian, Ubuntu: apt-get install python3-dev. "
+                "Fedora: dnf install python3-devel."
+            )
+    return missing
+
+
+def fingerprint(checkout: Path, profile: Profile, torch_choice: str, pip_extra: str) -> str:
+    """Return a hash of all that says how the environment is made, and of its place: it cannot move."""
+    digest = hashlib.sha256()
+    for part in (str(checkout), repr(profile), torch_choice, pip_extra, sys.version):
+        digest.update(part.encode() + b"\0")
+    for pattern in SAYS_HOW:
+        for path in sorted(checkout.glob(pattern)):
+            digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def is_complete(stamp: Path, wanted: str) -> bool:
+    """Tell whether the stamped environment is the wanted one."""
+    return stamp.is_file() and stamp.read_text() == wanted and (stamp.parent / "bin" / "python").exists()
+
+
+@contextmanager
+def lock(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Hold the lock file `path`; the kernel drops the lock with its holder, however that one ends."""
+    ends_s = time.monotonic() + timeout_s
+    with path.open("a+") as file:
+        said = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > ends_s:
+                    raise SetUpError(f"another set-up has held {path} for {timeout_s:.0f} s.") from None
+            if not said:
+                say("Another set-up of this checkout is running; waiting for it.")
+                said = True
+            time.sleep(0.5)
+        yield
+
+
+def run(command: list[str]) -> None:
+    """Run a command whose output the user sees."""
+    status = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+    if status != 0:
+        raise SetUpError(
+            f"this failed with exit status {status} (its own message is above): {shlex.join(command)}"
+        )
+
+
+def run_quietly(command: list[str]) -> str | None:
+    """Return what a command prints to stdout, or None where it fails."""
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return ran.stdout if ran.returncode == 0 else None
+
+
+def say(text: str) -> None:
+    """Print at once, so that it stands above what a command started next prints."""
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

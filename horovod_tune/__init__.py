@@ -1,1 +1,37 @@
-"""Hyperparameter search for distributed training: Horovod functions as Ray Tune trials."""
+"""Hyperparameter search for distributed training: Horovod functions as Ray Tune trials.
+
+train(config)                                    the user's Horovod function
+ └ trainable.py         the trial, as Tune sees it     ── step() ─► Tune ─► search/
+    └ coordinator.py    one per trial            ▲ messages.py:
+       └ workers/gloo/  N training actors        │   Report    rank 0
+       └ workers/xla/   one actor a TPU host,    │   Finished  every rank
+          │             XLA processes inside     │   Failed    any rank
+          └ session.py  report(), checkpoints  ──┘ called by train(config)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from horovod_tune.session import get_checkpoint, report
+
+if TYPE_CHECKING:
+    from horovod_tune.trainable import DistributedTrainableCreator
+
+__version__ = "0.1.0"
+
+__all__ = ["DistributedTrainableCreator", "get_checkpoint", "report"]
+
+# What needs Ray Tune, pandas or matplotlib is imported when it is first used.
+_LAZY = {"DistributedTrainableCreator": "horovod_tune.trainable"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

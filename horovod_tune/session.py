@@ -228,5 +228,3 @@ def handle_output(session: Session, output: Any) -> None:
         raise MetricsError(
             f"a training function may return or yield a number or a dict of metrics, got {type(output).__name__}"
         )
-
-

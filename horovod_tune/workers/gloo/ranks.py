@@ -50,7 +50,9 @@ def check_hosts(members: Sequence[MemberFacts], *, num_hosts: int, num_slots: in
         return
     hosts = {member.node_id: member.host for member in members}
     got = ", ".join(f"{count} on {hosts[node]} (node {node[:8]})" for node, count in landed.items())
-    raise StartFailed(f"the trial needs {num_slots} rank(s) on each of {num_hosts} host(s), but Ray placed {got}")
+    raise StartFailed(
+        f"the trial needs {num_slots} rank(s) on each of {num_hosts} host(s), but Ray placed {got}"
+    )
 
 
 def visible_gpus(members: Sequence[MemberFacts], worlds: Sequence[World]) -> list[str | None]:

@@ -186,7 +186,8 @@ class Rendezvous:
             connection.socket.setblocking(True)
             connection.socket.settimeout(STRANGER_S)
             connection.socket.sendall(
-                b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
+                b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
+                % (status, len(body), body)
             )
         self._drop(connection)
 

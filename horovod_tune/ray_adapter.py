@@ -1,0 +1,180 @@
+"""Everything private of Ray that this package touches, in one place. Checked against Ray 2.60.0.
+
+- the module-level session behind ``ray.tune.report`` and its friends (`lend_session`),
+- Tune's switch for actor reuse (`reuse_actors_of`),
+- which node a job's driver runs on (`driver_node_id`),
+- the directories of a trial in Tune's StorageContext (`storage_reaches_here`),
+- whether the cluster can grow (`cluster_can_grow`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from horovod_tune.session import Session
+
+_SESSION_MODULE = "ray.train._internal.session"
+_REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
+
+
+class _TrialFacts:
+    """What ``ray.tune.get_context()`` and ``ray.tune.report`` ask their session for."""
+
+    def __init__(self, session: Session) -> None:
+        order, world = session.order, session.world
+        self._session = session
+        self.trial_id = order.trial_id
+        self.trial_name = order.trial_name
+        self.trial_dir = order.trial_dir
+        self.trial_resources = order.resources
+        self.experiment_name = order.experiment_name
+        self.run_id = None
+        self.world_rank = world.rank
+        self.world_size = world.size
+        self.local_rank = world.local_rank
+        self.local_world_size = world.local_size
+        self.node_rank = world.cross_rank
+        self.metadata: dict[str, Any] = {}
+        self.accelerator = None
+
+    @property
+    def loaded_checkpoint(self) -> Any:
+        return self._session.get_checkpoint()
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
+        self._session.report(metrics, checkpoint)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs a function right after one of some modules is imported; importing ray.tune costs 0.6 s, so a
+    rank does not do it before the training function does."""
+
+    def __init__(self, hooks: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._hooks = dict(hooks)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hook = self._hooks.get(fullname)
+        if hook is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            hook(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_lent: _TrialFacts | None = None
+
+
+def lend_session(session: Session | None) -> None:
+    """Let ``ray.tune.report`` and its friends in this process speak to ``session``; None takes it back."""
+    global _lent
+    _lent = None if session is None else _TrialFacts(session)
+    module = sys.modules.get(_SESSION_MODULE)
+    if module is not None:
+        _lend(module)
+
+
+def _lend(module: ModuleType) -> None:
+    module._session = _lent  # type: ignore[attr-defined]
+
+
+def _accept_keywords(module: ModuleType) -> None:
+    """Let ``ray.tune.report(loss=1)`` of the old guides work again inside a rank."""
+    original = module.report
+
+    @functools.wraps(original)
+    def report(metrics: Mapping[str, Any] | None = None, *, checkpoint: Any = None, **keywords: Any) -> None:
+        original({**(metrics or {}), **keywords}, checkpoint=checkpoint)
+
+    module.report = report  # type: ignore[attr-defined]
+    tune = sys.modules.get("ray.tune")
+    if tune is not None and getattr(tune, "report", None) is original:
+        tune.report = report  # type: ignore[attr-defined]
+
+
+def prepare_rank_process() -> None:
+    """Install the hooks of this process, once, before the first training function."""
+    hooks = {_SESSION_MODULE: _lend, _REPORT_MODULE: _accept_keywords}
+    waiting = {}
+    for name, hook in hooks.items():
+        module = sys.modules.get(name)
+        if module is None:
+            waiting[name] = hook
+        else:
+            hook(module)
+    if waiting:
+        sys.meta_path.insert(0, _AfterImport(waiting))
+
+
+def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
+    """Make Tune keep the actors of trainables that want it, whatever ``reuse_actors`` says; once a process.
+
+    Tune refuses actor reuse together with ResourceChangingScheduler, which is therefore left alone, and
+    tells cached actors apart by resources only, so an experiment of several trainables is left alone too.
+    """
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+
+    if hasattr(TuneController._maybe_cache_trial_actor, "_horovod_tune"):
+        return
+    original = TuneController._maybe_cache_trial_actor
+    wanted: dict[str, bool] = {}
+
+    @functools.wraps(original)
+    def maybe_cache(self: Any, trial: Any) -> bool:
+        names = {each.trainable_name for each in self._trials}
+        if names == {trial.trainable_name} and not self._reuse_actors:
+            name = trial.trainable_name
+            if name not in wanted:
+                wanted[name] = wants_reuse(get_trainable_cls(name))
+            scheduler = type(self._scheduler_alg).__name__
+            self._reuse_actors = wanted[name] and scheduler != "ResourceChangingScheduler"
+        return original(self, trial)
+
+    maybe_cache._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController._maybe_cache_trial_actor = maybe_cache  # type: ignore[method-assign]
+
+
+def driver_node_id() -> str | None:
+    """Return the id of the Ray node that this job's driver runs on, None where Ray does not tell."""
+    import ray
+    from ray._private.state import state
+
+    job = ray.get_runtime_context().get_job_id()
+    for entry in state.job_table():
+        if entry["JobID"] == job:
+            for node in ray.nodes():
+                if node["NodeManagerAddress"] == entry["DriverIPAddress"] and node["Alive"]:
+                    return node["NodeID"]
+    return None
+
+
+def storage_reaches_here(storage: Any) -> bool:
+    """Whether this host can write where the driver made the experiment's directory."""
+    try:
+        storage._check_validation_file()
+    except RuntimeError:
+        return False
+    return True
+
+
+def cluster_can_grow() -> bool:
+    """Whether an autoscaler may add nodes, so that today's nodes say nothing about what can ever fit."""
+    from ray._private.state import state
+
+    return state.get_max_resources_from_cluster_config() is not None

@@ -1,0 +1,262 @@
+"""The trial, as Tune sees it: `DistributedTrainableCreator` and the class that it returns."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import cloudpickle
+import ray
+from ray.train._internal.checkpoint_manager import _TrainingResult
+from ray.tune import PlacementGroupFactory
+from ray.tune.result import RESULT_DUPLICATE, SHOULD_CHECKPOINT
+from ray.tune.trainable import FunctionTrainable
+
+from horovod_tune import ray_adapter
+from horovod_tune.backend import require_backend
+from horovod_tune.coordinator import Coordinator
+from horovod_tune.messages import TrialOrder
+from horovod_tune.spec import (
+    DEFAULT_STALL_TIMEOUT_S,
+    DEFAULT_TIMEOUT_S,
+    TrialSpec,
+    check_fits,
+    check_training_function,
+    make_spec,
+)
+from horovod_tune.storage import TrialStorage
+from horovod_tune.workers.group import WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+
+class ShippedFunction:
+    """The training function on its way to the ranks.
+
+    Pickled when Tune ships the class, not when it is made, so that what the function refers to may be
+    defined after the factory is called. It arrives as bytes: the coordinator never imports what it needs.
+    """
+
+    _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()
+
+    def __init__(self, function: Callable[..., Any] | None, token: str, pickled: bytes = b"") -> None:
+        self._function = function
+        self._token = token
+        self._pickled = pickled
+        self._live[token] = self
+
+    def pickled(self) -> bytes:
+        return self._pickled if self._function is None else cloudpickle.dumps(self._function)
+
+    def __reduce__(self) -> Any:
+        return ShippedFunction._arrive, (self._token, self.pickled())
+
+    @classmethod
+    def _arrive(cls, token: str, pickled: bytes) -> ShippedFunction:
+        # In the driver itself the original comes back, so that a later run ships its globals of then.
+        return cls._live.get(token) or cls(None, token, pickled)
+
+
+class DistributedTrainable(FunctionTrainable):
+    """A trial whose training function runs on several ranks; made by `DistributedTrainableCreator`.
+
+    A FunctionTrainable to Tune, since the function decides when to report and to save, but its function
+    runs in the training actors and not in this process, which is the trial's coordinator actor.
+    """
+
+    _spec: ClassVar[TrialSpec]
+    _shipped: ClassVar[ShippedFunction]
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
+        """Return an empty bundle for the coordinator and those of the training actors.
+
+        Raises:
+            ResourcesUnavailable: the cluster can never hold them. Runs in the driver, before any actor starts.
+        """
+        placement = cls._placement()
+        if ray.is_initialized() and not ray_adapter.cluster_can_grow():
+            check_fits(placement, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        return PlacementGroupFactory(
+            [{}, *[dict(bundle) for bundle in placement.bundles]], strategy=placement.strategy
+        )
+
+    @classmethod
+    def _placement(cls) -> Any:
+        if cls._spec.use_tpu:
+            from horovod_tune.workers.xla.launch import placement
+
+            return placement(cls._spec)
+        return cls._spec.placement()
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._last_training_result: _TrainingResult | None = None
+        self._coordinator = Coordinator(
+            WorkerGroup(self._make_launcher(), timeout_s=self._spec.timeout_s),
+            self._shipped.pickled(),
+            reuse_workers=self._spec.reuse_workers,
+        )
+        self._coordinator.begin_workers()
+        self._set_trial(config)
+
+    def _make_launcher(self) -> Any:
+        group = ray.util.get_current_placement_group()
+        if self._spec.use_tpu:
+            from horovod_tune.workers.xla.launch import XlaLauncher
+
+            return XlaLauncher(self._spec, group, node_id=self._node_id)
+        from horovod_tune.workers.gloo.launch import GlooLauncher
+
+        return GlooLauncher(self._spec, group, node_id=self._node_id)
+
+    def _set_trial(self, config: dict[str, Any]) -> None:
+        storage = self._storage
+        order = TrialOrder(
+            trial_id=self.trial_id,
+            trial_name=self.trial_name,
+            trial_dir=storage.trial_driver_staging_path,
+            working_dir=storage.trial_working_directory,
+            experiment_name=storage.experiment_dir_name,
+            config=copy.deepcopy(config),
+            function=None,
+            resources=self.trial_resources,
+        )
+        self._trial_storage = TrialStorage(storage, self._node_id)
+        self._coordinator.set_trial(order, self._trial_storage)
+
+    def step(self) -> dict[str, Any]:
+        """Return rank 0's next report, as Tune's own function trainables do (see FunctionTrainable.step)."""
+        result = self._coordinator.next_result()
+        if result is None:
+            return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
+        metrics, checkpoint = result
+        self._last_training_result = _TrainingResult(checkpoint=checkpoint, metrics=metrics)
+        if checkpoint is not None:
+            metrics = {**metrics, SHOULD_CHECKPOINT: True}
+        return metrics
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        # `step` does not know the iteration yet; a restored trial counts on from the checkpoint's metrics.
+        if self._last_training_result is not None:
+            self._last_training_result.metrics = result
+
+    def save_checkpoint(self, checkpoint_dir: str = "") -> _TrainingResult | None:
+        return self._last_training_result
+
+    def restore(self, checkpoint_path: Any) -> None:
+        """Let the trial start from a checkpoint that this host, or else the driver's, can read."""
+        result = checkpoint_path
+        if isinstance(result, str):
+            result = ray.tune.Checkpoint.from_directory(result)
+        if isinstance(result, ray.tune.Checkpoint):
+            result = _TrainingResult(checkpoint=result, metrics={})
+        here = self._trial_storage.bring_here(result.checkpoint)
+        super().restore(_TrainingResult(checkpoint=here, metrics=result.metrics))
+
+    def load_checkpoint(self, checkpoint_result: _TrainingResult) -> None:
+        self._coordinator.restore(self._trial_storage.place_here(checkpoint_result.checkpoint))
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next trial on the same workers, or on new ones where these are not fit for it."""
+        self._coordinator.end_trial()
+        if self._coordinator.replaced_because:
+            logger.info(
+                "horovod_tune replaced the workers before trial %s: %s",
+                self.trial_id,
+                "; ".join(self._coordinator.replaced_because),
+            )
+        self._last_training_result = None
+        self._last_result = {}
+        self._set_trial(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        self._coordinator.close()
+
+
+def DistributedTrainableCreator(  # noqa: N802 - the name that its users know
+    func: Callable[[dict[str, Any]], Any],
+    use_gpu: bool = False,
+    num_hosts: int | None = None,
+    num_slots: int | None = None,
+    num_cpus_per_slot: float | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    replicate_pem: bool = False,
+    *,
+    num_workers: int | None = None,
+    num_cpus_per_worker: float | None = None,
+    use_tpu: bool = False,
+    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
+    reuse_workers: bool = True,
+    nics: str | Sequence[str] | None = None,
+) -> type[DistributedTrainable]:
+    """Turn a Horovod training function into a class that ``tune.run`` and ``tune.Tuner`` take.
+
+    Nothing starts here. Each trial then has one coordinator actor, which takes no CPU, and
+    ``num_hosts * num_slots`` training actors, each of which runs ``func(config)`` as one Horovod rank.
+
+    Args:
+        func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
+            `horovod_tune.report` or ``ray.tune.report``.
+        use_gpu: whether each rank holds one GPU; ``torch.cuda.set_device(hvd.local_rank())`` selects it.
+        num_hosts: on how many different machines a trial runs (default 1).
+        num_slots: ranks on each of them (default 1; with ``use_tpu``, all chips of a host).
+        num_cpus_per_slot: CPUs that each rank holds (default 1).
+        timeout_s: seconds of silence after which a rank counts as lost. It bounds each phase of the start
+            too. It is not the time between reports: an epoch may take hours.
+        replicate_pem: accepted for old scripts; no SSH key is needed any more.
+        num_workers: instead of ``num_slots``: the total of ranks, placed as tightly as they fit when
+            ``num_hosts`` is not given.
+        num_cpus_per_worker: another name of ``num_cpus_per_slot``.
+        use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts in place of Horovod ranks.
+        stall_timeout_s: seconds after which a collective that not all ranks have entered is an error.
+        reuse_workers: keep the ranks' processes and their world for the next trial. Each trial still finds
+            its process as a new one would be.
+        nics: the network interface, or several in order of preference, for the ranks' collectives. Default:
+            the loopback on one host, the one that has Ray's node address on several.
+
+    Raises:
+        SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
+        TrainingFunctionError: ``func`` cannot be called as ``func(config)``.
+        BackendMissing: Horovod (or torch_xla) is not installed, or built without Gloo.
+    """
+    check_training_function(func)
+    if replicate_pem:
+        warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
+    spec = make_spec(
+        num_hosts=num_hosts,
+        num_slots=num_slots,
+        num_workers=num_workers,
+        num_cpus_per_slot=num_cpus_per_slot,
+        num_cpus_per_worker=num_cpus_per_worker,
+        use_gpu=use_gpu,
+        use_tpu=use_tpu,
+        timeout_s=timeout_s,
+        stall_timeout_s=stall_timeout_s,
+        reuse_workers=reuse_workers,
+        nics=nics,
+    )
+    require_backend(use_tpu=use_tpu)
+    if reuse_workers:
+        ray_adapter.reuse_actors_of(_wants_reuse)
+    name = re.sub(r"\W", "_", getattr(func, "__name__", None) or type(func).__name__)
+    shipped = ShippedFunction(func, uuid.uuid4().hex)
+    body = {
+        "_spec": spec,
+        "_shipped": shipped,
+        "_name": name,
+        "__doc__": func.__doc__,
+        "__module__": __name__,
+    }
+    return type(name, (DistributedTrainable,), body)
+
+
+def _wants_reuse(trainable: type) -> bool:
+    return issubclass(trainable, DistributedTrainable) and trainable._spec.reuse_workers

@@ -1,0 +1,192 @@
+"""The training actor: one Horovod rank, in a process of its own that outlives its trial.
+
+The training function runs in a thread; the actor's methods answer meanwhile, so a rank that trains for an
+hour between two reports still gives a sign of life.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import ray
+
+from horovod_tune import ray_adapter
+from horovod_tune.messages import (
+    Assignment,
+    CheckpointPlace,
+    FailureKind,
+    LogChunk,
+    MemberFacts,
+    Message,
+    Report,
+    Tidied,
+    TrialOrder,
+    World,
+)
+from horovod_tune.session import Session
+from horovod_tune.workers.gloo.world import HorovodWorld, OutputReader, is_collective_error
+from horovod_tune.workers.training import Training
+
+if TYPE_CHECKING:
+    from horovod_tune.workers.cleanliness import Baseline
+
+METHODS_AT_ONCE = 4
+"""`poll` waits in one thread while the others answer `proceed`, `stop_training` and `tidy`."""
+PROBE_TIMEOUT_S = 5.0
+
+
+class TrainingActor:
+    """One rank. Its methods are called by the coordinator's worker group only (see `workers.protocol`)."""
+
+    def __init__(self) -> None:
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._host = socket.gethostname()
+        self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._output = OutputReader()
+        self._horovod = HorovodWorld()
+        self._training: Training | None = None
+        self._function = b""
+        self._world: World | None = None
+        self._environment: dict[str, str] = {}
+        self._baseline: Baseline | None = None
+        self._prepared = threading.Lock()
+        ray_adapter.prepare_rank_process()
+        # Imports take a second or two: they run while the coordinator still gathers the actors.
+        threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
+
+    def _import_quietly(self) -> None:
+        # An import error here is met again, and then reported, by the training thread.
+        try:
+            with self._prepared:
+                self._horovod.load()
+        except Exception:
+            return
+
+    def describe(self) -> MemberFacts:
+        process = psutil.Process()
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return MemberFacts(
+            node_id=self._node_id,
+            node_ip=ray.util.get_node_ip_address(),
+            host=self._host,
+            pid=os.getpid(),
+            process_started=process.create_time(),
+            gpu_ids=tuple(filter(None, devices.split(","))) if ray.get_gpu_ids() else (),
+        )
+
+    def interfaces(self) -> dict[str, list[str]]:
+        """Return this host's IP addresses by network interface."""
+        families = (socket.AF_INET, socket.AF_INET6)
+        return {
+            name: [each.address.partition("%")[0] for each in addresses if each.family in families]
+            for name, addresses in psutil.net_if_addrs().items()
+        }
+
+    def assign(self, assignment: Assignment) -> None:
+        """Take this actor's place in the world."""
+        (self._world,) = assignment.worlds
+        self._environment = assignment.environment
+        os.environ.update(assignment.environment)
+
+    def begin(self, order: TrialOrder) -> None:
+        """Start a trial's training function; returns at once."""
+        assert self._world is not None, "assign() comes before begin()"
+        if order.function is not None:
+            self._function = order.function
+        self._outbox = queue.SimpleQueue()
+        self._output.mark()
+        live = Session(order, self._world, send=self._send, fetch=self._open_checkpoint)
+        self._training = Training(
+            live,
+            self._function,
+            host=self._host,
+            send=self._send,
+            prepare=self._prepare,
+            describe_failure=self._describe_failure,
+        )
+        self._training.start()
+
+    def _prepare(self) -> None:
+        with self._prepared:
+            self._horovod.load()
+            if self._baseline is None:
+                from horovod_tune.workers.cleanliness import Baseline
+
+                self._baseline = Baseline()
+
+    def _send(self, message: Message) -> None:
+        if not isinstance(message, Report):
+            # The trial is over for this rank: what it printed goes out before its last word.
+            self._send_log()
+        self._outbox.put(message)
+
+    def _send_log(self) -> None:
+        text = self._output.take()
+        if text and self._world is not None:
+            self._outbox.put(LogChunk(self._world.rank, text))
+
+    def poll(
+        self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
+    ) -> list[Message]:
+        """Return this rank's messages, after ``wait_s`` at the latest (then none: a sign of life)."""
+        if proceed:
+            self.proceed(proceed, checkpoint)
+        messages: list[Message] = []
+        try:
+            messages.append(self._outbox.get(timeout=wait_s))
+            while True:
+                messages.append(self._outbox.get_nowait())
+        except queue.Empty:
+            if not messages:
+                self._send_log()
+            return messages
+
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+        if self._training is not None:
+            self._training.session.proceed(index, checkpoint)
+
+    def stop_training(self) -> None:
+        if self._training is not None:
+            self._training.session.stop()
+
+    def close_world(self) -> None:
+        """Shut Horovod down, so that ranks which wait in a collective get an error."""
+        self._horovod.close()
+
+    def ping(self) -> int:
+        """Return how often this rank has reported: a sign of life."""
+        return self._training.session.reports if self._training is not None else 0
+
+    def tidy(self, join_s: float) -> Tidied:
+        """Put this process back to how a new one is, and say whether the next trial can have it."""
+        assert self._world is not None and self._training is not None
+        rank = self._world.rank
+        self._training.thread.join(timeout=join_s)
+        if self._training.is_alive:
+            return Tidied((rank,), (f"the training function of rank {rank} still runs",))
+        self._training = None
+        problems, counter = self._horovod.keep(timeout_s=PROBE_TIMEOUT_S)
+        if problems:
+            return Tidied((rank,), tuple(problems))
+        assert self._baseline is not None
+        return Tidied((rank,), tuple(self._baseline.restore()), counter)
+
+    def _open_checkpoint(self, place: CheckpointPlace) -> Any:
+        from ray.tune import Checkpoint
+
+        from horovod_tune.storage import open_checkpoint
+
+        return open_checkpoint(place, self._node_id, os.getcwd(), Checkpoint)
+
+    def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
+        if not is_collective_error(error):
+            return FailureKind.RAISED, ""
+        stalled = self._output.stall_report()
+        if stalled:
+            return FailureKind.STALLED, f"\nHorovod's stall inspector:\n{stalled}\n"
+        return FailureKind.DISCONNECTED, ""

@@ -1,0 +1,95 @@
+"""Starts the training actors of a Gloo world where the trial's placement group has room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from horovod_tune.errors import StartFailed
+from horovod_tune.messages import Assignment, MemberFacts
+from horovod_tune.spec import TrialSpec
+from horovod_tune.workers.gloo import ranks
+from horovod_tune.workers.gloo.actor import METHODS_AT_ONCE, TrainingActor
+from horovod_tune.workers.gloo.rendezvous import Rendezvous
+
+
+class GlooLauncher:
+    """Starts ``spec.world_size`` training actors in ``placement_group`` and their rendezvous beside us."""
+
+    def __init__(self, spec: TrialSpec, placement_group: PlacementGroup, *, node_id: str) -> None:
+        self._spec = spec
+        self._group = placement_group
+        self._node_id = node_id
+        self._rendezvous: Rendezvous | None = None
+
+    def create(self) -> list[Any]:
+        spec = self._spec
+        actor = ray.remote(TrainingActor)
+        per_bundle = spec.num_slots if spec.num_hosts is not None else 1
+        assert per_bundle is not None
+        return [
+            actor.options(
+                num_cpus=spec.num_cpus_per_slot,
+                num_gpus=1 if spec.use_gpu else 0,
+                max_concurrency=METHODS_AT_ONCE,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=index // per_bundle
+                ),
+            ).remote()
+            for index in range(spec.world_size)
+        ]
+
+    def assign(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[Assignment]:
+        spec = self._spec
+        if spec.num_hosts is not None:
+            assert spec.num_slots is not None
+            ranks.check_hosts(facts, num_hosts=spec.num_hosts, num_slots=spec.num_slots)
+        worlds = ranks.assign_worlds([each.node_id for each in facts], first_node=self._node_id)
+        single_host = len({each.node_id for each in facts}) == 1
+        self.close()
+        self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
+        gpus = ranks.visible_gpus(facts, worlds)
+        interfaces = self._interfaces(members, facts, single_host=single_host)
+        assignments = []
+        for fact, world, interface, visible in zip(facts, worlds, interfaces, gpus, strict=True):
+            environment = ranks.horovod_environment(
+                world,
+                host_key=fact.node_id,
+                rendezvous=self._rendezvous.address,
+                interface=interface,
+                gloo_timeout_s=spec.timeout_s,
+                stall_timeout_s=spec.stall_timeout_s,
+            )
+            if visible is not None:
+                environment["CUDA_VISIBLE_DEVICES"] = visible
+            assignments.append(Assignment((world,), environment))
+        return assignments
+
+    def _interfaces(
+        self, members: Sequence[Any], facts: Sequence[MemberFacts], *, single_host: bool
+    ) -> list[str]:
+        """Return each rank's interface; every host is asked once, for hosts name theirs differently."""
+        asked = {fact.node_id: member for member, fact in zip(members, facts, strict=True)}
+        refs = {node: member.interfaces.remote() for node, member in asked.items()}
+        chosen = {}
+        for fact in facts:
+            if fact.node_id in chosen:
+                continue
+            try:
+                addresses = ray.get(refs[fact.node_id], timeout=self._spec.timeout_s)
+            except ray.exceptions.RayError as error:
+                raise StartFailed(f"{fact.host} did not say its network interfaces: {error}") from error
+            chosen[fact.node_id] = ranks.choose_interface(
+                addresses, node_ip=fact.node_ip, nics=self._spec.nics, single_host=single_host
+            )
+        return [chosen[fact.node_id] for fact in facts]
+
+    def close(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+            self._rendezvous = None

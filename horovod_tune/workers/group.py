@@ -1,0 +1,320 @@
+"""The ranks of one trial as the coordinator sees them: started, listened to, let go, ended.
+
+Runs in the coordinator, in one thread. Every wait has an end: a member answers `poll` within POLL_S even
+when it has nothing to say, and one that does not for ``timeout_s`` is lost.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from horovod_tune.errors import StartFailed, TrainingFailed
+from horovod_tune.messages import (
+    CheckpointPlace,
+    Failed,
+    FailureKind,
+    Finished,
+    LogChunk,
+    MemberFacts,
+    Report,
+    Stopped,
+    Tidied,
+    TrialOrder,
+)
+from horovod_tune.workers import failures, processes
+from horovod_tune.workers.protocol import Launcher
+
+POLL_S = 10.0
+"""The longest time between two signs of life of a member (a quarter of timeout_s where that is shorter)."""
+CAUSE_S = 2.0
+"""How long a broken collective is looked at for the rank that broke it."""
+PING_S = 1.5
+"""How long a rank may take to answer when others have lost contact with it."""
+UNWIND_S = 5.0
+"""How long a stopped training function may take to unwind before its process is replaced."""
+
+
+class WorkerGroup:
+    """The members of one world, kept over the trials that they run."""
+
+    def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
+        self._launcher = launcher
+        self._timeout_s = timeout_s
+        self._poll_s = min(POLL_S, timeout_s / 4)
+        self._members: list[Any] = []
+        self._facts: list[MemberFacts] = []
+        self._ranks: list[tuple[int, ...]] = []
+        self._descriptions: list[Any] = []
+        self._polls: dict[Any, int] = {}
+        self._poll_started: dict[int, float] = {}
+        self._to_proceed: tuple[int, CheckpointPlace | None] | None = None
+        self._running: set[int] = set()
+        self._failures: list[Failed] = []
+        self._reports: list[Report] = []
+        self._logs: list[LogChunk] = []
+        self._first_member = 0
+        self.collective_counter: int | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there are members that have their ranks."""
+        return bool(self._ranks)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank, by rank."""
+        by_rank = {
+            rank: fact.host for fact, ranks in zip(self._facts, self._ranks, strict=True) for rank in ranks
+        }
+        return [by_rank[rank] for rank in sorted(by_rank)]
+
+    def create(self) -> None:
+        """Begin to start the members; returns at once."""
+        self._members = list(self._launcher.create())
+        self._descriptions = [member.describe.remote() for member in self._members]
+
+    def begin(self, order: TrialOrder) -> None:
+        """Start a trial on all ranks, as soon as they are there.
+
+        Raises:
+            StartFailed: members did not come up within ``timeout_s``, or landed wrongly.
+        """
+        if not self._members:
+            self.create()
+        if not self._ranks:
+            self._assign()
+        self._failures, self._reports, self._logs = [], [], []
+        self._to_proceed = None
+        self._running = {rank for ranks in self._ranks for rank in ranks}
+        self._get_all([member.begin.remote(order) for member in self._members], "to begin the trial")
+        self._polls = {}
+        for index in range(len(self._members)):
+            self._poll(index)
+
+    def _assign(self) -> None:
+        self._facts = self._get_all(self._descriptions, "to start")
+        assignments = self._launcher.assign(self._members, self._facts)
+        self._get_all(
+            [m.assign.remote(a) for m, a in zip(self._members, assignments, strict=True)],
+            "to take their ranks",
+        )
+        self._ranks = [tuple(world.rank for world in each.worlds) for each in assignments]
+        self._first_member = next(i for i, ranks in enumerate(self._ranks) if 0 in ranks)
+
+    def _get_all(self, refs: Sequence[Any], doing: str) -> list[Any]:
+        try:
+            return ray.get(list(refs), timeout=self._timeout_s)
+        except GetTimeoutError:
+            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0)
+            missing = [i for i, ref in enumerate(refs) if ref not in set(ready)]
+            who = ", ".join(self._name(i) for i in missing)
+            raise StartFailed(
+                f"{len(missing)} of {len(refs)} training actors took longer than timeout_s="
+                f"{self._timeout_s:g} s {doing}: {who}"
+            ) from None
+        except RayActorError as error:
+            raise StartFailed(f"a training actor died on its way {doing}: {error}") from error
+
+    def _name(self, member: int) -> str:
+        if self._facts:
+            return f"{self._ranks_text(member)} on {self._facts[member].host}"
+        return f"actor {member}"
+
+    def _ranks_text(self, member: int) -> str:
+        ranks = self._ranks[member] if self._ranks else (member,)
+        return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+    def next_event(self) -> Report | Finished:
+        """Wait for rank 0's next report, or for the end of the training function on every rank.
+
+        Raises:
+            TrainingFailed: a rank raised, died, fell silent or lost the others.
+        """
+        self._let_go()
+        entered = time.monotonic()
+        while True:
+            if self._reports:
+                return self._reports.pop(0)
+            if self._failures:
+                raise self._failed(self._failures)
+            if not self._running:
+                return Finished(0)
+            self._listen(self._poll_s)
+            self._check_silence(entered)
+
+    def take_logs(self) -> list[LogChunk]:
+        """Return what ranks have printed since the last call."""
+        logs, self._logs = self._logs, []
+        return logs
+
+    def proceed(self, index: int, checkpoint: CheckpointPlace | None) -> None:
+        """Let every rank go on after report ``index`` when `next_event` is called again."""
+        self._to_proceed = (index, checkpoint)
+
+    def _let_go(self) -> None:
+        if self._to_proceed is None:
+            return
+        index, checkpoint = self._to_proceed
+        self._to_proceed = None
+        polled = set(self._polls.values())
+        for i, member in enumerate(self._members):
+            if i in polled:
+                member.proceed.remote(index, checkpoint)
+            else:
+                self._poll(i, index, checkpoint)  # one call for both: the way of rank 0's member
+
+    def _poll(self, member: int, *proceed: Any) -> None:
+        ref = self._members[member].poll.remote(self._poll_s, *proceed)
+        self._polls[ref] = member
+        self._poll_started[member] = time.monotonic()
+
+    def _listen(self, wait_s: float) -> None:
+        """Take in what members say within ``wait_s``, and ask them again."""
+        ready, _ = ray.wait(list(self._polls), num_returns=1, timeout=wait_s)
+        for ref in ready:
+            member = self._polls.pop(ref)
+            try:
+                messages = ray.get(ref)
+            except RayActorError as error:
+                self._lose(member, FailureKind.DIED, failures.death_text(error))
+                continue
+            self._take(messages)
+            waits_for_us = member == self._first_member and self._reports
+            if not waits_for_us and self._running & set(self._ranks[member]):
+                self._poll(member)
+
+    def _take(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            match message:
+                case Report():
+                    self._reports.append(message)
+                case Finished(rank=rank) | Stopped(rank=rank):
+                    self._running.discard(rank)
+                    if rank == 0:
+                        self._release_reports()
+                case Failed(rank=rank):
+                    self._running.discard(rank)
+                    self._failures.append(message)
+                case LogChunk():
+                    self._logs.append(message)
+                case _:
+                    raise TrainingFailed(f"a member sent {message!r}, which is no message of ours")
+
+    def _release_reports(self) -> None:
+        """Rank 0 has returned: ranks that report more often than it have nobody to wait for."""
+        for member in self._members:
+            member.proceed.remote(math.inf)
+
+    def _lose(self, member: int, kind: FailureKind, text: str) -> None:
+        fact = self._facts[member]
+        for rank in self._ranks[member]:
+            self._running.discard(rank)
+            self._failures.append(Failed(rank, fact.host, kind, f"process {fact.pid}: {text}"))
+
+    def _check_silence(self, entered: float) -> None:
+        now = time.monotonic()
+        for ref, member in list(self._polls.items()):
+            # Time in which nobody listened (Tune was deciding) does not count.
+            since = max(self._poll_started[member] + self._poll_s, entered)
+            if now - since > self._timeout_s:
+                del self._polls[ref]
+                self._lose(
+                    member,
+                    FailureKind.SILENT,
+                    f"gave no sign of life for timeout_s={self._timeout_s:g} s (stopped, or its machine gone)",
+                )
+
+    def _failed(self, first: list[Failed]) -> TrainingFailed:
+        """Find the cause: a rank that lost the others tells that something happened, not what."""
+        end = time.monotonic() + CAUSE_S
+        while failures.needs_cause(first) and self._running and time.monotonic() < end:
+            self._listen(max(0.05, min(0.5, end - time.monotonic())))
+        if failures.needs_cause(first):
+            self._ping_the_others()
+        self._collect_logs()
+        return TrainingFailed(failures.explain(first, world_size=sum(map(len, self._ranks))))
+
+    def _ping_the_others(self) -> None:
+        silent = [i for i in range(len(self._members)) if self._running & set(self._ranks[i])]
+        refs = {self._members[i].ping.remote(): i for i in silent}
+        if not refs:
+            return
+        ready, waiting = ray.wait(list(refs), num_returns=len(refs), timeout=PING_S)
+        for ref in waiting:
+            self._lose(refs[ref], FailureKind.SILENT, f"does not answer (asked for {PING_S:g} s)")
+        for ref in ready:
+            try:
+                ray.get(ref)
+            except RayError as error:
+                self._lose(refs[ref], FailureKind.DIED, failures.death_text(error))
+
+    def _collect_logs(self) -> None:
+        if self._polls:
+            self._listen(0)
+
+    def end_trial(self) -> list[str]:
+        """End the trial on every rank and make the members fit for the next one.
+
+        Returns:
+            why they are not, empty when they are: then they hold a sound world and clean processes.
+        """
+        if not self._ranks:
+            return ["there are no ranks"]
+        if self._failures:
+            return ["a rank failed"]
+        if self._running:
+            problems = self._unwind()
+            if problems:
+                return problems
+        return self._tidy()
+
+    def _unwind(self) -> list[str]:
+        """Stop the training function on every rank that still runs it."""
+        for member in self._members:
+            member.stop_training.remote()
+        polled = set(self._polls.values())
+        for i in range(len(self._members)):
+            if i not in polled and self._running & set(self._ranks[i]):
+                self._poll(i)
+        start, broken = time.monotonic(), False
+        while self._running and time.monotonic() - start < UNWIND_S:
+            self._listen(0.2)
+            if self._running and not broken and time.monotonic() - start > 0.3:
+                # Some ranks left at their report, others wait in a collective for them (the function
+                # reports on rank 0 only): breaking the world gets those out as well.
+                broken = True
+                for member in self._members:
+                    member.close_world.remote()
+        if self._running:
+            return [f"rank(s) {sorted(self._running)} did not leave the training function in {UNWIND_S:g} s"]
+        self._failures = []  # ranks that were thrown out of a collective end with an error
+        return []
+
+    def _tidy(self) -> list[str]:
+        try:
+            tidied: list[Tidied] = ray.get(
+                [member.tidy.remote(1.0) for member in self._members], timeout=UNWIND_S + 5
+            )
+        except RayError as error:
+            return [f"a rank could not be tidied: {error}"]
+        problems = [problem for each in tidied for problem in each.problems]
+        counters = {each.collective_counter for each in tidied}
+        if len(counters) > 1:
+            problems.append(
+                f"ranks disagree on how many collectives there were: {sorted(map(str, counters))}"
+            )
+        return problems
+
+    def close(self) -> None:
+        """End every member's process, and see it gone; twice is harmless."""
+        members, facts = self._members, self._facts
+        self._members, self._facts, self._ranks, self._descriptions = [], [], [], []
+        self._polls, self._running = {}, set()
+        processes.end_actors(members, facts)
+        self._launcher.close()

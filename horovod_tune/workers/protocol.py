@@ -1,0 +1,69 @@
+"""What Gloo and XLA both honour: the actor of a member, and the launcher that starts and assigns members.
+
+A *member* is a Ray actor that runs one rank (Gloo) or all ranks of a host (XLA). The worker group speaks to
+members through these methods only, and every message says which rank it is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from horovod_tune.messages import (
+    Assignment,
+    CheckpointPlace,
+    MemberFacts,
+    Message,
+    Tidied,
+    TrialOrder,
+)
+
+
+class Member(Protocol):
+    """The methods of a member actor; none blocks longer than it says."""
+
+    def describe(self) -> MemberFacts:
+        """Return where the actor landed."""
+
+    def assign(self, assignment: Assignment) -> None:
+        """Take the ranks and their environment; once in the actor's life."""
+
+    def begin(self, order: TrialOrder) -> None:
+        """Start the training function on every rank of the member; returns at once."""
+
+    def poll(
+        self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
+    ) -> list[Message]:
+        """Return new messages, after ``wait_s`` seconds at the latest; an empty list is a sign of life."""
+
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+        """Let the reports up to ``index`` return on every rank of the member."""
+
+    def stop_training(self) -> None:
+        """Make the current or next report unwind the training function."""
+
+    def close_world(self) -> None:
+        """Break the ranks' collectives, so that those who wait in one get an error."""
+
+    def ping(self) -> int:
+        """Return how often the member's lowest rank has reported."""
+
+    def tidy(self, join_s: float) -> Tidied:
+        """Wait ``join_s`` for the training function to end, and put the process back to how a new one is."""
+
+
+class Launcher(Protocol):
+    """Starts the members of one trial's world and tells each what it is."""
+
+    def create(self) -> Sequence[Any]:
+        """Create the member actors and return their handles at once, without waiting for them."""
+
+    def assign(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> Sequence[Assignment]:
+        """Return each member's ranks and environment.
+
+        Raises:
+            StartFailed: the members landed where they cannot form the world that was asked for.
+        """
+
+    def close(self) -> None:
+        """Undo what `assign` started; twice is harmless."""

@@ -1,0 +1,100 @@
+"""Runs the training function in a rank's own thread, and says how it ended."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from horovod_tune import ray_adapter, session
+from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialOrder
+from horovod_tune.session import Session, StopTraining
+
+
+class Training:
+    """One rank's run of the training function for one trial, in a thread of its own.
+
+    A new thread for every trial, because much of torch's state (grad mode, autocast, default device) and
+    every `threading.local` belongs to the thread.
+
+    ``describe_failure(error)`` returns the kind of a failure and what there is to add to its traceback.
+    """
+
+    def __init__(
+        self,
+        live_session: Session,
+        function: bytes,
+        *,
+        host: str,
+        send: Callable[[Message], None],
+        prepare: Callable[[], None],
+        describe_failure: Callable[[BaseException], tuple[FailureKind, str]],
+    ) -> None:
+        self.session = live_session
+        self._function = function
+        self._host = host
+        self._send = send
+        self._prepare = prepare
+        self._describe_failure = describe_failure
+        self.thread = threading.Thread(
+            target=self._run, name=f"training-{live_session.order.trial_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        self.thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.thread.is_alive()
+
+    def _run(self) -> None:
+        rank = self.session.world.rank
+        ending: Message
+        try:
+            self._prepare()
+            enter_working_directory(self.session.order)
+            session.activate(self.session)
+            ray_adapter.lend_session(self.session)
+            call(cloudpickle.loads(self._function), self.session)
+            ending = Finished(rank)
+        except StopTraining:
+            ending = Stopped(rank)
+        except BaseException as error:
+            # SystemExit too: a function that calls sys.exit() has not finished its training.
+            kind, more = self._describe_failure(error)
+            ending = Failed(rank, self._host, kind, _own_traceback(error) + more)
+        finally:
+            session.activate(None)
+            ray_adapter.lend_session(None)
+        self._send(ending)
+
+
+def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:
+    """Call the training function; what it returns or yields counts as reports, as with Tune's own functions."""
+    config = dict(live_session.order.config)
+    if inspect.isgeneratorfunction(function):
+        for output in function(config):
+            session.handle_output(live_session, output)
+    else:
+        session.handle_output(live_session, function(config))
+
+
+def enter_working_directory(order: TrialOrder) -> None:
+    """Go to the trial's working directory, unless RAY_CHDIR_TO_TRIAL_DIR=0 (as Tune's functions do)."""
+    os.makedirs(order.working_dir, exist_ok=True)
+    os.environ.setdefault("TUNE_ORIG_WORKING_DIR", os.getcwd())
+    if bool(int(os.environ.get("RAY_CHDIR_TO_TRIAL_DIR", "1"))):
+        os.chdir(order.working_dir)
+
+
+def _own_traceback(error: BaseException) -> str:
+    """Return the traceback from the training function on: our frames above it help nobody."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))

@@ -75,7 +75,8 @@ def _draw_lines(ax: Axes, analysis: Analysis, drawn: list[series.Curve], against
             else:
                 lines.append(points)
                 shades.append(tint)
-    alpha = float(np.clip(60 / max(len(drawn), 1), 0.12, 0.85))
+    # Against time trials lie side by side, against iterations on top of each other.
+    alpha = float(np.clip(60 / max(len(drawn), 1), 0.4 if against == "time" else 0.12, 0.85))
     ax.add_collection(LineCollection(lines, colors=shades, linewidths=0.9, alpha=alpha, zorder=2))
     if dots:
         ax.scatter(

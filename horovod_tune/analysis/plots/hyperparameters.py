@@ -285,8 +285,8 @@ def _marks(parameter: Parameter) -> list[tuple[float, str]]:
     if parameter.log:
         return [((math.log10(mark) - low) / (high - low), f"{mark:g}") for mark in log_ticks(low, high)]
     ends = (low, (low + high) / 2, high)
-    texts = [text_of(round(mark) if parameter.integer else float(f"{mark:.3g}")) for mark in ends]
-    return [((mark - low) / (high - low), text) for mark, text in zip(ends, texts, strict=True)]
+    labels = [text_of(round(mark) if parameter.integer else float(f"{mark:.3g}")) for mark in ends]
+    return [((mark - low) / (high - low), text) for mark, text in zip(ends, labels, strict=True)]
 
 
 def _round_marks(norm: Any) -> list[float]:

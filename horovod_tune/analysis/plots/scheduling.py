@@ -63,8 +63,8 @@ def timeline(analysis: Analysis, ax: Axes | None = None) -> Axes:
     """Draw which trial held which ranks when, with the time that its start took hatched.
 
     A row is a rank's place (on its host where the reports say it); where they do not tell the number of
-    ranks, a row is a place for one trial. Trials on a row alternate between two tones, failed ones are black, the
-    best one orange.
+    ranks, a row is a place for one trial. Trials on a row alternate between two tones, failed ones are black,
+    the best one orange.
     """
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch

@@ -1,0 +1,186 @@
+"""The facts of a run, as words and numbers: for the page and for the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from ..frames import hosts_of, ranks_of, start_seconds
+from ..results import Analysis
+
+NOT_KNOWN = "not written down"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the trials held, in hours: `cpu` and `gpu` are None where no trial's resources are known.
+
+    `counted` says of how many trials these are the sums.
+    """
+
+    cpu: float | None
+    gpu: float | None
+    counted: int
+
+
+def usage(analysis: Analysis) -> Usage:
+    """Return the hours of CPU and GPU that trials held: their resources times start-up and training time."""
+    cpu = gpu = 0.0
+    counted = 0
+    for trial in analysis.trials:
+        if trial.resources is None or trial.start_time is None or trial.end_time is None:
+            continue
+        hours = (trial.end_time - trial.start_time + (start_seconds(trial) or 0.0)) / 3600
+        cpu += hours * trial.resources.total("CPU")
+        gpu += hours * trial.resources.total("GPU")
+        counted += 1
+    return Usage(cpu if counted else None, gpu if counted else None, counted)
+
+
+def wall_time_s(analysis: Analysis) -> float | None:
+    """Seconds from the experiment's start to its last sign of life."""
+    begin = analysis.record.start_time
+    ends = [trial.end_time for trial in analysis.trials if trial.end_time is not None]
+    if begin is None or not ends:
+        return None
+    return max(ends) - begin
+
+
+def statuses(analysis: Analysis) -> dict[str, int]:
+    """How many trials have each status, the commonest first."""
+    return dict(Counter(trial.status for trial in analysis.trials).most_common())
+
+
+def facts(analysis: Analysis) -> list[tuple[str, str]]:
+    """Return the facts of the run as pairs of a name and a text. What is not written down says so."""
+    record, written = analysis.record, analysis.record.facts
+    used, wall = usage(analysis), wall_time_s(analysis)
+    budget = f" of a budget of {duration(record.time_budget_s)}" if record.time_budget_s else ""
+    pairs = [
+        ("Experiment", record.path),
+        ("State", state_text(analysis)),
+        ("Metric", metric_text(analysis)),
+        ("Trials", trials_text(analysis)),
+        ("Searcher", record.searcher or NOT_KNOWN),
+        ("Scheduler", record.scheduler or NOT_KNOWN),
+        ("Ranks of a trial", _ranks_text(analysis)),
+        ("Resources of a trial", _resources_text(analysis)),
+        ("Machines", _machines_text(analysis)),
+        ("Started", moment(record.start_time) if record.start_time else NOT_KNOWN),
+        ("Wall time", (duration(wall) if wall is not None else NOT_KNOWN) + budget),
+        ("CPU and GPU time", _usage_text(used, len(analysis.trials))),
+        ("Versions", _joined(written.get("versions")) or NOT_KNOWN),
+        ("Cluster", _joined(written.get("cluster")) or NOT_KNOWN),
+    ]
+    return pairs
+
+
+def state_text(analysis: Analysis) -> str:
+    last = analysis.record.last_write
+    if analysis.state == "finished" or last is None:
+        return analysis.state
+    ago = f"last written {duration(max(0.0, time.time() - last))} ago"
+    return f"{analysis.state} ({ago})"
+
+
+def metric_text(analysis: Analysis) -> str:
+    if not analysis.metric:
+        return NOT_KNOWN
+    if not analysis.mode:
+        return f"{analysis.metric}, mode {NOT_KNOWN}"
+    compared = "each trial's last value" if analysis.scope == "last" else "each trial's best value"
+    word = "lower" if analysis.mode == "min" else "higher"
+    return f"{analysis.metric}, {word} is better; trials are compared by {compared}"
+
+
+def trials_text(analysis: Analysis) -> str:
+    counts = ", ".join(f"{count} {status.lower()}" for status, count in statuses(analysis).items())
+    asked = analysis.record.num_samples
+    more = f" of {asked}" if asked and asked > len(analysis.trials) else ""
+    return f"{len(analysis.trials)}{more} ({counts})" if counts else "0"
+
+
+def _ranks_text(analysis: Analysis) -> str:
+    found = Counter(ranks_of(trial) for trial in analysis.trials)
+    known = sorted((ranks, count) for ranks, count in found.items() if ranks is not None)
+    if not known:
+        return NOT_KNOWN
+    if len(known) == 1:
+        return str(known[0][0])
+    return ", ".join(f"{ranks} ({count} trials)" for ranks, count in known)
+
+
+def _resources_text(analysis: Analysis) -> str:
+    found: Counter[str] = Counter()
+    for trial in analysis.trials:
+        if trial.resources is not None:
+            bundles = [b for b in trial.resources.bundles if b]
+            found[
+                " + ".join(", ".join(f"{n:g} {name}" for name, n in b.items()) for b in bundles) or "none"
+            ] += 1
+    if not found:
+        return NOT_KNOWN
+    return "; ".join(text if len(found) == 1 else f"{text} ({n} trials)" for text, n in found.most_common(4))
+
+
+def _machines_text(analysis: Analysis) -> str:
+    names: Counter[str] = Counter()
+    for trial in analysis.trials:
+        hosts = hosts_of(trial) or [str((trial.last_result or {}).get("hostname") or "")]
+        names.update({host for host in hosts if host})
+    if not names:
+        return NOT_KNOWN
+    listed = ", ".join(name for name, _ in names.most_common(8))
+    return listed + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _usage_text(used: Usage, trials: int) -> str:
+    if used.cpu is None or used.gpu is None:
+        return NOT_KNOWN
+    text = f"{hours(used.cpu)} of CPU, {hours(used.gpu)} of GPU"
+    return text if used.counted == trials else f"{text} ({used.counted} of {trials} trials counted)"
+
+
+def _joined(pairs: Any) -> str:
+    if not isinstance(pairs, dict):
+        return ""
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in pairs.items()
+    )
+
+
+def hours(amount: float) -> str:
+    """
+    >>> hours(12.34), hours(0.05)
+    ('12.3 hours', '3.0 minutes')
+    """
+    if amount == 0:
+        return "none"
+    return f"{amount:.1f} hours" if amount >= 1 else f"{amount * 60:.1f} minutes"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(3.21), duration(95), duration(3 * 3600 + 120), duration(200_000)
+    ('3.2 s', '1 min 35 s', '3 h 2 min', '2 d 7 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def moment(unix_s: float) -> str:
+    """
+    >>> moment(0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,48 @@
+"""The first example of Horovod's guide to Ray Tune, as printed there, apart from its first lines.
+
+What the guide leaves undefined stands at the top: `use_gpu` and `Model`. `best_config` needs to know the
+metric and its mode, so `tune.run` names them.
+
+    python examples/horovod_simple.py
+"""
+
+import time
+from typing import Dict
+
+import horovod.torch as hvd
+import torch
+from ray import tune
+
+from horovod_tune import DistributedTrainableCreator
+
+use_gpu = torch.cuda.is_available()
+
+
+class Model:
+    def __init__(self, learning_rate):
+        self.weights = torch.zeros(2)
+        self.learning_rate = learning_rate
+
+
+def training_function(config: Dict):  # noqa: UP006 - as printed
+    hvd.init()
+    for i in range(config["epochs"]):  # noqa: B007
+        time.sleep(1)
+        model = Model(learning_rate=config["lr"])  # noqa: F841
+        tune.report(test=1, rank=hvd.rank())
+
+
+if __name__ == "__main__":
+    trainable = DistributedTrainableCreator(
+            training_function, num_slots=2, use_gpu=use_gpu)
+    analysis = tune.run(
+        trainable,
+        num_samples=2,
+        config={
+            "epochs": tune.grid_search([1, 2, 3]),
+            "lr": tune.grid_search([0.1, 0.2, 0.3]),
+        },
+        metric="test",
+        mode="max",
+    )
+    print(analysis.best_config)

@@ -1,4 +1,4 @@
-"""Is Horovod (or torch_xla) there, and built with what a trial needs? Asked in the driver, without importing it."""
+"""Whether Horovod (or torch_xla) is there with what a trial needs; asked in the driver, without an import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator of a trial: between Tune, which asks for one result at a time, and the ranks that make them."""
+"""The coordinator of a trial: between Tune, which asks for one result at a time, and its ranks."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class ResourcesUnavailable(HorovodTuneError, RuntimeError):
 
 
 class StartFailed(HorovodTuneError, RuntimeError):
-    """The training actors of a trial did not come up: says which phase, which ranks and how long it waited."""
+    """The training actors of a trial did not come up: says in which phase, and which ranks."""
 
 
 class TrainingFailed(HorovodTuneError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What travels from the ranks to the coordinator, and back. Data only: consumers match, messages do not act."""
+"""What travels from the ranks to the coordinator, and back. Data only: messages do not act."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class World:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one training actor is told before its first trial: the ranks that it runs, and their environment."""
+    """What one training actor is told before its first trial: its ranks, and their environment."""
 
     worlds: tuple[World, ...]
     environment: dict[str, str] = field(default_factory=dict)

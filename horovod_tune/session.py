@@ -1,4 +1,4 @@
-"""Inside a rank: the session behind `report()` and `get_checkpoint()`; ray.tune's own functions land here too."""
+"""Inside a rank: the session behind `report()` and `get_checkpoint()`; ray.tune's own land here too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class StopTraining(BaseException):
-    """Unwinds the training function of a stopped trial; not an Exception, so that users' handlers let it pass."""
+    """Unwinds the training function of a stopped trial; no Exception, so that handlers let it pass."""
 
 
 class Session:
@@ -226,5 +226,6 @@ def handle_output(session: Session, output: Any) -> None:
         session.report({"_metric": output})
     else:
         raise MetricsError(
-            f"a training function may return or yield a number or a dict of metrics, got {type(output).__name__}"
+            "a training function may return or yield a number or a dict of metrics, got "
+            f"{type(output).__name__}"
         )

@@ -78,7 +78,7 @@ class DistributedTrainable(FunctionTrainable):
         """Return an empty bundle for the coordinator and those of the training actors.
 
         Raises:
-            ResourcesUnavailable: the cluster can never hold them. Runs in the driver, before any actor starts.
+            ResourcesUnavailable: the cluster can never hold them. Runs in the driver.
         """
         placement = cls._placement()
         if ray.is_initialized() and not ray_adapter.cluster_can_grow():
@@ -181,7 +181,7 @@ class DistributedTrainable(FunctionTrainable):
         self._coordinator.close()
 
 
-def DistributedTrainableCreator(  # noqa: N802 - the name that its users know
+def DistributedTrainableCreator(
     func: Callable[[dict[str, Any]], Any],
     use_gpu: bool = False,
     num_hosts: int | None = None,

@@ -227,7 +227,7 @@ class WorkerGroup:
                 self._lose(
                     member,
                     FailureKind.SILENT,
-                    f"gave no sign of life for timeout_s={self._timeout_s:g} s (stopped, or its machine gone)",
+                    f"gave no sign of life for timeout_s={self._timeout_s:g} s",
                 )
 
     def _failed(self, first: list[Failed]) -> TrainingFailed:

@@ -50,7 +50,7 @@ def end_actors(actors: Sequence[Any], facts: Sequence[MemberFacts]) -> None:
 
 
 def end_processes(processes: Sequence[tuple[int, float]]) -> None:
-    """Wait until the processes (pid, start time in s since the epoch) of this host are gone; kill what stays."""
+    """Wait until this host's processes (pid, start time in s since the epoch) are gone; kill what stays."""
     waiting = [process for pid, started in processes if (process := _find(pid, started)) is not None]
     end = time.monotonic() + GONE_S
     stopped = [process for process in waiting if _status(process) == psutil.STATUS_STOPPED]

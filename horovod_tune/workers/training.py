@@ -75,7 +75,7 @@ class Training:
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:
-    """Call the training function; what it returns or yields counts as reports, as with Tune's own functions."""
+    """Call the training function; what it returns or yields is reported, as Tune does."""
     config = dict(live_session.order.config)
     if inspect.isgeneratorfunction(function):
         for output in function(config):

@@ -119,7 +119,8 @@ def choose_interface(
     Raises:
         StartFailed: none of ``nics`` exists here, or no interface holds ``node_ip``.
 
-    >>> choose_interface({"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}, node_ip="10.0.0.5", nics=[], single_host=False)
+    >>> here = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}
+    >>> choose_interface(here, node_ip="10.0.0.5", nics=[], single_host=False)
     'eth0'
     """
     there = ", ".join(f"{name} ({', '.join(ips)})" for name, ips in addresses.items())

@@ -1,4 +1,4 @@
-"""Horovod in this rank: loaded once, kept between trials. Everything private of Horovod that we touch is here.
+"""Horovod in this rank: loaded once, kept between trials. All that we touch of its privates is here.
 
 Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `horovod.torch.mpi_ops._handle_map`,
 `horovod.common.process_sets`, and what the library writes to stderr.
@@ -105,9 +105,8 @@ class HorovodWorld:
         problems = self._leftovers()
         if problems:
             return problems, None
-        from horovod.torch import mpi_ops
-
         import torch
+        from horovod.torch import mpi_ops
 
         handle = mpi_ops.allreduce_async(torch.zeros(1), name=PROBE_NAME)
         end = time.monotonic() + timeout_s

@@ -8,7 +8,10 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 
-COMMAND_MODULES = ("horovod_tune.horovod_build.command",)
+COMMAND_MODULES = (
+    "horovod_tune.doctor.command",
+    "horovod_tune.horovod_build.command",
+)
 """Each has `add_parsers(subparsers)`, whose parsers set `run`: from the parsed arguments to an exit status.
 
 They import what they need in `run`, so that `horovod-tune --help` is quick and one command's missing

@@ -126,11 +126,11 @@ def fill(profile: Profile, venv: Path, torch_choice: str, environ: Mapping[str, 
     python = str(venv / "bin" / "python")
     extra = shlex.split(environ.get("PIP_EXTRA", ""))
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run([*pip, "--upgrade", "pip", "setuptools", "wheel"])
+    run_pip([*pip, "--upgrade", "pip", "setuptools", "wheel"])
     install_torch(profile, python, [*pip, *extra], torch_choice)
     say("Installing horovod_tune and what it needs ...")
     held = [f"--constraint={CHECKOUT / 'constraints.txt'}"]
-    run([*pip, *extra, *held, f"torch=={profile.torch}", "--editable", f"{CHECKOUT}[{profile.extras}]"])
+    run_pip([*pip, *extra, *held, f"torch=={profile.torch}", "--editable", f"{CHECKOUT}[{profile.extras}]"])
     if profile.horovod:
         run([python, "-m", "horovod_tune.cli", "install-horovod"])
 
@@ -140,23 +140,23 @@ def install_torch(profile: Profile, python: str, pip: list[str], choice: str) ->
     wanted = [f"torch=={profile.torch}", *profile.also]
     if not wants_cpu_build(choice, gpu=sees_gpu(), machine=platform.machine(), also=profile.also):
         say(f"Installing {' and '.join(wanted)} ...")
-        run([*pip, *wanted])
+        run_pip([*pip, *wanted])
         return
     present = run_quietly([python, "-c", "import torch; print(torch.__version__, torch.version.cuda)"])
     if present is not None and present.split()[0].startswith(profile.torch) and present.split()[-1] == "None":
         return
     say(f"Installing {wanted[0]} for the CPU ...")
     if offers_cpu_build(pip, wanted[0]):
-        run([*pip, *wanted])
+        run_pip([*pip, *wanted])
         return
     # pip has no way to say "the CPU build": torch publishes it under another index. uv knows which.
-    run([*pip, "uv"])
+    run_pip([*pip, "uv"])
     uv = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
     if subprocess.run([*uv, "--torch-backend", "cpu", *wanted], stdin=subprocess.DEVNULL).returncode != 0:
         raise SetUpError(
             "a CPU build of torch could not be had. Either set PIP_EXTRA_INDEX_URL to the index of CPU "
-            "builds that torch's own installation page gives, or take the build that pip finds (several GB with its "
-            "CUDA packages; it runs on the CPU as well): TORCH=pip make ..."
+            "builds that torch's own installation page gives, or take the build that pip finds (several GB "
+            "with its CUDA packages; it runs on the CPU as well): TORCH=pip make ..."
         )
 
 
@@ -269,12 +269,19 @@ def lock(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
 
 
 def run(command: list[str]) -> None:
-    """Run a command whose output the user sees."""
+    """Run a command whose output the user sees as it comes."""
     status = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
     if status != 0:
-        raise SetUpError(
-            f"this failed with exit status {status} (its own message is above): {shlex.join(command)}"
-        )
+        raise SetUpError(f"exit status {status} (the cause is above) from: {shlex.join(command)}")
+
+
+def run_pip(command: list[str]) -> None:
+    """Run a pip command whose output the user sees where it fails; its warnings are not for the user."""
+    ran = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if ran.returncode != 0:
+        raise SetUpError(f"exit status {ran.returncode} from {shlex.join(command)}:\n{ran.stdout.rstrip()}")
 
 
 def run_quietly(command: list[str]) -> str | None:

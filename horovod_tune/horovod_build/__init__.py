@@ -12,5 +12,8 @@ Nothing here imports torch, Horovod or Ray: a build must be possible where they 
 """
 
 
-class BuildError(RuntimeError):
+from horovod_tune.errors import HorovodTuneError
+
+
+class BuildError(HorovodTuneError, RuntimeError):
     """Horovod could not be built or installed; the message names the cause and the cure."""

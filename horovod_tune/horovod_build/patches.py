@@ -80,12 +80,21 @@ CPU_ONLY = Patch(
     after="False",
 )
 
-ANY_FOLDER = Patch(
-    name="a folder with any name",
-    why="its name is taken for a regular expression: with a plus sign in it the library lands elsewhere",
-    path="cmake/Utilities.cmake",
-    before='string(REGEX REPLACE "${PROJECT_SOURCE_DIR}(/)?" "" SUB_FOLDER "${CMAKE_CURRENT_SOURCE_DIR}")',
-    after='string(REPLACE "${PROJECT_SOURCE_DIR}/" "" SUB_FOLDER "${CMAKE_CURRENT_SOURCE_DIR}")',
+ANY_FOLDER = (
+    Patch(
+        name="a folder with a plus sign",
+        why="its name is taken for a regular expression, and the library lands elsewhere",
+        path="cmake/Utilities.cmake",
+        before='string(REGEX REPLACE "${PROJECT_SOURCE_DIR}(/)?" "" SUB_FOLDER',
+        after='string(REPLACE "${PROJECT_SOURCE_DIR}/" "" SUB_FOLDER',
+    ),
+    Patch(
+        name="a folder with a space",
+        why="the linker takes its name for two",
+        path="CMakeLists.txt",
+        before="-Wl,--version-script=${CMAKE_SOURCE_DIR}/horovod.lds",
+        after='-Wl,--version-script=\\"${CMAKE_SOURCE_DIR}/horovod.lds\\"',
+    ),
 )
 
 GLOO_INTERFACE = Patch(
@@ -200,7 +209,7 @@ void GlooContext::InitializeFromMPI""",
 
 def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
     """Return the patches of a build against torch `torch_version` (major, minor) with `gpu` operations."""
-    chosen: tuple[Patch, ...] = (GLOO_INTERFACE, *ONE_MESH, NO_DEBUG_INFORMATION, ANY_FOLDER)
+    chosen: tuple[Patch, ...] = (GLOO_INTERFACE, *ONE_MESH, NO_DEBUG_INFORMATION, *ANY_FOLDER)
     if torch_version >= (2, 1):
         chosen = (*CXX17, *chosen)
     if gpu == "none":

@@ -14,6 +14,7 @@ _ERRORS = (
     re.compile(r"^CMake Error"),
     re.compile(r"\b(fatal )?error:(?! subprocess-exited| command )"),
     re.compile(r"\bundefined reference to\b"),
+    re.compile(r"^(\S*/)?ld(\.\w+)?: (?!warning)"),
     re.compile(r"\bKilled\b.*\bcc1plus\b|\bcc1plus\b.*\bKilled\b|\bKilled signal terminated program\b"),
     re.compile(r"^(c\+\+|g\+\+|clang\+\+|nvcc).*(No space left on device|not found)"),
     re.compile(r"No space left on device"),
@@ -35,7 +36,8 @@ def percent_done(line: str) -> int | None:
 
 def first_error(lines: Sequence[str], context: int = 3) -> str | None:
     """Return the first error in a build log with `context` lines after it, or None where there is none."""
-    for number, line in enumerate(lines):
+    for number, indented in enumerate(lines):
+        line = indented.strip()  # pip indents what it passes on
         if _NOT_THE_CAUSE.search(line):
             continue
         if any(pattern.search(line) for pattern in _ERRORS):

@@ -1,0 +1,75 @@
+"""What one machine has, as plain data: it is pickled between nodes and printed as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """The torch of an environment."""
+
+    version: str
+    cuda: str | None = None
+    """The CUDA release it was built for; None for a CPU build."""
+    gpus: tuple[str, ...] = ()
+    """The names of the GPUs that it sees."""
+    error: str | None = None
+    """Why it cannot be imported."""
+
+
+@dataclass(frozen=True)
+class HorovodFacts:
+    """The Horovod of an environment."""
+
+    version: str
+    patch_level: str | None = None
+    """The patches of `install-horovod` that it carries; None where another build made it."""
+    built_for_torch: str | None = None
+    gloo: bool = False
+    nccl: bool = False
+    mpi: bool = False
+    error: str | None = None
+    """Why it cannot be imported."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One machine and the Python environment in which the facts were gathered.
+
+    Sizes are in bytes, `clock_s` is the machine's own time in seconds since 1970, when it was asked.
+    """
+
+    host: str
+    system: str
+    python: str
+    executable: str
+    cpus: int
+    memory: int
+    packages: dict[str, str | None]
+    """Versions of this package's own requirements; None for one that is missing."""
+    unmet: tuple[str, ...] = ()
+    """Requirements of this package that what is installed does not meet."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Packages that are there but cannot be imported, and why."""
+    torch: TorchFacts | None = None
+    horovod: HorovodFacts | None = None
+    gpu_devices: tuple[str, ...] = ()
+    """The GPUs' device files, whether or not torch can use them."""
+    host_addresses: tuple[str, ...] = ()
+    """What the host's own name resolves to."""
+    interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The network interfaces that are up, and their addresses."""
+    temporary_folder: str = "/tmp"
+    temporary_free: int = 0
+    shared_memory: int | None = None
+    """The size of /dev/shm; None where there is none."""
+    shared_memory_free: int | None = None
+    open_files: int = 0
+    """How many files a process may have open, at most (the hard limit)."""
+    clock_s: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts as what `json.dumps` takes."""
+        return asdict(self)

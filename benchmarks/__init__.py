@@ -1,0 +1,1 @@
+"""What the README claims, as programs that anyone can run: `python -m benchmarks [part ...]`."""

@@ -1,0 +1,30 @@
+"""Ours: a Horovod function of 2 ranks on warm workers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.programs import trials
+
+
+def train(config: dict[str, Any]) -> None:
+    import horovod.torch as hvd
+    import torch
+
+    from horovod_tune import report
+
+    hvd.init()
+    for _ in range(trials.REPORTS):
+        time.sleep(config["step_s"])
+        x = hvd.allreduce(torch.full((1,), config["x"]), name="x")
+        report(x=x)
+
+
+if __name__ == "__main__":
+    from horovod_tune import DistributedTrainableCreator
+
+    options = trials.arguments(__doc__, trials=40)
+    trials.start_ray()
+    trainable = DistributedTrainableCreator(train, num_slots=trials.RANKS)
+    trials.publish(trials.search(trainable, options.kind, options.trials))

@@ -185,7 +185,7 @@ def _room(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "shared memory",
-            f"/dev/shm is {size}; Ray's object store wants {wanted / GIB:.1f} GiB and goes to the disk instead.",
+            f"/dev/shm is {size}; Ray's object store wants {wanted / GIB:.1f} GiB and goes to the disk.",
             f"In Docker: --shm-size={room}g. Elsewhere, as root: mount -o remount,size={room}G /dev/shm",
         )
     if 0 <= facts.open_files < LEAST_OPEN_FILES:

@@ -155,12 +155,14 @@ def _joined(pairs: Any) -> str:
 
 def hours(amount: float) -> str:
     """
-    >>> hours(12.34), hours(0.05)
-    ('12.3 hours', '3.0 minutes')
+    >>> hours(12.34), hours(0.05), hours(0.002)
+    ('12.3 hours', '3.0 minutes', '7 seconds')
     """
     if amount == 0:
         return "none"
-    return f"{amount:.1f} hours" if amount >= 1 else f"{amount * 60:.1f} minutes"
+    if amount >= 1:
+        return f"{amount:.1f} hours"
+    return f"{amount * 60:.1f} minutes" if amount * 60 >= 1 else f"{amount * 3600:.0f} seconds"
 
 
 def duration(seconds: float) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import math
 import os
 import pprint
 import re
 import time
+from html import escape
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,10 @@ def render(analysis: Analysis) -> str:
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     script = f"(() => {{\n'use strict';\n{script}\n}})();"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     parts = {
-        "title": html.escape(f"{analysis.name}: what the search found"),
-        "policy": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
+        "title": escape(f"{analysis.name}: what the search found"),
+        "policy": f"default-src 'none'; {allowed}",
         "style": _asset("page.css"),
         "header": _header(analysis),
         "answer": _answer(analysis),
@@ -71,20 +72,21 @@ def _header(analysis: Analysis) -> str:
         gpu = f"{hours(used.gpu)} of GPU" if used.gpu else "no GPU"
         tiles.append(("CPU time", hours(used.cpu), gpu))
     cells = "".join(
-        f'<div class="tile"><div class="tile-name">{html.escape(name)}</div>'
-        f'<div class="tile-value">{html.escape(value)}</div><div class="tile-more">{html.escape(more)}</div></div>'
+        f'<div class="tile"><div class="tile-name">{escape(name)}</div>'
+        f'<div class="tile-value">{escape(value)}</div>'
+        f'<div class="tile-more">{escape(more)}</div></div>'
         for name, value, more in tiles
     )
-    state = html.escape(analysis.state)
+    state = escape(analysis.state)
     return (
-        f'<h1>{html.escape(analysis.name)} <span class="state state-{state}">{state}</span></h1>'
+        f'<h1>{escape(analysis.name)} <span class="state state-{state}">{state}</span></h1>'
         f'<div class="tiles">{cells}</div>'
     )
 
 
 def _answer(analysis: Analysis) -> str:
     if not analysis.has_best:
-        return f'<p class="none">{html.escape(_why_no_best(analysis))}</p>'
+        return f'<p class="none">{escape(_why_no_best(analysis))}</p>'
     trial, scored = analysis.best_trial, analysis.scores[analysis.trials.index(analysis.best_trial)]
     checkpoint = analysis.best_checkpoint_path
     word = "lowest" if analysis.mode == "min" else "highest"
@@ -100,13 +102,15 @@ def _answer(analysis: Analysis) -> str:
         ("Folder", trial.directory),
     ]
     listed = "".join(
-        f"<dt>{name}</dt><dd><code>{html.escape(value)}</code>{_copy_button(value) if '/' in value else ''}</dd>"
+        f"<dt>{name}</dt><dd><code>{escape(value)}</code>{_copy_button(value) if '/' in value else ''}</dd>"
         for name, value in rows
     )
     return (
-        f'<div class="best"><div class="best-value"><div class="tile-name">{word} {html.escape(analysis.metric or "")}'
-        f'</div><div class="huge">{analysis.best_value:.6g}</div>'
-        f'<div class="tile-more">{against} of {len(analysis.trials):,} trials{best}</div><dl>{listed}</dl></div>'
+        '<div class="best"><div class="best-value">'
+        f'<div class="tile-name">{word} {escape(analysis.metric or "")}</div>'
+        f'<div class="huge">{analysis.best_value:.6g}</div>'
+        f'<div class="tile-more">{against} of {len(analysis.trials):,} trials{best}</div>'
+        f"<dl>{listed}</dl></div>"
         f'<div class="configs">{_code("Python", python_text(analysis.best_config))}'
         f"{_code('YAML', yaml_text(analysis.best_config))}</div></div>"
     )
@@ -121,13 +125,13 @@ def _why_no_best(analysis: Analysis) -> str:
 
 
 def _copy_button(text: str) -> str:
-    return f'<button type="button" class="copy" data-copy="{html.escape(text, quote=True)}">Copy</button>'
+    return f'<button type="button" class="copy" data-copy="{escape(text, quote=True)}">Copy</button>'
 
 
 def _code(name: str, text: str) -> str:
     return (
         f'<figure class="code"><figcaption>{name}{_copy_button(text)}</figcaption>'
-        f"<pre><code>{html.escape(text)}</code></pre></figure>"
+        f"<pre><code>{escape(text)}</code></pre></figure>"
     )
 
 
@@ -172,8 +176,7 @@ def _notes(analysis: Analysis) -> str:
         return ""
     count = len(analysis.problems)
     lines = "".join(
-        f"<li><strong>{html.escape(p.where)}</strong>: {html.escape(p.what)}</li>"
-        for p in analysis.problems[:200]
+        f"<li><strong>{escape(p.where)}</strong>: {escape(p.what)}</li>" for p in analysis.problems[:200]
     )
     more = f"<li>and {count - 200} more</li>" if count > 200 else ""
     noun = "part" if count == 1 else "parts"
@@ -189,11 +192,12 @@ def _importance(analysis: Analysis) -> str:
     try:
         found = importances(analysis)
     except TooFewTrials as error:
-        return f'<p class="none">{html.escape(str(error)[:1].upper() + str(error)[1:])}.</p>'
+        return f'<p class="none">{escape(str(error)[:1].upper() + str(error)[1:])}.</p>'
     top = max(max(found.drop), 1e-9)
     bars = "".join(
-        f'<div class="bar-name">{html.escape(name)}</div><div class="bar"><div style="width:{_percent(drop, top)}%">'
-        f'</div></div><div class="bar-value">{max(drop, 0.0):.2f} ± {spread:.2f}</div>'
+        f'<div class="bar-name">{escape(name)}</div>'
+        f'<div class="bar"><div style="width:{max(0.0, drop) / top * 100:.1f}%"></div></div>'
+        f'<div class="bar-value">{max(drop, 0.0):.2f} ± {spread:.2f}</div>'
         for name, drop, spread in zip(found.names[:20], found.drop, found.spread, strict=False)
     )
     if found.r2 < 0.2:
@@ -201,13 +205,10 @@ def _importance(analysis: Analysis) -> str:
     else:
         trust = "1 would be a perfect prediction from the hyperparameters alone."
     return (
-        f'<div class="bars">{bars}</div><p class="said">Drop of R² when a hyperparameter is shuffled: {METHOD}, '
+        f'<div class="bars">{bars}</div>'
+        f'<p class="said">Drop of R² when a hyperparameter is shuffled: {METHOD}, '
         f"on {found.trials:,} trials. The model's own R² is {found.r2:.2f}. {trust}</p>"
     )
-
-
-def _percent(drop: float, top: float) -> str:
-    return f"{max(0.0, drop) / top * 100:.1f}"
 
 
 def _failures(analysis: Analysis) -> str:
@@ -231,17 +232,17 @@ def _failure(line: str, ids: list[str], text: str) -> str:
         text if len(text) <= _TRACEBACK else text[:_TRACEBACK] + "\n… (the rest is in the trial's error.txt)"
     )
     count = f"{len(ids)} trials" if len(ids) > 1 else "1 trial"
-    first = f"<p>The first, {html.escape(ids[0])}:</p>" if len(ids) > 1 else ""
+    first = f"<p>The first, {escape(ids[0])}:</p>" if len(ids) > 1 else ""
     return (
-        f'<details class="failure"><summary><span class="count">{count}</span> {html.escape(line[:400])}</summary>'
-        f'<p class="said">{html.escape(shown)}</p>{first}<pre>{html.escape(cut)}</pre></details>'
+        '<details class="failure">'
+        f'<summary><span class="count">{count}</span> {escape(line[:400])}</summary>'
+        f'<p class="said">{escape(shown)}</p>{first}<pre>{escape(cut)}</pre></details>'
     )
 
 
 def _facts(analysis: Analysis) -> str:
     rows = "".join(
-        f"<tr><th scope=row>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
-        for name, text in facts(analysis)
+        f"<tr><th scope=row>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts(analysis)
     )
     return (
         f'<table class="facts"><tbody>{rows}</tbody></table>{_space(analysis)}<p class="said">{_made()}</p>'
@@ -255,7 +256,7 @@ def _space(analysis: Analysis) -> str:
     rows = [(name, domain.text) for name, domain in domains.items()]
     rows += [(name, f"{value!r} (constant)"[:300]) for name, value in constants.items()]
     cells = "".join(
-        f"<tr><th scope=row><code>{html.escape(name)}</code></th><td><code>{html.escape(text)}</code></td></tr>"
+        f"<tr><th scope=row><code>{escape(name)}</code></th><td><code>{escape(text)}</code></td></tr>"
         for name, text in rows
     )
     return f'<h3>Search space</h3><table class="facts"><tbody>{cells}</tbody></table>'
@@ -266,4 +267,4 @@ def _made() -> str:
         version = metadata.version("horovod_tune")
     except metadata.PackageNotFoundError:
         version = ""
-    return f"Made by horovod_tune {html.escape(version)} on {moment(time.time())}."
+    return f"Made by horovod_tune {escape(version)} on {moment(time.time())}."

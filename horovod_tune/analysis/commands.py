@@ -1,0 +1,148 @@
+"""The commands `report`, `show` and `export`. Importing this loads none of what they need."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .results import Analysis
+
+
+def add_parsers(subparsers: argparse._SubParsersAction) -> None:
+    """Register `report`, `show` and `export`; each sets `run`, which returns the exit status."""
+    report = subparsers.add_parser(
+        "report",
+        help="write one HTML page about an experiment",
+        description="Write one self-contained HTML page about a Tune experiment, finished or not.",
+    )
+    _common(report)
+    report.add_argument(
+        "-o", "--output", default="report.html", help="the page to write (default: %(default)s)"
+    )
+    report.set_defaults(run=run_report)
+
+    show = subparsers.add_parser(
+        "show",
+        help="show an experiment in the terminal",
+        description="Show a Tune experiment in the terminal: the best, a table of trials, their curves.",
+    )
+    _common(show)
+    show.add_argument(
+        "-n", "--rows", type=_positive_int, default=20, help="trials in the table (default: 20)"
+    )
+    show.add_argument("-w", "--watch", action="store_true", help="follow a running experiment until it ends")
+    show.add_argument(
+        "--interval", type=_seconds, default=5.0, metavar="SECONDS", help="between two looks (default: 5)"
+    )
+    show.set_defaults(run=run_show)
+
+    export = subparsers.add_parser(
+        "export",
+        help="write an experiment's tables as CSV or Parquet",
+        description="Write one row a trial, or with --what history one row a report.",
+    )
+    _common(export)
+    export.add_argument("--csv", metavar="FILE", help="write CSV to this file (- for standard output)")
+    export.add_argument("--parquet", metavar="FILE", help="write Parquet to this file")
+    export.add_argument(
+        "--what", choices=("trials", "history"), default="trials", help="(default: %(default)s)"
+    )
+    export.set_defaults(run=run_export)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "experiment", help="the experiment's folder: a path, or a URI such as s3://bucket/name"
+    )
+    parser.add_argument("--metric", help="what trials are compared by (default: the experiment's own)")
+    parser.add_argument("--mode", choices=("min", "max"), help="whether lower or higher is better")
+    parser.add_argument(
+        "--scope", choices=("last", "all"), default="last",
+        help="compare trials by their last value or by the best of all (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"must be between 0.1 and 3600 seconds, got {text}")
+    return value
+
+
+def _read(args: argparse.Namespace) -> Analysis | None:
+    from .results import analyze
+
+    try:
+        return analyze(args.experiment, metric=args.metric, mode=args.mode, scope=args.scope)
+    except (FileNotFoundError, PermissionError, ValueError, ImportError) as error:
+        print(f"horovod-tune: {error}", file=sys.stderr)
+        return None
+
+
+def run_report(args: argparse.Namespace) -> int:
+    from .report import write_report
+
+    analysis = _read(args)
+    if analysis is None:
+        return 1
+    try:
+        place = write_report(analysis, args.output)
+    except OSError as error:
+        print(f"horovod-tune: the report cannot be written: {error}", file=sys.stderr)
+        return 1
+    print(f"{place}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
+    for problem in analysis.problems:
+        print(f"not read whole: {problem}", file=sys.stderr)
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    from . import terminal
+
+    try:
+        screen = terminal.console()
+    except ImportError as error:
+        print(f"horovod-tune: {error}", file=sys.stderr)
+        return 1
+    analysis = _read(args)
+    if analysis is None:
+        return 1
+    if args.watch and analysis.state == "running":
+        terminal.watch(analysis, screen, interval_s=args.interval, rows=args.rows)
+    else:
+        screen.print(terminal.view(analysis, rows=args.rows, width=screen.width))
+    return 0
+
+
+def run_export(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from . import export
+
+    if not args.csv and not args.parquet:
+        print("horovod-tune: say where to: --csv FILE, --parquet FILE, or both", file=sys.stderr)
+        return 2
+    analysis = _read(args)
+    if analysis is None:
+        return 1
+    table = export.chosen_frame(analysis, args.what)
+    try:
+        if args.csv == "-":
+            export.write_csv(table, sys.stdout)
+        elif args.csv:
+            export.write_csv(table, Path(args.csv))
+        if args.parquet:
+            export.write_parquet(table, Path(args.parquet))
+    except OSError as error:
+        print(f"horovod-tune: the export cannot be written: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,169 @@
+"""`ProgressCallback`: runs in the driver and says how a search goes while it goes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import socket
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Callback
+
+from .progress_state import Progress
+from .tune_files import FACTS_FILE
+
+_PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
+
+
+class ProgressCallback(Callback):
+    """Show a search's progress: in a terminal one live line a trial, elsewhere plain lines.
+
+    Pass it to Tune with its other callbacks; Tune's own reporter goes on as before (its lines scroll above
+    the live ones). Tune tells callbacks neither metric nor mode: without them here, no best value is shown.
+
+    ```python
+    tune.RunConfig(callbacks=[ProgressCallback(metric="loss", mode="min")])
+    ```
+
+    It also leaves the versions and the cluster's size in the experiment's folder (`horovod_tune_run.json`),
+    where the report finds them.
+    """
+
+    def __init__(
+        self,
+        metric: str | None = None,
+        mode: str | None = None,
+        *,
+        every_s: float = 30.0,
+        live: bool | None = None,
+        stream: Any = None,
+    ):
+        """Make the callback; nothing is written before the search starts.
+
+        `every_s` bounds how often a plain line repeats a trial's progress (seconds). `live` forces live or
+        plain lines; by default live where `stream` (standard output unless given) is a terminal. Raises
+        `ValueError` for a mode that is none, or one of metric and mode without the other.
+        """
+        if mode not in (None, "min", "max"):
+            raise ValueError(f'mode must be "min" or "max", got {mode!r}')
+        if (metric is None) != (mode is None):
+            raise ValueError(f"metric and mode belong together, got metric={metric!r} and mode={mode!r}")
+        if not every_s >= 0:
+            raise ValueError(f"every_s must be at least 0 seconds, got {every_s}")
+        self._metric, self._mode = metric, mode
+        self._every_s, self._live, self._stream = every_s, live, stream
+        self._progress = Progress(metric=metric, mode=mode)
+        self._view: Any = None
+        self._facts_written = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles its callbacks; a screen and an open stream stay here.
+        return self.__dict__ | {"_view": None, "_stream": None, "_facts_written": False}
+
+    def setup(
+        self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any
+    ) -> None:
+        total = total_num_samples if isinstance(total_num_samples, int) else None
+        goal = stop.get("training_iteration") if isinstance(stop, dict) else None
+        self._progress = Progress(
+            metric=self._metric,
+            mode=self._mode,
+            total=total if total is not None and 0 < total < 2**31 else None,
+            goal=goal if isinstance(goal, (int, float)) else None,
+            budget_s=_seconds(info.get("time_budget_s")),
+            began=time.time(),
+        )
+        self._view = self._make_view()
+
+    def _make_view(self) -> Any:
+        from .progress_view import LiveView, PlainView
+
+        stream = self._stream or sys.stdout
+        live = self._live if self._live is not None else bool(getattr(stream, "isatty", lambda: False)())
+        return LiveView(stream) if live else PlainView(stream, self._every_s)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._write_facts(trial)
+        goal = (trial.stopping_criterion or {}).get("training_iteration")
+        self._progress.started(trial.trial_id, time.time(), goal=goal, config=trial.evaluated_params)
+        self._tell("started", trial.trial_id)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        better = self._progress.reported(trial.trial_id, result, time.time())
+        self._tell("better" if better else "reported", trial.trial_id)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._progress.ended(trial.trial_id, "done", time.time())
+        self._tell("done", trial.trial_id)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._progress.ended(trial.trial_id, "failed", time.time())
+        self._tell("failed", trial.trial_id)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._progress.ended(trial.trial_id, "restarting", time.time())
+        self._tell("restarting", trial.trial_id)
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        if self._view is not None:
+            self._view.tick(self._progress, time.time())
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        if self._view is not None:
+            self._view.close(self._progress, time.time())
+            self._view = None
+
+    def _tell(self, what: str, trial_id: str) -> None:
+        if self._view is not None:
+            self._view.tell(what, trial_id, self._progress, time.time())
+
+    def _write_facts(self, trial: Any) -> None:
+        """Leave the run's facts beside Tune's files; the driver's folder is copied to the storage by Tune."""
+        if self._facts_written or trial.storage is None:
+            return
+        self._facts_written = True
+        folder = Path(trial.storage.experiment_driver_staging_path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / f".{FACTS_FILE}.{os.getpid()}"
+            partial.write_text(json.dumps(run_facts()))
+            partial.replace(folder / FACTS_FILE)
+        except OSError as error:
+            print(f"horovod_tune: the run's facts cannot be written: {error}", file=sys.stderr)
+
+
+def run_facts() -> dict[str, Any]:
+    """The versions of what trains, and the size of the machine and the cluster, as plain data."""
+    versions = {"Python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"versions": versions, "cluster": _cluster(), "driver": socket.gethostname()}
+
+
+def _cluster() -> dict[str, Any]:
+    import ray
+
+    if not ray.is_initialized():
+        return {}
+    resources = ray.cluster_resources()
+    shown = {name: resources[name] for name in ("CPU", "GPU", "TPU") if name in resources}
+    nodes = sum(1 for node in ray.nodes() if node.get("Alive"))
+    memory = {"GB of memory": round(resources["memory"] / 1e9, 1)} if "memory" in resources else {}
+    return {"nodes": nodes, **shown, **memory, "system": f"{platform.system()} {platform.machine()}"}
+
+
+def _seconds(value: Any) -> float | None:
+    if hasattr(value, "total_seconds"):
+        value = value.total_seconds()
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None

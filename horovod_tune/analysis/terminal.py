@@ -1,0 +1,218 @@
+"""`horovod-tune show`: an experiment in the terminal, once or for as long as it runs (rich)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .frames import error_line
+from .importance import best_or_last
+from .parameters import text_of, varying_parameters
+from .report.facts import duration, facts, metric_text, state_text, trials_text, wall_time_s
+from .report.page import python_text
+from .results import Analysis
+from .series import Curve, curves
+from .sparkline import sparkline
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
+_FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # what the columns of every table take, and a hyperparameter's
+
+
+def console(**settings: object) -> Console:
+    """A rich console. Raises `ImportError` that says what to install."""
+    try:
+        from rich.console import Console
+    except ImportError as error:
+        raise ImportError("horovod-tune show needs rich: pip install 'horovod_tune[analysis]'") from error
+    return Console(**settings)  # type: ignore[arg-type]
+
+
+def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_facts: bool = True) -> Group:
+    """Return the experiment as something that rich prints: the best, a table of trials, failures, facts.
+
+    As many hyperparameters are shown as fit into `width` characters.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_head(analysis), Text()]
+    parts += _best(analysis)
+    parts += [_table(analysis, rows, width), Text()]
+    errors = analysis.errors()
+    if errors:
+        parts.append(Text(f"{len(errors)} failed", style="bold red"))
+        parts += [Text(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:5]]
+        if len(errors) > 5:
+            parts.append(Text(f"  and {len(errors) - 5} more"))
+        parts.append(Text())
+    for problem in analysis.problems[:5]:
+        parts.append(Text(f"not read whole: {problem}", style="yellow"))
+    if len(analysis.problems) > 5:
+        parts.append(Text(f"and {len(analysis.problems) - 5} more could not be read whole", style="yellow"))
+    if with_facts:
+        parts += [Text(f"{name:<21} {text}", style="dim") for name, text in facts(analysis)[4:]]
+    return Group(*parts)
+
+
+def _head(analysis: Analysis) -> RenderableType:
+    from rich.text import Text
+
+    head = Text()
+    head.append(analysis.name, style="bold")
+    head.append(f"  {state_text(analysis)} · {trials_text(analysis)}")
+    wall = wall_time_s(analysis)
+    if wall is not None:
+        head.append(f" · {duration(wall)}")
+    return head
+
+
+def _best(analysis: Analysis) -> list[RenderableType]:
+    from rich.text import Text
+
+    if not analysis.has_best:
+        try:
+            analysis.require_metric()
+            why = f"no trial has a finite value of {analysis.metric} yet"
+        except ValueError as error:
+            why = str(error)
+        return [Text(f"No best trial: {why}", style="yellow"), Text()]
+    line = Text()
+    line.append(f"best {analysis.metric} {analysis.best_value:.6g}", style="bold green")
+    line.append(f"  {analysis.best_trial.trial_id}  ({metric_text(analysis).split(', ', 1)[1]})")
+    checkpoint = analysis.best_checkpoint_path or "none kept"
+    return [line, Text(python_text(analysis.best_config)), Text(f"checkpoint: {checkpoint}"), Text()]
+
+
+def _order(analysis: Analysis) -> list[int]:
+    """Trials as a person looks for them: the best first, then those without a value."""
+    if not analysis.has_best:
+        return list(range(len(analysis.trials)))
+    sign = 1.0 if analysis.mode == "min" else -1.0
+
+    def key(index: int) -> tuple[float, int]:
+        value = best_or_last(analysis, index)
+        return (sign * value if math.isfinite(value) else math.inf, index)
+
+    return sorted(range(len(analysis.trials)), key=key)
+
+
+def _table(analysis: Analysis, rows: int, width: int) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("trial", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    scored = analysis.has_best
+    if scored:
+        table.add_column(analysis.metric or "", justify="right", no_wrap=True)
+        table.add_column("best", justify="right", no_wrap=True)
+        table.add_column("curve", no_wrap=True, min_width=8)
+    table.add_column("it", justify="right", no_wrap=True)
+    found = varying_parameters(analysis)
+    shown = found[: max(0, (width - _FIXED_WIDTH) // _COLUMN_WIDTH)]
+    for one in shown:
+        table.add_column(one.name, overflow="ellipsis", no_wrap=True)
+    drawn = curves(analysis) if scored else []
+    order = _order(analysis)
+    for index in order[:rows]:
+        trial = analysis.trials[index]
+        cells = [Text(trial.trial_id), Text(trial.status.lower(), style=_STYLES.get(trial.status, ""))]
+        if scored:
+            score = analysis.scores[index]
+            cells += [_number(score.last), _number(score.best), Text(_spark(drawn[index]), style="cyan")]
+        cells.append(Text(str((trial.last_result or {}).get("training_iteration", ""))))
+        cells += [Text(_short(one.values[index])) for one in shown]
+        table.add_row(*cells, style="bold" if scored and trial is analysis.best_trial else "")
+    left = [f"{len(order) - rows} more trials"] if len(order) > rows else []
+    left += [f"{len(found) - len(shown)} more hyperparameters"] if len(found) > len(shown) else []
+    table.caption = f"not shown: {', '.join(left)}" if left else None
+    table.caption_justify = "left"
+    return table
+
+
+def _number(value: float) -> Text:
+    from rich.text import Text
+
+    return Text(f"{value:.5g}") if math.isfinite(value) else Text("nan", style="dim")
+
+
+def _short(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else text_of(value)
+
+
+def _spark(curve: Curve) -> str:
+    return sparkline(list(curve.values), 16)
+
+
+def watch(
+    analysis: Analysis,
+    screen: Console,
+    *,
+    interval_s: float = 5.0,
+    rows: int = 20,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Analysis:
+    """Show a running experiment anew every `interval_s` seconds until it is finished or interrupted.
+
+    Where the console is no terminal, a plain line is printed whenever something has changed. Ctrl-C ends it;
+    the last view stays on the screen. Returns the experiment as it was seen last.
+    """
+    try:
+        if screen.is_terminal:
+            return _watch_live(analysis, screen, interval_s, rows, sleep)
+        return _watch_lines(analysis, screen, interval_s, sleep)
+    except KeyboardInterrupt:
+        return analysis
+
+
+def _watch_live(
+    analysis: Analysis, screen: Console, interval_s: float, rows: int, sleep: Callable[[float], None]
+) -> Analysis:
+    from rich.live import Live
+
+    def fitting(seen: Analysis) -> Group:
+        return view(seen, rows=max(3, min(rows, screen.height - 18)), width=screen.width, with_facts=False)
+
+    with Live(fitting(analysis), console=screen, auto_refresh=False) as live:
+        while analysis.state == "running":
+            sleep(interval_s)
+            analysis = _again(analysis)
+            live.update(fitting(analysis), refresh=True)
+    return analysis
+
+
+def _watch_lines(
+    analysis: Analysis, screen: Console, interval_s: float, sleep: Callable[[float], None]
+) -> Analysis:
+    from rich.text import Text
+
+    before = ""
+    while True:
+        best = f", best {analysis.metric} {analysis.best_value:.6g}" if analysis.has_best else ""
+        reports = sum(len(trial.rows) for trial in analysis.trials)
+        line = f"{analysis.name}: {trials_text(analysis)}, {reports} reports{best}"
+        if line != before:
+            screen.print(Text(line), soft_wrap=True)
+        before = line
+        if analysis.state != "running":
+            screen.print(Text(f"{analysis.name}: {analysis.state}"), soft_wrap=True)
+            return analysis
+        sleep(interval_s)
+        analysis = _again(analysis)
+
+
+def _again(analysis: Analysis) -> Analysis:
+    """Read once more; a file that Tune is replacing at this moment is read the next time."""
+    try:
+        return analysis.reload()
+    except (ValueError, OSError):
+        return analysis

@@ -11,7 +11,6 @@
 Nothing here imports torch, Horovod or Ray: a build must be possible where they do not fit together.
 """
 
-
 from horovod_tune.errors import HorovodTuneError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
@@ -41,7 +42,8 @@ def first_error(lines: Sequence[str], context: int = 3) -> str | None:
         if _NOT_THE_CAUSE.search(line):
             continue
         if any(pattern.search(line) for pattern in _ERRORS):
-            return "\n".join(text.rstrip()[:400] for text in lines[number : number + 1 + context])
+            quoted = (text.rstrip()[:400] for text in lines[number : number + 1 + context])
+            return textwrap.dedent("\n".join(quoted))
     return None
 
 

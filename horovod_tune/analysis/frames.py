@@ -184,6 +184,21 @@ def start_seconds(trial: TrialRecord) -> float | None:
     return None
 
 
+def start_span(trial: TrialRecord) -> tuple[float, float] | None:
+    """When a trial began to start up and when it began to train (Unix time, seconds); None before it began.
+
+    Tune notes the moment from which it waits for reports. Workers that a trial starts within its first step
+    start after that moment, and the first report's time covers it; otherwise they were started before it.
+    """
+    if trial.start_time is None:
+        return None
+    spent = start_seconds(trial) or 0.0
+    first = trial.rows[0].get("time_total_s") if trial.rows else None
+    if isinstance(first, (int, float)) and spent <= first:
+        return trial.start_time, trial.start_time + spent
+    return trial.start_time - spent, trial.start_time
+
+
 _TRIAL_COLUMNS: tuple[str, ...] = (
     *("trial_id", "status", "iterations", "best_iteration", "start", "end", "duration_s"),
     *("ranks", "hosts", "start_s", "num_failures", "error", "logdir"),

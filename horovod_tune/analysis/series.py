@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .frames import attempts, hosts_of, ranks_of, report_times, start_seconds
+from .frames import attempts, hosts_of, ranks_of, report_times, start_span
 from .results import Analysis
 from .scoring import is_better, value_of
 
@@ -169,32 +169,34 @@ class Timeline:
 def timeline(analysis: Analysis) -> Timeline:
     """Return every trial's time on rows of ranks; rows are reused as soon as their trial ended.
 
-    Tune notes when a trial began to train (`start_time`): the start-up that the reports tell (`start_s`)
-    lies before it. Where no trial tells its number of ranks, a row is a place for one whole trial.
+    Where the start-up that the reports tell (`start_s`) lies is worked out as `frames.start_span` says;
+    where they tell none, there is none. Where no trial tells its number of ranks, a row is a place for one
+    whole trial.
     """
     zero, now = start_time(analysis), analysis.record.last_write
     known = any(ranks_of(trial) for trial in analysis.trials)
     spans = []
     for index, trial in enumerate(analysis.trials):
-        if trial.start_time is None:
+        span = start_span(trial)
+        if span is None:
             continue
         end = now if trial.status == "RUNNING" and now else trial.end_time
-        begin = trial.start_time - zero
-        until = max(begin, (end if end is not None else trial.start_time) - zero)
-        spans.append((begin - (start_seconds(trial) or 0.0), begin, until, index))
+        trained = span[1] - zero
+        until = max(trained, (end if end is not None else span[1]) - zero)
+        spans.append((span[0] - zero, trained, until, index))
     free: dict[str, list[float]] = {}
     bars: list[tuple[str, int, Bar]] = []
-    for earliest, begin, until, index in sorted(spans):
+    for begin, trained, until, index in sorted(spans):
         rank = 0
         for host, count in _ranks_by_host(analysis, index, known):
             rows = free.setdefault(host, [])
             for _ in range(count):
-                row = next((r for r, ends in enumerate(rows) if ends <= earliest + 1e-3), len(rows))
+                row = next((r for r, ends in enumerate(rows) if ends <= begin + 1e-3), len(rows))
                 if row == len(rows):
                     rows.append(until)
                 rows[row] = until
                 number = rank if ranks_of(analysis.trials[index]) else None
-                bars.append((host, row, Bar(index, row, earliest, begin, until, number)))
+                bars.append((host, row, Bar(index, row, begin, trained, until, number)))
                 rank += 1
     first: dict[str, int] = {}
     names: list[str] = []

@@ -116,7 +116,7 @@ function timeAxis(seconds) {
 // Draws the frame of a chart and returns its scales.
 function frame(g, width, height, x, y, extra = {}) {
   g.font = '12px system-ui, sans-serif';
-  const yTicks = y.ticks || (y.log ? logTicks(y.low, y.high) : niceTicks(y.low, y.high, Math.max(2, height / 70)));
+  const yTicks = y.ticks || (y.log ? logTicks(y.low, y.high) : niceTicks(y.low, y.high, Math.max(3, height / 55)));
   const widest = Math.max(...yTicks.map((t) => g.measureText(t.text).width), 8);
   const left = Math.min(extra.maxLeft || 110, widest + 12);
   const box = { left, top: extra.top || 18, right: width - 10, bottom: height - (x.label ? 40 : 24) };

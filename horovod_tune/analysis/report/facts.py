@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from ..frames import hosts_of, ranks_of, start_seconds
+from ..frames import hosts_of, ranks_of, start_span
 from ..results import Analysis
 
 NOT_KNOWN = "not written down"
@@ -31,9 +31,10 @@ def usage(analysis: Analysis) -> Usage:
     cpu = gpu = 0.0
     counted = 0
     for trial in analysis.trials:
-        if trial.resources is None or trial.start_time is None or trial.end_time is None:
+        span = start_span(trial)
+        if trial.resources is None or span is None or trial.end_time is None:
             continue
-        hours = (trial.end_time - trial.start_time + (start_seconds(trial) or 0.0)) / 3600
+        hours = (trial.end_time - span[0]) / 3600
         cpu += hours * trial.resources.total("CPU")
         gpu += hours * trial.resources.total("GPU")
         counted += 1

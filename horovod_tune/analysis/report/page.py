@@ -88,7 +88,6 @@ def _answer(analysis: Analysis) -> str:
     if not analysis.has_best:
         return f'<p class="none">{escape(_why_no_best(analysis))}</p>'
     trial, scored = analysis.best_trial, analysis.scores[analysis.trials.index(analysis.best_trial)]
-    checkpoint = analysis.best_checkpoint_path
     word = "lowest" if analysis.mode == "min" else "highest"
     against = "by its last value" if analysis.scope == "last" else "by its best value"
     best = (
@@ -98,13 +97,10 @@ def _answer(analysis: Analysis) -> str:
     )
     rows = [
         ("Trial", trial.trial_id),
-        ("Checkpoint", checkpoint or "this trial kept no checkpoint"),
+        ("Checkpoint", analysis.best_checkpoint_path),
         ("Folder", trial.directory),
     ]
-    listed = "".join(
-        f"<dt>{name}</dt><dd><code>{escape(value)}</code>{_copy_button(value) if '/' in value else ''}</dd>"
-        for name, value in rows
-    )
+    listed = "".join(f"<dt>{name}</dt><dd>{_place(value)}</dd>" for name, value in rows)
     return (
         '<div class="best"><div class="best-value">'
         f'<div class="tile-name">{word} {escape(analysis.metric or "")}</div>'
@@ -122,6 +118,12 @@ def _why_no_best(analysis: Analysis) -> str:
     except ValueError as error:
         return f"No best trial: {error}"
     return f"No best trial yet: no trial has a finite value of {analysis.metric}."
+
+
+def _place(text: str | None) -> str:
+    if not text:
+        return "this trial kept none"
+    return f"<code>{escape(text)}</code>{_copy_button(text) if '/' in text else ''}"
 
 
 def _copy_button(text: str) -> str:

@@ -82,8 +82,10 @@ function drawTimeline(g, width, height) {
       const best = trial === D.best;
       g.fillStyle = css(best ? '--best' : T.status[trial] === 'ERROR' ? '--fail' : drawn[row] % 2 ? '--accent' : '--tone');
       const [x0, x1, x2, y] = [sx(begin / length), sx(trained / length), sx(end / length), sy(-row) - thick / 2];
-      g.fillRect(x1, y, Math.max(0.7, x2 - x1 - (x2 - x1 > 4 ? 1 : 0)), thick);
-      if (trained > begin) this.hatch(g, x0, y, Math.max(0.7, x1 - x0), thick);
+      // Parts of a pixel are drawn as such, so that thousands of short trials keep their share of the row.
+      const least = bars.length > 500 && !best ? 0 : 0.7;
+      g.fillRect(x1, y, Math.max(least, x2 - x1 - (x2 - x1 > 4 ? 1 : 0)), thick);
+      if (trained > begin) this.hatch(g, x0, y, Math.max(least, x1 - x0), thick);
     }
   });
 }

@@ -187,7 +187,8 @@ if (!D.metric || !D.params.length) {
   enableBrush(parallel);
   const clicked = parallel.click.bind(parallel);
   parallel.click = (event) => { if (parallel.dragged) parallel.dragged = false; else clicked(event); };
-  byId('parallel-said').textContent = 'Drag along an axis to keep only the trials that pass there; the table follows. Click a line for its trial.';
+  const drag = matchMedia('(pointer: fine)').matches ? 'Drag along an axis to keep only the trials that pass there; the table follows. ' : '';
+  byId('parallel-said').textContent = `${drag}${drag ? 'Click' : 'Touch'} a line for its trial.`;
 
   const few = D.params.slice(0, 24);
   for (const param of few) {

@@ -33,15 +33,14 @@ class Baseline:
         self._directory = os.getcwd()
         self._path = list(sys.path)
         self._modules = set(sys.modules)
+        self._installed: set[str] = set()
         self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._threads = {thread.ident for thread in threading.enumerate()}
-        self._children = {child.pid for child in psutil.Process().children()}
+        self._children = set(_children())
         self._excepthook = sys.excepthook
         self._switch_interval = sys.getswitchinterval()
         self._torch = _TorchBaseline() if "torch" in sys.modules else None
-        # What is alive now stays alive: the collector need not look at it again after every trial.
-        gc.collect()
-        gc.freeze()
+        _collect_and_freeze()
 
     def restore(self) -> list[str]:
         """Put everything back; return what could not be."""
@@ -57,13 +56,16 @@ class Baseline:
             for number, handler in self._signals.items()
             if signal.getsignal(number) is not handler
         ]
-        self._forget_users_modules()
+        imported = self._forget_users_modules()
         random.seed()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(None)
         if self._torch is not None:
             problems += self._torch.restore()
-        gc.collect()
+        if imported:
+            _collect_and_freeze()
+        else:
+            gc.collect()
         if self._torch is not None:
             problems += self._torch.check_gpu_memory()
         return problems
@@ -83,28 +85,52 @@ class Baseline:
 
     def _children_left(self) -> list[str]:
         left = []
-        for child in psutil.Process().children():
-            if child.pid in self._children:
+        for pid in _children():
+            if pid in self._children:
                 continue
             try:
-                command = " ".join(child.cmdline())
+                command = " ".join(psutil.Process(pid).cmdline())
                 if "resource_tracker" in command:
                     continue  # Python's own, started once a process by multiprocessing; holds nothing
-                left.append(f"the child process {child.pid} still runs: {command[:80]}")
+                left.append(f"the child process {pid} still runs: {command[:80]}")
             except psutil.NoSuchProcess:
                 continue
         return left
 
-    def _forget_users_modules(self) -> None:
+    def _forget_users_modules(self) -> bool:
         """Make the next trial import the user's own modules anew, as they are on disk then.
 
-        Installed packages stay, and so do modules that were there before the first trial.
+        Installed packages stay, and so do modules that were there before the first trial. Returns whether
+        the trial imported installed ones.
         """
-        forgotten = [name for name in set(sys.modules) - self._modules if _is_users(sys.modules[name])]
+        new = set(sys.modules) - self._modules - self._installed
+        forgotten = {name for name in new if _is_users(sys.modules[name])}
         for name in forgotten:
             del sys.modules[name]
         if forgotten:
             linecache.checkcache()
+        self._installed |= new - forgotten
+        return bool(new - forgotten)
+
+
+def _collect_and_freeze() -> None:
+    # Modules live as long as the process: the collector need not look at them again after every trial.
+    gc.collect()
+    gc.freeze()
+
+
+def _children() -> list[int]:
+    """Return the pids of this process's children."""
+    pids = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children") as file:
+                pids += [int(pid) for pid in file.read().split()]
+        except FileNotFoundError:
+            if not os.path.exists("/proc/thread-self/children"):
+                # A kernel without CONFIG_PROC_CHILDREN; psutil looks at every process of the host.
+                return [child.pid for child in psutil.Process().children()]
+    return pids
 
 
 _INSTALLED = tuple(

@@ -1,0 +1,174 @@
+"""Checkpoints of real 2-rank trials: stored, restored on every rank, exploited by PBT, continued by Tuner.restore."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from horovod_tune import DistributedTrainableCreator
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def counting(config):
+    """Count up to config["until"], a checkpoint a step; every rank starts from the checkpoint's count."""
+    import tempfile
+
+    import horovod.torch as hvd
+    import torch
+
+    from horovod_tune import get_checkpoint, report
+
+    hvd.init()
+    count, origin = 0, "fresh"
+    checkpoint = get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as directory:
+            count = int(Path(directory, "sub", "count").read_text())
+            origin = Path(directory, "name").read_text()
+    agreed = hvd.allgather(torch.tensor([count]), name="start").tolist()
+    while count < config["until"]:
+        count += 1
+        with tempfile.TemporaryDirectory() as directory:
+            if hvd.rank() == 0:
+                os.makedirs(os.path.join(directory, "sub"))
+                Path(directory, "sub", "count").write_text(str(count))
+                Path(directory, "name").write_text(str(config.get("name", "x")))
+            report(
+                {"count": count, "starts": agreed, "origin": origin, "value": config.get("gain", 1) * count},
+                checkpoint=directory,
+            )
+        if count == config.get("die_at") and not os.path.exists(config["once"]):
+            if hvd.rank() == 1:
+                Path(config["once"]).touch()
+                raise RuntimeError("rank 1 gives up")
+            hvd.barrier()
+
+
+def nested(function):
+    """Return the function pickled by value: the ranks cannot import this file."""
+    import cloudpickle
+
+    import sys
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return function
+
+
+def results_of(trial):
+    return [json.loads(line) for line in Path(trial.path, "result.json").read_text().splitlines()]
+
+
+def test_a_checkpoint_and_the_metrics_of_its_report_belong_together(tune_run):
+    analysis = tune_run(
+        DistributedTrainableCreator(nested(counting), num_slots=2),
+        config={"until": 4},
+        metric="value",
+        mode="max",
+    )
+    (trial,) = analysis.trials
+    folders = sorted(each.name for each in Path(trial.path).glob("checkpoint_*"))
+    assert folders == [f"checkpoint_{i:06d}" for i in range(4)]
+    for result in results_of(trial):
+        text = Path(trial.path, result["checkpoint_dir_name"], "sub", "count").read_text()
+        assert int(text) == result["count"]
+    with analysis.best_checkpoint.as_directory() as directory:
+        assert Path(directory, "sub", "count").read_text() == "4"
+
+
+def test_a_failed_trial_starts_again_from_its_last_checkpoint_on_every_rank(tune_run, tmp_path):
+    analysis = tune_run(
+        DistributedTrainableCreator(nested(counting), num_slots=2),
+        config={"until": 5, "die_at": 3, "once": str(tmp_path / "died")},
+        max_failures=1,
+    )
+    (trial,) = analysis.trials
+    results = results_of(trial)
+    assert [result["count"] for result in results] == [1, 2, 3, 4, 5]
+    assert [result["training_iteration"] for result in results] == [1, 2, 3, 4, 5]
+    assert results[-1]["starts"] == [3, 3]
+    assert "rank 1 gives up" in Path(trial.path, "error.txt").read_text()
+
+
+def test_population_based_training_hands_the_donors_checkpoint_to_every_rank(tune_run):
+    from ray import tune
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        hyperparam_mutations={"gain": [1, 10]},
+        quantile_fraction=0.5,
+        resample_probability=0.0,
+        synch=True,
+    )
+    analysis = tune_run(
+        DistributedTrainableCreator(nested(counting), num_slots=2),
+        config={"until": 8, "gain": tune.grid_search([1, 10]), "name": tune.sample_from(_gain_name)},
+        metric="value",
+        mode="max",
+        scheduler=scheduler,
+    )
+    exploited = [result for trial in analysis.trials for result in results_of(trial) if result["starts"][0]]
+    assert exploited, "nobody was exploited"
+    for result in exploited:
+        assert result["starts"][0] == result["starts"][1]
+    origins = {result["origin"] for result in exploited}
+    assert "gain-10" in origins
+    assert all(trial.status == "TERMINATED" for trial in analysis.trials)
+
+
+def _gain_name(spec):
+    return f"gain-{spec.config.gain}"
+
+
+def test_an_interrupted_experiment_goes_on_from_its_checkpoints(tmp_path):
+    from ray import tune
+
+    once = tmp_path / "died"
+    trainable = DistributedTrainableCreator(nested(counting), num_slots=2)
+    tuner = tune.Tuner(
+        trainable,
+        param_space={"until": 4, "die_at": 2, "once": str(once), "name": tune.grid_search(["a", "b"])},
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path),
+            name="restored",
+            verbose=0,
+            failure_config=tune.FailureConfig(fail_fast=True),
+        ),
+    )
+    tuner.fit()
+    assert once.exists()
+    restored = tune.Tuner.restore(
+        str(tmp_path / "restored"), trainable=trainable, resume_errored=True, resume_unfinished=True
+    )
+    grid = restored.fit()
+    assert not grid.errors
+    assert sorted(result.metrics["count"] for result in grid) == [4, 4]
+    continued = next(result for result in grid if result.config["name"] == "a")
+    assert continued.metrics["starts"] == [2, 2]
+    assert continued.metrics["training_iteration"] == 4
+
+
+def test_remote_storage_gets_checkpoints_and_logs(ray_session, tmp_path):
+    """A storage that is no local path, as a cloud URI is none: pyarrow's own in-process file system."""
+    import pyarrow.fs
+    from ray import tune
+
+    root = tmp_path / "bucket"
+    root.mkdir()
+    # SubTreeFileSystem is not "local" to Tune and to us, so files go through pyarrow as for a bucket.
+    storage = pyarrow.fs.SubTreeFileSystem(str(root), pyarrow.fs.LocalFileSystem())
+    tuner = tune.Tuner(
+        DistributedTrainableCreator(nested(counting), num_slots=2),
+        param_space={"until": 2},
+        run_config=tune.RunConfig(storage_filesystem=storage, storage_path="results", name="remote", verbose=0),
+    )
+    (result,) = tuner.fit()
+    folder = root / result.path
+    assert (folder / "checkpoint_000001" / "sub" / "count").read_text() == "2"
+    assert (folder / "rank_1.log").exists()

@@ -1,0 +1,141 @@
+"""report() and get_checkpoint() inside one rank, without Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy
+import pytest
+import torch
+
+import horovod_tune
+from horovod_tune import session as session_module
+from horovod_tune.errors import MetricsError, NotInTraining
+from horovod_tune.messages import TrialOrder, World
+from horovod_tune.session import Session, StopTraining, plain_metrics
+
+
+def make_session(rank=0):
+    order = TrialOrder("id", "name", "dir", "work", "experiment", {"lr": 0.1}, b"")
+    sent = []
+    world = World(rank, 2, rank, 2, 0, 1)
+    return Session(order, world, send=sent.append, fetch=lambda place: place.path), sent
+
+
+def test_outside_a_trial_each_says_so():
+    with pytest.raises(NotInTraining, match=r"report\(\) works only inside"):
+        horovod_tune.report(loss=1)
+    with pytest.raises(NotInTraining, match=r"get_checkpoint\(\) works only inside"):
+        horovod_tune.get_checkpoint()
+
+
+def test_numbers_of_numpy_and_torch_become_pythons():
+    plain = plain_metrics(
+        {
+            "f32": numpy.float32(0.5),
+            "i64": numpy.int64(3),
+            "flag": numpy.bool_(True),
+            "zero_d": numpy.array(2.5),
+            "tensor": torch.tensor(0.25, requires_grad=True),
+            "one": torch.tensor([4]),
+            "nested": {"a": numpy.float64(1.0)},
+            "list": [torch.tensor(1), 2],
+            "text": "abc",
+            "none": None,
+        }
+    )
+    assert plain == {
+        "f32": 0.5, "i64": 3, "flag": True, "zero_d": 2.5, "tensor": 0.25, "one": 4,
+        "nested": {"a": 1.0}, "list": [1, 2], "text": "abc", "none": None,
+    }  # fmt: skip
+    assert [type(plain[name]) for name in ("f32", "i64", "flag", "zero_d")] == [float, int, bool, float]
+    assert type(plain["nested"]["a"]) is float and type(plain["list"][0]) is int
+
+
+@pytest.mark.parametrize(
+    ("metrics", "parts"),
+    [
+        ({"weights": torch.zeros(2, 3)}, ["'weights'", "(2, 3)"]),
+        ({"inner": {"lock": threading.Lock()}}, ["'inner/lock'", "lock"]),
+        ({"f": [lambda: 1]}, ["'f[0]'", "function"]),
+        ({3: 1.0}, ["name of a metric", "3"]),
+    ],
+)
+def test_what_cannot_be_sent_is_named(metrics, parts):
+    with pytest.raises(MetricsError) as raised:
+        plain_metrics(metrics)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_a_checkpoint_must_be_a_directory(tmp_path):
+    live, _ = make_session()
+    missing = tmp_path / "none"
+    with pytest.raises(MetricsError, match="none"):
+        live.report({}, str(missing))
+    with pytest.raises(MetricsError, match="directory"):
+        live.report({}, checkpoint=3)
+
+
+def _in_thread(function):
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def _until(holds):
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_no_rank_passes_its_report_before_it_is_let_go():
+    for rank in (0, 1):
+        live, sent = make_session(rank)
+        thread, outcome = _in_thread(lambda live=live: live.report({"loss": 1}))
+        _until(lambda live=live: live.reports == 1)
+        assert len(sent) == (1 if rank == 0 else 0)
+        live.proceed(0)
+        thread.join(0.05)
+        assert thread.is_alive()
+        live.proceed(1)
+        thread.join(10)
+        assert outcome == [None]
+
+
+def test_a_stopped_report_unwinds_the_function_but_not_through_except_exception():
+    live, _ = make_session()
+
+    def function():
+        try:
+            live.report({"loss": 1})
+        except Exception:
+            return "swallowed"
+
+    thread, outcome = _in_thread(function)
+    _until(lambda: live.reports == 1)
+    live.stop()
+    thread.join(10)
+    assert isinstance(outcome[0], StopTraining)
+
+
+def test_keywords_and_dict_may_be_mixed():
+    live, sent = make_session()
+    session_module.activate(live)
+    try:
+        live.proceed(1)
+        horovod_tune.report({"a": 1}, b=2)
+    finally:
+        session_module.activate(None)
+    assert sent[0].metrics == {"a": 1, "b": 2}
+    assert sent[0].index == 1

@@ -1,0 +1,143 @@
+"""What the factory accepts, and how it says no. No Ray is started here."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+
+import pytest
+
+from horovod_tune.errors import ResourcesUnavailable, SpecError, TrainingFunctionError
+from horovod_tune.spec import Placement, check_fits, check_training_function, make_spec
+
+
+def test_the_default_is_one_rank():
+    spec = make_spec()
+    assert (spec.num_hosts, spec.num_slots, spec.world_size) == (1, 1, 1)
+    assert spec.placement() == Placement(({"CPU": 1.0},), "PACK")
+
+
+def test_hosts_are_spread_and_their_slots_stay_together():
+    placement = make_spec(num_hosts=2, num_slots=4, num_cpus_per_slot=2, use_gpu=True).placement()
+    assert placement == Placement(({"CPU": 8.0, "GPU": 4.0},) * 2, "STRICT_SPREAD")
+
+
+def test_a_total_of_workers_is_placed_as_tightly_as_it_fits():
+    placement = make_spec(num_workers=3, num_cpus_per_worker=2).placement()
+    assert placement == Placement(({"CPU": 2.0},) * 3, "PACK")
+
+
+def test_a_total_on_named_hosts_is_split_evenly():
+    spec = make_spec(num_workers=6, num_hosts=3)
+    assert (spec.num_hosts, spec.num_slots, spec.world_size) == (3, 2, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"num_slots": 0}, ["num_slots", "at least 1", "got 0"]),
+        ({"num_slots": 2.0}, ["num_slots", "integer", "2.0", "float"]),
+        ({"num_hosts": True}, ["num_hosts", "integer", "True"]),
+        ({"num_workers": -1}, ["num_workers", "at least 1", "-1"]),
+        ({"num_workers": 4, "num_slots": 2}, ["num_workers=4", "num_slots=2", "contradict"]),
+        ({"num_workers": 3, "num_hosts": 2}, ["num_workers", "multiple of num_hosts (2)", "3"]),
+        ({"num_cpus_per_slot": 1, "num_cpus_per_worker": 1}, ["num_cpus_per_slot", "num_cpus_per_worker"]),
+        ({"num_cpus_per_slot": 0}, ["num_cpus_per_slot", "above 0", "0"]),
+        ({"num_cpus_per_worker": "2"}, ["num_cpus_per_worker", "number", "'2'"]),
+        ({"timeout_s": float("inf")}, ["timeout_s", "finite", "inf"]),
+        ({"timeout_s": -3}, ["timeout_s", "above 0", "-3"]),
+        ({"stall_timeout_s": None}, ["stall_timeout_s", "number", "None"]),
+        ({"use_gpu": 1}, ["use_gpu", "True or False", "1"]),
+        ({"use_gpu": True, "use_tpu": True}, ["use_gpu", "use_tpu"]),
+        ({"reuse_workers": "yes"}, ["reuse_workers", "True or False", "'yes'"]),
+        ({"nics": ["eth0", 3]}, ["nics", "3"]),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_bound_and_value(arguments, parts):
+    with pytest.raises(SpecError) as raised:
+        make_spec(**arguments)
+    for part in parts:
+        assert part in str(raised.value)
+    assert isinstance(raised.value, ValueError)
+
+
+def test_functions_of_config_are_accepted():
+    check_training_function(lambda config: None)
+    check_training_function(functools.partial(lambda config, data: None, data=1))
+
+    class Callable:
+        def __call__(self, config):
+            return None
+
+    check_training_function(Callable())
+
+
+def _needs_two(config, data):
+    return None
+
+
+def _old(config, checkpoint_dir=None):
+    return None
+
+
+async def _coroutine(config):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("func", "parts"),
+    [
+        (_needs_two, ["_needs_two(config)", "data"]),
+        (_old, ["checkpoint_dir", "get_checkpoint()"]),
+        (lambda: None, ["config"]),
+        (_coroutine, ["_coroutine", "coroutine"]),
+        (3, ["func must be a function", "int 3"]),
+        (int, ["a class"]),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_at_creation(func, parts):
+    with pytest.raises(TrainingFunctionError) as raised:
+        check_training_function(func)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_a_trial_that_can_never_fit_is_an_error_that_says_both_sides():
+    placement = make_spec(num_hosts=2, num_slots=3).placement()
+    with pytest.raises(ResourcesUnavailable) as raised:
+        check_fits(placement, [{"CPU": 8.0}, {"CPU": 2.0}])
+    text = str(raised.value)
+    assert "2 x 3 CPU on different machines" in text
+    assert "2 node(s) have 8 CPU; 2 CPU" in text
+
+
+def test_hosts_that_fit_only_on_one_machine_do_not_fit():
+    placement = make_spec(num_hosts=2, num_slots=1).placement()
+    with pytest.raises(ResourcesUnavailable):
+        check_fits(placement, [{"CPU": 64.0}])
+    check_fits(placement, [{"CPU": 1.0}, {"CPU": 1.0}])
+
+
+def test_a_total_may_be_larger_than_one_node():
+    check_fits(make_spec(num_workers=5).placement(), [{"CPU": 2.0}, {"CPU": 4.0}])
+
+
+def test_horovod_without_gloo_or_missing_is_said_with_its_cure(tmp_path):
+    code = "from horovod_tune.backend import require_backend\nrequire_backend(use_tpu=False)"
+    hide = tmp_path / "hide"
+    (hide / "horovod" / "torch").mkdir(parents=True)
+    (hide / "horovod" / "__init__.py").touch()
+
+    def run() -> str:
+        environment = {**os.environ, "PYTHONPATH": str(hide)}
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+        ).stderr
+
+    text = run()
+    assert "no compiled library" in text and "horovod-tune install-horovod" in text
+    (hide / "horovod" / "torch" / "mpi_lib_v2.so").write_bytes(b"\0" * 100)
+    text = run()
+    assert "not built with Gloo" in text and "horovod-tune install-horovod" in text

@@ -10,8 +10,9 @@
 # downloaded. It adds up to two lines to ~/.bashrc. What is compiled once is kept as a wheel under ~/.cache/horovod-tune.
 set -euo pipefail
 
-RAY=2.60.0 TORCH=2.13.0 TORCH_XLA=2.9.0          # torch_xla asks for the torch of its own number
 SRC=$HOME/.horovod-tune/src ENV=$HOME/.horovod-tune/env
+TORCH=2.13.0 TORCH_XLA=2.9.0                      # torch_xla asks for the torch of its own number
+RAY=$(sed -n 's/^ray==//p' "$SRC/constraints.txt")
 kind=${1:-cpu}
 case $kind in
   cpu|nccl) needs=horovod.torch ;;
@@ -48,9 +49,8 @@ python3 -c 'import sys; assert sys.version_info >= (3, 10), sys.version' ||
 export PATH=$ENV/bin:$PATH
 login_line "export PATH=$ENV/bin:\$PATH"
 
-if [ -f "$SRC/pyproject.toml" ]; then package=$SRC; else package=horovod_tune; fi
 # The cloud SDKs serve the head, whose autoscaler starts and ends the machines.
-pip install "ray[default,tune]==$RAY" "torch==$TORCH" boto3 google-api-python-client "$package"
+pip install -c "$SRC/constraints.txt" "ray[default,tune]" "torch==$TORCH" boto3 google-api-python-client "$SRC"
 case $kind in
   cpu) horovod-tune install-horovod ;;
   nccl) horovod-tune install-horovod --gpu nccl ;;

@@ -1,0 +1,191 @@
+"""`make`: what is missing is named; a second call does nothing; an interrupted one is repeated."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+spec = importlib.util.spec_from_file_location("set_up", CHECKOUT / "tools" / "set_up.py")
+assert spec is not None and spec.loader is not None
+set_up = importlib.util.module_from_spec(spec)
+sys.modules["set_up"] = set_up
+spec.loader.exec_module(set_up)
+
+MAIN = set_up.PROFILES["main"]
+
+
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The environments that were filled; what takes minutes and a network is only noted."""
+    calls: list[Path] = []
+    monkeypatch.setattr(set_up, "fill", lambda profile, venv, choice, environ: calls.append(venv))
+    return calls
+
+
+def test_a_second_call_sets_up_nothing_again(tmp_path: Path, filled: list[Path]) -> None:
+    for _ in range(2):
+        set_up.set_up(MAIN, tmp_path / "venv", {})
+    assert filled == [tmp_path / "venv"]
+
+
+def test_another_torch_choice_sets_up_again(tmp_path: Path, filled: list[Path]) -> None:
+    set_up.set_up(MAIN, tmp_path / "venv", {})
+    set_up.set_up(MAIN, tmp_path / "venv", {"TORCH": "pip"})
+    assert len(filled) == 2
+
+
+def test_an_interrupted_set_up_is_repeated_from_an_empty_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: list[Path]
+) -> None:
+    venv = tmp_path / "venv"
+
+    def interrupt(*_: object) -> None:
+        (venv / "half-installed").touch()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(set_up, "fill", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            set_up.set_up(MAIN, venv, {})
+    set_up.set_up(MAIN, venv, {})
+    assert filled == [venv] and not (venv / "half-installed").exists()
+    set_up.set_up(MAIN, venv, {})
+    assert filled == [venv]
+
+
+def test_a_folder_that_is_no_environment_is_not_removed(tmp_path: Path, filled: list[Path]) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "thesis.tex").touch()
+    with pytest.raises(set_up.SetUpError, match="no virtual environment"):
+        set_up.set_up(MAIN, tmp_path / "venv", {})
+    assert (tmp_path / "venv" / "thesis.tex").exists() and not filled
+
+
+def test_a_torch_choice_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(set_up.SetUpError, match="TORCH must be one of auto, cpu, pip, got 'gpu'"):
+        set_up.set_up(MAIN, tmp_path / "venv", {"TORCH": "gpu"})
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("pyproject.toml", lambda path: path.write_text("")),
+        ("constraints.txt", lambda path: path.write_text("ray==1")),
+        ("horovod_tune/horovod_build/patches.py", lambda path: path.write_text("PATCH_LEVEL = 'ht9'")),
+        ("README.md", None),
+    ],
+)
+def test_what_says_how_to_set_up_is_in_the_fingerprint(
+    tmp_path: Path, name: str, change: Callable[[Path], int] | None
+) -> None:
+    for pattern in set_up.SAYS_HOW:
+        for path in CHECKOUT.glob(pattern):
+            copy = tmp_path / path.relative_to(CHECKOUT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    before = set_up.fingerprint(tmp_path, MAIN, "auto", "")
+    (change or Path.touch)(tmp_path / name)
+    assert (set_up.fingerprint(tmp_path, MAIN, "auto", "") != before) is (change is not None)
+
+
+@pytest.mark.parametrize(
+    ("choice", "gpu", "machine", "also", "cpu"),
+    [
+        ("auto", False, "x86_64", (), True),
+        ("auto", True, "x86_64", (), False),
+        ("auto", False, "aarch64", (), False),
+        ("cpu", True, "x86_64", (), True),
+        ("pip", False, "x86_64", (), False),
+        ("auto", False, "x86_64", ("torch_xla==2.9.0",), False),
+    ],
+)
+def test_a_machine_without_a_gpu_gets_a_cpu_build(
+    choice: str, gpu: bool, machine: str, also: tuple[str, ...], cpu: bool
+) -> None:
+    assert set_up.wants_cpu_build(choice, gpu=gpu, machine=machine, also=also) is cpu
+
+
+def stand_in(folder: Path, name: str, script: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(("offered", "with_uv"), [("2.13.0+cpu", False), ("2.13.0", True)])
+def test_uv_is_asked_only_where_pip_has_no_cpu_build(tmp_path: Path, offered: str, with_uv: bool) -> None:
+    report = f'{{"install": [{{"metadata": {{"version": "{offered}"}}}}]}}'
+    python = stand_in(
+        tmp_path,
+        "python",
+        f'echo "$@" >> {tmp_path}/calls\n'
+        f"""case "$*" in *--report*) echo '{report}';; *"import torch"*) exit 1;; esac""",
+    )
+    pip = [str(python), "-m", "pip", "install"]
+    set_up.install_torch(MAIN, str(python), pip, "cpu")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    uv = [call for call in calls if call.startswith("-m uv")]
+    assert len(uv) == with_uv
+    if with_uv:
+        assert uv[0].endswith("--torch-backend cpu torch==2.13.0")
+        assert "-m pip install uv" in calls
+    else:
+        assert calls[-1] == "-m pip install torch==2.13.0"
+
+
+def test_where_no_cpu_build_can_be_had_the_user_is_told_what_to_type(tmp_path: Path) -> None:
+    python = stand_in(tmp_path, "python", 'case "$*" in *"pip install uv") exit 0;; *) exit 1;; esac')
+    with pytest.raises(set_up.SetUpError, match="TORCH=pip make"):
+        set_up.install_torch(MAIN, str(python), [str(python), "-m", "pip", "install"], "cpu")
+
+
+@pytest.mark.parametrize(
+    ("take_away", "said"),
+    [
+        (("shutil.which", lambda name: None), "apt-get install g++"),
+        (("importlib.util.find_spec", lambda name: None), "apt-get install python3-venv"),
+        (("sysconfig.get_path", lambda name: "/nowhere"), "apt-get install python3-dev"),
+        (("sys.version_info", (3, 9, 2)), "older than 3.10"),
+    ],
+)
+def test_a_missing_tool_is_named_with_its_cure(
+    monkeypatch: pytest.MonkeyPatch, take_away: tuple[str, object], said: str
+) -> None:
+    with monkeypatch.context() as without:
+        without.setattr(*take_away)
+        missing = set_up.missing_tools(needs_compiler=True)
+    assert len(missing) == 1 and said in missing[0]
+
+
+def test_this_machine_lacks_nothing() -> None:
+    assert set_up.missing_tools(needs_compiler=True) == []
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [("no-such-python", "There is no no-such-python"), ("{old}", "is Python 3.9.2; 3.10 or newer is needed")],
+)
+def test_make_names_a_missing_or_an_old_python(tmp_path: Path, python: str, said: str) -> None:
+    old = stand_in(tmp_path, "old-python", 'case "$1" in -V) echo Python 3.9.2;; *) exit 1;; esac')
+    ran = subprocess.run(
+        ["make", f"PYTHON={python.format(old=old)}", "test"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 2 and said in ran.stderr
+
+
+def test_make_alone_shows_what_there_is() -> None:
+    ran = subprocess.run(["make"], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=True)
+    for target in ("demo", "test", "lint", "typecheck", "bench", "test-xla", "clean"):
+        assert f"make {target}" in ran.stdout

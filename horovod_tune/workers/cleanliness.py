@@ -1,74 +1,65 @@
 """What a trial may leave behind in its process, put back to how a new process has it.
 
-Runs in each training actor, in the thread that ran nothing of the user's. `Baseline.restore` returns what it
+Runs in each training actor, in a thread that runs nothing of the user's. `Baseline.restore` returns what it
 could not put back; the process is then replaced.
 """
 
 from __future__ import annotations
 
 import gc
-import linecache
 import os
-import random
-import signal
-import site
 import sys
-import sysconfig
 import threading
 import time
-from types import ModuleType
-from typing import Any
 
 import psutil
 
+from horovod_tune.workers.modules import Modules
+from horovod_tune.workers.process_state import Remembered, python_settings, reseed
+from horovod_tune.workers.torch_state import TorchBaseline
+
 THREADS_END_S = 0.5
-"""How long a trial's own threads may take to end after it."""
+"""How long a trial's own threads and child processes may take to end after it."""
+FILES_LEFT = 256
+"""How many more open files than before the first trial a process may have."""
 
 
 class Baseline:
     """How this process was before its first trial."""
 
     def __init__(self) -> None:
-        self._environment = dict(os.environ)
-        self._directory = os.getcwd()
-        self._path = list(sys.path)
-        self._modules = set(sys.modules)
-        self._installed: set[str] = set()
-        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self._torch = TorchBaseline() if "torch" in sys.modules else None
+        self._modules = Modules()
+        self._python = Remembered(python_settings())
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._children = set(_children())
-        self._excepthook = sys.excepthook
-        self._switch_interval = sys.getswitchinterval()
-        self._torch = _TorchBaseline() if "torch" in sys.modules else None
+        self._files = len(os.listdir("/proc/self/fd"))
+        self._output = [os.dup(1), os.dup(2)]
         _collect_and_freeze()
 
     def restore(self) -> list[str]:
         """Put everything back; return what could not be."""
-        problems = self._threads_left() + self._children_left()
-        os.environ.clear()
-        os.environ.update(self._environment)
-        os.chdir(self._directory)
-        sys.path[:] = self._path
-        sys.excepthook = self._excepthook
-        sys.setswitchinterval(self._switch_interval)
-        problems += [
-            f"the handler of {signal.Signals(number).name} was changed"
-            for number, handler in self._signals.items()
-            if signal.getsignal(number) is not handler
-        ]
-        imported = self._forget_users_modules()
-        random.seed()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(None)
+        self._restore_output()
+        problems = self._python.put_back()
         if self._torch is not None:
             problems += self._torch.restore()
+            self._torch.forget_compiled()
+        imported = self._modules.forget_users()
+        reseed()
         if imported:
             _collect_and_freeze()
         else:
             gc.collect()
+        # After the collection, since an object that nobody holds any more ends its threads and processes.
+        problems += self._threads_left() + self._children_left() + self._files_left()
         if self._torch is not None:
             problems += self._torch.check_gpu_memory()
         return problems
+
+    def _restore_output(self) -> None:
+        for number, kept in zip((1, 2), self._output, strict=True):
+            if not _is_open(number) or not os.path.sameopenfile(number, kept):
+                os.dup2(kept, number)
 
     def _threads_left(self) -> list[str]:
         end = time.monotonic() + THREADS_END_S
@@ -84,33 +75,31 @@ class Baseline:
             left[0].join(timeout=0.02)
 
     def _children_left(self) -> list[str]:
-        left = []
-        for pid in _children():
-            if pid in self._children:
-                continue
-            try:
-                command = " ".join(psutil.Process(pid).cmdline())
-                if "resource_tracker" in command:
-                    continue  # Python's own, started once a process by multiprocessing; holds nothing
-                left.append(f"the child process {pid} still runs: {command[:80]}")
-            except psutil.NoSuchProcess:
-                continue
-        return left
+        """Kill the processes that the trial started and left; their owner is not to be trusted then."""
+        left = [process for pid in _children() if pid not in self._children and (process := _child(pid))]
+        if not left:
+            return []
+        psutil.wait_procs(left, timeout=THREADS_END_S)
+        running = [process for process in left if process.is_running()]
+        problems = [f"the child process {each.pid} still ran" for each in running]
+        family = [member for each in running for member in (each, *each.children(recursive=True))]
+        for process in family:
+            process.kill()
+        psutil.wait_procs(family, timeout=THREADS_END_S)
+        return problems
 
-    def _forget_users_modules(self) -> bool:
-        """Make the next trial import the user's own modules anew, as they are on disk then.
+    def _files_left(self) -> list[str]:
+        more = len(os.listdir("/proc/self/fd")) - self._files
+        return [f"{more} files were left open"] if more > FILES_LEFT else []
 
-        Installed packages stay, and so do modules that were there before the first trial. Returns whether
-        the trial imported installed ones.
-        """
-        new = set(sys.modules) - self._modules - self._installed
-        forgotten = {name for name in new if _is_users(sys.modules[name])}
-        for name in forgotten:
-            del sys.modules[name]
-        if forgotten:
-            linecache.checkcache()
-        self._installed |= new - forgotten
-        return bool(new - forgotten)
+
+def _is_open(number: int) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{number}")
+
+
+def _belongs_to_ray(thread: threading.Thread) -> bool:
+    # Ray runs actor methods in threads that Python knows as dummies, and starts import and log threads.
+    return isinstance(thread, threading._DummyThread) or thread.name.startswith(("ray_", "ray.", "AsyncIO"))
 
 
 def _collect_and_freeze() -> None:
@@ -133,95 +122,11 @@ def _children() -> list[int]:
     return pids
 
 
-_INSTALLED = tuple(
-    os.path.realpath(path) + os.sep
-    for path in {
-        *sysconfig.get_paths().values(),
-        *site.getsitepackages(),
-        os.path.dirname(os.__file__),
-    }
-    if path and os.path.isabs(path) and len(path) > 1 and os.path.basename(path) not in ("bin", "scripts")
-)
-_OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir)) + os.sep
-
-
-def _is_users(module: ModuleType | None) -> bool:
-    path = getattr(module, "__file__", None)
-    # An extension module cannot be loaded twice in one process.
-    if not path or not path.endswith(".py"):
-        return False
-    real = os.path.realpath(path)
-    if real.startswith(_OURS):
-        return False
-    return "site-packages" not in real and "dist-packages" not in real and not real.startswith(_INSTALLED)
-
-
-def _belongs_to_ray(thread: threading.Thread) -> bool:
-    # Ray runs actor methods in threads that Python knows as dummies, and starts import and log threads.
-    return isinstance(thread, threading._DummyThread) or thread.name.startswith(("ray_", "ray.", "AsyncIO"))
-
-
-class _TorchBaseline:
-    """torch's process-wide state. What belongs to a thread is new with each trial's thread."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._torch = torch
-        self._rng = torch.get_rng_state()
-        self._dtype = torch.get_default_dtype()
-        self._threads = torch.get_num_threads()
-        self._interop = torch.get_num_interop_threads()
-        self._deterministic = torch.are_deterministic_algorithms_enabled()
-        self._warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        self._precision = torch.get_float32_matmul_precision()
-        self._anomaly = torch.is_anomaly_enabled()
-        self._flags = {name: getattr(torch.backends.cudnn, name) for name in _CUDNN_FLAGS}
-        self._hooks = {name: dict(getattr(torch.nn.modules.module, name)) for name in _global_hooks(torch)}
-        self._flush_denormal = False
-
-    def restore(self) -> list[str]:
-        torch = self._torch
-        torch.set_rng_state(self._rng)
-        torch.set_default_dtype(self._dtype)
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
-        torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
-        torch.set_float32_matmul_precision(self._precision)
-        torch.autograd.set_detect_anomaly(self._anomaly)
-        torch.set_flush_denormal(self._flush_denormal)
-        for name, value in self._flags.items():
-            if getattr(torch.backends.cudnn, name) != value:
-                setattr(torch.backends.cudnn, name, value)
-        for name, hooks in self._hooks.items():
-            live: Any = getattr(torch.nn.modules.module, name)
-            live.clear()
-            live.update(hooks)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return ["torch.distributed is still initialised"]
-        if torch.get_num_interop_threads() != self._interop:
-            return ["the number of torch's inter-op threads was changed, which cannot be undone"]
-        return []
-
-    def check_gpu_memory(self) -> list[str]:
-        cuda = self._torch.cuda
-        if not (cuda.is_available() and cuda.is_initialized()):
-            return []
-        cuda.empty_cache()
-        held = sum(cuda.memory_allocated(device) for device in range(cuda.device_count()))
-        for device in range(cuda.device_count()):
-            cuda.reset_peak_memory_stats(device)
-        self._torch.cuda.manual_seed_all(self._torch.initial_seed())
-        return [f"{held} bytes of GPU memory are still held"] if held else []
-
-
-_CUDNN_FLAGS = ("enabled", "benchmark", "deterministic", "allow_tf32")
-
-
-def _global_hooks(torch: ModuleType) -> list[str]:
-    module = torch.nn.modules.module
-    return [
-        name
-        for name in vars(module)
-        if name.startswith("_global_") and name.endswith("hooks") and isinstance(getattr(module, name), dict)
-    ]
+def _child(pid: int) -> psutil.Process | None:
+    """Return a child of the trial's own; None where it is gone, or is Python's own resource tracker."""
+    try:
+        process = psutil.Process(pid)
+        # Started once a process by multiprocessing; it holds nothing of a trial.
+        return None if "resource_tracker" in " ".join(process.cmdline()) else process
+    except psutil.NoSuchProcess:
+        return None

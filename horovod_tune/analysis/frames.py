@@ -49,7 +49,7 @@ def typed(values: Sequence[Any], index: pd.Index | None = None) -> pd.Series:
         return pd.Series(plain, index=index, dtype="bool" if whole else "boolean")
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in present):
         return pd.Series(plain, index=index, dtype="int64" if whole else "Int64")
-    if kinds <= {int, float}:
+    if float in kinds and kinds <= {int, float}:
         return pd.Series([math.nan if v is None else float(v) for v in plain], index=index, dtype="float64")
     if kinds == {str}:
         return pd.Series(plain, index=index, dtype="str" if whole else "object")

@@ -66,6 +66,12 @@ class TrialRecord:
     resources: Resources | None = None
     checkpoint_blob: str | None = field(default=None, repr=False)
 
+    @property
+    def folder_name(self) -> str:
+        """The trial's folder without its place; empty where it has none."""
+        place = self.directory.partition("?")[0] if "://" in self.directory else self.directory
+        return place.rsplit("/", 1)[-1]
+
 
 @dataclass(frozen=True)
 class ExperimentRecord:

@@ -240,7 +240,7 @@ class Analysis:
         trial = self.best_trial
         if not trial.directory:
             return None
-        home = self.folder.below(trial.directory.rsplit("/", 1)[-1])
+        home = self.folder.below(trial.folder_name)
         on_disk = {e.name for e in home.entries() if e.is_dir and e.name.startswith("checkpoint_")}
         measured = {
             name: value_of(metrics, metric) for name, metrics in checkpoints_of(trial.checkpoint_blob or "")

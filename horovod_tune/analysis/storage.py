@@ -32,7 +32,9 @@ class Folder:
     shown: str
 
     def below(self, name: str) -> Folder:
-        return Folder(self.filesystem, f"{self.path.rstrip('/')}/{name}", f"{self.shown.rstrip('/')}/{name}")
+        place, mark, query = self.shown.partition("?") if "://" in self.shown else (self.shown, "", "")
+        shown = f"{place.rstrip('/')}/{name}{mark}{query}"  # s3://bucket/experiment?region=eu-west-1
+        return Folder(self.filesystem, f"{self.path.rstrip('/')}/{name}", shown)
 
     @property
     def name(self) -> str:
@@ -71,16 +73,14 @@ def open_folder(place: str | os.PathLike[str], filesystem: Any = None) -> Folder
     """Return the folder at a local path or a URI.
 
     With `filesystem` (a pyarrow filesystem, as `RunConfig(storage_filesystem=…)` takes it), `place` is a path
-    on that filesystem. Raises `FileNotFoundError` where there is no such folder.
+    on that filesystem. Raises `FileNotFoundError` where there is no such folder, and `ValueError` for a URI
+    that pyarrow does not know.
     """
     text = os.fspath(place)
     if filesystem is not None:
         folder = Folder(filesystem, text.rstrip("/") or "/", text)
     elif _SCHEME.match(text) and not text.startswith(("file://", "local://")):
-        # Ray's own resolution, so that whatever Tune could write to can be read (fsspec's protocols too).
-        from ray.train._internal.storage import get_fs_and_path
-
-        resolved, path = get_fs_and_path(text)
+        resolved, path = pafs.FileSystem.from_uri(text)  # as Tune resolves its storage_path
         folder = Folder(resolved, path.rstrip("/"), text)
     else:
         local = Path(re.sub(r"^(file|local)://", "", text)).expanduser().absolute()

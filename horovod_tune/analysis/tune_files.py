@@ -56,7 +56,7 @@ def read_experiment(folder: Folder) -> ExperimentRecord:
     if staged is not None:
         state = _later(state, staged, state_name)
     trials = _trials_of_state(folder, state, problems)
-    trials += _trials_without_state(folder, entries, trials)
+    trials += _trials_without_state(folder, staged, entries, trials)
     if not trials and state is None:
         inner = [
             entry.name for entry in entries if entry.is_dir and _holds_experiment(folder.below(entry.name))
@@ -161,27 +161,28 @@ def _blob(value: Any) -> str | None:
 
 
 def _trials_without_state(
-    folder: Folder, entries: Iterable[Entry], known: list[TrialRecord]
+    folder: Folder, staged: Folder | None, entries: Iterable[Entry], known: list[TrialRecord]
 ) -> list[TrialRecord]:
-    """Trials' folders that no state file speaks of (it was lost, or is older than they are)."""
-    taken = {trial.directory.rsplit("/", 1)[-1] for trial in known}
+    """Trials' folders that no state file speaks of: it was lost, or is older than they are."""
+    taken = {trial.folder_name for trial in known}
+    listed = [*entries, *(staged.entries() if staged is not None else ())]
     found: list[TrialRecord] = []
-    for entry in entries:
-        if not entry.is_dir or entry.name in taken:
+    for name in sorted({entry.name for entry in listed if entry.is_dir} - taken):
+        places = [folder.below(name)] + ([staged.below(name)] if staged is not None else [])
+        if not any(place.size(file) for place in places for file in ("result.json", "params.json")):
             continue
-        inside = folder.below(entry.name)
-        if not inside.size("result.json") and not inside.size("params.json"):
-            continue
-        trial = TrialRecord(
-            trial_id=entry.name,
-            number=len(known) + len(found),
-            name=entry.name,
-            config={},
-            status="UNKNOWN",
-            directory=inside.shown,
-            error="" if inside.size("error.txt") else None,
+        failed = any(place.size("error.txt") for place in places)
+        found.append(
+            TrialRecord(
+                trial_id=name,
+                number=len(known) + len(found),
+                name=name,
+                config={},
+                status="UNKNOWN",
+                directory=folder.below(name).shown,
+                error="" if failed else None,
+            )
         )
-        found.append(trial)
     return found
 
 
@@ -190,7 +191,7 @@ def _with_files(
 ) -> tuple[TrialRecord, list[Problem]]:
     """The trial with its reports and its error's text."""
     problems: list[Problem] = []
-    name = trial.directory.rsplit("/", 1)[-1]
+    name = trial.folder_name
     where = trial.trial_id
     if not name:
         return trial, problems

@@ -1,0 +1,251 @@
+"""`analyze` on experiments that Tune really wrote: finished, failed, interrupted, of every kind."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from made_experiments import made_experiment
+from pyarrow import fs as pafs
+
+from horovod_tune.analysis import analyze
+from horovod_tune.analysis.storage import Folder
+
+
+@pytest.mark.parametrize(
+    "name", ["random", "asha", "failing", "diverging", "distributed", "pbt", "plain_run"]
+)
+def test_the_best_is_what_tune_itself_calls_best(seen_by_driver, name):
+    seen = seen_by_driver[name]
+    assert seen["our_best"] == seen["tune_best"]
+    assert seen["our_config"] == seen["tune_config"]
+    assert seen["our_value"] == seen["tune_value"]
+    assert seen["our_checkpoint"] == seen["tune_checkpoint"]
+
+
+@pytest.mark.parametrize("name", ["random", "asha", "failing", "diverging", "distributed", "pbt"])
+def test_a_path_tells_as_much_as_the_result_in_memory(experiments, seen_by_driver, name):
+    analysis = analyze(experiments / name)
+    assert analysis.best_trial.trial_id == seen_by_driver[name]["our_best"]
+    assert analysis.best_config == seen_by_driver[name]["our_config"]
+    assert analysis.state == "finished"
+    assert analysis.problems == ()
+
+
+def test_the_guides_attributes_are_there(experiments):
+    analysis = analyze(experiments / "distributed")
+    best = analysis.best_trial
+    assert analysis.best_logdir == best.directory
+    assert Path(analysis.best_logdir).is_dir()
+    assert analysis.best_result["loss"] == best.last_result["loss"] == analysis.best_value
+    one_row = analysis.best_result_df
+    assert list(one_row.index) == [best.trial_id]
+    assert one_row["loss"].item() == analysis.best_value
+    assert one_row["config/lr"].item() == analysis.best_config["lr"]
+    with analysis.best_checkpoint.as_directory() as folder:
+        assert (Path(folder) / "steps").read_text() == "6"
+
+
+def test_without_metric_and_mode_the_error_says_what_may_be_passed(experiments):
+    with pytest.raises(
+        ValueError, match=r"does not say its metric and mode.*reported: loss, accuracy, deep/loss"
+    ):
+        _ = analyze(experiments / "no_metric").best_config
+    analysis = analyze(experiments / "no_metric", metric="deep/loss", mode="max")
+    assert analysis.best_value == analysis.best_result["deep"]["loss"]
+
+
+def test_a_plain_runs_folder_lacks_the_mode_and_says_so(experiments):
+    with pytest.raises(ValueError, match="does not say its mode"):
+        _ = analyze(experiments / "plain_run").best_config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "minimum"}, r'mode must be "min" or "max", got \'minimum\''),
+        ({"scope": "first"}, r'scope must be "last" or "all", got \'first\''),
+    ],
+)
+def test_a_wrong_argument_is_named(experiments, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        analyze(experiments / "random", **arguments)
+
+
+def test_an_unknown_metric_is_answered_with_those_reported(experiments):
+    with pytest.raises(ValueError, match="no trial reported a number named 'los'; reported: loss, accuracy"):
+        _ = analyze(experiments / "random", metric="los", mode="min").best_trial
+
+
+def test_what_is_no_experiment_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="experiment must be a path, or what .* got int"):
+        analyze(3)
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        analyze(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="no Tune experiment at"):
+        analyze(tmp_path)
+
+
+def test_a_folder_of_experiments_names_them(experiments):
+    with pytest.raises(ValueError, match="it holds experiments of its own: asha, distributed"):
+        analyze(experiments)
+
+
+def test_a_row_a_trial_keeps_types(experiments):
+    table = analyze(experiments / "random").dataframe()
+    assert len(table) == 4
+    assert table["config/net/width"].dtype == "int64"
+    assert table["config/batch"].dtype == "int64"
+    assert table["config/lr"].dtype == "float64"
+    assert table["config/pair"].map(type).eq(list).all()
+    assert set(table["status"]) == {"TERMINATED"}
+    assert str(table["start"].dt.tz) == "UTC"
+    assert ((table["end"] - table["start"]).dt.total_seconds() > 0).all()
+    assert table["ranks"].isna().all(), "a plain function says nothing of ranks, and nothing is invented"
+    assert (table["iterations"] == 4).all()
+
+
+def test_a_distributed_trial_tells_its_ranks_hosts_and_start(experiments):
+    table = analyze(experiments / "distributed").dataframe()
+    assert table["ranks"].tolist() == [2, 2, 2]
+    assert table["hosts"].tolist() == [["one", "one"]] * 3
+    assert table["start_s"].tolist() == [0.02] * 3
+
+
+def test_a_row_a_report_has_times_that_never_run_backwards(experiments):
+    history = analyze(experiments / "random").history()
+    assert len(history) == 16
+    assert history["training_iteration"].dtype == "int64"
+    assert history["deep/loss"].dtype == "float64"
+    for _, rows in history.groupby("trial_id"):
+        assert rows["time"].is_monotonic_increasing
+        assert (rows["time"].astype("int64") // 10**9 == rows["timestamp"]).all(), (
+            "within the second Tune wrote"
+        )
+
+
+def test_frames_by_trial_hold_the_same_reports(experiments):
+    analysis = analyze(experiments / "asha")
+    frames = analysis.trial_dataframes
+    assert set(frames) == {trial.trial_id for trial in analysis.trials}
+    assert sum(map(len, frames.values())) == len(analysis.history())
+    assert all("config/lr" in rows for rows in frames.values())
+
+
+def test_a_trial_that_was_started_again_counts_its_attempts(experiments):
+    analysis = analyze(experiments / "failing")
+    failed = analysis.dataframe().set_index("status").loc["ERROR"]
+    assert failed["num_failures"] == 2
+    assert failed["error"] == "RuntimeError: the <script>alert(1)</script> of <script>"
+    rows = analysis.trial_dataframes[failed["trial_id"]]
+    assert rows["attempt"].tolist() == [1, 1, 2, 2]
+    text = analysis.errors()[failed["trial_id"]]
+    assert text.count("Failure #") == 2
+    assert "\x1b" not in text
+
+
+def test_nan_never_wins(experiments):
+    analysis = analyze(experiments / "diverging")
+    table = analysis.dataframe()
+    assert table["accuracy"].isna().sum() == 1
+    assert math.isfinite(analysis.best_value)
+    assert table["best_accuracy"].notna().all(), "it had been finite before"
+    only = analyze(experiments / "diverging", metric="accuracy", mode="min")
+    assert math.isfinite(only.best_value)
+
+
+def test_under_pbt_the_best_configuration_is_the_one_that_reported(experiments):
+    analysis = analyze(experiments / "pbt")
+    assert analysis.best_config == analysis.best_result["config"]
+    assert "config/lr" in analysis.history()
+
+
+def test_a_killed_experiment_is_read_from_what_the_driver_left(killed):
+    analysis = analyze(killed)
+    table = analysis.dataframe()
+    assert analysis.state == "running", "for eleven minutes nobody can tell it from one that runs"
+    assert (analysis.metric, analysis.mode) == ("loss", "min")
+    assert len(table) >= 2
+    assert len(analysis.history()) >= 4
+    assert math.isfinite(analysis.best_value)
+    assert not (table["status"] == "TERMINATED").all()
+
+
+def test_after_eleven_quiet_minutes_an_unfinished_experiment_counts_as_interrupted(killed, monkeypatch):
+    from horovod_tune.analysis import results
+
+    analysis = analyze(killed)
+    monkeypatch.setattr(results.time, "time", lambda: analysis.record.last_write + 661)
+    assert analysis.state == "interrupted"
+
+
+def test_uris_and_filesystems_work_like_paths(experiments):
+    expected = analyze(experiments / "random").best_value
+    assert analyze(f"file://{experiments}/random").best_value == expected
+    below = pafs.SubTreeFileSystem(str(experiments), pafs.LocalFileSystem())
+    analysis = analyze("random", filesystem=below)
+    assert analysis.best_value == expected
+    assert analysis.best_logdir.startswith("random/")
+
+
+def test_an_experiment_in_a_foreign_storage_is_read_through_its_filesystem(experiments):
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(experiments / "distributed"), "/bucket/distributed", recursive=True)
+    foreign = pafs.PyFileSystem(pafs.FSSpecHandler(memory))
+    analysis = analyze("/bucket/distributed", filesystem=foreign)
+    assert analysis.best_value == analyze(experiments / "distributed").best_value
+    with analysis.best_checkpoint.as_directory() as folder:
+        assert (Path(folder) / "steps").read_text() == "6"
+
+
+def test_a_uri_keeps_its_query_at_its_end():
+    folder = Folder(pafs.LocalFileSystem(), "bucket/run", "s3://bucket/run?region=eu-west-1")
+    trial = folder.below("trial_1")
+    assert (trial.path, trial.shown) == ("bucket/run/trial_1", "s3://bucket/run/trial_1?region=eu-west-1")
+    record = made_experiment(1).trials[0]
+    assert replace(record, directory=trial.shown).folder_name == "trial_1"
+
+
+def test_a_uri_of_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="Unrecognized filesystem type in URI: nosuch://bucket/run"):
+        analyze("nosuch://bucket/run")
+
+
+def test_a_moved_experiment_is_found_where_it_is_now(experiments, tmp_path):
+    shutil.copytree(experiments / "distributed", tmp_path / "elsewhere")
+    analysis = analyze(tmp_path / "elsewhere")
+    assert analysis.best_logdir.startswith(str(tmp_path))
+    assert analysis.best_checkpoint.path.startswith(str(tmp_path))
+
+
+def test_scope_all_takes_each_trials_best_report():
+    made = made_experiment(12)
+    last, best = analyze(made), analyze(made, scope="all")
+    assert best.best_value == min(scored.best for scored in best.scores if math.isfinite(scored.best))
+    assert best.best_value <= last.best_value
+    assert best.best_result["loss"] == best.best_value
+
+
+def test_of_equal_trials_the_earlier_wins():
+    made = made_experiment(3, asha=False)
+    rows = made.trials[0].rows
+    twins = tuple(replace(trial, rows=rows) for trial in made.trials)
+    twins = type(made)(replace(made.record, trials=twins), made.folder, metric="loss", mode="min")
+    assert twins.best_trial.trial_id == made.trials[0].trial_id
+
+
+def test_reload_sees_what_was_added(experiments, tmp_path):
+    shutil.copytree(experiments / "random", tmp_path / "growing")
+    before = analyze(tmp_path / "growing")
+    result = Path(before.best_logdir) / "result.json"
+    last = result.read_text().splitlines()[-1].replace('"training_iteration": 4', '"training_iteration": 5')
+    with result.open("a") as file:
+        file.write(last + "\n")
+    after = before.reload()
+    assert len(after.history()) == len(before.history()) + 1
+    assert isinstance(after.dataframe(), pd.DataFrame)

@@ -1,0 +1,114 @@
+"""Which report and which trial is best, worked out on plain lists."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from horovod_tune.analysis.frames import attempts, error_line, flatten, frame, typed
+from horovod_tune.analysis.scoring import best_index, score, value_of
+
+NAN, INF = math.nan, math.inf
+
+
+def reports(*values, name="loss"):
+    return [{name: value, "training_iteration": n} for n, value in enumerate(values, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "last", "best", "iteration"),
+    [
+        ((3, 1, 2), "min", 2, 1, 2),
+        ((3, 1, 2), "max", 2, 3, 1),
+        ((1, 1, 1), "min", 1, 1, 1),
+        ((5, NAN, 4, NAN), "min", NAN, 4, 3),
+        ((5, -INF), "min", -INF, 5, 1),
+        ((NAN, INF), "max", INF, NAN, None),
+        ((), "min", NAN, NAN, None),
+    ],
+)
+def test_the_score_of_a_trial(values, mode, last, best, iteration):
+    found = score(reports(*values), "loss", mode)
+    assert found.last == pytest.approx(last, nan_ok=True)
+    assert found.best == pytest.approx(best, nan_ok=True)
+    assert found.best_iteration == iteration
+
+
+def test_reports_without_the_metric_are_passed_over():
+    rows = [{"loss": 1.0, "training_iteration": 1}, {"other": 2, "training_iteration": 2}]
+    assert score(rows, "loss", "min").last == 1.0
+
+
+@pytest.mark.parametrize(
+    ("lasts", "mode", "winner"),
+    [
+        ([2, 1, 1], "min", 1),
+        ([2, 2, 1], "max", 0),
+        ([NAN, 3, -INF], "min", 1),
+        ([NAN, INF], "max", None),
+        ([], "min", None),
+    ],
+)
+def test_nan_never_wins_and_ties_go_to_the_earlier(lasts, mode, winner):
+    scores = [score(reports(value), "loss", mode) for value in lasts]
+    assert best_index(scores, mode, "last") == winner
+
+
+def test_scopes_differ():
+    scores = [score(reports(1, 9), "loss", "min"), score(reports(5, 5), "loss", "min")]
+    assert best_index(scores, "min", "last") == 1
+    assert best_index(scores, "min", "all") == 0
+
+
+def test_a_metric_may_be_nested_or_hold_a_slash():
+    assert value_of({"a/b": 1, "a": {"b": 2}}, "a/b") == 1.0
+    assert value_of({"a": {"b": {"c": 3}}}, "a/b/c") == 3.0
+    assert value_of({"a": "text"}, "a") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, 2], "int64"),
+        ([1, None], "Int64"),
+        ([True, False], "bool"),
+        ([True, None], "boolean"),
+        ([1, 2.5], "float64"),
+        ([0.5, None], "float64"),
+        (["a", 1], "object"),
+        ([[1], [2]], "object"),
+        ([2**70], "object"),
+        ([True, 1], "object"),
+    ],
+)
+def test_columns_keep_their_types(values, dtype):
+    assert str(typed(values).dtype) == dtype
+
+
+def test_columns_of_rows_with_different_keys_keep_whole_numbers_whole():
+    made = frame([{"a": 1}, {"b": 2}])
+    assert str(made["a"].dtype) == "Int64"
+    assert made["b"].tolist()[1] == 2
+
+
+def test_flattening_names_what_is_nested():
+    assert flatten({"a": {"b": 1, "c": {}}, "d": [1, {"e": 2}]}) == {"a/b": 1, "a/c": {}, "d": [1, {"e": 2}]}
+    assert flatten({"d": [1, {"e": 2}]}, lists=True) == {"d/0": 1, "d/1/e": 2}
+
+
+def test_attempts_are_counted_where_iterations_fall_back():
+    assert attempts(reports(*"abc")) == [1, 1, 1]
+    assert attempts([{"training_iteration": n} for n in (1, 2, 2, 3, 1)]) == [1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Failure # 1 (occurred at x)\nTraceback\n  File\nValueError: no\n", "ValueError: no"),
+        ("Failure # 1 (occurred at x)\n\x1b[36mray::f\x1b[39m\nE: a\n    more of it\n", "E: a"),
+        ("", "(no text)"),
+    ],
+)
+def test_the_line_that_says_what_went_wrong(text, line):
+    assert error_line(text) == line

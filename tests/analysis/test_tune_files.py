@@ -1,0 +1,183 @@
+"""Broken, half-written and hostile experiment folders: each costs its own part and is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from made_experiments import made_experiment, written
+
+from horovod_tune.analysis import analyze
+from horovod_tune.analysis.inert_pickle import Inert, UnreadablePickle, look
+from horovod_tune.analysis.tune_pickles import plain, searcher_facts, tuner_facts
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return written(made_experiment(6, asha=False), tmp_path)
+
+
+def folder_of(home: Path, number: int) -> Path:
+    return home / f"train_abcd1_{number:05d}"
+
+
+def read(home: Path):
+    return analyze(home, mode="min")
+
+
+def test_a_whole_folder_has_no_problems(home):
+    analysis = read(home)
+    assert analysis.problems == ()
+    assert len(analysis.trials) == 6
+    assert [trial.number for trial in analysis.trials] == list(range(6))
+
+
+def test_a_half_written_report_costs_that_report(home):
+    result = folder_of(home, 2) / "result.json"
+    result.write_bytes(result.read_bytes()[:-40])
+    analysis = read(home)
+    (problem,) = analysis.problems
+    assert str(problem) == "abcd1_00002: result.json: ends in a half-written report; that report is left out"
+    assert len(analysis.trials[2].rows) == 26
+
+
+def test_a_broken_line_costs_that_line(home):
+    result = folder_of(home, 1) / "result.json"
+    lines = result.read_bytes().split(b"\n")
+    lines[3] = b"\xff\xfe\x00 no JSON"
+    result.write_bytes(b"\n".join(lines))
+    analysis = read(home)
+    assert [str(problem) for problem in analysis.problems] == [
+        "abcd1_00001: result.json: line 4 is no report; that report is left out"
+    ]
+    assert len(analysis.trials[1].rows) == 26
+
+
+def test_a_lost_result_file_leaves_the_last_report(home):
+    (folder_of(home, 3) / "result.json").unlink()
+    analysis = read(home)
+    (problem,) = analysis.problems
+    assert "abcd1_00003: result.json is missing or empty" in str(problem)
+    row = analysis.dataframe().set_index("trial_id").loc["abcd1_00003"]
+    assert row["iterations"] == 27
+    assert row["loss"] == row["best_loss"]
+    assert "abcd1_00003" not in set(analysis.history()["trial_id"])
+
+
+def test_a_broken_state_file_leaves_the_trials_folders(home):
+    (state,) = home.glob("experiment_state-*.json")
+    state.write_text(state.read_text()[:500])
+    analysis = analyze(home, metric="loss", mode="min")
+    assert len(analysis.trials) == 6
+    assert analysis.best_value == read_value(analysis)
+    assert any("not readable as JSON" in problem.what for problem in analysis.problems)
+
+
+def read_value(analysis):
+    values = [trial.rows[-1]["loss"] for trial in analysis.trials]
+    return min(value for value in values if value == value)
+
+
+def test_one_broken_trial_in_the_state_costs_that_trials_state_only(home):
+    (state,) = home.glob("experiment_state-*.json")
+    whole = json.loads(state.read_text())
+    whole["trial_data"][4][0] = '{"trial_id": "abcd'
+    state.write_text(json.dumps(whole))
+    analysis = read(home)
+    assert len(analysis.trials) == 6, "its folder still speaks for it"
+    assert any("trial 4 of the state file" in problem.where for problem in analysis.problems)
+
+
+def test_the_newest_state_file_that_can_be_read_counts(home):
+    (home / "experiment_state-2026-11-21_09-00-00.json").write_text("{")
+    analysis = read(home)
+    assert len(analysis.trials) == 6
+    assert [problem.where for problem in analysis.problems] == ["experiment_state-2026-11-21_09-00-00.json"]
+
+
+def test_a_trial_that_has_not_begun_is_a_row_without_values(home):
+    (state,) = home.glob("experiment_state-*.json")
+    whole = json.loads(state.read_text())
+    trial = json.loads(whole["trial_data"][5][0]) | {"status": "PENDING"}
+    whole["trial_data"][5] = [json.dumps(trial), json.dumps({})]
+    state.write_text(json.dumps(whole))
+    (folder_of(home, 5) / "result.json").unlink()
+    row = read(home).dataframe().set_index("trial_id").loc["abcd1_00005"]
+    assert row["status"] == "PENDING"
+    assert row["loss"] != row["loss"]
+    assert row["iterations"] == 0
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.system, (f"touch {os.environ['EVIL_MARK']}",))
+
+
+def test_no_pickle_in_an_experiment_is_ever_run(home, tmp_path, monkeypatch):
+    mark = tmp_path / "ran"
+    monkeypatch.setenv("EVIL_MARK", str(mark))
+    for name in ("tuner.pkl", "basic-variant-state-2026-11-20_12-00-00.json"):
+        (home / name).write_bytes(pickle.dumps({"_tune_config": Evil(), "config": {"lr": Evil()}}))
+    for number in range(6):
+        (folder_of(home, number) / "params.pkl").write_bytes(pickle.dumps(Evil()))
+        (folder_of(home, number) / "error.pkl").write_bytes(pickle.dumps(Evil()))
+    (state,) = home.glob("experiment_state-*.json")
+    whole = json.loads(state.read_text())
+    evil = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(Evil()).hex()}
+    trial = json.loads(whole["trial_data"][0][0])
+    trial |= {"placement_group_factory": evil["value"], "config": {"lr": 0.1, "evil": evil}}
+    whole["trial_data"][0][0] = json.dumps(trial)
+    state.write_text(json.dumps(whole))
+    analysis = read(home)
+    assert analysis.best_value == read_value(analysis)
+    assert "evil" in analysis.trials[0].config
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Evil()))
+    assert mark.exists(), "the pickle would have run its command"
+
+
+def test_damaged_pickles_are_named_not_raised(home):
+    (home / "tuner.pkl").write_bytes(b"\x80\x05 no pickle")
+    (home / "search_gen_state-1.json").write_bytes(pickle.dumps({"a": 1})[:-3])
+    problems = {problem.where for problem in read(home).problems}
+    assert problems == {"tuner.pkl", "search_gen_state-1.json"}
+    with pytest.raises(UnreadablePickle, match="no _tune_config"):
+        tuner_facts(pickle.dumps({"something": "else"}))
+    assert searcher_facts(pickle.dumps([1, 2])).domains is None
+
+
+def test_looking_into_a_pickle_keeps_plain_data_and_numbers():
+    np = pytest.importorskip("numpy")
+    data = {
+        "whole": np.int64(3),
+        "real": np.float32(0.5),
+        "flag": np.bool_(True),
+        "big": np.dtype(">f8").type(2.0),
+    }
+    seen = look(pickle.dumps(data))
+    assert seen == {"whole": 3, "real": 0.5, "flag": True, "big": 2.0}
+    assert [type(value) for value in seen.values()] == [int, float, bool, float]
+
+
+def test_an_object_in_a_configuration_becomes_its_name():
+    hidden = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(Path("/a")).hex()}
+    assert plain({"where": hidden, "list": [1, (2, 3)]})["list"] == [1, [2, 3]]
+    assert plain(hidden).startswith("<pathlib")
+    assert isinstance(look(pickle.dumps(Path("/a"))), Inert)
+
+
+def test_the_space_searcher_and_rungs_are_found_in_what_tune_wrote(experiments):
+    record = analyze(experiments / "asha").record
+    assert record.domains["lr"].text == "loguniform(0.0001, 0.1)"
+    assert record.domains["lr"].log
+    assert record.domains["net/act"].categories == ("relu", "tanh")
+    assert record.domains["net/width"].text == "randint(8, 64)"
+    assert record.domains["pair/1"].text == "uniform(0, 1)"
+    assert record.constants["constant"] == "always"
+    assert record.rungs == (1, 3, 9)
+    assert record.scheduler == "AsyncHyperBandScheduler(max_t=9, reduction_factor=3)"
+    assert record.num_samples == 9
+    assert record.trials[0].resources.total("CPU") == 1.0

@@ -1,0 +1,157 @@
+"""Runs small Tune experiments of every kind: `python tune_experiments.py FOLDER NAME…`.
+
+A process of its own, so that a driver can be killed, and so that nothing of Ray stays in the tests' process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+
+SPACE = {
+    "lr": tune.loguniform(1e-4, 1e-1),
+    "net": {"act": tune.choice(["relu", "tanh"]), "width": tune.randint(8, 64)},
+    "batch": tune.choice([16, 32]),
+    "constant": "always",
+    "pair": [1, tune.uniform(0, 1)],
+}
+
+
+def train(config: dict[str, Any]) -> None:
+    noise = random.Random(repr(config["lr"]))
+    for step in range(config.get("epochs", 4)):
+        time.sleep(0.02)
+        loss = abs(math.log10(config["lr"]) + 2.3) + math.exp(-step) + noise.random() * 0.01
+        if config.get("fails") and step == 2:
+            raise RuntimeError("the <script>alert(1)</script> of " + str(config["fails"]))
+        if config.get("diverges") and step >= 2:
+            loss = float("nan")
+        tune.report({"loss": loss, "accuracy": 1 / (1 + loss), "deep": {"loss": 2 * loss}, "word": "a"})
+
+
+class Distributed(tune.Trainable):
+    """Stands for a distributed trial: what its reports say beside the metrics."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.steps = 0
+
+    def step(self) -> dict[str, Any]:
+        time.sleep(0.06)
+        self.steps += 1
+        loss = abs(math.log10(self.config["lr"]) + 2.3) + math.exp(-self.steps)
+        told = {"world_size": 2, "hosts": ["one", "one"], "start_s": 0.02}
+        return {"loss": loss, "done": self.steps >= 6, **told}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        (Path(checkpoint_dir) / "steps").write_text(str(self.steps))
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        self.steps = int((Path(checkpoint) / "steps").read_text())
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.steps, self.config = 0, new_config
+        return True
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        return tune.PlacementGroupFactory([{}, {"CPU": 2}], strategy="PACK")
+
+
+class KillDriver(tune.Callback):
+    def on_trial_result(
+        self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if result["training_iteration"] == 3 and any(other.status == "TERMINATED" for other in trials):
+            ray.shutdown()  # no process of this session may outlive the test
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_config(name: str, folder: str, **more: Any) -> tune.RunConfig:
+    return tune.RunConfig(name=name, storage_path=folder, verbose=0, **more)
+
+
+def fit(name: str, folder: str) -> Any:
+    lower: dict[str, Any] = {"metric": "loss", "mode": "min"}
+    warm = {"reuse_actors": True}  # a new actor for each trial would be most of the test's time
+    lr = {"lr": SPACE["lr"]}
+    if name == "random":
+        tuner = tune.Tuner(train, param_space=SPACE, tune_config=tune.TuneConfig(num_samples=4, **warm, **lower),
+                           run_config=run_config(name, folder))  # fmt: skip
+    elif name == "asha":
+        asha = ASHAScheduler(grace_period=1, max_t=9, reduction_factor=3)
+        tuner = tune.Tuner(train, param_space=SPACE | {"epochs": 9},
+                           tune_config=tune.TuneConfig(num_samples=9, scheduler=asha, **warm, **lower),
+                           run_config=run_config(name, folder))  # fmt: skip
+    elif name == "failing":
+        space = SPACE | {"fails": tune.grid_search([0, "<script>"])}
+        retry = tune.FailureConfig(max_failures=1)
+        tuner = tune.Tuner(train, param_space=space, tune_config=tune.TuneConfig(**warm, **lower),
+                           run_config=run_config(name, folder, failure_config=retry))  # fmt: skip
+    elif name == "diverging":
+        higher = tune.TuneConfig(metric="accuracy", mode="max", **warm)
+        tuner = tune.Tuner(train, param_space=SPACE | {"diverges": tune.grid_search([1, 0])},
+                           tune_config=higher, run_config=run_config(name, folder))  # fmt: skip
+    elif name == "distributed":
+        keep = tune.CheckpointConfig(checkpoint_frequency=2, checkpoint_at_end=True, num_to_keep=2)
+        tuner = tune.Tuner(Distributed, param_space=lr,
+                           tune_config=tune.TuneConfig(num_samples=3, **warm, **lower),
+                           run_config=run_config(name, folder, checkpoint_config=keep))  # fmt: skip
+    elif name == "pbt":
+        pbt = PopulationBasedTraining(
+            time_attr="training_iteration", perturbation_interval=2, hyperparam_mutations=lr, quantile_fraction=0.5,
+        )  # fmt: skip
+        tuner = tune.Tuner(Distributed, param_space=lr,
+                           tune_config=tune.TuneConfig(num_samples=2, scheduler=pbt, **warm, **lower),
+                           run_config=run_config(name, folder))  # fmt: skip
+    elif name == "no_metric":
+        tuner = tune.Tuner(train, param_space=SPACE, run_config=run_config(name, folder))
+    elif name == "killed":
+        callback = KillDriver()
+        tuner = tune.Tuner(train, param_space=SPACE, tune_config=tune.TuneConfig(num_samples=5, **warm, **lower),
+                           run_config=run_config(name, folder, callbacks=[callback]))  # fmt: skip
+    else:
+        return tune.run(
+            train, config=SPACE, num_samples=2, name=name, storage_path=folder, verbose=0, **lower
+        )
+    return tuner.fit()
+
+
+def main(folder: str, names: list[str]) -> None:
+    from horovod_tune.analysis import analyze
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    seen: dict[str, Any] = {}
+    for name in names:
+        random.seed(7)
+        result = fit(name, folder)
+        tunes = getattr(result, "_experiment_analysis", result)
+        if tunes.default_metric is None:
+            continue
+        ours = analyze(result)
+        seen[name] = {
+            "tune_best": tunes.best_trial.trial_id,
+            "tune_config": tunes.best_config,
+            "tune_value": tunes.best_result[tunes.default_metric],
+            "tune_checkpoint": tunes.best_checkpoint.path if tunes.best_checkpoint else None,
+            "our_best": ours.best_trial.trial_id,
+            "our_config": ours.best_config,
+            "our_value": ours.best_value,
+            "our_checkpoint": ours.best_checkpoint.path if ours.best_checkpoint else None,
+        }
+    (Path(folder) / "seen_by_driver.json").write_text(json.dumps(seen))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -107,14 +107,10 @@ class MemberFacts:
 
 @dataclass(frozen=True)
 class Tidied:
-    """How one training actor stands after a trial: fit for the next one where ``problems`` is empty.
-
-    ``collective_counter`` must agree between ranks, else their unnamed collectives would no longer pair up.
-    """
+    """How one training actor stands after a trial: fit for the next one where ``problems`` is empty."""
 
     ranks: tuple[int, ...]
     problems: tuple[str, ...] = ()
-    collective_counter: int | None = None
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,6 @@ class WorkerGroup:
         self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
         self._first_member = 0
-        self.collective_counter: int | None = None
 
     @property
     def is_up(self) -> bool:
@@ -303,13 +302,7 @@ class WorkerGroup:
             )
         except RayError as error:
             return [f"a rank could not be tidied: {error}"]
-        problems = [problem for each in tidied for problem in each.problems]
-        counters = {each.collective_counter for each in tidied}
-        if len(counters) > 1:
-            problems.append(
-                f"ranks disagree on how many collectives there were: {sorted(map(str, counters))}"
-            )
-        return problems
+        return [problem for each in tidied for problem in each.problems]
 
     def close(self) -> None:
         """End every member's process, and see it gone; twice is harmless."""

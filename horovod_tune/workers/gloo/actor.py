@@ -170,11 +170,11 @@ class TrainingActor:
         if self._training.is_alive:
             return Tidied((rank,), (f"the training function of rank {rank} still runs",))
         self._training = None
-        problems, counter = self._horovod.keep(timeout_s=PROBE_TIMEOUT_S)
+        problems = self._horovod.keep(timeout_s=PROBE_TIMEOUT_S)
         if problems:
             return Tidied((rank,), tuple(problems))
         assert self._baseline is not None
-        return Tidied((rank,), tuple(self._baseline.restore()), counter)
+        return Tidied((rank,), tuple(self._baseline.restore()))
 
     def _open_checkpoint(self, place: CheckpointPlace) -> Any:
         from ray.tune import Checkpoint

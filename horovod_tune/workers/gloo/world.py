@@ -3,8 +3,9 @@
 Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `horovod.torch.mpi_ops._handle_map`,
 `horovod.common.process_sets`, and what the library writes to stderr.
 
-A world that a trial leaves sound is kept for the next one, so that its ``hvd.init()`` costs nothing. The
-trial cannot tell: until it calls ``hvd.init()`` a kept world answers as one that is not initialised.
+A world that a trial leaves sound is kept for the next one, so that its ``hvd.init()`` costs one collective
+of some bytes. The trial cannot tell: until it calls ``hvd.init()`` a kept world answers as one that is not
+initialised, and what it then finds is a world that was made with the environment of that moment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
-PROBE_NAME = "horovod_tune.world_probe"
+_PROBE_NAME = "horovod_tune.world_probe"
+_AGREEMENT_NAME = "horovod_tune.world_agreement"
 
 
 class HorovodWorld:
@@ -27,6 +29,8 @@ class HorovodWorld:
     def __init__(self) -> None:
         self._kept = False
         self._basics: Any = None
+        self._environment: dict[str, str] = {}
+        self._timeline = False
         self._lock = threading.Lock()
 
     def load(self) -> None:
@@ -44,16 +48,18 @@ class HorovodWorld:
 
     def _guard(self, basics_class: Any) -> None:
         real_init, real_shutdown = basics_class.init, basics_class.shutdown
-        real_initialized = basics_class.is_initialized
+        real_initialized, real_start_timeline = basics_class.is_initialized, basics_class.start_timeline
         world = self
 
         @functools.wraps(real_init)
         def init(basics: Any, comm: Any = None, process_sets: Any = None) -> Any:
-            if world._kept and basics is world._basics:
+            if world._hides(basics):
                 world._kept = False
-                if comm is None and not process_sets:
+                fits = comm is None and not process_sets and world._environment == _horovod_environment()
+                if world._all_take_it(fits):
                     return None
                 real_shutdown(basics)  # the kept world is not the one that is asked for
+            world._environment = _horovod_environment()
             return real_init(basics, comm, process_sets)
 
         @functools.wraps(real_initialized)
@@ -65,8 +71,13 @@ class HorovodWorld:
             if not world._hides(basics):
                 real_shutdown(basics)
 
+        @functools.wraps(real_start_timeline)
+        def start_timeline(basics: Any, *arguments: Any, **keywords: Any) -> Any:
+            world._timeline = True
+            return real_start_timeline(basics, *arguments, **keywords)
+
         basics_class.init, basics_class.is_initialized = init, is_initialized
-        basics_class.shutdown = shutdown
+        basics_class.shutdown, basics_class.start_timeline = shutdown, start_timeline
         self._real_shutdown, self._real_initialized = real_shutdown, real_initialized
         for name in _FACTS:
             setattr(basics_class, name, self._guarded_fact(getattr(basics_class, name)))
@@ -94,43 +105,59 @@ class HorovodWorld:
         if self.is_up:
             self._real_shutdown(self._basics)
 
-    def keep(self, *, timeout_s: float) -> tuple[list[str], int | None]:
-        """Keep the world for the next trial if it is sound; every rank of it has to call this.
+    def _all_take_it(self, fits: bool) -> bool:
+        """Whether the kept world is what every rank asks for. Waits for all of them, as hvd.init() does.
 
-        Returns:
-            what is wrong with it, and the number of collectives that this rank has named by itself.
+        Ranks that count their collectives differently cannot go on either: Horovod pairs those that have no
+        name by their number. A new world starts to count from 1.
         """
-        if not self.is_up:
-            return [], None  # the trial called hvd.shutdown(), or never hvd.init()
-        problems = self._leftovers()
-        if problems:
-            return problems, None
         import torch
         from horovod.torch import mpi_ops
 
-        handle = mpi_ops.allreduce_async(torch.zeros(1), name=PROBE_NAME)
-        end = time.monotonic() + timeout_s
-        while not mpi_ops.poll(handle):
-            if time.monotonic() > end:
-                return [f"a collective of all ranks did not complete within {timeout_s:g} s"], None
-            time.sleep(0.0005)
-        try:
-            mpi_ops.synchronize(handle)
-        except Exception as error:
-            return [f"a collective of all ranks failed: {error}"], None
-        self._kept = True
-        return [], int(handle)
+        # The number of the next collective is told by starting one.
+        number = float(mpi_ops.allreduce_async(torch.zeros(1), name=_PROBE_NAME))
+        view = torch.tensor([0.0 if fits else 1.0, number, -number], dtype=torch.float64)
+        unfit, largest, smallest = mpi_ops.allreduce(view, name=_AGREEMENT_NAME, op=mpi_ops.Max).tolist()
+        mpi_ops.synchronize(int(number))
+        return not unfit and largest == -smallest
 
-    def _leftovers(self) -> list[str]:
+    def keep(self, *, timeout_s: float) -> list[str]:
+        """Keep the world for the next trial if it is sound; every rank of it has to call this.
+
+        Returns:
+            what is wrong with it. A trial that called hvd.shutdown(), or never hvd.init(), leaves no world,
+            and that is sound: the next ``hvd.init()`` makes one.
+        """
+        if not self.is_up:
+            return []
+        import torch
         from horovod.torch import mpi_ops
 
-        problems = []
         if mpi_ops._handle_map:
-            problems.append(f"{len(mpi_ops._handle_map)} collective(s) were started and never waited for")
-        sets = set(self._basics._get_process_set_ids_and_ranks()) - {0}
-        if sets:
-            problems.append(f"process sets {sorted(sets)} were added and not removed")
-        return problems
+            return [f"{len(mpi_ops._handle_map)} collective(s) were started and never waited for"]
+        if self._timeline:
+            self._basics.stop_timeline()
+            self._timeline = False
+        if set(self._basics._get_process_set_ids_and_ranks()) != {0}:
+            self.close()  # all ranks have the same process sets, so that all of them come here
+            return []
+        try:
+            handle = mpi_ops.allreduce_async(torch.zeros(1), name=_PROBE_NAME)
+            end = time.monotonic() + timeout_s
+            while not mpi_ops.poll(handle):
+                if time.monotonic() > end:
+                    return [f"a collective of all ranks did not complete within {timeout_s:g} s"]
+                time.sleep(0.0002)
+            mpi_ops.synchronize(handle)
+        except Exception as error:
+            return [f"a collective of all ranks failed: {error}"]
+        self._kept = True
+        return []
+
+
+def _horovod_environment() -> dict[str, str]:
+    """Return what Horovod reads when a world is made: a trial may tune it."""
+    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
 
 
 def is_collective_error(error: BaseException) -> bool:

@@ -11,17 +11,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import cloudpickle
 import ray
 from ray.train._internal.checkpoint_manager import _TrainingResult
 from ray.tune import PlacementGroupFactory
 from ray.tune.result import RESULT_DUPLICATE, SHOULD_CHECKPOINT
 from ray.tune.trainable import FunctionTrainable
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_adapter, shipping
 from horovod_tune.backend import require_backend
 from horovod_tune.coordinator import Coordinator
 from horovod_tune.messages import TrialOrder
+from horovod_tune.parameters import ShippedParameters, parameters_of
 from horovod_tune.spec import (
     DEFAULT_STALL_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
@@ -52,7 +52,7 @@ class ShippedFunction:
         self._live[token] = self
 
     def pickled(self) -> bytes:
-        return self._pickled if self._function is None else cloudpickle.dumps(self._function)
+        return self._pickled if self._function is None else shipping.dumps(self._function)
 
     def __reduce__(self) -> Any:
         return ShippedFunction._arrive, (self._token, self.pickled())
@@ -72,6 +72,7 @@ class DistributedTrainable(FunctionTrainable):
 
     _spec: ClassVar[TrialSpec]
     _shipped: ClassVar[ShippedFunction]
+    _parameters: ClassVar[ShippedParameters | None]
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
@@ -127,6 +128,7 @@ class DistributedTrainable(FunctionTrainable):
             config=copy.deepcopy(config),
             function=None,
             resources=self.trial_resources,
+            parameters=self._parameters.reference() if self._parameters is not None else None,
         )
         self._trial_storage = TrialStorage(storage, self._node_id)
         self._coordinator.set_trial(order, self._trial_storage)
@@ -244,6 +246,7 @@ def DistributedTrainableCreator(
         nics=nics,
     )
     require_backend(use_tpu=use_tpu)
+    ray_adapter.keep_longer_results()
     if reuse_workers:
         ray_adapter.reuse_actors_of(_wants_reuse)
     name = re.sub(r"\W", "_", getattr(func, "__name__", None) or type(func).__name__)
@@ -251,6 +254,7 @@ def DistributedTrainableCreator(
     body = {
         "_spec": spec,
         "_shipped": shipped,
+        "_parameters": parameters_of(func),
         "_name": name,
         "__doc__": func.__doc__,
         "__module__": __name__,

@@ -1,0 +1,36 @@
+"""How the training function travels: as cloudpickle bytes, which the coordinator never opens."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, which sends modules by name, for modules of a class of their own too.
+
+    ``torch.backends.cudnn`` is one: without this, no function that sets its flags could be sent.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            name = obj.__name__
+            if sys.modules.get(name) is obj:
+                return importlib.import_module, (name,)
+        return super().reducer_override(obj)
+
+
+def dumps(function: Any) -> bytes:
+    """Return ``function`` as bytes that ``cloudpickle.loads`` takes.
+
+    >>> cloudpickle.loads(dumps(lambda config: config["lr"]))({"lr": 0.5})
+    0.5
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(function)
+        return file.getvalue()

@@ -28,7 +28,7 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
 
     if not run_config.name:
         raise ValueError(
-            "run_config.name must be set, got None: an experiment without a name gets a new one at every start"
+            "run_config.name must be set, got None: without one an experiment has a new name at every start"
         )
     path = os.path.join(str(run_config.storage_path), run_config.name)
     if not tune.Tuner.can_restore(path, storage_filesystem=run_config.storage_filesystem):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
 import sys
@@ -36,7 +37,7 @@ def wait_for_port(address: str, deadline: float) -> None:
 
 
 def wait_for_nodes(address: str, num_nodes: int, *, timeout_s: float) -> list[str]:
-    """Wait until `num_nodes` nodes of the Ray cluster at `address` are alive; return their host names, sorted.
+    """Wait until `num_nodes` nodes of the cluster at `address` are alive; return their host names, sorted.
 
     Connects to Ray and disconnects again.
 
@@ -47,7 +48,7 @@ def wait_for_nodes(address: str, num_nodes: int, *, timeout_s: float) -> list[st
 
     deadline = time.monotonic() + timeout_s
     wait_for_port(address, deadline)
-    ray.init(address=address, log_to_driver=False, logging_level="warning")
+    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     try:
         while True:
             hosts = sorted(node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"])

@@ -54,7 +54,7 @@ fresh_root() {  # $1 = name
   mount -t sysfs sysfs $r/m/sys
   mkdir -p $r/m/sys/fs/cgroup; mount --rbind /sys/fs/cgroup $r/m/sys/fs/cgroup 2>/dev/null || true
   mount --rbind /dev $r/m/dev
-  mount -t tmpfs -o size=2g shm $r/m/dev/shm
+  mount -t tmpfs -o size=100% shm $r/m/dev/shm
   mount -t tmpfs run $r/m/run; mkdir -p $r/m/run/sshd
   mkdir -p $r/m/mnt/.old; cd $r/m; pivot_root . mnt/.old; cd /
   hash -r

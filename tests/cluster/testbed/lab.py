@@ -7,12 +7,14 @@ Debian's openssh-server, rsync, iptables, iproute2, procps (and slurm-wlm, munge
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -112,6 +114,27 @@ class Lab:
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
+
+    def start_ray(self, *, cpus: int = 1, environment: str = "") -> None:
+        """Start a Ray cluster on all hosts, the head on n1, with the settings and the token that we ship."""
+        settings = f"set -a; . {REPOSITORY}/cluster/ray.env; {environment} set +a; "
+        token = secrets.token_hex(32)
+        start = "ray start --object-store-memory=100000000 "
+        address = f"{self.ip('n1')}:6379"
+
+        def join(host: str) -> None:
+            self.put(host, "~/.ray/auth_token", token, "600")
+            self.run(host, "echo export RAY_AUTH_MODE=token >> ~/.bashrc", timeout_s=10)
+            where = f"--head --include-dashboard=false --port=6379 --node-ip-address={self.ip(host)}"
+            if host != "n1":
+                where = f"--address={address} --node-ip-address={self.ip(host)}"
+            self.run(host, settings + start + f"--num-cpus={cpus} " + where, timeout_s=90)
+
+        join("n1")
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(join, self.hosts[1:]))
+        wait = f"python -m horovod_tune.cluster.wait_for_nodes --address {address} --nodes {len(self.hosts)}"
+        self.run("n1", f"{wait} --timeout-s 60", timeout_s=90)
 
     def put(self, host: str, path: str, text: str, mode: str = "644") -> None:
         """Write a file on a host, making its folder."""

@@ -1,0 +1,78 @@
+"""The preflight on real hosts, each with something else wrong; each is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from lab import Lab
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("hosts_possible")]
+
+LOOK = """
+import dataclasses, json, sys
+import ray
+from horovod_tune.cluster import preflight
+ray.init(address="auto", log_to_driver=False)
+nics = json.loads(sys.argv[1])
+report = preflight.check(["json", "sklearn.datasets"], num_hosts=2, timeout_s=100, nics=nics)
+print(report)
+print(json.dumps({
+    "ok": report.ok,
+    "problems": [dataclasses.asdict(problem) for problem in report.problems],
+    "addresses": {look.label: look.interface_address for look in report.looks},
+    "seconds": report.seconds,
+}))
+"""
+
+PACKAGES = "$(python -c 'import torch, os; print(os.path.dirname(os.path.dirname(torch.__file__)))')"
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[tuple[dict[str, Any], str]]:
+    with Lab(4, nics=2) as lab:
+        # n2: what Debian's installer writes.
+        lab.run("n2", "sed -i '/ n2$/d' /etc/hosts; echo '127.0.1.1 n2' >> /etc/hosts", timeout_s=10)
+        # n3: no Horovod, and n2 cannot reach it on the interface that is asked for.
+        without = (
+            f"p={PACKAGES}; mkdir /mnt/o; mount -t tmpfs none /mnt/o; mkdir /mnt/o/u /mnt/o/w;"
+            "mount -t overlay none -o lowerdir=$p,upperdir=/mnt/o/u,workdir=/mnt/o/w $p;"
+            "rm -rf $p/horovod $p/horovod-*;"
+            f"iptables -I INPUT -s {lab.ip('n2').replace('10.77.', '10.88.')} -j DROP"
+        )
+        lab.run("n3", without, timeout_s=20)
+        # n4: another torch, and no second interface.
+        older = (
+            f"v={PACKAGES}/torch/version.py; sed 's/2.13.0/2.12.1/' $v > /tmp/v; mount --bind /tmp/v $v;"
+            "ip link del eth1"
+        )
+        lab.run("n4", older, timeout_s=10)
+        lab.start_ray()
+        words = ["bash", "-lc", 'python -c "$0" "$1"', LOOK, json.dumps(["eth1"])]
+        output = lab.run("n1", words, timeout_s=150).stdout
+        yield json.loads(output.strip().splitlines()[-1]), output
+
+
+def test_each_host_with_a_problem_is_named(seen: tuple[dict[str, Any], str]) -> None:
+    found, table = seen
+    problems: dict[str, str] = {"n1": "", "n2": "", "n3": "", "n4": ""}
+    for problem in found["problems"]:
+        assert problem["cure"]
+        problems[problem["node"]] += problem["problem"]
+    assert not found["ok"]
+    assert "127.0.1.1" in problems["n2"], table
+    assert "Horovod is not installed" in problems["n3"], table
+    assert "cannot be reached from n2 at 10.88.0.13" in problems["n3"], table
+    assert "It has torch 2.12.1; n1 n2 n3 have 2.13.0" in problems["n4"], table
+    assert "nics=['eth1'] names no interface" in problems["n4"], table
+    assert [
+        problem for problem in found["problems"] if problem["node"] == "n1" and problem["level"] == "problem"
+    ] == []
+
+
+def test_the_collectives_take_the_interface_that_is_named(seen: tuple[dict[str, Any], str]) -> None:
+    found, table = seen
+    addresses = {"n1": "10.88.0.11", "n2": "10.88.0.12", "n3": "10.88.0.13", "n4": None}
+    assert found["addresses"] == addresses, table

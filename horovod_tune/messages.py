@@ -12,7 +12,8 @@ class TrialOrder:
     """One trial's work, as the coordinator hands it to every rank.
 
     ``function`` is the training function as cloudpickle bytes, ``None`` when the rank holds it already.
-    ``checkpoint`` is a directory that a restored trial starts from.
+    ``checkpoint`` is a directory that a restored trial starts from. ``parameters`` is where the rank finds
+    the objects of `with_parameters`: a Ray ObjectRef, or a path of its host.
     """
 
     trial_id: str
@@ -24,6 +25,7 @@ class TrialOrder:
     function: bytes | None
     checkpoint: CheckpointPlace | None = None
     resources: Any = None
+    parameters: Any = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from horovod_tune import ray_adapter, session
+from horovod_tune import parameters, ray_adapter, session
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialOrder
 from horovod_tune.session import Session, StopTraining
 
@@ -58,6 +58,7 @@ class Training:
         try:
             self._prepare()
             enter_working_directory(self.session.order)
+            parameters.provide(self.session.order.parameters)
             session.activate(self.session)
             ray_adapter.lend_session(self.session)
             call(cloudpickle.loads(self._function), self.session)
@@ -69,6 +70,7 @@ class Training:
             kind, more = self._describe_failure(error)
             ending = Failed(rank, self._host, kind, _own_traceback(error) + more)
         finally:
+            parameters.provide(None)
             session.activate(None)
             ray_adapter.lend_session(None)
         self._send(ending)

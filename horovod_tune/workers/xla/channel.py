@@ -1,0 +1,177 @@
+"""Between a host's member actor and each of its ranks: a pair of sockets that carries data, never code.
+
+Both ends are made in this process tree and inherited, so there is no port or path that a stranger could
+connect to. A frame is four bytes of length and a msgpack map. What a rank sends is checked against `UPWARD`
+before anybody looks at it; nothing that comes up is unpickled.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+from typing import Any
+
+import msgpack
+
+from horovod_tune.errors import HorovodTuneError, MetricsError
+
+MAX_FRAME_BYTES = 1 << 30
+MAX_UPWARD_BYTES = 64 << 20
+"""The most that one report may take; a checkpoint is the place for more."""
+_LENGTH = struct.Struct(">I")
+_TUPLE, _ARRAY, _INTEGER = 1, 2, 3
+
+UPWARD: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "alive": {},
+    "report": {"index": int, "metrics": dict, "checkpoint_path": (str, type(None))},
+    "finished": {},
+    "stopped": {},
+    "failed": {"failure_kind": int, "traceback": str},
+    "fetch": {"path": str, "node_id": (str, type(None))},
+    "tidied": {"problems": (list, tuple)},
+}
+"""What a rank may say: the kinds of messages, and the type of each field."""
+
+
+class NotOurMessage(HorovodTuneError, ValueError):
+    """Something came through a channel that no rank of ours sends."""
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """Return a message as bytes: numbers, text, bytes, None, and dicts, lists, tuples and NumPy arrays of those.
+
+    Raises:
+        MetricsError: it has a value of another type in it.
+
+    >>> unpack(pack({"kind": "alive", "shape": (1, 2)}))
+    {'kind': 'alive', 'shape': (1, 2)}
+    """
+    try:
+        return msgpack.packb(message, default=_pack_more, strict_types=True)
+    except OverflowError:
+        return msgpack.packb(_large_integers_as_text(message), default=_pack_more, strict_types=True)
+
+
+def unpack(data: bytes) -> Any:
+    return msgpack.unpackb(data, ext_hook=_unpack_more, strict_map_key=False)
+
+
+def _pack_more(value: Any) -> msgpack.ExtType:
+    if type(value) is tuple:
+        return msgpack.ExtType(_TUPLE, pack(list(value)))  # type: ignore[arg-type]
+    if type(value) is _LargeInteger:
+        return msgpack.ExtType(_INTEGER, str(value.value).encode())
+    dtype = getattr(value, "dtype", None)
+    if hasattr(value, "tobytes") and dtype is not None and not dtype.hasobject:
+        return msgpack.ExtType(_ARRAY, pack([dtype.str, list(value.shape), value.tobytes()]))  # type: ignore[arg-type]
+    raise MetricsError(
+        f"a TPU trial's reports carry numbers, text, bytes, None, and lists, tuples, dicts and NumPy arrays of "
+        f"them, got {type(value).__module__}.{type(value).__qualname__}: {value!r:.80}"
+    )
+
+
+class _LargeInteger:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def _large_integers_as_text(value: Any) -> Any:
+    if type(value) is int and not -(1 << 63) <= value < (1 << 64):
+        return _LargeInteger(value)
+    if type(value) is dict:
+        return {key: _large_integers_as_text(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_large_integers_as_text(item) for item in value)
+    return value
+
+
+def _unpack_more(code: int, data: bytes) -> Any:
+    if code == _TUPLE:
+        return tuple(unpack(data))
+    if code == _INTEGER:
+        return int(data)
+    if code == _ARRAY:
+        import numpy
+
+        dtype, shape, content = unpack(data)
+        return numpy.frombuffer(content, dtype=numpy.dtype(dtype)).reshape(shape).copy()
+    raise NotOurMessage(f"extension type {code} is none of ours")
+
+
+def check_upward(message: Any) -> dict[str, Any]:
+    """Return a rank's message if it is one.
+
+    Raises:
+        NotOurMessage: it is of no kind that a rank sends, or lacks a field, or has one too many.
+
+    >>> check_upward({"kind": "run", "code": "..."})
+    Traceback (most recent call last):
+    ...
+    horovod_tune.workers.xla.channel.NotOurMessage: {'kind': 'run', 'code': '...'} is no message of ours
+    """
+    fields = UPWARD.get(message.get("kind")) if type(message) is dict else None
+    if fields is None or set(message) - {"kind"} != set(fields):
+        raise NotOurMessage(f"{message!r:.200} is no message of ours")
+    for name, kinds in fields.items():
+        if not isinstance(message[name], kinds) or isinstance(message[name], bool):
+            raise NotOurMessage(f"{message!r:.200} is no message of ours: {name} is {message[name]!r:.80}")
+    return message
+
+
+class Channel:
+    """One end of a pair of stream sockets. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._sending = threading.Lock()
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message whole.
+
+        Raises:
+            MetricsError: a field has a value that cannot be sent.
+            OSError: the other end is gone.
+        """
+        data = pack({"kind": kind, **fields})
+        if len(data) > MAX_FRAME_BYTES or (kind == "report" and len(data) > MAX_UPWARD_BYTES):
+            raise MetricsError(
+                f"a report may take {MAX_UPWARD_BYTES} bytes, got {len(data)}; put more into a checkpoint"
+            )
+        with self._sending:
+            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self, timeout_s: float) -> tuple[list[dict[str, Any]], bool]:
+        """Return what has come within ``timeout_s``, and whether the other end is still there."""
+        if not select.select([self._socket], [], [], timeout_s)[0]:
+            return [], True
+        try:
+            data = self._socket.recv(1 << 20)
+        except ConnectionError:
+            data = b""
+        self._buffer += data
+        return self._whole_messages(), bool(data)
+
+    def _whole_messages(self) -> list[dict[str, Any]]:
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise NotOurMessage(f"a frame of {length} bytes, where {MAX_FRAME_BYTES} is the most")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            try:
+                messages.append(unpack(bytes(self._buffer[_LENGTH.size : end])))
+            except (ValueError, msgpack.exceptions.UnpackException, TypeError) as error:
+                raise NotOurMessage(f"a frame of {length} bytes that is no msgpack: {error}") from error
+            del self._buffer[:end]
+        return messages
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,199 @@
+"""One rank of a host: joins the member actor, then runs one trial's training function after another.
+
+`serve` is what torch_xla's launcher calls. The training function runs in a thread of its own while this one
+listens, so that a rank which compiles for minutes still gives signs of life.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from horovod_tune.messages import (
+    CheckpointPlace,
+    Failed,
+    FailureKind,
+    Finished,
+    Message,
+    Report,
+    Stopped,
+    TrialOrder,
+    World,
+)
+from horovod_tune.session import Session
+from horovod_tune.workers.training import Training
+from horovod_tune.workers.xla.channel import Channel
+from horovod_tune.workers.xla.lifetime import die_with_parent
+from horovod_tune.workers.xla.runtimes import RUNTIMES, Runtime
+
+if TYPE_CHECKING:
+    from horovod_tune.workers.cleanliness import Baseline
+
+_output_lock = threading.Lock()
+_output: int | None = None
+
+
+def serve(ordinal: int, registry_fd: int, runtime_name: str, parent: int, heartbeat_s: float) -> None:
+    """Run this rank until its host's actor lets go of it. Called in each rank by the runtime."""
+    die_with_parent(parent, signal.SIGKILL)
+    faulthandler.enable()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(None)  # a fork has its parent's
+    runtime = RUNTIMES[runtime_name]()
+    channel = _join(registry_fd, runtime)
+    _Rank(runtime, channel).run(heartbeat_s)
+
+
+def _join(registry_fd: int, runtime: Runtime) -> Channel:
+    """Tell the host's actor who we are, and give it our channel's other end and our output."""
+    place = runtime.ordinals()
+    ours, theirs = socket.socketpair()
+    me = psutil.Process()
+    hello = {
+        "kind": "hello",
+        "ordinal": place.ordinal,
+        "world_size": place.world_size,
+        "local_ordinal": place.local_ordinal,
+        "local_size": place.local_size,
+        "pid": me.pid,
+        "process_started": me.create_time(),
+    }
+    descriptors = [theirs.fileno(), *_redirect_output()]
+    registry = socket.socket(fileno=os.dup(registry_fd))
+    socket.send_fds(registry, [json.dumps(hello).encode()], descriptors)
+    registry.close()
+    theirs.close()
+    return Channel(ours)
+
+
+def _redirect_output() -> list[int]:
+    """Send what this process prints, C++ included, into a pipe; return its reading end, once a process."""
+    global _output
+    with _output_lock:
+        if _output is not None:
+            return []
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        reading, writing = os.pipe()
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
+        os.close(writing)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        _output = reading
+        return [reading]
+
+
+class _Rank:
+    """Takes the host's messages, in the thread that the runtime called us in."""
+
+    def __init__(self, runtime: Runtime, channel: Channel) -> None:
+        self._runtime = runtime
+        self._channel = channel
+        self._host = socket.gethostname()
+        self._enter_thread = runtime.enter_thread()
+        self._training: Training | None = None
+        self._function = b""
+        self._rank = 0
+        self._baseline: Baseline | None = None
+        self._fetched: dict[str, Any] | None = None
+        self._fetch_answered = threading.Condition()
+
+    def run(self, heartbeat_s: float) -> None:
+        from horovod_tune.workers.cleanliness import Baseline
+
+        self._baseline = Baseline()
+        self._runtime.begin_baseline()
+        there = True
+        while there:
+            messages, there = self._channel.receive(heartbeat_s)
+            for message in messages:
+                self._take(message)
+            if there and not messages:
+                self._channel.send("alive")
+        # The actor has gone, or lets go: at once, since the runtime's own way out may wait for other hosts.
+        os._exit(0)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"kind": "begin", "order": order, "world": world}:
+                # From our own host's actor, over a pair of sockets that only it and we have.
+                self._begin(pickle.loads(order), World(*world))
+            case {"kind": "proceed", "index": index, "checkpoint": place}:
+                if self._training is not None:
+                    self._training.session.proceed(index, pickle.loads(place) if place else None)
+            case {"kind": "stop"}:
+                if self._training is not None:
+                    self._training.session.stop()
+            case {"kind": "fetched"}:
+                with self._fetch_answered:
+                    self._fetched = message
+                    self._fetch_answered.notify_all()
+            case {"kind": "tidy", "join_s": join_s}:
+                self._channel.send("tidied", problems=self._tidy(join_s))
+            case _:
+                raise RuntimeError(f"the host's actor sent {message!r:.200}, which no rank knows")
+
+    def _begin(self, order: TrialOrder, world: World) -> None:
+        if order.function is not None:
+            self._function = order.function
+        self._rank = world.rank
+        self._training = Training(
+            Session(order, world, send=self._send, fetch=self._fetch),
+            self._function,
+            host=self._host,
+            send=self._send,
+            prepare=self._enter_thread,
+            describe_failure=lambda error: (FailureKind.RAISED, ""),
+        )
+        self._training.start()
+
+    def _send(self, message: Message) -> None:
+        match message:
+            case Report(index=index, metrics=metrics, checkpoint_path=path):
+                self._channel.send("report", index=index, metrics=metrics, checkpoint_path=path)
+                return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        match message:
+            case Finished():
+                self._channel.send("finished")
+            case Stopped():
+                self._channel.send("stopped")
+            case Failed(kind=kind, traceback=text):
+                self._channel.send("failed", failure_kind=kind.value, traceback=text)
+
+    def _fetch(self, place: CheckpointPlace) -> Any:
+        """Return the checkpoint as one that this process can read; a copy is made once a host, by its actor."""
+        from ray.tune import Checkpoint
+
+        if place.filesystem is not None:
+            return Checkpoint(path=place.path, filesystem=place.filesystem)
+        with self._fetch_answered:
+            self._fetched = None
+            self._channel.send("fetch", path=place.path, node_id=place.node_id)
+            self._fetch_answered.wait_for(lambda: self._fetched is not None)
+            assert self._fetched is not None
+            answer = self._fetched
+        if answer["error"]:
+            raise RuntimeError(
+                f"the checkpoint {place.path} could not be brought to this host:\n{answer['error']}"
+            )
+        return Checkpoint.from_directory(answer["path"])
+
+    def _tidy(self, join_s: float) -> list[str]:
+        assert self._training is not None and self._baseline is not None
+        self._training.thread.join(timeout=join_s)
+        if self._training.is_alive:
+            return [f"the training function of rank {self._rank} still runs"]
+        self._training = None
+        return self._baseline.restore() + self._runtime.restore()

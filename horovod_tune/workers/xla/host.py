@@ -1,0 +1,291 @@
+"""The member actor of a TPU trial: one per host. It holds the chips for Ray; its ranks are processes below it.
+
+It never touches the device itself. Its methods are called by the coordinator's worker group and by
+`launch.XlaLauncher` only.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import ray
+
+from horovod_tune.messages import (
+    Assignment,
+    CheckpointPlace,
+    Failed,
+    FailureKind,
+    Finished,
+    LogChunk,
+    MemberFacts,
+    Message,
+    Report,
+    Stopped,
+    Tidied,
+    TrialOrder,
+    World,
+)
+from horovod_tune.workers.xla.runtimes import LaunchPlan, Ordinals
+from horovod_tune.workers.xla.shared_file import SharedFile
+from horovod_tune.workers.xla.supervisor import RankProcess, Supervisor
+
+METHODS_AT_ONCE = 5
+HEARTBEAT_S = 5.0
+"""How often an idle rank says that it is there (a tenth of timeout_s where that is shorter)."""
+TIDY_S = 6.0
+"""How long the ranks may take to put their processes back to how new ones are."""
+LOG_CHUNK_BYTES = 1 << 16
+
+
+class HostActor:
+    """The ranks of one host; a member in the sense of `workers.protocol`."""
+
+    def __init__(self, runtime: str, timeout_s: float) -> None:
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._host = socket.gethostname()
+        self._timeout_s = timeout_s
+        self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._worlds: dict[int, World] = {}
+        self._running: set[int] = set()
+        self._reports = 0
+        self._logs: dict[int, bytearray] = {}
+        self._tidied: dict[int, list[str]] = {}
+        self._state = threading.Condition()
+        self._parameters = SharedFile()
+        self._order: TrialOrder | None = None
+        self._checkpoints: dict[tuple[str, str | None], CheckpointPlace] = {}
+        self._fetching = threading.Lock()
+        self._fetched: dict[tuple[str, str | None], str] = {}
+        self._supervisor = Supervisor(
+            runtime,
+            heartbeat_s=min(HEARTBEAT_S, timeout_s / 10),
+            on_message=self._hear,
+            on_output=self._take_output,
+            on_loss=self._lose,
+        )
+
+    def describe(self) -> MemberFacts:
+        chips = ray.get_runtime_context().get_accelerator_ids().get("TPU", [])
+        return MemberFacts(
+            node_id=self._node_id,
+            node_ip=ray.util.get_node_ip_address(),
+            host=self._host,
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            tpu_ids=tuple(str(chip) for chip in chips),
+        )
+
+    def free_port(self) -> int:
+        """Return a port of this host that nobody listens on."""
+        with socket.socket() as one:
+            one.bind(("", 0))
+            port: int = one.getsockname()[1]
+            return port
+
+    def launch(self, plan: LaunchPlan) -> None:
+        """Start this host's ranks; returns at once."""
+        self._supervisor.launch(plan)
+
+    def up(self, wait_s: float) -> list[Ordinals] | None:
+        """Return the ordinals of this host's ranks when all are there, None after ``wait_s``.
+
+        Raises:
+            RuntimeError: they did not come up; says how they ended.
+        """
+        ranks = self._supervisor.up(wait_s)
+        if ranks is None:
+            return None
+        return [
+            Ordinals(each.ordinal, each.world_size, each.local_ordinal, each.local_size) for each in ranks
+        ]
+
+    def processes(self) -> list[tuple[int, float]]:
+        """Return (pid, start time in s since the epoch) of every process below this actor."""
+        return self._supervisor.processes()
+
+    def assign(self, assignment: Assignment) -> None:
+        self._worlds = {world.rank: world for world in assignment.worlds}
+
+    def begin(self, order: TrialOrder) -> None:
+        """Start a trial's training function on every rank; returns at once."""
+        self._outbox = queue.SimpleQueue()
+        self._logs = {}
+        self._reports = 0
+        if order.checkpoint is not None:
+            self._note_place(order.checkpoint)
+        self._order = order
+        packed = pickle.dumps(replace(order, parameters=self._parameters.path_of(order.parameters)))
+        self._running = set(self._worlds)
+        for rank in self._supervisor.ranks:
+            world = self._worlds[rank.ordinal]
+            self._tell(
+                rank,
+                "begin",
+                order=packed,
+                world=[
+                    world.rank,
+                    world.size,
+                    world.local_rank,
+                    world.local_size,
+                    world.cross_rank,
+                    world.cross_size,
+                ],
+            )
+
+    def _tell(self, rank: RankProcess, kind: str, **fields: Any) -> None:
+        try:
+            rank.channel.send(kind, **fields)
+        except OSError:
+            return  # it is gone; the supervisor says how
+
+    def _tell_all(self, kind: str, **fields: Any) -> None:
+        for rank in self._supervisor.ranks:
+            self._tell(rank, kind, **fields)
+
+    def poll(
+        self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
+    ) -> list[Message]:
+        """Return the ranks' messages, after ``wait_s`` at the latest (then none: a sign of life)."""
+        if proceed:
+            self.proceed(proceed, checkpoint)
+        self._check_silence()
+        messages: list[Message] = []
+        try:
+            messages.append(self._outbox.get(timeout=wait_s))
+            while True:
+                messages.append(self._outbox.get_nowait())
+        except queue.Empty:
+            if not messages:
+                for rank in list(self._logs):
+                    self._send_log(rank)
+            return messages
+
+    def _check_silence(self) -> None:
+        for rank in self._supervisor.silent(self._timeout_s):
+            if rank.ordinal in self._running:
+                self._fail(
+                    rank, FailureKind.SILENT, f"gave no sign of life for timeout_s={self._timeout_s:g} s"
+                )
+
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+        if checkpoint is not None:
+            self._note_place(checkpoint)
+        place = pickle.dumps(checkpoint) if checkpoint is not None else None
+        self._tell_all("proceed", index=index, checkpoint=place)
+
+    def stop_training(self) -> None:
+        self._tell_all("stop")
+
+    def close_world(self) -> None:
+        """Nothing breaks a collective on a TPU but the end of its processes, which the group sees to."""
+
+    def ping(self) -> int:
+        """Return how often rank 0 has reported, where this host has it."""
+        return self._reports
+
+    def tidy(self, join_s: float) -> Tidied:
+        """Put every rank's process back to how a new one is, and say whether the next trial can have it."""
+        ranks = tuple(self._worlds)
+        with self._state:
+            self._tidied = {}
+        self._tell_all("tidy", join_s=join_s)
+        with self._state:
+            self._state.wait_for(lambda: len(self._tidied) == len(ranks), timeout=join_s + TIDY_S)
+            answers = dict(self._tidied)
+        problems = [f"rank {rank}: {problem}" for rank, found in answers.items() for problem in found]
+        problems += [f"rank {rank} did not tidy up in time" for rank in ranks if rank not in answers]
+        self._checkpoints, self._fetched = {}, {}
+        return Tidied(ranks, tuple(problems))
+
+    # What follows runs in the supervisor's thread.
+
+    def _hear(self, rank: RankProcess, message: dict[str, Any]) -> None:
+        match message:
+            case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
+                if rank.ordinal != 0:
+                    self._fail(rank, FailureKind.RAISED, "it sent a report, which only rank 0 may")
+                    return
+                self._reports = index
+                self._outbox.put(Report(index, metrics, path))
+            case {"kind": "finished"}:
+                self._end(rank, Finished(rank.ordinal))
+            case {"kind": "stopped"}:
+                self._end(rank, Stopped(rank.ordinal))
+            case {"kind": "failed", "failure_kind": kind, "traceback": text}:
+                self._fail(rank, FailureKind(kind), text)
+            case {"kind": "tidied", "problems": problems}:
+                with self._state:
+                    self._tidied[rank.ordinal] = [str(problem) for problem in problems]
+                    self._state.notify_all()
+            case {"kind": "fetch", "path": path, "node_id": node_id}:
+                # In a thread of its own: a copy from another host may take minutes.
+                threading.Thread(target=self._fetch, args=(rank, path, node_id), daemon=True).start()
+
+    def _end(self, rank: RankProcess, message: Message) -> None:
+        self._send_log(rank.ordinal)
+        self._running.discard(rank.ordinal)
+        self._outbox.put(message)
+
+    def _fail(self, rank: RankProcess, kind: FailureKind, text: str) -> None:
+        self._end(rank, Failed(rank.ordinal, self._host, kind, text))
+
+    def _lose(self, rank: RankProcess, text: str, own: bool) -> None:
+        kind = FailureKind.DIED if own else FailureKind.DISCONNECTED
+        if rank.ordinal in self._running:
+            self._fail(rank, kind, f"process {rank.pid}: {text}")
+        else:
+            # Between trials, or after its own end: it must not be taken for fit.
+            with self._state:
+                self._tidied[rank.ordinal] = [f"its process {rank.pid} is gone: {text}"]
+                self._state.notify_all()
+
+    def _take_output(self, rank: RankProcess, text: bytes) -> None:
+        # One write a block: Ray brings it to the driver.
+        prefix = f"[rank {rank.ordinal}] "
+        lines = text.decode("utf-8", "replace").splitlines()
+        sys.stdout.write("".join(f"{prefix}{line}\n" for line in lines))
+        sys.stdout.flush()
+        log = self._logs.setdefault(rank.ordinal, bytearray())
+        log += text
+        if len(log) > LOG_CHUNK_BYTES:
+            self._send_log(rank.ordinal)
+
+    def _send_log(self, rank: int) -> None:
+        text = self._logs.pop(rank, None)
+        if text:
+            self._outbox.put(LogChunk(rank, bytes(text)))
+
+    # What follows runs in a thread for one fetch.
+
+    def _note_place(self, place: CheckpointPlace) -> None:
+        self._checkpoints[place.path, place.node_id] = place
+
+    def _fetch(self, rank: RankProcess, path: str, node_id: str | None) -> None:
+        try:
+            local, error = self._bring(path, node_id), ""
+        except Exception as problem:
+            local, error = "", f"{type(problem).__name__}: {problem}"
+        self._tell(rank, "fetched", path=local, error=error)
+
+    def _bring(self, path: str, node_id: str | None) -> str:
+        place = self._checkpoints.get((path, node_id))
+        if place is None or self._order is None:
+            raise LookupError(f"{path} is no checkpoint of this trial")
+        with self._fetching:  # once a host, whichever of its ranks asks first
+            if (path, node_id) not in self._fetched:
+                from ray.tune import Checkpoint
+
+                from horovod_tune.storage import open_checkpoint
+
+                here = open_checkpoint(place, self._node_id, self._order.working_dir, Checkpoint)
+                self._fetched[path, node_id] = here.path
+            return self._fetched[path, node_id]

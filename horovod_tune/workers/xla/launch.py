@@ -1,0 +1,173 @@
+"""Starts the member actors of a TPU trial, tells each host where it stands, and waits for its ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from horovod_tune.errors import StartFailed
+from horovod_tune.messages import Assignment, MemberFacts
+from horovod_tune.spec import Placement, TrialSpec
+from horovod_tune.workers import failures, processes
+from horovod_tune.workers.xla import topology
+from horovod_tune.workers.xla.host import METHODS_AT_ONCE, HostActor
+from horovod_tune.workers.xla.runtimes import LaunchPlan, Ordinals
+
+LAUNCH_TIMEOUT_S = 900.0
+"""How long the ranks of a slice may take to come up: minutes on a large one, where each waits for all."""
+POLL_S = 5.0
+
+
+def placement(spec: TrialSpec) -> Placement:
+    """Return the bundles of a TPU trial on the cluster as it is now. Runs in the driver.
+
+    Raises:
+        SpecError: the trial contradicts itself, or does not say what the cluster does not tell.
+        ResourcesUnavailable: the cluster has TPU slices, but none of this shape.
+    """
+    if os.environ.get("PJRT_DEVICE") == "CPU":
+        return topology.cpu_placement(spec)
+    return topology.tpu_placement(spec, tpu_hosts() if ray.is_initialized() else [])
+
+
+def tpu_hosts() -> list[topology.TpuHost]:
+    """Return the cluster's nodes as they are now."""
+    return [topology.host_of(node) for node in ray.nodes() if node["Alive"]]
+
+
+class XlaLauncher:
+    """Starts one member actor on each host of the trial, and torch_xla's processes below them.
+
+    ``placement_group`` has a bundle for a host, or for the first host of a slice; its resources say which
+    device torch_xla uses. ``runtime="plain"`` starts plain processes with ordinals, ``num_slots`` on the host of
+    each bundle.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        placement_group: PlacementGroup,
+        *,
+        node_id: str,
+        runtime: str = "torch_xla",
+    ) -> None:
+        self._spec = spec
+        self._group = placement_group
+        self._node_id = node_id
+        self._runtime = runtime
+        self._rest: PlacementGroup | None = None
+        self._below: list[MemberFacts] = []
+
+    def create(self) -> list[Any]:
+        bundles = [(self._group, index) for index in range(self._group.bundle_count)]
+        if self._is_slice:
+            self._rest = self._ask_for_rest()
+            bundles += [(self._rest, index) for index in range(self._rest.bundle_count)]
+        return [self._create_member(group, index) for group, index in bundles]
+
+    def _create_member(self, group: PlacementGroup, index: int) -> Any:
+        bundle = group.bundle_specs[index]
+        return (
+            ray.remote(HostActor)
+            .options(
+                num_cpus=bundle.get("CPU", 0),
+                resources={name: amount for name, amount in bundle.items() if name != "CPU"},
+                max_concurrency=METHODS_AT_ONCE,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=index
+                ),
+            )
+            .remote(self._runtime, self._spec.timeout_s)
+        )
+
+    @property
+    def _is_slice(self) -> bool:
+        return any(name.endswith("-head") for name in self._group.bundle_specs[0])
+
+    def _ask_for_rest(self) -> PlacementGroup:
+        """Ask for the other hosts of the slice whose head Tune gave us; ends with this coordinator at the latest."""
+        head = placement_group_table(self._group)["bundles_to_node_id"][0]
+        bundles = topology.rest_of_slice(self._spec, head, tpu_hosts())
+        return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
+
+    def assign(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[Assignment]:
+        if len({fact.node_id for fact in facts}) != len(facts):
+            raise StartFailed(f"two member actors share a host: {', '.join(fact.host for fact in facts)}")
+        plans = self._plans(members, facts)
+        try:
+            ray.get(
+                [member.launch.remote(plan) for member, plan in zip(members, plans, strict=True)],
+                timeout=self._spec.timeout_s,
+            )
+        except (GetTimeoutError, RayActorError) as error:
+            raise StartFailed(f"a host could not begin to launch its ranks: {error}") from error
+        ordinals = self._wait_for_ranks(members, facts)
+        self._note_processes(members, facts)
+        slots = self._spec.num_slots if self._runtime == "torch_xla" else None
+        return topology.assignments_of(ordinals, num_slots=slots)
+
+    def _plans(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[LaunchPlan]:
+        if self._runtime == "plain":
+            slots = self._spec.num_slots or 1
+            first = min(range(len(facts)), key=lambda i: facts[i].node_id != self._node_id)
+            port = ray.get(members[first].free_port.remote(), timeout=self._spec.timeout_s)
+            return topology.plans_for_plain(facts, first_node=self._node_id, processes=slots, port=port)
+        bundle = self._group.bundle_specs[0]
+        if "TPU" not in bundle:
+            return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]
+        hosts = tpu_hosts()
+        if self._is_slice:
+            workers = topology.check_slice(facts, hosts)
+            return topology.plans_for_slice(facts, workers, int(bundle["TPU"]))
+        chips_of_host = next(host.chips for host in hosts if host.node_id == facts[0].node_id)
+        return [topology.plan_for_chips(facts[0].tpu_ids, chips_of_host)]
+
+    def _wait_for_ranks(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[list[Ordinals]]:
+        """Wait until every rank of every host has come up; a host that fails fails the start at once."""
+        ordinals: dict[int, list[Ordinals]] = {}
+        asked = {members[i].up.remote(POLL_S): i for i in range(len(members))}
+        end = time.monotonic() + LAUNCH_TIMEOUT_S
+        while len(ordinals) < len(members):
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=POLL_S + self._spec.timeout_s)
+            if not ready or time.monotonic() > end:
+                waiting = ", ".join(facts[i].host for i in asked.values())
+                raise StartFailed(f"the ranks of {waiting} did not come up within {LAUNCH_TIMEOUT_S:g} s")
+            i = asked.pop(ready[0])
+            try:
+                found = ray.get(ready[0])
+            except RayTaskError as error:
+                raise StartFailed(f"the ranks of {facts[i].host} did not come up:\n{error.cause}") from error
+            except RayActorError as error:
+                raise StartFailed(
+                    f"the member actor of {facts[i].host} died: {failures.death_text(error)}"
+                ) from error
+            if found is None:
+                asked[members[i].up.remote(POLL_S)] = i
+            else:
+                ordinals[i] = found
+        return [ordinals[i] for i in range(len(members))]
+
+    def _note_processes(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> None:
+        """Note every process below the members, so that `close` can see it gone."""
+        found = ray.get([member.processes.remote() for member in members], timeout=self._spec.timeout_s)
+        self._below = [
+            MemberFacts(fact.node_id, fact.node_ip, fact.host, pid, started)
+            for fact, below in zip(facts, found, strict=True)
+            for pid, started in below
+        ]
+
+    def close(self) -> None:
+        """See the ranks gone, which die with their member actors; an orphan would keep its chip locked."""
+        below, self._below = self._below, []
+        processes.end_actors([], below)
+        if self._rest is not None:
+            remove_placement_group(self._rest)
+            self._rest = None

@@ -1,0 +1,306 @@
+"""Which resources a TPU trial asks for, and the environment that its processes need. Pure: no Ray, no torch_xla.
+
+Names and values are those of torch_xla 2.9.0 (`torch_xla._internal.tpu.configure_topology`) and of Ray 2.60's
+accelerator manager (`ray._private.accelerators.tpu`), which follow Cloud TPU's documentation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
+from horovod_tune.messages import Assignment, MemberFacts, World
+from horovod_tune.spec import Placement, TrialSpec
+from horovod_tune.workers.xla.runtimes import LaunchPlan, Ordinals
+
+CHIP_COUNTS = (1, 2, 4, 8)
+"""What Ray lets one actor ask for: TPU_VALID_CHIP_OPTIONS."""
+PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""How the chips of one host form a mesh (x,y,z), a process each."""
+FIRST_PORT = 8476
+"""The first of the ports on which a host's TPU processes find each other; torch_xla's own default."""
+
+SLICE_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id", "ray.io/tpu-pod-type"
+
+
+@dataclass(frozen=True)
+class TpuHost:
+    """A Ray node as far as TPUs are concerned; ``chips`` is 0 for one without."""
+
+    node_id: str
+    chips: int
+    slice_name: str | None = None
+    worker_id: int | None = None
+    pod_type: str | None = None
+
+
+def host_of(node: Mapping[str, Any]) -> TpuHost:
+    """Return what an entry of ``ray.nodes()`` says of the node's chips and of the slice that it belongs to.
+
+    >>> host_of({"NodeID": "a", "Resources": {"TPU": 4.0, "TPU-v4-16-head": 1.0}, "Labels": {
+    ...     "ray.io/tpu-slice-name": "s", "ray.io/tpu-worker-id": "0"}})
+    TpuHost(node_id='a', chips=4, slice_name='s', worker_id=0, pod_type='v4-16')
+    """
+    resources, labels = node.get("Resources") or {}, node.get("Labels") or {}
+    heads = [name for name in resources if name.startswith("TPU-") and name.endswith("-head")]
+    worker = labels.get(WORKER_LABEL)
+    return TpuHost(
+        node_id=node["NodeID"],
+        chips=int(resources.get("TPU", 0)),
+        slice_name=labels.get(SLICE_LABEL),
+        worker_id=int(worker) if worker is not None else None,
+        pod_type=labels.get(TYPE_LABEL) or (heads[0][len("TPU-") : -len("-head")] if heads else None),
+    )
+
+
+def cpu_placement(spec: TrialSpec) -> Placement:
+    """Return the bundle of a trial on torch_xla's CPU device, which is one device on one host."""
+    if spec.num_hosts != 1 or spec.num_slots not in (None, 1):
+        raise SpecError(
+            "with PJRT_DEVICE=CPU torch_xla has one device, so num_hosts and num_slots must be 1, got "
+            f"num_hosts={spec.num_hosts} and num_slots={spec.num_slots}"
+        )
+    return Placement(({"CPU": spec.num_cpus_per_slot},), "PACK")
+
+
+def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
+    """Return the bundle of a TPU trial: a host's chips, or the head of a slice, which stands for all of it.
+
+    The other hosts of a slice are asked for when it is known which slice it is (`rest_of_slice`): a
+    placement group cannot say "hosts of the same slice".
+
+    >>> from horovod_tune.spec import make_spec
+    >>> slice = [TpuHost("a", 4, "s", 0, "v4-16"), TpuHost("b", 4, "s", 1, "v4-16")]
+    >>> tpu_placement(make_spec(use_tpu=True, num_hosts=2), slice).bundles
+    ({'CPU': 4.0, 'TPU': 4.0, 'TPU-v4-16-head': 1.0},)
+    >>> tpu_placement(make_spec(use_tpu=True, num_slots=1), [TpuHost("a", 4)]).bundles
+    ({'CPU': 1.0, 'TPU': 1.0},)
+    """
+    if spec.num_hosts == 1:
+        chips = spec.num_slots if spec.num_slots is not None else _chips_of_a_host(hosts)
+        if chips not in CHIP_COUNTS:
+            raise SpecError(f"num_slots must be one of {CHIP_COUNTS} with use_tpu, got {chips}")
+        return Placement((_bundle(spec, chips),), "PACK")
+    pod_type, chips = _slice_shape(spec, hosts)
+    return Placement(({**_bundle(spec, chips), f"TPU-{pod_type}-head": 1.0},), "PACK")
+
+
+def _bundle(spec: TrialSpec, chips: int) -> dict[str, float]:
+    return {"CPU": spec.num_cpus_per_slot * chips, "TPU": float(chips)}
+
+
+def _chips_of_a_host(hosts: Sequence[TpuHost]) -> int:
+    sizes = Counter(host.slice_name for host in hosts if host.slice_name is not None)
+    counts = {host.chips for host in hosts if host.chips and sizes[host.slice_name] <= 1}
+    if len(counts) == 1:
+        return counts.pop()
+    if counts:
+        raise SpecError(
+            f"the cluster's TPU hosts have {' and '.join(map(str, sorted(counts)))} chips: say with num_slots "
+            "how many a trial takes"
+        )
+    raise ResourcesUnavailable(
+        "the cluster has no TPU host that is a slice by itself. Give num_hosts for a slice of several, num_slots "
+        "where an autoscaler is to start a host, or set PJRT_DEVICE=CPU to try the function on the CPU."
+    )
+
+
+def slices_of(hosts: Sequence[TpuHost]) -> dict[str, list[TpuHost]]:
+    """Return the hosts of each slice in the order of their worker ids, slices of one host included."""
+    slices: dict[str, list[TpuHost]] = {}
+    for host in hosts:
+        if host.chips and host.slice_name is not None:
+            slices.setdefault(host.slice_name, []).append(host)
+    return {name: sorted(found, key=lambda each: each.worker_id or 0) for name, found in slices.items()}
+
+
+def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
+    slices = slices_of(hosts)
+    shapes = Counter(
+        (members[0].pod_type, members[0].chips)
+        for members in slices.values()
+        if len(members) == spec.num_hosts and members[0].pod_type is not None
+    )
+    if not shapes:
+        there = "; ".join(
+            f"{name}: {len(members)} host(s) of type {members[0].pod_type}"
+            for name, members in slices.items()
+        )
+        raise ResourcesUnavailable(
+            f"no TPU slice of the cluster has num_hosts={spec.num_hosts} hosts; there is {there or 'no slice'}"
+        )
+    if len(shapes) > 1:
+        raise ResourcesUnavailable(
+            f"the cluster has several kinds of TPU slices with {spec.num_hosts} hosts: "
+            f"{', '.join(str(kind) for kind, _ in shapes)}; a trial cannot tell which it is to take"
+        )
+    ((pod_type, chips),) = shapes
+    if spec.num_slots not in (None, chips):
+        raise SpecError(
+            f"num_slots must be all {chips} chips of a host in a slice of several hosts, got {spec.num_slots}"
+        )
+    return str(pod_type), chips
+
+
+def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> list[dict[str, float]]:
+    """Return the bundles of the slice's other hosts, by the resource that Ray gives every host of a slice.
+
+    Raises:
+        StartFailed: the head's node is of no slice with ``spec.num_hosts`` hosts.
+    """
+    assert spec.num_hosts is not None
+    members = next(
+        (each for each in slices_of(hosts).values() if head_node in [host.node_id for host in each]), []
+    )
+    if len(members) != spec.num_hosts:
+        raise StartFailed(
+            f"the slice of node {head_node[:8]} has {len(members)} host(s) in Ray, num_hosts={spec.num_hosts}"
+        )
+    name = str(members[0].slice_name)
+    return [{**_bundle(spec, members[0].chips), name: 1.0}] * (spec.num_hosts - 1)
+
+
+def check_slice(facts: Sequence[MemberFacts], hosts: Sequence[TpuHost]) -> list[int]:
+    """Return the worker id of each member's host.
+
+    Raises:
+        StartFailed: they are not every host of one slice, each once.
+
+    >>> landed = [MemberFacts("b", "10.0.0.2", "hb", 1, 0.0), MemberFacts("a", "10.0.0.1", "ha", 1, 0.0)]
+    >>> check_slice(landed, [TpuHost("a", 4, "s", 0), TpuHost("b", 4, "s", 1)])
+    [1, 0]
+    """
+    by_node = {host.node_id: host for host in hosts}
+    landed = [by_node[fact.node_id] for fact in facts]
+    workers = [host.worker_id if host.worker_id is not None else -1 for host in landed]
+    if len({host.slice_name for host in landed}) != 1 or sorted(workers) != list(range(len(facts))):
+        where = ", ".join(
+            f"{fact.host} (slice {host.slice_name}, worker {host.worker_id})"
+            for fact, host in zip(facts, landed, strict=True)
+        )
+        raise StartFailed(f"the trial's hosts are not one whole TPU slice: {where}")
+    return workers
+
+
+def plans_for_slice(facts: Sequence[MemberFacts], workers: Sequence[int], chips: int) -> list[LaunchPlan]:
+    """Return what each host of a slice is told: every process's address, in the order of the worker ids.
+
+    >>> facts = [MemberFacts("a", "10.0.0.1", "ha", 1, 0.0), MemberFacts("b", "10.0.0.2", "hb", 1, 0.0)]
+    >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["TPU_PROCESS_ADDRESSES"]
+    '10.0.0.2:8476,10.0.0.1:8476'
+    >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["CLOUD_TPU_TASK_ID"]
+    '1'
+    """
+    ips = [fact.node_ip for _, fact in sorted(zip(workers, facts, strict=True), key=lambda pair: pair[0])]
+    addresses = ",".join(f"{ip}:{FIRST_PORT + chip}" for ip in ips for chip in range(chips))
+    return [
+        LaunchPlan(
+            environment={"PJRT_DEVICE": "TPU"},
+            of_each=tuple(
+                {
+                    "TPU_PROCESS_ADDRESSES": addresses,
+                    "TPU_PROCESS_PORT": str(FIRST_PORT + chip),
+                    "CLOUD_TPU_TASK_ID": str(worker * chips + chip),
+                    "TPU_VISIBLE_CHIPS": str(chip),
+                }
+                for chip in range(chips)
+            ),
+        )
+        for worker in workers
+    ]
+
+
+def plan_for_chips(chips: Sequence[str], chips_of_host: int) -> LaunchPlan:
+    """Return what a single host is told: nothing where the trial has all its chips, else which ones.
+
+    Two trials on one host must not meet on a port, so a chip's port is its own.
+
+    >>> plan_for_chips(["0", "1", "2", "3"], 4).of_each
+    ()
+    >>> each = plan_for_chips(["2", "3"], 4).of_each[1]
+    >>> each["TPU_VISIBLE_CHIPS"], each["TPU_PROCESS_BOUNDS"], each["TPU_PROCESS_PORT"]
+    ('3', '1,2,1', '8479')
+    """
+    common = {"PJRT_DEVICE": "TPU"}
+    if len(chips) >= chips_of_host:
+        return LaunchPlan(environment=common)
+    addresses = ",".join(f"localhost:{FIRST_PORT + int(chip)}" for chip in chips)
+    bounds = PROCESS_BOUNDS[len(chips)]
+    return LaunchPlan(
+        environment=common,
+        of_each=tuple(
+            {
+                "TPU_VISIBLE_CHIPS": chip,
+                "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+                "TPU_PROCESS_BOUNDS": bounds,
+                # The older names of the two, which Ray sets for the actor as a whole.
+                "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
+                "TPU_HOST_BOUNDS": bounds,
+                "TPU_PROCESS_ADDRESSES": addresses,
+                "TPU_PROCESS_PORT": str(FIRST_PORT + int(chip)),
+                "CLOUD_TPU_TASK_ID": str(index),
+            }
+            for index, chip in enumerate(chips)
+        ),
+    )
+
+
+def plans_for_plain(
+    facts: Sequence[MemberFacts], *, first_node: str, processes: int, port: int
+) -> list[LaunchPlan]:
+    """Return what each host of plain processes is told; ``first_node``'s ranks come first."""
+    order = sorted(range(len(facts)), key=lambda i: facts[i].node_id != first_node)
+    address = "127.0.0.1" if len(facts) == 1 else facts[order[0]].node_ip
+    return [
+        LaunchPlan(
+            environment={"MASTER_ADDR": address, "MASTER_PORT": str(port)},
+            first_ordinal=order.index(i) * processes,
+            processes=processes,
+            world_size=len(facts) * processes,
+        )
+        for i in range(len(facts))
+    ]
+
+
+def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | None) -> list[Assignment]:
+    """Return each host's ranks, as its processes said them: on a TPU the topology decides who is rank 0.
+
+    Raises:
+        StartFailed: they do not make up a world, or not the one that was asked for.
+
+    >>> there = [[Ordinals(2, 3, 0, 1)], [Ordinals(0, 3, 0, 2), Ordinals(1, 3, 1, 2)]]
+    >>> [[w.rank for w in a.worlds] for a in assignments_of(there, num_slots=None)]
+    [[2], [0, 1]]
+    >>> assignments_of(there, num_slots=None)[0].worlds[0].cross_rank
+    1
+    """
+    found = sorted(each.ordinal for host in ordinals for each in host)
+    size = ordinals[0][0].world_size
+    if found != list(range(size)):
+        raise StartFailed(f"the processes have the ordinals {found}, which is no world of {size}")
+    first_of = sorted(range(len(ordinals)), key=lambda i: min(each.ordinal for each in ordinals[i]))
+    assignments = []
+    for i, host in enumerate(ordinals):
+        if num_slots is not None and len(host) != num_slots:
+            raise StartFailed(
+                f"the trial needs {num_slots} rank(s) on each host, torch_xla started {len(host)}"
+            )
+        assignments.append(
+            Assignment(
+                tuple(
+                    World(
+                        rank=each.ordinal,
+                        size=size,
+                        local_rank=each.local_ordinal,
+                        local_size=each.local_size,
+                        cross_rank=first_of.index(i),
+                        cross_size=len(ordinals),
+                    )
+                    for each in host
+                )
+            )
+        )
+    return assignments

@@ -1,0 +1,275 @@
+"""What a trial can leave behind in its process: how to plant each, and how to look for it.
+
+``look`` gives a value that is the same in every new process, so a later trial has to see it again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import decimal
+import gc
+import io
+import json
+import locale
+import logging
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Model(torch.nn.Linear):
+    """A class of the user's own, with an attribute that trials could share."""
+
+    calls = 0
+
+
+COUNTER: list[int] = []
+
+LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "a new environment variable": (
+        lambda: os.environ.get("LEAK"),
+        lambda: os.environ.update(LEAK="1"),
+    ),
+    "an environment variable that was removed": (
+        lambda: "PATH" in os.environ,
+        lambda: os.environ.pop("PATH"),
+    ),
+    "the working directory": (lambda: os.path.basename(os.getcwd())[:6], lambda: os.chdir("/")),
+    "the umask": (lambda: _umask(), lambda: os.umask(0o077)),
+    "sys.path": (lambda: sys.path[:], lambda: sys.path.insert(0, "/leak")),
+    "sys.argv": (lambda: sys.argv[:], lambda: sys.argv.append("--leak")),
+    "sys.stdout": (lambda: type(sys.stdout).__name__, lambda: setattr(sys, "stdout", io.BytesIO())),
+    "file descriptor 1": (lambda: os.readlink("/proc/self/fd/1") == os.devnull, lambda: _close_stdout()),
+    "sys.excepthook": (lambda: sys.excepthook is print, lambda: setattr(sys, "excepthook", print)),
+    "the recursion limit": (sys.getrecursionlimit, lambda: sys.setrecursionlimit(5000)),
+    "the switch interval": (sys.getswitchinterval, lambda: sys.setswitchinterval(0.1)),
+    "the garbage collector": (gc.isenabled, gc.disable),
+    "garbage collection thresholds": (gc.get_threshold, lambda: gc.set_threshold(12345, 2, 2)),
+    "the trace function of new threads": (
+        lambda: threading._trace_hook is None,
+        lambda: threading.settrace(lambda *_: None),
+    ),
+    "a built-in function": (lambda: builtins.print.__name__, lambda: setattr(builtins, "print", repr)),
+    "a function of the standard library": (
+        lambda: json.dumps.__name__,
+        lambda: setattr(json, "dumps", lambda _: ""),
+    ),
+    "warning filters": (lambda: len(warnings.filters), lambda: warnings.simplefilter("error")),
+    "the root logger's level": (
+        lambda: logging.getLogger().level,
+        lambda: logging.getLogger().setLevel(5),
+    ),
+    "the root logger's handlers": (
+        lambda: len(logging.getLogger().handlers),
+        lambda: logging.getLogger().addHandler(logging.NullHandler()),
+    ),
+    "a logger of the user's": (
+        lambda: logging.getLogger("leak").level,
+        lambda: logging.getLogger("leak").setLevel(10),
+    ),
+    "logging.disable": (lambda: logging.root.manager.disable, lambda: logging.disable(50)),
+    "the default socket timeout": (socket.getdefaulttimeout, lambda: socket.setdefaulttimeout(1.5)),
+    "the temporary directory": (lambda: tempfile.gettempdir(), lambda: setattr(tempfile, "tempdir", "/leak")),
+    "the time zone": (lambda: time.timezone, lambda: _set_time_zone()),
+    "the locale": (lambda: locale.setlocale(locale.LC_ALL), lambda: _other_locale()),
+    "decimal's precision": (lambda: decimal.getcontext().prec, lambda: _decimal()),
+    "the start method of multiprocessing": (
+        lambda: multiprocessing.get_start_method(allow_none=True),
+        lambda: multiprocessing.set_start_method("spawn", force=True),
+    ),
+    "the limit of open files": (
+        lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        lambda: _lower_file_limit(),
+    ),
+    "the CPUs": (lambda: sorted(os.sched_getaffinity(0)), lambda: os.sched_setaffinity(0, {0})),
+    "an alarm": (
+        lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        lambda: signal.setitimer(signal.ITIMER_REAL, 3600),
+    ),
+    "a global of the training function": (lambda: COUNTER[:], lambda: COUNTER.append(1)),
+    "an attribute of the user's class": (lambda: Model.calls, lambda: setattr(Model, "calls", 1)),
+    "a new attribute of the user's class": (
+        lambda: hasattr(Model, "leak"),
+        lambda: setattr(Model, "leak", 1),
+    ),
+    "a module of the user's": (lambda: _module_state(), lambda: _change_module()),
+    "NumPy's error state": (lambda: np.geterr()["over"], lambda: np.seterr(all="raise")),
+    "NumPy's printing": (lambda: np.get_printoptions()["precision"], lambda: np.set_printoptions(precision=2)),
+    "torch's random state": (lambda: _drawn(), lambda: torch.manual_seed(1)),
+    "torch's seed": (torch.initial_seed, lambda: torch.manual_seed(7)),
+    "the default dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
+    "the default device": (lambda: torch.zeros(1).device.type, lambda: torch.set_default_device("meta")),
+    "the number of threads": (torch.get_num_threads, lambda: torch.set_num_threads(3)),
+    "grad mode": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
+    "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),
+    "autocast's dtype": (
+        lambda: torch.get_autocast_dtype("cpu"),
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    ),
+    "anomaly detection": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
+    "deterministic algorithms": (
+        torch.are_deterministic_algorithms_enabled,
+        lambda: torch.use_deterministic_algorithms(True),
+    ),
+    "cuDNN's flags": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    ),
+    "the precision of float32 products": (
+        torch.get_float32_matmul_precision,
+        lambda: torch.set_float32_matmul_precision("medium"),
+    ),
+    "flushing of denormal numbers": (
+        lambda: (torch.tensor([1e-40]) * 1.0).item() == 0.0,
+        lambda: torch.set_flush_denormal(True),
+    ),
+    "torch's printing": (lambda: str(torch.tensor(1.23456)), lambda: torch.set_printoptions(precision=2)),
+    "hooks of every module": (
+        lambda: len(torch.nn.modules.module._global_forward_hooks),
+        lambda: torch.nn.modules.module.register_module_forward_hook(lambda *_: None),
+    ),
+    "hooks of every optimizer": (
+        lambda: len(sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks),
+        lambda: _optimizer_hook(),
+    ),
+    "saved tensor hooks": (lambda: _saved_tensor_is_packed(), lambda: _pack_saved_tensors()),
+    "torch.multiprocessing": (
+        torch.multiprocessing.get_sharing_strategy,
+        lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
+    ),
+    "a patched method of torch": (
+        lambda: torch.nn.Linear.forward.__module__,
+        lambda: setattr(torch.nn.Linear, "forward", lambda self, x: x),
+    ),
+    "a method added to tensors": (
+        lambda: hasattr(torch.Tensor, "leak"),
+        lambda: setattr(torch.Tensor, "leak", lambda self: self),
+    ),
+    "Horovod initialised": (lambda: _horovod(), lambda: _init_horovod()),
+}
+
+
+def look() -> dict[str, str]:
+    return {name: repr(_look_at(each)) for name, (each, _) in LEAKS.items()}
+
+
+def _look_at(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception as error:
+        return type(error).__name__
+
+
+def plant() -> None:
+    for each in LEAKS.values():
+        each[1]()
+
+
+def generators() -> dict[str, str]:
+    """Return what differs in every new process: what Python's and NumPy's generators draw next."""
+    return {"random": repr(random.random()), "numpy": repr(np.random.random())}
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _close_stdout() -> None:
+    sys.__stdout__.flush()
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+
+
+def _set_time_zone() -> None:
+    os.environ["TZ"] = "Asia/Tokyo"
+    time.tzset()
+
+
+def _other_locale() -> None:
+    now = locale.setlocale(locale.LC_ALL)
+    locale.setlocale(locale.LC_ALL, "C" if "UTF-8" in now else "C.UTF-8")
+
+
+def _decimal() -> None:
+    decimal.getcontext().prec = 3
+
+
+def _lower_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+
+
+def _drawn() -> float:
+    state = torch.get_rng_state()
+    drawn = torch.rand(1).item()
+    torch.set_rng_state(state)
+    return drawn
+
+
+def _module_state() -> int:
+    import users_own_module
+
+    return users_own_module.STATE
+
+
+def _change_module() -> None:
+    import users_own_module
+
+    users_own_module.STATE = 2
+
+
+def _optimizer_hook() -> None:
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(lambda *_: None)
+
+
+def _saved_tensor_is_packed() -> bool:
+    packed = []
+    with contextlib.suppress(Exception):
+        x = torch.ones(1, requires_grad=True)
+        packed.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
+        (x * x).sum()
+    return any(packed)
+
+
+def _pack_saved_tensors() -> None:
+    torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__()
+
+
+def _horovod() -> Any:
+    import horovod.torch as hvd
+
+    try:
+        size = hvd.size()
+    except ValueError as error:
+        size = str(error)
+    return hvd.is_initialized(), size
+
+
+def _init_horovod() -> None:
+    import horovod.torch as hvd
+
+    hvd.init()
+
+
+def ignore_a_signal_in_c() -> None:
+    """Ignore SIGUSR2 without Python's knowledge; only the main thread may use the signal module."""
+    ctypes.CDLL(None).signal(signal.SIGUSR2, ctypes.c_void_p(1))

@@ -1,0 +1,383 @@
+"""Whatever a trial does to its world or its process, the next one has a sound world: the same, or a new one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from conftest import eventually
+from trial_runner import TrialRunner, exists
+
+from horovod_tune import report
+from horovod_tune.errors import TrainingFailed
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def sound(config: dict[str, Any]) -> None:
+    """Pass only in a process and a world that are as new ones are."""
+    import horovod.torch as hvd
+    import torch
+
+    assert not hvd.is_initialized()
+    hvd.init()
+    assert torch.is_grad_enabled()
+    sums = [hvd.allreduce(torch.full((size,), hvd.rank() + 1.0), op=hvd.Sum).sum() for size in (1, 3, 2)]
+    named = hvd.allreduce(torch.ones(config.get("size", 4)), name="x", op=hvd.Sum)
+    assert hvd.broadcast_object(hvd.rank(), root_rank=1) == 1
+    report(sums=[each.item() for each in sums], named=named.tolist(), size=hvd.size())
+
+
+@pytest.fixture(scope="module")
+def shared_runner(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    runner = TrialRunner(tmp_path_factory.mktemp("warm"))
+    runner.run(sound)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def runner(shared_runner: TrialRunner) -> Any:
+    """One group for all these tests; after each one the next trial has to find a sound world."""
+    yield shared_runner
+    assert shared_runner.run(sound, size=7) == [
+        {"sums": [3.0, 9.0, 6.0], "named": [2.0] * 7, "size": 2},
+    ]
+    assert shared_runner.replaced_because == ""
+
+
+def pids_before_and_after(runner: TrialRunner, train: Any, **arguments: Any) -> tuple[list[int], list[int]]:
+    runner.run(sound)
+    before = runner.pids
+    runner.run(train, **arguments)
+    reason = runner.replaced_because
+    runner.run(sound)
+    runner.coordinator.replaced_because = [reason] if reason else []
+    return before, runner.pids
+
+
+def is_kept(runner: TrialRunner, train: Any, **arguments: Any) -> bool:
+    """Whether the trial after ``train`` runs in the same processes; no reason is given then."""
+    before, after = pids_before_and_after(runner, train, **arguments)
+    assert (before == after) == (runner.replaced_because == ""), runner.replaced_because
+    assert before == after or not any(map(exists, before))
+    return before == after
+
+
+def test_a_trial_that_ends_leaves_its_workers(runner):
+    def train(config):
+        import horovod.torch as hvd
+
+        hvd.init()
+        report(rank=hvd.rank())
+
+    assert is_kept(runner, train)
+
+
+def test_a_trial_that_reports_on_all_ranks_and_is_stopped_leaves_its_workers(runner):
+    def train(config):
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        for _ in range(100):
+            hvd.allreduce(torch.ones(1))
+            report(rank=hvd.rank())
+
+    assert is_kept(runner, train, stop_after=2)
+
+
+def test_a_trial_that_reports_on_rank_zero_and_is_stopped_leaves_its_workers(runner):
+    """Rank 1 waits in a collective that rank 0 never enters: it is thrown out, and the world made anew."""
+
+    def train(config):
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        for _ in range(100):
+            hvd.allreduce(torch.ones(1))
+            if hvd.rank() == 0:
+                report(loss=1)
+
+    assert is_kept(runner, train, stop_after=1)
+
+
+def test_a_trial_that_never_uses_horovod_leaves_its_workers(runner):
+    assert is_kept(runner, lambda config: report(loss=1))
+
+
+def test_a_trial_that_swallows_everything_is_replaced(runner):
+    def train(config):
+        while True:
+            try:
+                report(loss=1)
+            except BaseException:
+                time.sleep(0.01)
+
+    assert not is_kept(runner, train, stop_after=1)
+    assert "did not leave the training function" in runner.replaced_because
+
+
+def test_a_trial_that_fails_on_one_rank_is_replaced_and_its_processes_are_gone(runner):
+    def train(config):
+        import subprocess
+
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        with open(config["child"] + str(hvd.rank()), "w") as file:
+            file.write(str(subprocess.Popen(["sleep", "1000"]).pid))
+        hvd.allreduce(torch.ones(1))
+        if hvd.rank() == 1:
+            raise RuntimeError("no luck")
+        hvd.allreduce(torch.ones(1))
+
+    runner.run(sound)
+    before = runner.pids
+    child = str(runner._folder / "child")
+    with pytest.raises(TrainingFailed, match="rank 1 of 2 .* failed:[^$]*no luck"):
+        runner.run(train, child=child)
+    assert not any(map(exists, before))
+    children = [int(Path(child + rank).read_text()) for rank in "01"]
+    eventually(lambda: not any(map(exists, children)), why="the trial's child processes are gone")
+    runner.run(sound)
+    assert set(runner.pids).isdisjoint(before)
+
+
+def test_a_trial_that_exits_its_interpreter_is_replaced(runner):
+    runner.run(sound)
+    before = runner.pids
+    with pytest.raises(TrainingFailed, match="SystemExit"):
+        runner.run(lambda config: sys.exit(0))
+    runner.run(sound)
+    assert set(runner.pids).isdisjoint(before)
+
+
+def test_a_trial_that_calls_shutdown_leaves_its_workers(runner):
+    def train(config):
+        import horovod.torch as hvd
+
+        hvd.init()
+        hvd.shutdown()
+
+    assert is_kept(runner, train)
+
+
+def test_a_trial_that_shuts_down_and_starts_again_leaves_its_workers(runner):
+    def train(config):
+        import horovod.torch as hvd
+        import torch
+
+        for _ in range(2):
+            hvd.init()
+            hvd.allreduce(torch.ones(1))
+            hvd.shutdown()
+        hvd.init()
+
+    assert is_kept(runner, train)
+
+
+def test_a_trial_that_shuts_down_on_one_rank_leaves_a_sound_world_or_is_replaced(runner):
+    def train(config):
+        import horovod.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 0:
+            hvd.shutdown()
+
+    is_kept(runner, train)
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 1]])
+def test_a_collective_that_was_never_waited_for_is_replaced(runner, ranks):
+    def train(config):
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        if hvd.rank() in config["ranks"]:
+            hvd.allreduce_async(torch.ones(1))
+
+    assert not is_kept(runner, train, ranks=ranks)
+    assert "never waited for" in runner.replaced_because
+
+
+def test_ranks_that_count_their_collectives_differently_leave_their_workers(runner):
+    """Horovod pairs collectives without a name by their number on each rank."""
+
+    def train(config):
+        import horovod.torch as hvd
+        import torch
+        from horovod.torch import mpi_ops
+
+        hvd.init()
+        numbers = [mpi_ops.allreduce_async(torch.zeros(1), name="a")]
+        if hvd.rank() == 0:
+            nowhere = hvd.ProcessSet([0])
+            nowhere.process_set_id = 10**6
+            with pytest.raises(ValueError):
+                hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=nowhere)
+        numbers.append(mpi_ops.allreduce_async(torch.zeros(1), name="b"))
+        for number in numbers:
+            hvd.synchronize(number)
+        assert numbers[1] - numbers[0] == 2 - hvd.rank()
+
+    assert is_kept(runner, train)
+
+
+def test_process_sets_of_a_trial_are_gone_after_it(runner):
+    def train(config):
+        import horovod.torch as hvd
+
+        hvd.init(process_sets=[hvd.ProcessSet([0])])
+        assert len(hvd.mpi_ops._basics._get_process_set_ids_and_ranks()) == 2
+
+    def look(config):
+        import horovod.torch as hvd
+
+        hvd.init()
+        assert list(hvd.mpi_ops._basics._get_process_set_ids_and_ranks()) == [0]
+
+    assert is_kept(runner, train)
+    assert is_kept(runner, look)
+
+
+def test_a_trial_gets_the_world_that_its_environment_asks_for(runner, tmp_path):
+    def train(config):
+        import horovod.torch as hvd
+        import torch
+
+        os.environ.update(config["environment"])
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="traced")
+        hvd.shutdown() if config["environment"] else None
+
+    timeline = tmp_path / "timeline.json"
+    assert is_kept(runner, train, environment={"HOROVOD_TIMELINE": str(timeline)})
+    size = timeline.stat().st_size
+    assert "traced" in timeline.read_text()
+    assert is_kept(runner, train, environment={})
+    assert timeline.stat().st_size == size
+
+
+def test_a_timeline_that_was_left_running_is_stopped(runner, tmp_path):
+    timeline = tmp_path / "timeline.json"
+
+    def train(config):
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        hvd.mpi_ops._basics.start_timeline(config["timeline"])
+        hvd.allreduce(torch.ones(1), name="traced")
+
+    assert is_kept(runner, train, timeline=str(timeline))
+    runner.run(sound)
+    assert "traced" in timeline.read_text()
+    assert "world_agreement" not in timeline.read_text()
+
+
+def test_a_thread_that_ends_by_itself_leaves_the_workers(runner):
+    def train(config):
+        threading.Thread(target=time.sleep, args=(0.1,)).start()
+
+    assert is_kept(runner, train)
+
+
+def test_a_thread_that_goes_on_is_replaced(runner):
+    def train(config):
+        threading.Thread(target=time.sleep, args=(1000,), name="prefetcher", daemon=True).start()
+
+    assert not is_kept(runner, train)
+    assert "the thread 'prefetcher' still runs" in runner.replaced_because
+
+
+def test_loader_processes_that_nobody_holds_any_more_leave_the_workers(runner):
+    def train(config):
+        import torch
+
+        loader = torch.utils.data.DataLoader(range(8), num_workers=1, persistent_workers=True)
+        config["cycle"] = [config, iter(loader)]
+        assert next(config["cycle"][1]).tolist() == [0]
+
+    assert is_kept(runner, train)
+
+
+def test_a_child_process_that_goes_on_is_ended_and_its_parent_replaced(runner):
+    def train(config):
+        import subprocess
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            Path(config["child"]).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+
+    child = runner._folder / "lone_child"
+    assert not is_kept(runner, train, child=str(child))
+    assert "child process" in runner.replaced_because
+    assert not exists(int(child.read_text()))
+
+
+def ignore_a_signal_in_c(config):
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).signal(signal.SIGUSR2, ctypes.c_void_p(1))
+
+
+def change_the_inter_op_threads(config):
+    import torch
+
+    torch.set_num_interop_threads(torch.get_num_interop_threads() + 1)
+
+
+def leave_a_process_group(config):
+    import torch
+
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
+def leave_files_open(config):
+    files = [open(os.devnull) for _ in range(300)]
+    sys.modules["json"].files_left = files
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        (ignore_a_signal_in_c, "signal handlers was changed"),
+        (change_the_inter_op_threads, "inter-op threads"),
+        (leave_a_process_group, "torch.distributed is still initialised"),
+        (leave_files_open, "files were left open"),
+    ],
+)
+def test_what_cannot_be_put_back_is_replaced(runner, train, reason):
+    assert not is_kept(runner, train)
+    assert reason in runner.replaced_because
+
+
+def test_without_reuse_every_trial_has_new_processes(ray_session, tmp_path):
+    runner = TrialRunner(tmp_path, reuse_workers=False)
+
+    def train(config):
+        import horovod.torch as hvd
+
+        hvd.init()
+        report(pids=hvd.allgather_object(os.getpid()))
+
+    pids = [pid for _ in range(2) for pid in runner.run(train)[0]["pids"]]
+    assert runner.replaced_because == "reuse_workers=False"
+    assert len(set(pids)) == 4
+    runner.close()
+    assert not any(map(exists, pids))

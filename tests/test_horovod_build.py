@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -73,9 +74,9 @@ def test_a_wheel_is_compiled_once_and_then_taken_from_the_cache(
 ) -> None:
     install_horovod(request(tmp_path, source=archive, jobs=3))
     first = capsys.readouterr().out
-    assert "Compiling Horovod 0.28.1+ht1.cpu for torch" in first
+    assert f"Compiling Horovod 0.28.1+{patches.PATCH_LEVEL}.cpu for torch" in first
     (wheel,) = (tmp_path / "wheels").iterdir()
-    assert wheel.name.startswith("horovod-0.28.1+ht1.cpu-")
+    assert wheel.name.startswith(f"horovod-0.28.1+{patches.PATCH_LEVEL}.cpu-")
     install_horovod(request(tmp_path, source=tmp_path / "none.tar.gz"))
     second = capsys.readouterr().out
     assert "Compiling" not in second and "compiled earlier" in second
@@ -189,6 +190,14 @@ def test_patches_are_those_that_the_build_needs(
     assert patches.GLOO_INTERFACE in chosen
 
 
+def test_the_patch_level_is_raised_with_every_change_of_a_patch() -> None:
+    # Kept wheels and installed ones are told apart by the level. Changed a patch? Raise it, and put here what
+    # this test then finds.
+    every = {repr(patch) for gpu in plan.GPU_CHOICES for patch in patches.patches_for((2, 13), gpu)}
+    digest = hashlib.sha256("".join(sorted(every)).encode()).hexdigest()[:12]
+    assert (patches.PATCH_LEVEL, digest) == ("ht2", "cfce67785108")
+
+
 # --- what the machine has ---------------------------------------------------------------
 
 
@@ -269,7 +278,7 @@ def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_CMAKE": "/c/cmake",
-        "HOROVOD_LOCAL_VERSION": "ht1.cpu",
+        "HOROVOD_LOCAL_VERSION": f"{patches.PATCH_LEVEL}.cpu",
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "MAKEFLAGS": "-j2",
     }
@@ -288,7 +297,7 @@ def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
     assert environment["HOROVOD_CUDA_HOME"] == environment["CUDA_HOME"] == "/cuda"
     assert environment["HOROVOD_NCCL_INCLUDE"] == "/nccl/include"
     assert environment["HOROVOD_NCCL_LIB"] == "/nccl/lib"
-    assert environment["HOROVOD_LOCAL_VERSION"] == "ht1.nccl"
+    assert environment["HOROVOD_LOCAL_VERSION"] == f"{patches.PATCH_LEVEL}.nccl"
     assert environment["PATH"] == f"/cuda/bin{os.pathsep}/usr/bin"
 
 

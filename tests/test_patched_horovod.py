@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
-from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.common.util.hosts import SlotInfo, get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from horovod_tune.horovod_build.installed import installed_horovod
@@ -41,7 +41,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 for _ in range(3):
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=True)
     model(torch.full((2, 3), float(hvd.rank()))).sum().backward()
     optimizer.step()
 print(json.dumps({
@@ -70,6 +70,20 @@ def rendezvous() -> Iterator[RendezvousServer]:
     server.stop()
 
 
+def placement(slot: SlotInfo, port: int) -> dict[str, str]:
+    """Return what a rank's environment says of its place, with the rendezvous on this host."""
+    names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "hostname")
+    return {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names} | {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 def run_world(
     server: RendezvousServer, hosts: str, program: str = WORK, *, before: tuple[str, ...] = ()
 ) -> list[dict[str, object]]:
@@ -79,22 +93,10 @@ def run_world(
     port = server.start(Recording)
     server.init(slots)
 
-    def run(slot: object) -> dict[str, object]:
-        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "hostname")
-        placed = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
+    def run(slot: SlotInfo) -> dict[str, object]:
         ran = subprocess.run(
             [*before, sys.executable, "-c", program],
-            env=os.environ
-            | placed
-            | {
-                "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-                "HOROVOD_CONTROLLER": "gloo",
-                "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
-                "HOROVOD_CPU_OPERATIONS": "gloo",
-                "HOROVOD_GLOO_IFACE": "lo",
-                "OMP_NUM_THREADS": "1",
-            },
+            env=os.environ | placement(slot, port),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -151,3 +153,33 @@ print(json.dumps({"sum": hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.
 hvd.shutdown()
 """
     assert run_world(rendezvous, "a:2", sums, before=elsewhere) == [{"sum": 3.0}] * 2
+
+
+def test_an_init_that_fails_raises_and_can_be_tried_again(rendezvous: RendezvousServer) -> None:
+    port = rendezvous.start()
+    rendezvous.init(get_host_assignments(parse_hosts("a:2"), 2))
+    program = """
+import os
+import horovod.torch as hvd
+try:
+    hvd.init()
+except ValueError as error:
+    print("raised:", error)
+hvd.shutdown()
+os.environ.update(HOROVOD_SIZE="1", HOROVOD_LOCAL_SIZE="1")
+del os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+hvd.init()
+print("size:", hvd.size())
+"""
+    alone = placement(get_host_assignments(parse_hosts("a:2"), 2)[0], port)
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | alone | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[0].startswith("raised: Horovod initialization failed")
+    assert ran.stdout.splitlines()[1] == "size: 1"
+    assert "could not connect its ranks" in ran.stderr and "timeout" in ran.stderr.lower()

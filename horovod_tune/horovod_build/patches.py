@@ -12,8 +12,8 @@ from pathlib import Path
 
 from horovod_tune.horovod_build import BuildError
 
-PATCH_LEVEL = "ht1"
-"""Stands in the built version (``0.28.1+ht1.cpu``); raised whenever a patch below changes."""
+PATCH_LEVEL = "ht2"
+"""Stands in the built version (``0.28.1+ht2.cpu``); raised whenever a patch below changes."""
 
 _GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
 
@@ -207,9 +207,92 @@ void GlooContext::InitializeFromMPI""",
 )
 
 
+_OPERATIONS = "horovod/common/operations.cc"
+_INIT_WHY = "an exception that leaves Horovod's thread ends the process with SIGABRT, and nobody reads why"
+
+INIT_RAISES = (
+    Patch(
+        name="hvd.init() that fails raises: begin",
+        why=_INIT_WHY,
+        path=_OPERATIONS,
+        before="""\
+#if HAVE_GLOO
+#if HAVE_MPI
+  if (global_mpi_context.IsEnabled()) {
+    // Initialize gloo context if mpi context is available
+""",
+        after="""\
+#if HAVE_GLOO
+  try {
+#if HAVE_MPI
+  if (global_mpi_context.IsEnabled()) {
+    // Initialize gloo context if mpi context is available
+""",
+    ),
+    Patch(
+        name="hvd.init() that fails raises: end",
+        why=_INIT_WHY,
+        path=_OPERATIONS,
+        before="""\
+    state.process_set_table.Initialize(global_gloo_context);
+  }
+#endif // HAVE_GLOO
+""",
+        after="""\
+    state.process_set_table.Initialize(global_gloo_context);
+  }
+  } catch (const std::exception& ex) {
+    // horovod_tune: hvd.init() waits for this flag, and raises.
+    LOG(ERROR) << "Horovod could not connect its ranks: " << ex.what();
+    global_gloo_context.Finalize();
+    state.initialization_failed = true;
+    return;
+  }
+#endif // HAVE_GLOO
+""",
+    ),
+    Patch(
+        name="hvd.init() that fails raises: again",
+        why="after hvd.shutdown() the next hvd.init() is a new try",
+        path=_OPERATIONS,
+        before="    horovod_global.initialization_done = false;\n    horovod_global.background_thread =\n",
+        after="    horovod_global.initialization_done = false;\n"
+        "    horovod_global.initialization_failed = false;\n"
+        "    horovod_global.background_thread =\n",
+    ),
+)
+
+_OPTIMIZER = "horovod/torch/optimizer.py"
+_ZERO_GRAD_WHY = "torch's own optimizers take set_to_none, and training code passes it"
+
+ZERO_GRAD = (
+    Patch(
+        name="zero_grad(set_to_none=...)",
+        why=_ZERO_GRAD_WHY,
+        path=_OPTIMIZER,
+        before=".step(closure)\n\n    def zero_grad(self):\n",
+        after=".step(closure)\n\n    def zero_grad(self, *args, **kwargs):\n",
+    ),
+    Patch(
+        name="zero_grad(set_to_none=...): passed on",
+        why=_ZERO_GRAD_WHY,
+        path=_OPTIMIZER,
+        before=".zero_grad()\n\n\nclass _DistributedAdasumOptimizer",
+        after=".zero_grad(*args, **kwargs)\n\n\nclass _DistributedAdasumOptimizer",
+    ),
+)
+
+
 def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
     """Return the patches of a build against torch `torch_version` (major, minor) with `gpu` operations."""
-    chosen: tuple[Patch, ...] = (GLOO_INTERFACE, *ONE_MESH, NO_DEBUG_INFORMATION, *ANY_FOLDER)
+    chosen: tuple[Patch, ...] = (
+        GLOO_INTERFACE,
+        *ONE_MESH,
+        *INIT_RAISES,
+        *ZERO_GRAD,
+        NO_DEBUG_INFORMATION,
+        *ANY_FOLDER,
+    )
     if torch_version >= (2, 1):
         chosen = (*CXX17, *chosen)
     if gpu == "none":

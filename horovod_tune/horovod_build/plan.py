@@ -64,7 +64,7 @@ class Plan:
         """What Horovod's version carries after its plus sign, so that `pip list` shows what was built.
 
         >>> Plan("0.28.1", "2.13.0+cpu").local_version
-        'ht1.cpu'
+        'ht2.cpu'
         """
         return f"{PATCH_LEVEL}.{'cpu' if self.gpu == 'none' else self.gpu}"
 
@@ -78,7 +78,7 @@ class Plan:
         """The folder of this build's wheel in the cache.
 
         >>> Plan("0.28.1", "2.13.0+cpu", python="cpython-311", machine="linux-x86_64-glibc2.36-avx").key
-        'horovod-0.28.1+ht1.cpu_torch-2.13.0+cpu_cpython-311_linux-x86_64-glibc2.36-avx'
+        'horovod-0.28.1+ht2.cpu_torch-2.13.0+cpu_cpython-311_linux-x86_64-glibc2.36-avx'
         """
         return f"horovod-{self.full_version}_torch-{self.torch_version}_{self.python}_{self.machine}"
 

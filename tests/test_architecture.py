@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 LAYERS = [
     {"errors", "messages", "shipping"},
     {"spec", "session", "transfer", "parameters", "horovod_build", "large_batch", "search"},
-    {"ray_adapter", "backend", "doctor"},
+    {"ray_adapter", "backend", "doctor", "parameters"},
     {"storage"},
     {"workers"},
     {"coordinator"},

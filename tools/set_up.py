@@ -208,27 +208,30 @@ def make_environment(venv: Path) -> None:
 
 
 def missing_tools(*, needs_compiler: bool) -> list[str]:
-    """Return a line with its cure for each tool that this machine lacks."""
-    missing = []
+    """Return a line for each tool that this machine lacks; the last one says what to type for all of them."""
+    missing, packages = [], []
     if sys.version_info < OLDEST_PYTHON:
         missing.append(
             f"Python {platform.python_version()} ({sys.executable}) is older than 3.10. "
             "Install a newer one and name it: make PYTHON=python3.12 ..."
         )
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
-        missing.append("Python's venv module. Debian, Ubuntu: apt-get install python3-venv.")
+        missing.append("Python's modules venv and ensurepip")
+        packages.append(("python3-venv", "python3"))
     if needs_compiler:
         compilers = (*os.environ.get("CXX", "").split()[:1], "c++", "g++", "clang++")
         if not any(shutil.which(name) for name in compilers):
-            missing.append(
-                "A C++ compiler. Debian, Ubuntu: apt-get install g++. Fedora: dnf install gcc-c++."
-            )
+            missing.append("a C++ compiler (c++, g++ or clang++)")
+            packages.append(("g++", "gcc-c++"))
         header = Path(sysconfig.get_path("include")) / "Python.h"
         if not header.is_file():
-            missing.append(
-                f"Python's header file {header}. Debian, Ubuntu: apt-get install python3-dev. "
-                "Fedora: dnf install python3-devel."
-            )
+            missing.append(f"Python's header file {header}")
+            packages.append(("python3-dev", "python3-devel"))
+    if packages:
+        debian, fedora = (" ".join(pair[i] for pair in packages) for i in (0, 1))
+        missing.append(
+            f"To have them. Debian, Ubuntu: apt-get install {debian}. Fedora: dnf install {fedora}."
+        )
     return missing
 
 

@@ -15,9 +15,7 @@ RAY_PROCESSES = "raylet|gcs_server|ray::|monitor.py|dashboard"
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with Lab(3) as lab:
-        needed = "horovod_tune cluster examples pyproject.toml setup.py constraints.txt README.md"
-        copy = f"mkdir -p ~/checkout; cd {REPOSITORY}; cp -rL {needed} ~/checkout/"
-        lab.run("laptop", copy, timeout_s=30)
+        lab.check_out("laptop")
         edit_addresses(lab)
         yield lab
 

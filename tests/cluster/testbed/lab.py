@@ -136,6 +136,12 @@ class Lab:
         wait = f"python -m horovod_tune.cluster.wait_for_nodes --address {address} --nodes {len(self.hosts)}"
         self.run("n1", f"{wait} --timeout-s 60", timeout_s=90)
 
+    def check_out(self, host: str) -> None:
+        """Give a host a checkout of its own in ~/checkout, with what the cluster files ship and examples."""
+        needed = "horovod_tune cluster examples pyproject.toml setup.py constraints.txt"
+        self.run(host, f"mkdir -p ~/checkout; cd {REPOSITORY}; cp -rL {needed} ~/checkout/", timeout_s=60)
+        self.run(host, f"cp {REPOSITORY}/README.md ~/checkout/ || touch ~/checkout/README.md", timeout_s=20)
+
     def put(self, host: str, path: str, text: str, mode: str = "644") -> None:
         """Write a file on a host, making its folder."""
         script = f'mkdir -p "$(dirname {path})"; umask 077; cat > {path}; chmod {mode} {path}'

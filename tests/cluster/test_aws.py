@@ -1,0 +1,116 @@
+"""`cluster/cluster.yaml` on AWS: moto plays EC2, and the lab's hosts are its instances."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from lab import REPOSITORY, Lab, wait_until
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.usefixtures("hosts_possible"),
+    pytest.mark.skipif(
+        not all(map(importlib.util.find_spec, ("moto", "boto3", "flask"))),
+        reason="needs moto, flask, flask-cors and boto3: pip install moto flask flask-cors boto3",
+    ),
+]
+
+LAPTOP = "10.77.0.1"
+SETTINGS = f"""
+export AWS_ENDPOINT_URL=http://{LAPTOP}:5000 AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret
+export AWS_DEFAULT_REGION=us-west-2 AWS_EC2_METADATA_DISABLED=true
+"""
+# What an AWS account has before: a network, here with the lab's addresses, and a security group.
+ACCOUNT = """
+import boto3, json
+ec2 = boto3.client("ec2")
+vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
+zone = ec2.describe_availability_zones()["AvailabilityZones"][0]["ZoneName"]
+subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.77.0.0/24", AvailabilityZone=zone)["Subnet"]["SubnetId"]
+group = ec2.create_security_group(GroupName="ours", Description="ours", VpcId=vpc)["GroupId"]
+image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=open("/root/.ssh/authorized_keys", "rb").read())
+print(json.dumps({"subnet": subnet, "group": group, "image": image}))
+"""
+INSTANCES = """
+import boto3, json
+pages = boto3.client("ec2").describe_instances()["Reservations"]
+print(json.dumps([[i["PrivateIpAddress"], i["State"]["Name"]] for page in pages for i in page["Instances"]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    # moto gives out a subnet's addresses from .4 on.
+    with Lab(3, NC_FIRST="4") as lab:
+        for host in ["laptop", *lab.hosts]:
+            lab.run(host, f"echo '{SETTINGS}' >> ~/.bashrc", timeout_s=10)
+        log = tmp_path_factory.mktemp("aws") / "moto.log"
+        server = lab.start(
+            "laptop",
+            ["bash", "-lc", f"MOTO_IAM_LOAD_MANAGED_POLICIES=true exec moto_server -H {LAPTOP} -p 5000"],
+            log,
+        )
+        try:
+            wait_until(
+                lambda: (
+                    not lab.run("laptop", f"</dev/tcp/{LAPTOP}/5000", timeout_s=5, check=False).returncode
+                ),
+                timeout_s=60,
+                what="moto",
+            )
+            lab.check_out("laptop")
+            yield lab
+        finally:
+            server.kill()
+            server.wait(timeout=20)
+
+
+def in_python(lab: Lab, program: str) -> Any:
+    output = lab.run("laptop", ["bash", "-lc", 'python -c "$0"', program], timeout_s=60).stdout
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def edited(account: dict[str, str]) -> str:
+    """Do what the file's first lines ask for; then what is this test bed's and not an account's."""
+    text = (REPOSITORY / "cluster" / "cluster.yaml").read_text()
+    for was, now in {
+        "&image ami-00000000000000000": f"&image {account['image']}",
+        "[sg-00000000000000000]": f"[{account['group']}]",
+        "&least 3": "&least 2",
+        "node_setup.sh nccl": "node_setup.sh cpu",
+        # The hosts' addresses are private ones, their user is root, and they know the lab's key.
+        "type: aws": "type: aws\n  use_internal_ips: true",
+        "ssh_user: ubuntu": "ssh_user: root\n  ssh_private_key: ~/.ssh/id_nc",
+        "ImageId: *image": f"ImageId: *image\n      SubnetIds: [{account['subnet']}]\n      KeyName: mine",
+    }.items():
+        assert was in text, was
+        text = text.replace(was, now)
+    return text
+
+
+def test_up_job_down_terminates_every_instance(lab: Lab) -> None:
+    account = in_python(lab, ACCOUNT)
+    lab.put("laptop", "~/checkout/cluster/cluster.yaml", edited(account))
+    inside = "cd ~/checkout && "
+    lab.run("laptop", inside + "ray get-auth-token --generate", timeout_s=30)
+    lab.run("laptop", inside + "ray up -y cluster/cluster.yaml", timeout_s=240)
+    running = lambda: [ip for ip, state in in_python(lab, INSTANCES) if state == "running"]  # noqa: E731
+    wait_until(lambda: len(running()) == 3, timeout_s=120, what="the workers' instances")
+    assert sorted(running()) == sorted(map(lab.ip, lab.hosts))
+    joined = (
+        "python -m horovod_tune.cluster.wait_for_nodes --address 10.77.0.4:6379 --nodes 3 --timeout-s 120"
+    )
+    lab.run("n1", joined, timeout_s=150)
+
+    job = REPOSITORY / "tests/cluster/jobs/plain_search.py"
+    submit = f"ray submit cluster/cluster.yaml {job} -- --hosts 3"
+    output = lab.run("laptop", inside + submit, timeout_s=150).stdout
+    assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in output
+
+    lab.run("laptop", inside + "ray down -y cluster/cluster.yaml", timeout_s=120)
+    assert {state for _, state in in_python(lab, INSTANCES)} == {"terminated"}

@@ -2,6 +2,7 @@
 
 - the module-level session behind ``ray.tune.report`` and its friends (`lend_session`),
 - Tune's switch for actor reuse (`reuse_actors_of`),
+- the loggers' way of resuming a result file (`keep_longer_results`),
 - which node a job's driver runs on (`driver_node_id`),
 - the directories of a trial in Tune's StorageContext (`storage_reaches_here`),
 - whether the cluster can grow (`cluster_can_grow`).
@@ -14,6 +15,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -148,6 +150,32 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
 
     maybe_cache._horovod_tune = True  # type: ignore[attr-defined]
     TuneController._maybe_cache_trial_actor = maybe_cache  # type: ignore[method-assign]
+
+
+def keep_longer_results() -> None:
+    """Stop Tune from replacing a restarted trial's results with an older copy; once a process.
+
+    When a trial starts again, Tune's loggers fetch its result file from the storage over the local one. In
+    the driver that wrote it, the copy in the storage is behind by what was not synced yet (or as long), so
+    results of the trial's first attempt would be lost.
+    """
+    from ray.tune.logger import LoggerCallback
+
+    if hasattr(LoggerCallback._restore_from_remote, "_horovod_tune"):
+        return
+    original = LoggerCallback._restore_from_remote
+
+    @functools.wraps(original)
+    def restore(self: Any, file_name: str, trial: Any) -> None:
+        local = Path(trial.local_path, file_name)
+        stored = trial.storage.storage_filesystem.get_file_info(
+            Path(trial.storage.trial_fs_path, file_name).as_posix()
+        )
+        if not local.exists() or local.stat().st_size < (stored.size or 0):
+            original(self, file_name, trial)
+
+    restore._horovod_tune = True  # type: ignore[attr-defined]
+    LoggerCallback._restore_from_remote = restore  # type: ignore[method-assign]
 
 
 def driver_node_id() -> str | None:

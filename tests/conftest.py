@@ -58,7 +58,7 @@ def training_processes() -> list[psutil.Process]:
     return found
 
 
-def eventually(holds: Callable[[], Any], *, within_s: float = 20.0, why: str = "") -> Any:
+def eventually(holds: Callable[[], Any], *, within_s: float = 20.0, why: Any = "") -> Any:
     """Return what ``holds()`` returns as soon as it is true; fail after ``within_s``."""
     end = time.monotonic() + within_s
     while True:
@@ -66,5 +66,5 @@ def eventually(holds: Callable[[], Any], *, within_s: float = 20.0, why: str = "
         if value:
             return value
         if time.monotonic() > end:
-            raise AssertionError(f"not within {within_s:g} s: {why or holds}")
+            raise AssertionError(f"not within {within_s:g} s: {why() if callable(why) else why or holds}")
         time.sleep(0.1)

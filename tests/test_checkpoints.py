@@ -32,6 +32,7 @@ def counting(config):
     agreed = hvd.allgather(torch.tensor([count]), name="start").tolist()
     while count < config["until"]:
         count += 1
+        print("step", count)
         with tempfile.TemporaryDirectory() as directory:
             if hvd.rank() == 0:
                 os.makedirs(os.path.join(directory, "sub"))
@@ -41,8 +42,10 @@ def counting(config):
                 {"count": count, "starts": agreed, "origin": origin, "value": config.get("gain", 1) * count},
                 checkpoint=directory,
             )
-        if count == config.get("die_at") and not os.path.exists(config["once"]):
-            if hvd.rank() == 1:
+        if count == config.get("die_at"):
+            first_time = not os.path.exists(config["once"])
+            hvd.barrier()
+            if first_time and hvd.rank() == 1:
                 Path(config["once"]).touch()
                 raise RuntimeError("rank 1 gives up")
             hvd.barrier()
@@ -125,35 +128,6 @@ def _gain_name(spec):
     return f"gain-{spec.config.gain}"
 
 
-def test_an_interrupted_experiment_goes_on_from_its_checkpoints(tmp_path):
-    from ray import tune
-
-    once = tmp_path / "died"
-    trainable = DistributedTrainableCreator(nested(counting), num_slots=2)
-    tuner = tune.Tuner(
-        trainable,
-        param_space={"until": 4, "die_at": 2, "once": str(once), "name": tune.grid_search(["a", "b"])},
-        tune_config=tune.TuneConfig(max_concurrent_trials=1),
-        run_config=tune.RunConfig(
-            storage_path=str(tmp_path),
-            name="restored",
-            verbose=0,
-            failure_config=tune.FailureConfig(fail_fast=True),
-        ),
-    )
-    tuner.fit()
-    assert once.exists()
-    restored = tune.Tuner.restore(
-        str(tmp_path / "restored"), trainable=trainable, resume_errored=True, resume_unfinished=True
-    )
-    grid = restored.fit()
-    assert not grid.errors
-    assert sorted(result.metrics["count"] for result in grid) == [4, 4]
-    continued = next(result for result in grid if result.config["name"] == "a")
-    assert continued.metrics["starts"] == [2, 2]
-    assert continued.metrics["training_iteration"] == 4
-
-
 def test_remote_storage_gets_checkpoints_and_logs(ray_session, tmp_path):
     """A storage that is no local path, as a cloud URI is none: pyarrow's own in-process file system."""
     import pyarrow.fs
@@ -171,4 +145,4 @@ def test_remote_storage_gets_checkpoints_and_logs(ray_session, tmp_path):
     (result,) = tuner.fit()
     folder = root / result.path
     assert (folder / "checkpoint_000001" / "sub" / "count").read_text() == "2"
-    assert (folder / "rank_1.log").exists()
+    assert (folder / "rank_1.log").read_text() == "step 1\nstep 2\n"

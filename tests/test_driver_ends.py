@@ -1,0 +1,116 @@
+"""The driver is interrupted, or killed: nothing stays, and the experiment goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import eventually
+
+SCRIPT = Path(__file__).with_name("drivers") / "search.py"
+
+
+@pytest.fixture
+def ray_folder():
+    # Short, because Ray keeps sockets in it, whose paths are limited to 107 bytes.
+    folder = tempfile.mkdtemp(prefix="ht", dir="/tmp")
+    yield folder
+    for process in processes_of(folder):  # only what a failed test left
+        process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def processes_of(ray_folder):
+    """Return every process of the Ray that was started with this folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            named = any(ray_folder in part for part in process.info["cmdline"] or [])
+            if named or any(each.path.startswith(ray_folder) for each in process.open_files()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def left_after(end, ray_folder):
+    """Return the processes that are still there; Ray's own two agents outlive a driver that was killed."""
+    rays_own = ("ray::DashboardAgent", "ray::RuntimeEnvAgent") if end == signal.SIGKILL else ()
+    return [process for process in processes_of(ray_folder) if _name(process) not in (*rays_own, None)]
+
+
+def _name(process):
+    try:
+        return " ".join(process.cmdline()).strip() or None
+    except psutil.Error:
+        return None
+
+
+def start(ray_folder, storage, *more):
+    storage.mkdir(exist_ok=True)
+    # Tune writes down what it knows every 10 s; the trials of this test are shorter than that.
+    environment = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0.2"}
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), ray_folder, str(storage), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=storage,
+        env=environment,
+    )
+
+
+def marks(storage):
+    return sorted(path.name for path in storage.glob("[ab]-*"))
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+def test_nothing_outlives_the_driver_and_the_experiment_goes_on(end, ray_folder, tmp_path):
+    storage = tmp_path / "results"
+    driver = start(ray_folder, storage)
+    eventually(lambda: any(mark.startswith("a-4") for mark in marks(storage)), within_s=90)
+    assert len(processes_of(ray_folder)) >= 3
+    driver.send_signal(end)
+    driver.wait(timeout=60)
+    left = partial(left_after, end, ray_folder)
+    eventually(lambda: not left(), within_s=60, why=left)
+    before = marks(storage)
+    assert not any(mark.startswith("a-6") for mark in before)
+
+    driver = start(ray_folder, storage, "--restore")
+    output, _ = driver.communicate(timeout=120)
+    results = json.loads(output.strip().splitlines()[-1])
+    assert {name: result["count"] for name, result in results.items()} == {"a": 6, "b": 6}
+    assert {result["training_iteration"] for result in results.values()} == {6}
+    assert results["a"]["start"] >= 1, "started anew in place of from its checkpoint"
+    eventually(lambda: not processes_of(ray_folder), within_s=60)
+
+
+def test_two_experiments_at_once_do_not_disturb_each_other(tmp_path):
+    folders = [tempfile.mkdtemp(prefix="ht", dir="/tmp") for _ in range(2)]
+    drivers = []
+    try:
+        for i, folder in enumerate(folders):
+            storage = tmp_path / f"results-{i}"
+            storage.mkdir()
+            (storage / "quick").touch()
+            drivers.append(start(folder, storage))
+        for driver in drivers:
+            output, _ = driver.communicate(timeout=180)
+            results = json.loads(output.strip().splitlines()[-1])
+            assert {name: result["count"] for name, result in results.items()} == {"a": 6, "b": 6}
+    finally:
+        for driver in drivers:
+            driver.kill()
+        for folder in folders:
+            eventually(lambda folder=folder: not processes_of(folder), within_s=60)
+            shutil.rmtree(folder, ignore_errors=True)

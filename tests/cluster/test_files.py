@@ -1,0 +1,215 @@
+"""The cluster files against the schemas of those who read them; no network, no hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLUSTER = REPOSITORY / "cluster"
+RAY_UP_FILES = ["on-premise.yaml", "cluster.yaml", "gcp.yaml", "gcp-tpu.yaml"]
+ALL_FILES = [*RAY_UP_FILES, "slurm.sbatch", "kuberay.yaml"]
+
+
+def load(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CLUSTER / name).read_text())
+
+
+@pytest.mark.parametrize("name", RAY_UP_FILES)
+def test_ray_takes_the_file(name: str) -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    prepared = prepare_config(load(name))
+    validate_config(prepared)
+    workers = [kind for kind in prepared["available_node_types"].values() if kind["min_workers"]]
+    assert workers, "no workers at the start"
+
+
+@pytest.mark.parametrize("name", RAY_UP_FILES)
+def test_the_token_goes_to_every_node_and_nothing_listens_for_strangers(name: str) -> None:
+    file = load(name)
+    assert file["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
+    (head,) = (line for line in file["head_start_ray_commands"] if "--head" in line)
+    assert "--dashboard-host=127.0.0.1" in head and "ray.env" in head
+    assert "RAY_AUTH_MODE=token" in (CLUSTER / "ray.env").read_text()
+    # What Ray's defaults would add: a nightly build, old libraries.
+    assert file["setup_commands"] and file.get("head_setup_commands", []) == []
+
+
+@pytest.mark.parametrize("name", RAY_UP_FILES)
+def test_what_is_shipped_is_there(name: str) -> None:
+    for local in load(name)["file_mounts"].values():
+        if not local.startswith("~"):
+            assert (REPOSITORY / local).exists() or local == "./README.md", local
+
+
+@pytest.mark.parametrize("name", ALL_FILES)
+def test_the_first_lines_say_what_to_edit_and_what_to_type(name: str) -> None:
+    first = "\n".join((CLUSTER / name).read_text().splitlines()[:8])
+    assert re.search(r"^# EDIT ", first, re.M) and re.search(r"^# TYPE ", first, re.M), first
+
+
+def test_the_guides_own_file_is_refused_by_todays_ray() -> None:
+    """Why cluster.yaml exists; when this fails, Ray reads the old format again."""
+    import jsonschema
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    machine = {"InstanceType": "p3.2xlarge", "ImageId": "ami-0b294f219d14e6a82"}
+    guides = {
+        "cluster_name": "horovod-cluster",
+        "provider": {"type": "aws", "region": "us-west-2"},
+        "auth": {"ssh_user": "ubuntu"},
+        "min_workers": 3,
+        "max_workers": 3,
+        "head_node": machine,
+        "worker_nodes": machine,
+    }
+    with pytest.raises(jsonschema.ValidationError):
+        validate_config(prepare_config(guides))
+
+
+def test_the_settings_are_the_same_everywhere() -> None:
+    lines = (CLUSTER / "ray.env").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    script = (CLUSTER / "slurm.sbatch").read_text()
+    for name, value in settings.items():
+        assert f"{name}={value}" in script, name
+    job = list(yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text()))[1]
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    settings.pop("RAY_AUTH_MODE")  # the operator's
+    assert {entry["name"]: entry["value"] for entry in head["env"]} == settings
+
+
+def test_the_versions_are_those_that_the_tests_run_on() -> None:
+    import ray
+    import torch
+
+    setup, docker = (CLUSTER / "node_setup.sh").read_text(), (CLUSTER / "Dockerfile").read_text()
+    torch_version = torch.__version__.split("+")[0]
+    assert f"TORCH={torch_version}" in setup and f"torch=={torch_version}" in docker
+    assert f"ray:{ray.__version__}-py" in docker
+    assert f'rayVersion: "{ray.__version__}"' in (CLUSTER / "kuberay.yaml").read_text()
+    assert f"ray=={ray.__version__}" in (REPOSITORY / "constraints.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "node_setup.sh", "start_worker.sh"])
+def test_the_scripts_are_bash(name: str) -> None:
+    subprocess.run(["bash", "-n", str(CLUSTER / name)], check=True, timeout=10)
+
+
+# --- Google Cloud: the bodies that Ray sends ----------------------------------------------------------------
+
+
+class Recorder:
+    """Stands for a Google API: keeps the body of the one `create` or `insert` that it gets."""
+
+    body: dict[str, Any]
+    _http: Any
+
+    def __getattr__(self, name: str) -> Any:
+        def call(**arguments: Any) -> Any:
+            if "body" in arguments:
+                self.body = arguments["body"]
+            return self
+
+        return call
+
+    def execute(self, **_: Any) -> dict[str, str]:
+        return {"name": "operation"}
+
+
+def body_of(file: str, kind: str, api: type, **more: Any) -> dict[str, Any]:
+    config = load(file)["available_node_types"][kind]["node_config"]
+    recorder = Recorder()
+    recorder._http = types.SimpleNamespace(credentials=None)
+    node = api(recorder, "my-project", "us-west4-a", "horovod-tune")
+    node.create_instance(
+        {**config, **more}, {"ray-node-name": "ray-horovod-tune-worker"}, wait_for_operation=False
+    )
+    return recorder.body
+
+
+def test_a_tpu_slice_is_asked_for_as_the_api_takes_it() -> None:
+    pytest.importorskip("googleapiclient", reason="needs google-api-python-client")
+    from ray.autoscaler._private.gcp.config import GCPNodeType, get_node_type
+    from ray.autoscaler._private.gcp.node import GCPTPU
+
+    config = load("gcp-tpu.yaml")["available_node_types"]["tpu"]
+    assert get_node_type(config["node_config"]) is GCPNodeType.TPU
+    body = body_of("gcp-tpu.yaml", "tpu", GCPTPU)
+    # projects.locations.nodes.create, v2: a type or a config, never both; the runtime is required.
+    assert body["acceleratorType"] == "v5litepod-16" and "acceleratorConfig" not in body
+    assert body["runtimeVersion"] == "v2-alpha-tpuv5-lite"
+    assert "machineType" not in body
+    known = {"acceleratorType", "runtimeVersion", "labels", "networkConfig", "metadata", "serviceAccount"}
+    assert set(body) <= known | {"schedulingConfig", "tags"}
+    assert config["resources"]["TPU"] == 4
+
+
+def test_a_gpu_machine_is_asked_for_as_the_api_takes_it() -> None:
+    pytest.importorskip("googleapiclient", reason="needs google-api-python-client")
+    from ray.autoscaler._private.gcp.node import GCPCompute
+
+    body = body_of("gcp.yaml", "worker", GCPCompute)
+    # instances.insert: links where the file has names, an object for the scheduling.
+    assert body["machineType"].endswith("zones/us-west4-a/machineTypes/g2-standard-8")
+    assert body["guestAccelerators"][0]["acceleratorCount"] == 1
+    assert body["guestAccelerators"][0]["acceleratorType"].endswith("acceleratorTypes/nvidia-l4")
+    assert body["disks"][0]["boot"] is True
+    assert body["scheduling"] == {"onHostMaintenance": "TERMINATE"}
+
+
+# --- Kubernetes ---------------------------------------------------------------------------------------------
+
+
+def unknown_fields(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
+    """The fields that the API server would prune or refuse."""
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return []
+    if isinstance(value, list):
+        return [
+            bad for i, one in enumerate(value) for bad in unknown_fields(one, schema["items"], f"{path}[{i}]")
+        ]
+    if not isinstance(value, dict):
+        return []
+    if "additionalProperties" in schema:
+        return []
+    known = schema.get("properties", {})
+    bad = [f"{path}.{name}" for name in value if name not in known and path]
+    return bad + [
+        deeper
+        for name in value
+        if name in known
+        for deeper in unknown_fields(value[name], known[name], f"{path}.{name}")
+    ]
+
+
+def test_the_rayjob_fits_the_operators_schema() -> None:
+    path = os.environ.get("KUBERAY_RAYJOB_CRD")
+    if not path:
+        pytest.skip(
+            "KUBERAY_RAYJOB_CRD names no file: the operator's ray.io_rayjobs.yaml (last seen good: 1.7.0)"
+        )
+    import jsonschema
+
+    versions = yaml.safe_load(Path(path).read_text())["spec"]["versions"]
+    (schema,) = (version["schema"]["openAPIV3Schema"] for version in versions if version["storage"])
+    claim, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
+    assert claim["kind"] == "PersistentVolumeClaim"
+    jsonschema.validate(job, schema)
+    assert unknown_fields(job["spec"], schema["properties"]["spec"], "spec") == []
+
+
+def test_the_rayjob_keeps_to_itself() -> None:
+    _, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
+    assert job["spec"]["shutdownAfterJobFinishes"] is True

@@ -13,7 +13,8 @@ from .frames import flatten
 from .records import Domain
 from .results import Analysis
 
-_LOG_SPAN = 100.0  # without a written space, positive numbers over two decades get a logarithmic axis
+_LOG_SPAN = 100.0  # without a written space, positive numbers over two decades may get a logarithmic axis
+_LOG_MEDIAN = 0.25  # … if half of them lie below this part of the largest, as evenly spread ones do not
 _MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
 
 
@@ -94,7 +95,8 @@ def _parameter(name: str, values: tuple[Any, ...], domain: Domain | None) -> Par
     if domain is not None and domain.kind in ("float", "integer"):
         log = domain.log and positive
     else:
-        log = positive and max(numbers) / min(numbers) >= _LOG_SPAN
+        wide = positive and max(numbers) / min(numbers) >= _LOG_SPAN
+        log = wide and float(np.median(numbers)) < _LOG_MEDIAN * max(numbers)
     whole = all(isinstance(value, int) for value in numbers)
     return Parameter(name, "numeric", values, log=log, integer=whole, domain=domain)
 

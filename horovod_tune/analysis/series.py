@@ -107,13 +107,18 @@ def rungs(analysis: Analysis) -> list[Rung]:
     """Return the rungs of an early-stopping scheduler with what every trial had to show there.
 
     The rungs are the scheduler's own where the experiment says them (`Analysis.record.rungs`), else the
-    iterations at which trials ended, the commonest dozen of them.
+    iterations at which trials ended without a failure, the commonest dozen of them.
     """
     drawn = [curve for curve in curves(analysis) if len(curve.values)]
     reached = {curve.trial: int(np.nanmax(curve.iterations)) for curve in drawn}
     steps = [step for step in analysis.record.rungs if any(far >= step for far in reached.values())]
     if not steps:
-        common = Counter(reached.values()).most_common(12)
+        ends = [
+            far
+            for trial, far in reached.items()
+            if analysis.trials[trial].status in ("TERMINATED", "UNKNOWN")
+        ]
+        common = Counter(ends or reached.values()).most_common(12)
         steps = sorted(step for step, _ in common)
     return [_rung(analysis, drawn, reached, step, steps) for step in sorted(steps)]
 
@@ -202,7 +207,7 @@ def timeline(analysis: Analysis) -> Timeline:
     names: list[str] = []
     for host in sorted(free):
         first[host] = len(names)
-        names += [f"{host} {slot}".strip() for slot in range(len(free[host]))]
+        names += [f"{host} {slot}" if host else str(slot + 1) for slot in range(len(free[host]))]
     unit = "hosts' slots" if any(free) and "" not in free else "ranks" if known else "trials at once"
     placed = tuple(
         Bar(bar.trial, first[host] + row, bar.begin, bar.trained, bar.end, bar.rank)

@@ -82,7 +82,7 @@ def test_an_unknown_metric_is_answered_with_those_reported(experiments):
 
 
 def test_what_is_no_experiment_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="experiment must be a path, or what .* got int"):
+    with pytest.raises(TypeError, match=r"experiment must be a path, or what .* got int"):
         analyze(3)
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         analyze(tmp_path / "nowhere")

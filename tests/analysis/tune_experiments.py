@@ -77,54 +77,57 @@ class KillDriver(tune.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_config(name: str, folder: str, **more: Any) -> tune.RunConfig:
-    return tune.RunConfig(name=name, storage_path=folder, verbose=0, **more)
+def plan(name: str) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The trainable, its space, and what its TuneConfig and RunConfig are given beside the usual."""
+    lr = {"lr": SPACE["lr"]}
+    if name == "random":
+        return train, SPACE, {"num_samples": 4}, {}
+    if name == "asha":
+        asha = ASHAScheduler(grace_period=1, max_t=9, reduction_factor=3)
+        return train, SPACE | {"epochs": 9}, {"num_samples": 9, "scheduler": asha}, {}
+    if name == "failing":
+        space = SPACE | {"fails": tune.grid_search([0, "<script>"])}
+        return train, space, {}, {"failure_config": tune.FailureConfig(max_failures=1)}
+    if name == "diverging":
+        return (
+            train,
+            SPACE | {"diverges": tune.grid_search([1, 0])},
+            {"metric": "accuracy", "mode": "max"},
+            {},
+        )
+    if name == "distributed":
+        keep = tune.CheckpointConfig(checkpoint_frequency=2, checkpoint_at_end=True, num_to_keep=2)
+        return Distributed, lr, {"num_samples": 3}, {"checkpoint_config": keep}
+    if name == "pbt":
+        pbt = PopulationBasedTraining(
+            time_attr="training_iteration",
+            perturbation_interval=2,
+            hyperparam_mutations=lr,
+            quantile_fraction=0.5,
+        )
+        return Distributed, lr, {"num_samples": 2, "scheduler": pbt}, {}
+    if name == "no_metric":
+        return train, SPACE, {"metric": None, "mode": None}, {}
+    if name == "killed":
+        return train, SPACE, {"num_samples": 5}, {"callbacks": [KillDriver()]}
+    raise ValueError(f"no experiment is named {name!r}")
 
 
 def fit(name: str, folder: str) -> Any:
-    lower: dict[str, Any] = {"metric": "loss", "mode": "min"}
-    warm = {"reuse_actors": True}  # a new actor for each trial would be most of the test's time
-    lr = {"lr": SPACE["lr"]}
-    if name == "random":
-        tuner = tune.Tuner(train, param_space=SPACE, tune_config=tune.TuneConfig(num_samples=4, **warm, **lower),
-                           run_config=run_config(name, folder))  # fmt: skip
-    elif name == "asha":
-        asha = ASHAScheduler(grace_period=1, max_t=9, reduction_factor=3)
-        tuner = tune.Tuner(train, param_space=SPACE | {"epochs": 9},
-                           tune_config=tune.TuneConfig(num_samples=9, scheduler=asha, **warm, **lower),
-                           run_config=run_config(name, folder))  # fmt: skip
-    elif name == "failing":
-        space = SPACE | {"fails": tune.grid_search([0, "<script>"])}
-        retry = tune.FailureConfig(max_failures=1)
-        tuner = tune.Tuner(train, param_space=space, tune_config=tune.TuneConfig(**warm, **lower),
-                           run_config=run_config(name, folder, failure_config=retry))  # fmt: skip
-    elif name == "diverging":
-        higher = tune.TuneConfig(metric="accuracy", mode="max", **warm)
-        tuner = tune.Tuner(train, param_space=SPACE | {"diverges": tune.grid_search([1, 0])},
-                           tune_config=higher, run_config=run_config(name, folder))  # fmt: skip
-    elif name == "distributed":
-        keep = tune.CheckpointConfig(checkpoint_frequency=2, checkpoint_at_end=True, num_to_keep=2)
-        tuner = tune.Tuner(Distributed, param_space=lr,
-                           tune_config=tune.TuneConfig(num_samples=3, **warm, **lower),
-                           run_config=run_config(name, folder, checkpoint_config=keep))  # fmt: skip
-    elif name == "pbt":
-        pbt = PopulationBasedTraining(
-            time_attr="training_iteration", perturbation_interval=2, hyperparam_mutations=lr, quantile_fraction=0.5,
-        )  # fmt: skip
-        tuner = tune.Tuner(Distributed, param_space=lr,
-                           tune_config=tune.TuneConfig(num_samples=2, scheduler=pbt, **warm, **lower),
-                           run_config=run_config(name, folder))  # fmt: skip
-    elif name == "no_metric":
-        tuner = tune.Tuner(train, param_space=SPACE, run_config=run_config(name, folder))
-    elif name == "killed":
-        callback = KillDriver()
-        tuner = tune.Tuner(train, param_space=SPACE, tune_config=tune.TuneConfig(num_samples=5, **warm, **lower),
-                           run_config=run_config(name, folder, callbacks=[callback]))  # fmt: skip
-    else:
+    common = {"metric": "loss", "mode": "min"}
+    if name == "plain_run":
         return tune.run(
-            train, config=SPACE, num_samples=2, name=name, storage_path=folder, verbose=0, **lower
+            train, config=SPACE, num_samples=2, name=name, storage_path=folder, verbose=0, **common
         )
-    return tuner.fit()
+    trainable, space, tuning, running = plan(name)
+    # A new actor for each trial would be most of the tests' time.
+    tuning = {"reuse_actors": True, **common, **tuning}
+    return tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(**tuning),
+        run_config=tune.RunConfig(name=name, storage_path=folder, verbose=0, **running),
+    ).fit()
 
 
 def main(folder: str, names: list[str]) -> None:

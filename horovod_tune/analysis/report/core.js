@@ -284,8 +284,21 @@ byId('theme').addEventListener('click', () => {
   redrawAll();
 });
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redrawAll);
-addEventListener('beforeprint', () => { printing = true; redrawAll(); });
-addEventListener('afterprint', () => { printing = false; redrawAll(); });
+// On paper all is light and laid out for its width, which the charts must know before they are drawn.
+let themeOnScreen;
+addEventListener('beforeprint', () => {
+  themeOnScreen = document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = 'light';
+  document.documentElement.classList.add('printing');
+  printing = true;
+  redrawAll();
+});
+addEventListener('afterprint', () => {
+  printing = false;
+  document.documentElement.classList.remove('printing');
+  if (themeOnScreen) document.documentElement.dataset.theme = themeOnScreen; else delete document.documentElement.dataset.theme;
+  redrawAll();
+});
 
 for (const group of document.querySelectorAll('.switch')) {
   group.addEventListener('click', (event) => {

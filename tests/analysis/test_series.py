@@ -1,0 +1,166 @@
+"""The numbers behind the pictures: curves, best so far, rungs, timelines, hyperparameters, importances."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from made_experiments import RUNGS, START, made_experiment
+
+from horovod_tune.analysis import analyze, series
+from horovod_tune.analysis.frames import start_span
+from horovod_tune.analysis.importance import TooFewTrials, importances
+from horovod_tune.analysis.parameters import varying_parameters
+from horovod_tune.analysis.results import Analysis
+
+
+def changed(analysis: Analysis, trials, **more) -> Analysis:
+    record = replace(analysis.record, trials=tuple(trials), **more)
+    return Analysis(record, analysis.folder, metric="loss", mode="min")
+
+
+def test_the_best_so_far_only_gets_better_and_ends_with_the_search():
+    analysis = made_experiment(40)
+    for against in ("time", "trials"):
+        xs, ys = series.best_so_far(analysis, against)
+        assert (np.diff(ys[:-1]) < 0).all()
+        assert (np.diff(xs) > 0).all()
+        assert ys[-1] == min(score.best for score in analysis.scores if math.isfinite(score.best))
+    assert xs[-1] == 40
+    with pytest.raises(ValueError, match='against must be "time" or "trials", got \'days\''):
+        series.best_so_far(analysis, "days")
+
+
+def test_every_trial_at_a_rung_has_a_fate():
+    analysis = made_experiment(120)
+    found = series.rungs(analysis)
+    assert [rung.iteration for rung in found] == list(RUNGS)
+    for rung, following in pairwise(found):
+        assert rung.count("went on") == len(following.trials)
+        assert sum(map(rung.count, ("went on", "stopped", "failed", "running"))) == len(rung.trials)
+    assert len(found[0].trials) == 120
+    assert found[0].count("failed") > 0
+    assert found[-1].count("stopped") == 0
+
+
+def test_without_written_rungs_trials_ends_stand_for_them():
+    analysis = made_experiment(60)
+    analysis = changed(analysis, [t for t in analysis.trials if t.status == "TERMINATED"], rungs=())
+    assert [rung.iteration for rung in series.rungs(analysis)] == list(RUNGS)
+
+
+def test_real_rungs_agree_with_what_tune_stopped(experiments):
+    analysis = analyze(experiments / "asha")
+    found = series.rungs(analysis)
+    assert found[0].iteration == 1
+    assert len(found[0].trials) == 9
+    ends = [trial.last_result["training_iteration"] for trial in analysis.trials]
+    assert found[0].count("stopped") == ends.count(1)
+
+
+def test_ranks_never_share_a_row_at_one_time():
+    found = series.timeline(made_experiment(80))
+    assert found.unit == "hosts' slots"
+    assert all(row.startswith("node-") for row in found.rows)
+    by_row: dict[int, list[series.Bar]] = {}
+    for bar in found.bars:
+        by_row.setdefault(bar.row, []).append(bar)
+    assert len(found.bars) == 160, "two ranks a trial"
+    for bars in by_row.values():
+        bars.sort(key=lambda bar: bar.begin)
+        assert all(one.end <= two.begin + 0.01 for one, two in pairwise(bars))
+
+
+def test_unknown_ranks_make_a_row_a_trial(experiments):
+    analysis = analyze(experiments / "random")
+    found = series.timeline(analysis)
+    assert found.unit == "trials at once"
+    assert len(found.bars) == 4
+    assert all(bar.rank is None and bar.begin == bar.trained for bar in found.bars)
+
+
+def test_start_up_lies_in_the_first_report_where_that_has_room_for_it():
+    trial = made_experiment(1).trials[0]
+    assert trial.rows[0]["start_s"] == 2.5
+    assert start_span(trial) == (trial.start_time, trial.start_time + 2.5)
+    rows = tuple(row | {"start_s": 60.0} for row in trial.rows)
+    slow = replace(trial, rows=rows, last_result=rows[-1])
+    assert start_span(slow) == (trial.start_time - 60.0, trial.start_time)
+    assert start_span(replace(trial, start_time=None)) is None
+
+
+def test_diverged_trials_do_not_press_the_others_flat():
+    values = np.array([*np.linspace(0.1, 1.0, 50), 1e6])
+    low, high, beyond = series.robust_limits(values, "min")
+    assert (low < 0.1, high < 2, beyond) == (True, True, 1)
+    low, high, beyond = series.robust_limits(-values, "max")
+    assert (high > -0.1, low > -2, beyond) == (True, True, 1)
+    assert series.robust_limits(values, "max")[1] > 1e6, "the good end is shown whole"
+    assert series.robust_limits(np.array([np.nan]), "min") == (0.0, 1.0, 1)
+    assert (
+        series.robust_limits(np.array([2.0, 2.0]), "min")[0]
+        < 2.0
+        < series.robust_limits(np.array([2.0]), "min")[1]
+    )
+
+
+def test_hyperparameters_know_their_axes():
+    found = {one.name: one for one in varying_parameters(made_experiment(30))}
+    assert list(found) == ["lr", "momentum", "batch_size", "net/act", "net/width"]
+    assert found["lr"].log and found["lr"].kind == "numeric"
+    assert found["batch_size"].categories == ("16", "32", "64", "128")
+    assert found["net/act"].categories == ("gelu", "relu", "tanh")
+    assert found["net/width"].integer and not found["net/width"].log
+    assert found["lr"].positions == pytest.approx(np.log10(found["lr"].values))
+
+
+def test_without_a_written_space_axes_are_told_from_the_values():
+    analysis = made_experiment(30)
+    found = {one.name: one for one in varying_parameters(changed(analysis, analysis.trials, domains=None))}
+    assert found["lr"].log, "two decades of positive numbers"
+    assert not found["momentum"].log
+    assert found["batch_size"].kind == "numeric"
+
+
+def test_a_hyperparameter_that_only_some_trials_have_is_missing_in_the_others():
+    analysis = made_experiment(4)
+    trials = [
+        replace(t, config={"a": n} if n % 2 else {"b": True, "a": None})
+        for n, t in enumerate(analysis.trials)
+    ]
+    found = {one.name: one for one in varying_parameters(changed(analysis, trials, domains=None))}
+    assert found["a"].values == (None, 1, None, 3)
+    assert np.isnan(found["a"].positions[0])
+    assert found["b"].categories == ("True",)
+
+
+def test_importances_find_what_matters():
+    found = importances(made_experiment(200))
+    assert found.names[0] == "lr"
+    assert found.drop[0] > 0.5
+    assert dict(zip(found.names, found.drop, strict=True))["net/width"] < 0.05
+    assert found.r2 > 0.8
+    assert found == importances(made_experiment(200)), "the same again"
+
+
+def test_importances_of_too_few_trials_are_refused():
+    with pytest.raises(TooFewTrials, match=r"at least 10 trials .* there are 4 and 5"):
+        importances(made_experiment(4))
+
+
+def test_importances_of_noise_say_that_they_mean_nothing():
+    analysis = made_experiment(60, asha=False)
+    rng = np.random.default_rng(0)
+    trials = [
+        replace(t, rows=({"loss": float(rng.normal()), "training_iteration": 1},)) for t in analysis.trials
+    ]
+    assert importances(changed(analysis, trials)).r2 < 0.2
+
+
+def test_the_experiments_clock_starts_with_its_first_trial_where_nothing_else_is_known():
+    analysis = made_experiment(3)
+    assert series.start_time(analysis) == START
+    assert series.start_time(changed(analysis, analysis.trials, start_time=None)) == START + 5.0 + 2.6

@@ -343,7 +343,16 @@ def test_on_a_terminal_progress_is_one_live_line() -> None:
     reporter = Reporter("Compiling", screen, clock=iter(range(1000)).__next__)  # type: ignore[arg-type]
     reporter.line("[ 42%] Building CXX object")
     reporter.tick()
+    assert len(screen.written) == 2, "a second later the line is written again"
     assert all(text.startswith("\rCompiling:  42 %") and "\n" not in text for text in screen.written)
+
+
+def test_a_line_that_says_nothing_new_is_not_written_again() -> None:
+    screen = Screen(tty=True)
+    reporter = Reporter("Compiling", screen, clock=lambda: 0.0)  # type: ignore[arg-type]
+    for _ in range(3):
+        reporter.line("[ 42%] Building CXX object")
+    assert len(screen.written) == 1
 
 
 @pytest.mark.parametrize(

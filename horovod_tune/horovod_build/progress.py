@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -64,6 +65,7 @@ class Reporter:
         self._live = stream.isatty()
         self._percent = 0
         self._shown = -1
+        self._written = ""
 
     def line(self, text: str) -> None:
         """Take in one line of the build's output."""
@@ -72,19 +74,25 @@ class Reporter:
 
     def tick(self) -> None:
         """Show how far it is; called for every line and at least once a second."""
+        text = f"{self._what}: {self._percent:3d} %  {self._elapsed()}"
         if self._live:
-            self._stream.write(f"\r{self._what}: {self._percent:3d} %  {self._elapsed()}\033[K")
+            # A line that wraps could not be written over.
+            self._write(f"\r{text[: shutil.get_terminal_size().columns - 1]}\033[K")
         elif self._percent // 10 > self._shown // 10 or self._shown < 0:
-            self._stream.write(f"{self._what}: {self._percent:3d} %  {self._elapsed()}\n")
+            self._write(f"{text}\n")
             self._shown = self._percent
-        self._stream.flush()
 
     def done(self, outcome: str) -> None:
         """End the live line."""
         begin = "\r" if self._live else ""
         end = "\033[K\n" if self._live else "\n"
-        self._stream.write(f"{begin}{self._what}: {outcome} after {self._elapsed()}{end}")
-        self._stream.flush()
+        self._write(f"{begin}{self._what}: {outcome} after {self._elapsed()}{end}")
+
+    def _write(self, text: str) -> None:
+        if text != self._written:
+            self._stream.write(text)
+            self._stream.flush()
+            self._written = text
 
     def _elapsed(self) -> str:
         seconds = int(self._clock() - self._began_s)

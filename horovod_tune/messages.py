@@ -32,12 +32,14 @@ class TrialOrder:
 class CheckpointPlace:
     """Where a checkpoint lies: a path on a pyarrow filesystem (``None``: the local disk of ``node_id``).
 
-    ``node_id`` is set when only that Ray node can read it; other nodes fetch a copy from there.
+    ``node_id`` is set when only that Ray node can read it; other nodes fetch a copy from there. ``report``
+    is the report of this trial's rank 0 that brought it, 0 for one that the trial starts from.
     """
 
     path: str
     filesystem: Any = None
     node_id: str | None = None
+    report: int = 0
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class Session:
         self._fetch = fetch
         self._place = order.checkpoint
         self._checkpoint: Checkpoint | None = None
+        self._stored: dict[int, CheckpointPlace] = {}
         self._reports = 0
         self._allowed = 0.0
         self._stopped = False
@@ -66,13 +67,20 @@ class Session:
             self._gate.wait_for(lambda: self._stopped or self._allowed >= self._reports)
             if self._stopped:
                 raise StopTraining
+            # Only now, and only up to this report: a rank that lags behind rank 0 must not find a checkpoint
+            # of the others' future.
+            due = [report for report in self._stored if report <= self._reports]
+            if due:
+                self._place, self._checkpoint = self._stored[max(due)], None
+            for report in due:
+                del self._stored[report]
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
-        """Let reports up to ``index`` return; ``checkpoint`` is where the newest one has been stored."""
+        """Let reports up to ``index`` return; ``checkpoint`` is where the newest one is stored."""
         with self._gate:
             self._allowed = max(self._allowed, index)
-            if checkpoint is not None:
-                self._place, self._checkpoint = checkpoint, None
+            if checkpoint is not None and (self._place is None or checkpoint.report > self._place.report):
+                self._stored[checkpoint.report] = checkpoint
             self._gate.notify_all()
 
     def stop(self) -> None:

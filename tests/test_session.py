@@ -12,7 +12,7 @@ import torch
 import horovod_tune
 from horovod_tune import session as session_module
 from horovod_tune.errors import MetricsError, NotInTraining
-from horovod_tune.messages import TrialOrder, World
+from horovod_tune.messages import CheckpointPlace, TrialOrder, World
 from horovod_tune.session import Session, StopTraining, plain_metrics
 
 
@@ -139,3 +139,14 @@ def test_keywords_and_dict_may_be_mixed():
         session_module.activate(None)
     assert sent[0].metrics == {"a": 1, "b": 2}
     assert sent[0].index == 1
+
+
+def test_a_rank_that_lags_behind_finds_the_checkpoint_of_its_own_time():
+    live, _ = make_session(rank=1)
+    live.proceed(2, CheckpointPlace("/second", report=2))
+    live.proceed(1, CheckpointPlace("/first", report=1))
+    found = [live.get_checkpoint()]
+    for _ in range(2):
+        live.report({"loss": 1})
+        found.append(live.get_checkpoint())
+    assert found == [None, "/first", "/second"]

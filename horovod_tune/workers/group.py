@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -54,6 +55,7 @@ class WorkerGroup:
         self._polls: dict[Any, int] = {}
         self._poll_started: dict[int, float] = {}
         self._to_proceed: tuple[int, CheckpointPlace | None] | None = None
+        self._newest: CheckpointPlace | None = None
         self._running: set[int] = set()
         self._failures: list[Failed] = []
         self._reports: list[Report] = []
@@ -89,7 +91,7 @@ class WorkerGroup:
         if not self._ranks:
             self._assign()
         self._failures, self._reports, self._logs = [], [], []
-        self._to_proceed = None
+        self._to_proceed, self._newest = None, None
         self._running = {rank for ranks in self._ranks for rank in ranks}
         self._get_all([member.begin.remote(order) for member in self._members], "to begin the trial")
         self._polls = {}
@@ -154,19 +156,21 @@ class WorkerGroup:
 
     def proceed(self, index: int, checkpoint: CheckpointPlace | None) -> None:
         """Let every rank go on after report ``index`` when `next_event` is called again."""
-        self._to_proceed = (index, checkpoint)
+        self._to_proceed = (index, replace(checkpoint, report=index) if checkpoint else None)
 
     def _let_go(self) -> None:
         if self._to_proceed is None:
             return
         index, checkpoint = self._to_proceed
+        # The newest goes with every call, since a call may overtake the one that brought it first.
+        self._newest = checkpoint or self._newest
         self._to_proceed = None
         polled = set(self._polls.values())
         for i, member in enumerate(self._members):
             if i in polled:
-                member.proceed.remote(index, checkpoint)
+                member.proceed.remote(index, self._newest)
             else:
-                self._poll(i, index, checkpoint)  # one call for both: the way of rank 0's member
+                self._poll(i, index, self._newest)  # one call for both: the way of rank 0's member
 
     def _poll(self, member: int, *proceed: Any) -> None:
         ref = self._members[member].poll.remote(self._poll_s, *proceed)
@@ -208,7 +212,7 @@ class WorkerGroup:
     def _release_reports(self) -> None:
         """Rank 0 has returned: ranks that report more often than it have nobody to wait for."""
         for member in self._members:
-            member.proceed.remote(math.inf)
+            member.proceed.remote(math.inf, self._newest)
 
     def _lose(self, member: int, kind: FailureKind, text: str) -> None:
         fact = self._facts[member]

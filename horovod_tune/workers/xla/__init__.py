@@ -1,1 +1,1 @@
-"""Ranks that run on TPU chips: a member actor per host, and under it the processes that torch_xla launches."""
+"""Ranks that run on TPU chips: a member actor per host, and below it the processes of torch_xla."""

@@ -40,7 +40,7 @@ class NotOurMessage(HorovodTuneError, ValueError):
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """Return a message as bytes: numbers, text, bytes, None, and dicts, lists, tuples and NumPy arrays of those.
+    """Return a message as bytes: numbers, text, bytes, None; dicts, lists, tuples and NumPy arrays of them.
 
     Raises:
         MetricsError: it has a value of another type in it.
@@ -48,10 +48,8 @@ def pack(message: dict[str, Any]) -> bytes:
     >>> unpack(pack({"kind": "alive", "shape": (1, 2)}))
     {'kind': 'alive', 'shape': (1, 2)}
     """
-    try:
-        return msgpack.packb(message, default=_pack_more, strict_types=True)
-    except OverflowError:
-        return msgpack.packb(_large_integers_as_text(message), default=_pack_more, strict_types=True)
+    packed: bytes = msgpack.packb(message, default=_pack_more, strict_types=True)
+    return packed
 
 
 def unpack(data: bytes) -> Any:
@@ -61,30 +59,15 @@ def unpack(data: bytes) -> Any:
 def _pack_more(value: Any) -> msgpack.ExtType:
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, pack(list(value)))  # type: ignore[arg-type]
-    if type(value) is _LargeInteger:
-        return msgpack.ExtType(_INTEGER, str(value.value).encode())
+    if type(value) is int:  # of more than 64 bits
+        return msgpack.ExtType(_INTEGER, str(value).encode())
     dtype = getattr(value, "dtype", None)
     if hasattr(value, "tobytes") and dtype is not None and not dtype.hasobject:
         return msgpack.ExtType(_ARRAY, pack([dtype.str, list(value.shape), value.tobytes()]))  # type: ignore[arg-type]
     raise MetricsError(
-        f"a TPU trial's reports carry numbers, text, bytes, None, and lists, tuples, dicts and NumPy arrays of "
-        f"them, got {type(value).__module__}.{type(value).__qualname__}: {value!r:.80}"
+        "a TPU trial's reports carry numbers, text, bytes, None, and lists, tuples, dicts and NumPy arrays "
+        f"of them, got {type(value).__module__}.{type(value).__qualname__}: {value!r:.80}"
     )
-
-
-class _LargeInteger:
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-
-def _large_integers_as_text(value: Any) -> Any:
-    if type(value) is int and not -(1 << 63) <= value < (1 << 64):
-        return _LargeInteger(value)
-    if type(value) is dict:
-        return {key: _large_integers_as_text(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_large_integers_as_text(item) for item in value)
-    return value
 
 
 def _unpack_more(code: int, data: bytes) -> Any:
@@ -106,12 +89,10 @@ def check_upward(message: Any) -> dict[str, Any]:
     Raises:
         NotOurMessage: it is of no kind that a rank sends, or lacks a field, or has one too many.
 
-    >>> check_upward({"kind": "run", "code": "..."})
-    Traceback (most recent call last):
-    ...
-    horovod_tune.workers.xla.channel.NotOurMessage: {'kind': 'run', 'code': '...'} is no message of ours
+    >>> check_upward({"kind": "alive"})
+    {'kind': 'alive'}
     """
-    fields = UPWARD.get(message.get("kind")) if type(message) is dict else None
+    fields = UPWARD.get(str(message.get("kind"))) if type(message) is dict else None
     if fields is None or set(message) - {"kind"} != set(fields):
         raise NotOurMessage(f"{message!r:.200} is no message of ours")
     for name, kinds in fields.items():

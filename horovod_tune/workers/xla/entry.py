@@ -111,6 +111,10 @@ class _Rank:
     def run(self, heartbeat_s: float) -> None:
         from horovod_tune.workers.cleanliness import Baseline
 
+        # The C library catches a signal of its own from a process's first thread on.
+        first = threading.Thread(target=lambda: None)
+        first.start()
+        first.join()
         self._baseline = Baseline()
         self._runtime.begin_baseline()
         there = True
@@ -173,7 +177,7 @@ class _Rank:
                 self._channel.send("failed", failure_kind=kind.value, traceback=text)
 
     def _fetch(self, place: CheckpointPlace) -> Any:
-        """Return the checkpoint as one that this process can read; a copy is made once a host, by its actor."""
+        """Return the checkpoint as one that this process can read; the host's actor brings it, once."""
         from ray.tune import Checkpoint
 
         if place.filesystem is not None:

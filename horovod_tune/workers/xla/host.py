@@ -1,4 +1,4 @@
-"""The member actor of a TPU trial: one per host. It holds the chips for Ray; its ranks are processes below it.
+"""The member actor of a TPU trial: one per host, holds the chips for Ray; ranks are processes below it.
 
 It never touches the device itself. Its methods are called by the coordinator's worker group and by
 `launch.XlaLauncher` only.
@@ -12,7 +12,6 @@ import queue
 import socket
 import sys
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 

@@ -46,8 +46,8 @@ class XlaLauncher:
     """Starts one member actor on each host of the trial, and torch_xla's processes below them.
 
     ``placement_group`` has a bundle for a host, or for the first host of a slice; its resources say which
-    device torch_xla uses. ``runtime="plain"`` starts plain processes with ordinals, ``num_slots`` on the host of
-    each bundle.
+    device torch_xla uses. ``runtime="plain"`` starts plain processes with ordinals, ``num_slots`` on the
+    host of each bundle.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class XlaLauncher:
         return any(name.endswith("-head") for name in self._group.bundle_specs[0])
 
     def _ask_for_rest(self) -> PlacementGroup:
-        """Ask for the other hosts of the slice whose head Tune gave us; ends with this coordinator at the latest."""
+        """Ask for the other hosts of the slice whose head Tune gave us; Ray ends it with this coordinator."""
         head = placement_group_table(self._group)["bundles_to_node_id"][0]
         bundles = topology.rest_of_slice(self._spec, head, tpu_hosts())
         return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")

@@ -40,7 +40,9 @@ def main(registry_fd: int, runtime_name: str, actor_pid: int, heartbeat_s: float
         plan = _receive_plan(registry)
         os.environ.update(plan.environment)
         _remember_started_processes()
-        # Python warns of forking with threads since 3.12; there are none but those that imports have left idle.
+        # Runs in a rank's main thread, before anything of torch_xla's: our handler is not for ranks.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        # Python warns of forking with threads since 3.12; here are none but idle ones that imports left.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
         runtime.launch(entry.serve, plan, (registry_fd, runtime_name, os.getpid(), heartbeat_s))
     except Exception:
@@ -58,14 +60,14 @@ def _receive_plan(registry: socket.socket) -> LaunchPlan:
 
 
 def _remember_started_processes() -> None:
-    """Note every process that multiprocessing starts here: a broken pool does not say which of its own died."""
+    """Note every process that multiprocessing starts: a broken pool does not say which of its own died."""
     start = multiprocessing.process.BaseProcess.start
 
     def start_and_note(process: multiprocessing.process.BaseProcess) -> None:
         start(process)
         _started.append(process)
 
-    multiprocessing.process.BaseProcess.start = start_and_note  # type: ignore[method-assign]
+    multiprocessing.process.BaseProcess.start = start_and_note  # type: ignore
 
 
 def _end_ranks(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""What runs the ranks of a host: torch_xla, or plain processes that stand in for it. Runs in the parent and in ranks.
+"""What runs the ranks of a host: torch_xla, or plain processes in its place. For the parent and the ranks.
 
 Everything of torch_xla that we touch is in `TorchXla`. Checked against torch_xla 2.9.0: `torch_xla.launch`,
 `torch_xla.runtime`, `torch_xla.core.xla_model`, `torch_xla.debug.metrics`, and of what is not documented for
@@ -36,7 +36,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class Ordinals:
-    """A rank's place, as its runtime says it: ordinal of world_size, local_ordinal of local_size on its host."""
+    """A rank's place, as its runtime says it: among ``world_size``, and among ``local_size`` on its host."""
 
     ordinal: int
     world_size: int
@@ -130,7 +130,7 @@ class TorchXla:
 
 
 def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
-    """Let torch_xla start one process for each of ``of_each``, with that environment, in place of one a chip."""
+    """Let torch_xla start a process for each of ``of_each``, with that environment, not one a chip."""
     from torch_xla._internal.tpu import TpuPlugin
     from torch_xla.experimental import plugins
 
@@ -146,7 +146,7 @@ def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
 
 
 class PlainProcesses:
-    """Ranks as plain processes with ordinals, for torch.distributed: several of them on machines without a TPU.
+    """Ranks as plain processes with ordinals, for torch.distributed: several of them without a TPU.
 
     The function finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun.
     """

@@ -26,7 +26,8 @@ from horovod_tune.workers.xla.runtimes import LaunchPlan
 TICK_S = 0.5
 EXITS_S = 5.0
 """How long the parent may take to say how a rank ended."""
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); import horovod_tune.workers.xla.parent as p; "
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+_BOOT += "import horovod_tune.workers.xla.parent as p; "
 _BOOT += "p.main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))"
 _TAIL_BYTES = 4000
 

@@ -1,4 +1,4 @@
-"""Which resources a TPU trial asks for, and the environment that its processes need. Pure: no Ray, no torch_xla.
+"""Which resources a TPU trial asks for, and the environment of its processes. Pure: no Ray, no torch_xla.
 
 Names and values are those of torch_xla 2.9.0 (`torch_xla._internal.tpu.configure_topology`) and of Ray 2.60's
 accelerator manager (`ray._private.accelerators.tpu`), which follow Cloud TPU's documentation.
@@ -93,18 +93,22 @@ def _bundle(spec: TrialSpec, chips: int) -> dict[str, float]:
 
 
 def _chips_of_a_host(hosts: Sequence[TpuHost]) -> int:
-    sizes = Counter(host.slice_name for host in hosts if host.slice_name is not None)
-    counts = {host.chips for host in hosts if host.chips and sizes[host.slice_name] <= 1}
+    sizes = Counter(host.slice_name for host in hosts)
+    counts = {
+        host.chips
+        for host in hosts
+        if host.chips and (host.slice_name is None or sizes[host.slice_name] == 1)
+    }
     if len(counts) == 1:
         return counts.pop()
     if counts:
         raise SpecError(
-            f"the cluster's TPU hosts have {' and '.join(map(str, sorted(counts)))} chips: say with num_slots "
-            "how many a trial takes"
+            f"the cluster's TPU hosts have {' and '.join(map(str, sorted(counts)))} chips: say with "
+            "num_slots how many a trial takes"
         )
     raise ResourcesUnavailable(
-        "the cluster has no TPU host that is a slice by itself. Give num_hosts for a slice of several, num_slots "
-        "where an autoscaler is to start a host, or set PJRT_DEVICE=CPU to try the function on the CPU."
+        "the cluster has no TPU host that is a slice by itself. Give num_hosts for a slice of several, "
+        "num_slots where an autoscaler is to start a host, or set PJRT_DEVICE=CPU to try it on the CPU."
     )
 
 
@@ -130,7 +134,8 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
             for name, members in slices.items()
         )
         raise ResourcesUnavailable(
-            f"no TPU slice of the cluster has num_hosts={spec.num_hosts} hosts; there is {there or 'no slice'}"
+            f"no TPU slice of the cluster has num_hosts={spec.num_hosts} hosts; there is "
+            f"{there or 'no slice'}"
         )
     if len(shapes) > 1:
         raise ResourcesUnavailable(

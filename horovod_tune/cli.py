@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 COMMAND_MODULES = (
+    "horovod_tune.cluster.commands",
     "horovod_tune.analysis.commands",
     "horovod_tune.doctor.command",
     "horovod_tune.horovod_build.command",

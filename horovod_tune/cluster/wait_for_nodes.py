@@ -39,7 +39,7 @@ def wait_for_port(address: str, deadline: float) -> None:
 def wait_for_nodes(address: str, num_nodes: int, *, timeout_s: float) -> list[str]:
     """Wait until `num_nodes` nodes of the cluster at `address` are alive; return their host names, sorted.
 
-    Connects to Ray and disconnects again.
+    `address` is HOST:PORT, or ``auto`` on a machine of the cluster. Connects to Ray and disconnects again.
 
     Raises:
         NodesMissing: fewer have joined after `timeout_s` seconds; names those that have.
@@ -47,7 +47,8 @@ def wait_for_nodes(address: str, num_nodes: int, *, timeout_s: float) -> list[st
     import ray
 
     deadline = time.monotonic() + timeout_s
-    wait_for_port(address, deadline)
+    if address != "auto":
+        wait_for_port(address, deadline)
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     try:
         while True:
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS"))
     options = parser.parse_args(arguments)
     if not options.address:
-        parser.error("--address or RAY_ADDRESS must say HOST:PORT")
+        parser.error("--address or RAY_ADDRESS must say HOST:PORT, or auto")
     start = time.monotonic()
     try:
         hosts = wait_for_nodes(options.address, options.nodes, timeout_s=options.timeout_s)

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 
 import psutil
 
@@ -31,7 +32,8 @@ class Baseline:
         self._torch = TorchBaseline() if "torch" in sys.modules else None
         self._modules = Modules()
         self._python = Remembered(python_settings())
-        self._threads = {thread.ident for thread in threading.enumerate()}
+        # By object: another thread may get the number of one that has ended.
+        self._threads = weakref.WeakSet(threading.enumerate())
         self._children = set(_children())
         self._files = len(os.listdir("/proc/self/fd"))
         self._output = [os.dup(1), os.dup(2)]
@@ -64,11 +66,12 @@ class Baseline:
     def _threads_left(self) -> list[str]:
         end = time.monotonic() + THREADS_END_S
         while True:
-            mine = {threading.get_ident(), threading.main_thread().ident}
             left = [
                 thread
                 for thread in threading.enumerate()
-                if thread.ident not in self._threads | mine and not _belongs_to_ray(thread)
+                if thread not in self._threads
+                and thread is not threading.current_thread()
+                and not _belongs_to_ray(thread)
             ]
             if not left or time.monotonic() > end:
                 return [f"the thread {thread.name!r} still runs" for thread in left]

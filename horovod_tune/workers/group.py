@@ -285,18 +285,21 @@ class WorkerGroup:
         for i in range(len(self._members)):
             if i not in polled and self._running & set(self._ranks[i]):
                 self._poll(i)
-        start, broken = time.monotonic(), False
+        start, closing = time.monotonic(), []
         while self._running and time.monotonic() - start < UNWIND_S:
             self._listen(0.2)
-            if self._running and not broken and time.monotonic() - start > 0.3:
+            if self._running and not closing and time.monotonic() - start > 0.3:
                 # Some ranks left at their report, others wait in a collective for them (the function
                 # reports on rank 0 only): breaking the world gets those out as well.
-                broken = True
-                for member in self._members:
-                    member.close_world.remote()
+                closing = [member.close_world.remote() for member in self._members]
         if self._running:
             return [f"rank(s) {sorted(self._running)} did not leave the training function in {UNWIND_S:g} s"]
         self._failures = []  # ranks that were thrown out of a collective end with an error
+        try:
+            # A world that is closed on one rank later than on another could be taken for sound in between.
+            ray.get(closing, timeout=UNWIND_S)
+        except RayError as error:
+            return [f"the world could not be closed: {error}"]
         return []
 
     def _tidy(self) -> list[str]:

@@ -66,7 +66,8 @@ def pids_before_and_after(runner: TrialRunner, train: Any, **arguments: Any) -> 
 def is_kept(runner: TrialRunner, train: Any, **arguments: Any) -> bool:
     """Whether the trial after ``train`` runs in the same processes; no reason is given then."""
     before, after = pids_before_and_after(runner, train, **arguments)
-    assert (before == after) == (runner.replaced_because == ""), runner.replaced_because
+    print("replaced because:", runner.replaced_because)
+    assert (before == after) == (runner.replaced_because == "")
     assert before == after or not any(map(exists, before))
     return before == after
 
@@ -267,23 +268,6 @@ def test_a_trial_gets_the_world_that_its_environment_asks_for(runner, tmp_path):
     assert "traced" in timeline.read_text()
     assert is_kept(runner, train, environment={})
     assert timeline.stat().st_size == size
-
-
-def test_a_timeline_that_was_left_running_is_stopped(runner, tmp_path):
-    timeline = tmp_path / "timeline.json"
-
-    def train(config):
-        import horovod.torch as hvd
-        import torch
-
-        hvd.init()
-        hvd.mpi_ops._basics.start_timeline(config["timeline"])
-        hvd.allreduce(torch.ones(1), name="traced")
-
-    assert is_kept(runner, train, timeline=str(timeline))
-    runner.run(sound)
-    assert "traced" in timeline.read_text()
-    assert "world_agreement" not in timeline.read_text()
 
 
 def test_a_thread_that_ends_by_itself_leaves_the_workers(runner):

@@ -30,8 +30,8 @@ class HorovodWorld:
         self._kept = False
         self._basics: Any = None
         self._environment: dict[str, str] = {}
-        self._timeline = False
         self._lock = threading.Lock()
+        self._ending = threading.Lock()
 
     def load(self) -> None:
         """Import torch and Horovod, which takes a second, and put `_kept` in front of Horovod's functions."""
@@ -48,7 +48,7 @@ class HorovodWorld:
 
     def _guard(self, basics_class: Any) -> None:
         real_init, real_shutdown = basics_class.init, basics_class.shutdown
-        real_initialized, real_start_timeline = basics_class.is_initialized, basics_class.start_timeline
+        real_initialized = basics_class.is_initialized
         world = self
 
         @functools.wraps(real_init)
@@ -58,7 +58,7 @@ class HorovodWorld:
                 fits = comm is None and not process_sets and world._environment == _horovod_environment()
                 if world._all_take_it(fits):
                     return None
-                real_shutdown(basics)  # the kept world is not the one that is asked for
+                world._shut_down()  # the kept world is not the one that is asked for
             world._environment = _horovod_environment()
             return real_init(basics, comm, process_sets)
 
@@ -69,15 +69,10 @@ class HorovodWorld:
         @functools.wraps(real_shutdown)
         def shutdown(basics: Any) -> None:
             if not world._hides(basics):
-                real_shutdown(basics)
-
-        @functools.wraps(real_start_timeline)
-        def start_timeline(basics: Any, *arguments: Any, **keywords: Any) -> Any:
-            world._timeline = True
-            return real_start_timeline(basics, *arguments, **keywords)
+                world._shut_down()
 
         basics_class.init, basics_class.is_initialized = init, is_initialized
-        basics_class.shutdown, basics_class.start_timeline = shutdown, start_timeline
+        basics_class.shutdown = shutdown
         self._real_shutdown, self._real_initialized = real_shutdown, real_initialized
         for name in _FACTS:
             setattr(basics_class, name, self._guarded_fact(getattr(basics_class, name)))
@@ -102,8 +97,13 @@ class HorovodWorld:
     def close(self) -> None:
         """Shut the world down: every collective that any rank waits in fails, and so ends its function."""
         self._kept = False
-        if self.is_up:
-            self._real_shutdown(self._basics)
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        # The training function and `close` may come here at once; Horovod joins its thread without a lock.
+        with self._ending:
+            if self.is_up:
+                self._real_shutdown(self._basics)
 
     def _all_take_it(self, fits: bool) -> bool:
         """Whether the kept world is what every rank asks for. Waits for all of them, as hvd.init() does.
@@ -135,9 +135,6 @@ class HorovodWorld:
 
         if mpi_ops._handle_map:
             return [f"{len(mpi_ops._handle_map)} collective(s) were started and never waited for"]
-        if self._timeline:
-            self._basics.stop_timeline()
-            self._timeline = False
         if set(self._basics._get_process_set_ids_and_ranks()) != {0}:
             self.close()  # all ranks have the same process sets, so that all of them come here
             return []

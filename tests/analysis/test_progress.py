@@ -1,0 +1,193 @@
+"""Progress while a search runs: the bookkeeping on plain data, the callback within a real search."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rich")
+
+from horovod_tune.analysis import ProgressCallback, analyze
+from horovod_tune.analysis.progress_state import Progress
+from horovod_tune.analysis.progress_view import LiveView, PlainView, summary, trial_text
+
+SCRIPT = """
+import sys, time
+import ray
+from ray import tune
+from horovod_tune.analysis import ProgressCallback
+
+def train(config):
+    for step in range(3):
+        time.sleep(0.02)
+        if config["x"] == 2 and step == 1:
+            raise RuntimeError("no [bold]such[/bold] luck")
+        tune.report({"loss": config["x"] + 1 / (step + 1)})
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+for kind in ("plain", "live"):
+    print(f"=== {kind}", flush=True)
+    callback = ProgressCallback("loss", "min", every_s=0.0, live=kind == "live")
+    tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([0, 1, 2])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=True),
+        run_config=tune.RunConfig(
+            name=kind, storage_path=sys.argv[1], stop={"training_iteration": 3}, verbose=1, callbacks=[callback]
+        ),
+    ).fit()
+ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def searches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A folder with two searches, and what was said of the one in plain lines and of the other live."""
+    folder = tmp_path_factory.mktemp("searches")
+    program = folder / "search.py"
+    program.write_text(SCRIPT)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AIR_NEW_OUTPUT": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(program), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    plain, live = done.stdout.split("=== live")
+    return folder, plain, live
+
+
+def going(total: int | None = 8, **more: object) -> Progress:
+    progress = Progress(metric="loss", mode="min", total=total, began=0.0, **more)  # type: ignore[arg-type]
+    for number in range(2):
+        progress.started(f"t{number}", 10.0 * number, config={"lr": 0.1})
+    return progress
+
+
+def test_the_best_so_far_is_told_once_and_nan_is_not():
+    progress = going()
+    assert progress.reported("t0", {"loss": 2.0, "training_iteration": 1}, 12.0)
+    assert not progress.reported("t1", {"loss": 2.0, "training_iteration": 1}, 13.0), "a tie"
+    assert not progress.reported("t1", {"loss": math.nan, "training_iteration": 2}, 14.0)
+    assert progress.reported("t1", {"loss": 1.0, "training_iteration": 3}, 15.0)
+    assert (progress.best_trial, progress.best_value, progress.best_config) == ("t1", 1.0, {"lr": 0.1})
+
+
+def test_a_trials_time_left_follows_from_its_goal_and_its_pace():
+    progress = going()
+    trial = progress.trials["t0"]
+    trial.goal = 10
+    assert trial.left_s(5.0) is None, "no report, no pace"
+    progress.reported("t0", {"training_iteration": 1}, 10.0)
+    assert trial.left_s(10.0) is None, "one report, no pace"
+    progress.reported("t0", {"training_iteration": 3}, 14.0)
+    assert trial.left_s(14.0) == 7 * 2.0
+    assert trial.left_s(15.0) == 13.0
+    progress.started("t0", 20.0)
+    assert trial.left_s(20.0) is None, "it starts again"
+
+
+def test_the_searchs_time_left_follows_from_ended_trials():
+    progress = going(total=8)
+    assert progress.left_s(20.0) is None, "nothing has ended"
+    progress.ended("t0", "done", 30.0)
+    progress.started("t2", 30.0)
+    # 5 trials of 30 s each to come, 20 s left of t1 and 30 s of t2, two at a time
+    assert progress.left_s(30.0) == pytest.approx((5 * 30 + 10 + 30) / 2)
+    assert going(total=None).left_s(5.0) is None
+
+
+def test_a_time_budget_bounds_the_time_left():
+    progress = going(total=None, budget_s=60.0)
+    assert progress.left_s(20.0) == 40.0
+    assert progress.left_s(100.0) == 0.0
+
+
+def test_lines_say_what_is_known_and_no_more():
+    progress = going(total=None)
+    assert summary(progress, 20.0) == "0 trials ended · 2 running · 20 s"
+    progress.reported("t0", {"loss": 0.5, "training_iteration": 4}, 20.0)
+    assert trial_text(progress.trials["t0"], "loss", 20.0) == "t0 running · iteration 4 · loss 0.5 · 20 s"
+    progress.ended("t0", "failed", 25.0)
+    assert "1 trials ended · 1 running · 1 failed" in summary(progress, 25.0)
+    assert summary(progress, 25.0).endswith("best loss 0.5 (t0)")
+
+
+def test_plain_lines_repeat_a_trial_no_more_often_than_asked():
+    stream = io.StringIO()
+    view, progress = PlainView(stream, every_s=30.0), going()
+    for second in range(100):
+        better = progress.reported("t0", {"loss": 1.0, "training_iteration": second + 1}, float(second))
+        view.tell("better" if better else "reported", "t0", progress, float(second))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4, lines
+    assert lines[0].endswith("best so far")
+
+
+def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was():
+    stream = io.StringIO()
+    view = LiveView(stream)
+    progress = Progress(metric="loss", mode="min", total=500, began=0.0)
+    for number in range(300):
+        progress.started(f"trial{number}", 0.0, config={"[bold]": number})
+        progress.reported(f"trial{number}", {"loss": float(number), "training_iteration": 1}, 1.0)
+        view.tell("reported", f"trial{number}", progress, float(number))
+    before = sys.stdout
+    view.close(progress, 300.0)
+    assert "more running" in stream.getvalue() and "search ended" in stream.getvalue()
+    assert stream.getvalue().rstrip().count("\x1b[?25l") <= stream.getvalue().count("\x1b[?25h")
+    assert sys.stdout is before or not isinstance(sys.stdout, io.StringIO)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": "loss", "mode": "least"}, 'mode must be "min" or "max"'),
+        ({"metric": "loss"}, "metric and mode belong together, got metric='loss' and mode=None"),
+        ({"every_s": -1.0}, "every_s must be at least 0 seconds, got -1.0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ProgressCallback(**arguments)
+
+
+def test_the_callback_travels_as_tune_pickles_it():
+    copied = pickle.loads(pickle.dumps(ProgressCallback("loss", "min", stream=sys.stdout)))
+    assert copied._stream is None
+
+
+def test_a_real_search_tells_its_progress_in_plain_lines_beside_tunes_reporter(searches):
+    folder, said, _ = searches
+    lines = said.splitlines()
+    assert sum(" started  x=" in line for line in lines) == 3
+    assert sum("done · iteration 3 of 3" in line for line in lines) == 2
+    assert sum("failed · iteration 1 of 3" in line for line in lines) == 1
+    assert any(line.startswith("search ended: 3 of 3 trials ended · 1 failed") for line in lines)
+    assert any("best so far" in line for line in lines)
+    assert "Trial status:" in said, "Tune's own reporter"
+    facts = json.loads((folder / "plain" / "horovod_tune_run.json").read_text())
+    assert facts["versions"]["ray"] and facts["cluster"]["CPU"] == 2.0
+    assert analyze(folder / "plain").record.facts == facts
+
+
+def test_a_real_search_is_followed_live_beside_tunes_reporter(searches):
+    _, _, said = searches
+    assert "search ended: 3 of 3 trials ended" in said
+    assert "failed · iteration 1 of 3" in said
+    assert "Trial status:" in said, "Tune's own reporter"
+    assert said.count("\x1b[?25l") <= said.count("\x1b[?25h"), "the cursor is shown again"

@@ -1,0 +1,219 @@
+"""`show`, `export` and `report` as commands, and sparklines."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from made_experiments import made_experiment, written
+
+from horovod_tune.analysis import analyze
+from horovod_tune.analysis.commands import add_parsers
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.sparkline import sparkline
+
+pytest.importorskip("rich")
+from horovod_tune.analysis import terminal
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return written(made_experiment(30), tmp_path)
+
+
+def run(*words: object) -> int:
+    parser = argparse.ArgumentParser(prog="horovod-tune")
+    add_parsers(parser.add_subparsers(required=True))
+    args = parser.parse_args([str(word) for word in words])
+    return args.run(args)
+
+
+def shown(analysis: Analysis, **settings: object) -> str:
+    stream = io.StringIO()
+    terminal.console(file=stream, width=160).print(terminal.view(analysis, width=160, **settings))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "line"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], 20, "▁▂▃▄▅▆▇█"),
+        ([5, 5, 5], 20, "▁▁▁"),
+        ([1, math.nan, 2, math.inf], 20, "▁·█·"),
+        ([math.nan], 20, "·"),
+        ([], 20, ""),
+        ([0, 0, 4, 4, 8, 8, 12, 12], 4, "▁▃▆█"),
+    ],
+)
+def test_a_sparkline_shows_the_shape(values, width, line):
+    assert sparkline(values, width) == line
+
+
+def test_sparklines_are_compared_on_a_given_scale():
+    assert sparkline([0, 10], low=0, high=20) == "▁▅"
+    assert sparkline([-5, 50], low=0, high=20) == "▁█"
+    with pytest.raises(ValueError, match="width must be at least 1, got 0"):
+        sparkline([1], 0)
+
+
+def test_the_best_comes_first_then_the_table_the_failures_and_the_facts():
+    analysis = made_experiment(200)
+    text = shown(analysis, rows=5)
+    best = analysis.best_trial.trial_id
+    assert text.index("best loss") < text.index("config = ") < text.index("checkpoint: none kept")
+    table = text[text.index("curve") :]
+    assert table.index(best) < table.index("not shown: 195 more trials")
+    assert f"{len(analysis.errors())} failed" in text
+    assert "CUDA out of memory <b>now</b>" in text
+    assert "Searcher" in text
+    assert any(block in table for block in "▂▃▄▅▆▇")
+
+
+def test_what_looks_like_markup_is_text():
+    made = made_experiment(3)
+    trials = tuple(replace(t, config={"[red]x[/red]": "[bold]" + t.trial_id}) for t in made.trials)
+    text = shown(Analysis(replace(made.record, trials=trials), made.folder, metric="loss", mode="min"))
+    assert "[red]x[/red]" in text and "[bold]" in text
+
+
+def test_a_narrow_terminal_leaves_out_hyperparameters_and_says_so():
+    stream = io.StringIO()
+    terminal.console(file=stream, width=80).print(terminal.view(made_experiment(5), width=80))
+    text = stream.getvalue()
+    assert "abcd1_00000" in text and "4 more hyperparameters" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_show_prints_an_experiment(home, capsys):
+    assert run("show", home, "--mode", "min", "-n", 3) == 0
+    assert analyze(home, mode="min").best_trial.trial_id in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["show", "report", "export"])
+def test_a_wrong_path_is_one_line_and_status_1(command, tmp_path, capsys):
+    more = ["--csv", "-"] if command == "export" else []
+    assert run(command, tmp_path / "nowhere", *more) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("horovod-tune: there is no folder at") and errors.count("\n") == 1
+
+
+def test_report_writes_the_page_and_names_what_was_not_read(home, tmp_path, capsys):
+    (home / "train_abcd1_00003" / "result.json").write_text("{")
+    assert run("report", home, "--mode", "min", "-o", tmp_path / "page.html") == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    said = capsys.readouterr()
+    assert "30 trials" in said.out
+    assert "abcd1_00003" in said.err
+    assert run("report", home, "--mode", "min", "-o", tmp_path / "no" / "where.html") == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_export_writes_both_tables_in_both_formats(home, tmp_path, capsys):
+    analysis = analyze(home, mode="min")
+    for what, table in (("trials", analysis.dataframe()), ("history", analysis.history())):
+        csv, parquet = tmp_path / f"{what}.csv", tmp_path / f"{what}.parquet"
+        assert run("export", home, "--mode", "min", "--what", what, "--csv", csv, "--parquet", parquet) == 0
+        for read in (pd.read_csv(csv), pd.read_parquet(parquet)):
+            assert len(read) == len(table)
+            assert list(read.columns) == list(table.columns)
+        kept = pd.read_parquet(parquet)
+        assert kept["loss"].dtype == "float64"
+        assert [json.loads(text) for text in kept["hosts"]] == table["hosts"].tolist()
+    assert pd.read_parquet(tmp_path / "trials.parquet")["config/net/width"].dtype == "int64"
+    assert run("export", home, "--mode", "min", "--csv", "-") == 0
+    assert len(pd.read_csv(io.StringIO(capsys.readouterr().out))) == 30
+    assert run("export", home) == 2
+    assert "--csv FILE" in capsys.readouterr().err
+
+
+def test_export_keeps_real_experiments(experiments, tmp_path):
+    for name in ("random", "failing", "diverging", "distributed", "pbt", "no_metric"):
+        given = ["--metric", "loss", "--mode", "min"]
+        for what in ("trials", "history"):
+            file = tmp_path / f"{name}-{what}.parquet"
+            assert run("export", experiments / name, *given, "--what", what, "--parquet", file) == 0
+            assert len(pd.read_parquet(file)) > 0
+
+
+def running(home: Path, monkeypatch: pytest.MonkeyPatch, looks: int) -> tuple[Analysis, list[float]]:
+    """An experiment that runs for so many looks, and the seconds that were slept between them."""
+    slept: list[float] = []
+    monkeypatch.setattr(
+        Analysis, "state", property(lambda self: "running" if len(slept) < looks else "finished")
+    )
+    return analyze(home, mode="min"), slept
+
+
+def test_watching_in_a_pipe_prints_a_line_when_something_changed(home, monkeypatch):
+    analysis, slept = running(home, monkeypatch, 3)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            result = home / "train_abcd1_00000" / "result.json"
+            result.write_text(result.read_text() + result.read_text().splitlines()[-1] + "\n")
+
+    stream = io.StringIO()
+    terminal.watch(analysis, terminal.console(file=stream, width=200), interval_s=2.0, sleep=sleep)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3, lines
+    assert "best loss" in lines[0] and lines[2] == "made: finished"
+    assert slept == [2.0, 2.0, 2.0]
+
+
+def test_watching_in_a_terminal_redraws_until_the_end(home, monkeypatch):
+    analysis, slept = running(home, monkeypatch, 2)
+    stream = io.StringIO()
+    screen = terminal.console(file=stream, width=120, height=40, force_terminal=True)
+    terminal.watch(analysis, screen, interval_s=1.0, sleep=slept.append)
+    assert slept == [1.0, 1.0]
+    assert "best loss" in stream.getvalue()
+    assert "\x1b[?25h" in stream.getvalue(), "the cursor is shown again"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_ctrl_c_ends_watching_cleanly(home, monkeypatch, is_terminal):
+    analysis, _ = running(home, monkeypatch, 9)
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    screen = terminal.console(file=io.StringIO(), width=120, force_terminal=is_terminal)
+    assert terminal.watch(analysis, screen, sleep=interrupt) is analysis
+
+
+def test_a_file_that_is_being_replaced_is_read_the_next_time(home, monkeypatch):
+    analysis, slept = running(home, monkeypatch, 1)
+
+    def vanish(seconds: float) -> None:
+        slept.append(seconds)
+        for state in home.glob("*"):
+            state.rename(home.parent / state.name)
+
+    terminal.watch(analysis, terminal.console(file=io.StringIO()), sleep=vanish)
+
+
+def test_the_commands_cost_nothing_to_register():
+    heavy = "{'pandas', 'matplotlib', 'sklearn', 'ray', 'rich', 'numpy', 'pyarrow', 'torch'}"
+    code = f"import sys, horovod_tune.analysis.commands; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_analyze_loads_neither_matplotlib_nor_sklearn_nor_rich():
+    heavy = "{'matplotlib', 'sklearn', 'rich', 'ray', 'torch'}"
+    code = f"import sys, horovod_tune.analysis.results; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

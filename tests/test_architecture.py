@@ -17,12 +17,12 @@ LAYERS = [
     {"errors", "messages", "shipping"},
     {"spec", "session", "transfer", "parameters", "horovod_build", "large_batch", "search"},
     {"ray_adapter", "backend", "doctor", "parameters"},
-    {"storage"},
+    {"storage", "cluster"},
     {"workers"},
     {"coordinator"},
     {"trainable"},
     {"analysis"},
-    {"integrations", "cluster"},
+    {"integrations"},
     {"cli"},
 ]
 LAYER = {unit: number for number, units in enumerate(LAYERS) for unit in units}

@@ -109,7 +109,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "a module of the user's": (lambda: _module_state(), lambda: _change_module()),
     "NumPy's error state": (lambda: np.geterr()["over"], lambda: np.seterr(all="raise")),
-    "NumPy's printing": (lambda: np.get_printoptions()["precision"], lambda: np.set_printoptions(precision=2)),
+    "NumPy's printing": (
+        lambda: np.get_printoptions()["precision"],
+        lambda: np.set_printoptions(precision=2),
+    ),
     "torch's random state": (lambda: _drawn(), lambda: torch.manual_seed(1)),
     "torch's seed": (torch.initial_seed, lambda: torch.manual_seed(7)),
     "the default dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),

@@ -1,4 +1,4 @@
-"""A trial cannot tell whether its workers are new: each leak is planted in trial 1 and looked for in trial 2."""
+"""A trial cannot tell whether its workers are new: each leak is planted in trial 1, looked for in trial 2."""
 
 from __future__ import annotations
 

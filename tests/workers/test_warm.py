@@ -1,4 +1,4 @@
-"""Whatever a trial does to its world or its process, the next one has a sound world: the same, or a new one."""
+"""Whatever a trial does to its world or process, the next one has a sound world: the same, or a new one."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_trial_that_fails_on_one_rank_is_replaced_and_its_processes_are_gone(r
     runner.run(sound)
     before = runner.pids
     child = str(runner._folder / "child")
-    with pytest.raises(TrainingFailed, match="rank 1 of 2 .* failed:[^$]*no luck"):
+    with pytest.raises(TrainingFailed, match=r"rank 1 of 2 on \S+ failed:\n(.*\n)*.*no luck"):
         runner.run(train, child=child)
     assert not any(map(exists, before))
     children = [int(Path(child + rank).read_text()) for rank in "01"]
@@ -333,8 +333,8 @@ def leave_a_process_group(config):
 
 
 def leave_files_open(config):
-    files = [open(os.devnull) for _ in range(300)]
-    sys.modules["json"].files_left = files
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(300)]
+    assert len(files) == 300
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs trials on one worker group without Tune: the coordinator in the test's own process, real actors and ranks."""
+"""Runs trials on one worker group without Tune: the coordinator in the test, real actors, real ranks."""
 
 from __future__ import annotations
 
@@ -40,13 +40,11 @@ def run_what_config_says(config: dict[str, Any]) -> Any:
 class TrialRunner:
     """One coordinator with ``num_slots`` ranks. ``run`` is one trial; the next one takes the same workers."""
 
-    def __init__(self, folder: Path, *, num_slots: int = 2, reuse_workers: bool = True, **options: Any) -> None:
-        spec = make_spec(num_slots=num_slots, reuse_workers=reuse_workers, **options)
+    def __init__(self, folder: Path, *, num_slots: int = 2, reuse_workers: bool = True) -> None:
+        spec = make_spec(num_slots=num_slots, reuse_workers=reuse_workers)
         self.placement_group = ray.util.placement_group([dict(spec.placement().bundles[0])])
         ray.get(self.placement_group.ready(), timeout=60)
-        launcher = GlooLauncher(
-            spec, self.placement_group, node_id=ray.get_runtime_context().get_node_id()
-        )
+        launcher = GlooLauncher(spec, self.placement_group, node_id=ray.get_runtime_context().get_node_id())
         self.group = WorkerGroup(launcher, timeout_s=spec.timeout_s)
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         function = shipping.dumps(run_what_config_says)

@@ -60,6 +60,7 @@ class HorovodWorld:
                     return None
                 world._shut_down()  # the kept world is not the one that is asked for
             world._environment = _horovod_environment()
+            world._count_from_one()
             return real_init(basics, comm, process_sets)
 
         @functools.wraps(real_initialized)
@@ -108,8 +109,7 @@ class HorovodWorld:
     def _all_take_it(self, fits: bool) -> bool:
         """Whether the kept world is what every rank asks for. Waits for all of them, as hvd.init() does.
 
-        Ranks that count their collectives differently cannot go on either: Horovod pairs those that have no
-        name by their number. A new world starts to count from 1.
+        Ranks that count their collectives differently cannot go on either, see `_count_from_one`.
         """
         import torch
         from horovod.torch import mpi_ops
@@ -120,6 +120,14 @@ class HorovodWorld:
         unfit, largest, smallest = mpi_ops.allreduce(view, name=_AGREEMENT_NAME, op=mpi_ops.Max).tolist()
         mpi_ops.synchronize(int(number))
         return not unfit and largest == -smallest
+
+    def _count_from_one(self) -> None:
+        """Number this rank's collectives anew: Horovod pairs those that have no name by their number."""
+        if self._basics is not None:
+            from horovod.torch import mpi_ops
+
+            mpi_ops._handle_map.clear()
+            mpi_ops.mpi_lib.horovod_torch_reset()
 
     def keep(self, *, timeout_s: float) -> list[str]:
         """Keep the world for the next trial if it is sound; every rank of it has to call this.

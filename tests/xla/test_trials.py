@@ -1,0 +1,265 @@
+"""Real trials of real torch_xla on its CPU device: search, schedulers, checkpoints, deaths, warm reuse."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from ray import tune
+from xla_processes import rank_processes, see_them_gone
+
+import horovod_tune
+from horovod_tune import DistributedTrainableCreator
+from horovod_tune.parameters import with_parameters
+
+pytest.importorskip("torch_xla")
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def train(config: dict[str, Any]) -> None:
+    """Bring one weight to 1 with torch_xla's own tools; reports every step, with a checkpoint if asked."""
+    import tempfile
+
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    device = torch_xla.device()
+    weight = torch.zeros(1)
+    step = 0
+    checkpoint = horovod_tune.get_checkpoint()
+    if checkpoint is not None:
+        state = torch.load(Path(checkpoint.path, "state.pt"))
+        weight, step = state["weight"], state["step"]
+        assert weight.device.type == "cpu"
+    weight = weight.to(device).requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=config["lr"])
+    while step < config["steps"]:
+        loss = ((weight - 1) ** 2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        torch_xla.sync()
+        step += 1
+        metrics = {"loss": loss.item(), "step": step, "process": os.getpid()}
+        if not config.get("save"):
+            horovod_tune.report(metrics)
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            xm.save({"weight": weight.detach(), "step": step}, Path(directory, "state.pt"))
+            horovod_tune.report(metrics, checkpoint=directory)
+        if step == config.get("dies_after") and not Path(config["marker"]).exists():
+            Path(config["marker"]).touch()
+            os.kill(os.getpid(), config["signal"])
+
+
+def results(analysis: Any) -> list[dict[str, Any]]:
+    return [trial.last_result for trial in analysis.trials]
+
+
+def test_a_search_finds_the_best_config_in_one_xla_process(tune_run: Callable[..., Any]) -> None:
+    analysis = tune_run(
+        DistributedTrainableCreator(train, use_tpu=True),
+        config={"lr": tune.grid_search([0.01, 0.4, 0.1]), "steps": 3},
+        metric="loss",
+        mode="min",
+        max_concurrent_trials=1,
+    )
+    assert analysis.best_config["lr"] == 0.4
+    assert [result["training_iteration"] for result in results(analysis)] == [3, 3, 3]
+    assert len({result["process"] for result in results(analysis)}) == 1
+
+
+def test_a_trial_that_asha_stops_stops_at_its_report(tune_run: Callable[..., Any]) -> None:
+    from ray.tune.schedulers import ASHAScheduler
+
+    analysis = tune_run(
+        DistributedTrainableCreator(train, use_tpu=True),
+        config={"lr": tune.grid_search([0.4, 0.01, 0.001]), "steps": 6},
+        scheduler=ASHAScheduler(metric="loss", mode="min", max_t=6, grace_period=2, reduction_factor=3),
+        max_concurrent_trials=1,
+    )
+    assert [result["step"] for result in results(analysis)] == [6, 2, 2]
+    assert len({result["process"] for result in results(analysis)}) == 1
+
+
+def test_ray_tunes_own_functions_work_in_an_xla_process(tune_run: Callable[..., Any]) -> None:
+    def with_tune(config: dict[str, Any]) -> None:
+        from ray import tune
+
+        context = tune.get_context()
+        assert tune.get_checkpoint() is None
+        tune.report({"id": context.get_trial_id(), "name": context.get_experiment_name()})
+
+    analysis = tune_run(DistributedTrainableCreator(with_tune, use_tpu=True))
+    (result,) = results(analysis)
+    assert (result["id"], result["name"]) == (analysis.trials[0].trial_id, "experiment")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGKILL, "memory runs out"), (signal.SIGSEGV, "lack of memory")]
+)
+def test_a_trial_whose_process_died_goes_on_from_its_checkpoint(
+    tune_run: Callable[..., Any], tmp_path: Path, number: signal.Signals, said: str
+) -> None:
+    analysis = tune_run(
+        DistributedTrainableCreator(train, use_tpu=True),
+        config={
+            "lr": 0.1,
+            "steps": 5,
+            "save": True,
+            "dies_after": 3,
+            "signal": int(number),
+            "marker": str(tmp_path / "died"),
+        },
+        max_failures=1,
+    )
+    (trial,) = analysis.trials
+    assert (trial.last_result["step"], trial.last_result["training_iteration"]) == (5, 5)
+    text = Path(trial.error_file).read_text()
+    assert "rank 0 of 1" in text and f"was ended by {number.name}" in text and said in text
+
+
+def test_population_based_training_exploits_checkpoints(tune_run: Callable[..., Any]) -> None:
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    analysis = tune_run(
+        DistributedTrainableCreator(train, use_tpu=True),
+        config={"lr": tune.grid_search([0.001, 0.2]), "steps": 8, "save": True},
+        scheduler=PopulationBasedTraining(
+            time_attr="training_iteration",
+            metric="loss",
+            mode="min",
+            perturbation_interval=2,
+            hyperparam_mutations={"lr": [0.1, 0.2]},
+            quantile_fraction=0.5,
+            synch=True,
+        ),
+    )
+    assert all(result["step"] == 8 for result in results(analysis))
+    assert all(result["loss"] < 0.5 for result in results(analysis)), "the bad one took over the good weights"
+
+
+def test_a_graph_is_compiled_once_for_all_trials_of_a_process(tune_run: Callable[..., Any]) -> None:
+    def count_compilations(config: dict[str, Any]) -> None:
+        import torch
+        import torch_xla
+        import torch_xla.debug.metrics as metrics
+
+        x = torch.ones(8, 8, device=torch_xla.device())
+        y = (x @ x).relu().sum() * 3
+        torch_xla.sync(wait=True)
+        horovod_tune.report(
+            value=y.item(),
+            compiled=metrics.counter_value("UncachedCompile") or 0,
+            found=metrics.counter_value("CachedCompile") or 0,
+        )
+
+    analysis = tune_run(
+        DistributedTrainableCreator(count_compilations, use_tpu=True), num_samples=2, max_concurrent_trials=1
+    )
+    first, second = results(analysis)
+    assert first["value"] == second["value"] == 8 * 8 * 8 * 3
+    assert first["compiled"] >= 1
+    assert second["compiled"] == 0 and second["found"] >= 1
+
+
+def test_a_trial_that_leaves_tensors_on_the_device_gets_its_process_replaced(
+    tune_run: Callable[..., Any],
+) -> None:
+    def leave_tensors(config: dict[str, Any]) -> None:
+        import torch
+        import torch_xla
+
+        torch.left_behind = torch.ones(3, device=torch_xla.device())  # type: ignore[attr-defined]
+        horovod_tune.report(process=os.getpid())
+
+    analysis = tune_run(
+        DistributedTrainableCreator(leave_tensors, use_tpu=True), num_samples=2, max_concurrent_trials=1
+    )
+    assert len({result["process"] for result in results(analysis)}) == 2
+
+
+def test_the_devices_random_numbers_start_anew_with_every_trial(tune_run: Callable[..., Any]) -> None:
+    def draw(config: dict[str, Any]) -> None:
+        import torch
+        import torch_xla
+
+        drawn = torch.rand(4, device=torch_xla.device()).cpu().tolist()
+        horovod_tune.report(drawn=drawn, process=os.getpid())
+
+    analysis = tune_run(
+        DistributedTrainableCreator(draw, use_tpu=True), num_samples=2, max_concurrent_trials=1
+    )
+    first, second = results(analysis)
+    assert first["process"] == second["process"]
+    assert first["drawn"] == second["drawn"]
+
+
+def test_a_model_made_outside_reaches_the_ranks_and_is_whole_again_for_the_next_trial(
+    tune_run: Callable[..., Any],
+) -> None:
+    import torch
+
+    def spoil(config: dict[str, Any], model: torch.nn.Module) -> None:
+        import torch
+        import torch_xla
+
+        before = model.weight.sum().item()
+        with torch.no_grad():
+            model.weight.zero_()
+        moved = model.to(torch_xla.device())
+        horovod_tune.report(before=before, after=moved.weight.sum().item(), process=os.getpid())
+
+    model = torch.nn.Linear(4, 4)
+    expected = model.weight.sum().item()
+    analysis = tune_run(
+        DistributedTrainableCreator(with_parameters(spoil, model=model), use_tpu=True),
+        num_samples=2,
+        max_concurrent_trials=1,
+    )
+    assert [(result["before"], result["after"]) for result in results(analysis)] == [(expected, 0.0)] * 2
+    assert len({result["process"] for result in results(analysis)}) == 1
+
+
+def test_bf16_by_the_models_type_and_by_autocast(tune_run: Callable[..., Any]) -> None:
+    def in_bf16(config: dict[str, Any]) -> None:
+        import torch
+        import torch_xla
+
+        device = torch_xla.device()
+        model = torch.nn.Linear(4, 4).to(device)
+        x = torch.ones(2, 4, device=device)
+        with torch.autocast("xla", dtype=torch.bfloat16):
+            cast = model(x).dtype
+        horovod_tune.report(autocast=str(cast), model=str(model.to(torch.bfloat16)(x.bfloat16()).dtype))
+
+    (result,) = results(tune_run(DistributedTrainableCreator(in_bf16, use_tpu=True)))
+    assert result["autocast"] == result["model"] == "torch.bfloat16"
+
+
+def test_an_exception_in_the_function_is_told_with_its_traceback(tune_run: Callable[..., Any]) -> None:
+    def fail(config: dict[str, Any]) -> None:
+        raise ValueError("no such optimizer")
+
+    analysis = tune_run(DistributedTrainableCreator(fail, use_tpu=True), raise_on_failed_trial=False)
+    (trial,) = analysis.trials
+    text = Path(trial.error_file).read_text()
+    assert "rank 0 of 1 on" in text and "ValueError: no such optimizer" in text and "in fail" in text
+
+
+def test_two_ranks_on_the_cpu_device_are_refused_with_the_reason(ray_session: Any) -> None:
+    with pytest.raises(horovod_tune.errors.SpecError, match="PJRT_DEVICE=CPU torch_xla has one device"):
+        DistributedTrainableCreator(train, use_tpu=True, num_slots=2).default_resource_request({})
+
+
+def test_when_an_experiment_has_ended_no_process_of_it_stays(ray_session: Any) -> None:
+    see_them_gone(rank_processes())

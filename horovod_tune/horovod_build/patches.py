@@ -1,47 +1,13 @@
-"""The changes that Horovod 0.28.1 needs, each an exact text that must be found exactly once.
-
-A text that is not found means that this is another Horovod than the one the change was written for. That
-is an error: a build without its patches would fail later, or worse, run and misbehave.
-"""
+"""The changes that Horovod 0.28.1 needs on a current torch, and those that make it a better member of a trial."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from horovod_tune.horovod_build.patching import Patch
 
-from horovod_tune.horovod_build import BuildError
-
-PATCH_LEVEL = "ht2"
+PATCH_LEVEL = "ht3"
 """Stands in the built version (``0.28.1+ht2.cpu``); raised whenever a patch below changes."""
 
 _GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
-
-
-@dataclass(frozen=True)
-class Patch:
-    """One replacement in one file of Horovod's source tree."""
-
-    name: str
-    why: str
-    path: str
-    before: str
-    after: str
-
-    def applied_to(self, text: str) -> str:
-        """Return `text` with the replacement made.
-
-        Raises BuildError unless `before` is found exactly once.
-        """
-        found = text.count(self.before)
-        if found != 1:
-            raise BuildError(
-                f"The patch {self.name!r} expects this text once in Horovod's {self.path}, "
-                f"found it {found} times:\n"
-                f"{self.before.rstrip()}\n"
-                "The patches were written for Horovod 0.28.1: leave out --horovod-version, or give 0.28.1."
-            )
-        return text.replace(self.before, self.after)
 
 
 _CXX17_WHY = "torch's headers need C++17 since torch 2.1"
@@ -283,6 +249,16 @@ ZERO_GRAD = (
 )
 
 
+STALL_INSPECTOR = Patch(
+    name="the stall inspector under Gloo",
+    why="it walks over the controller's list of ranks, which under Gloo is filled but has size 0 (reserve in "
+    "place of resize), so it never finds a stalled rank: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS has no effect",
+    path="horovod/common/gloo/gloo_controller.cc",
+    before="  global_ranks_.reserve(size_);\n",
+    after="  global_ranks_.resize(size_);\n",
+)
+
+
 def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
     """Return the patches of a build against torch `torch_version` (major, minor) with `gpu` operations."""
     chosen: tuple[Patch, ...] = (
@@ -290,6 +266,7 @@ def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
         *ONE_MESH,
         *INIT_RAISES,
         *ZERO_GRAD,
+        STALL_INSPECTOR,
         NO_DEBUG_INFORMATION,
         *ANY_FOLDER,
     )
@@ -298,19 +275,3 @@ def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
     if gpu == "none":
         chosen = (*chosen, CPU_ONLY)
     return chosen
-
-
-def apply(patches: Iterable[Patch], source: Path) -> None:
-    """Change the files under `source`: all of them, or none where one does not match."""
-    changed: dict[Path, str] = {}
-    for patch in patches:
-        path = source / patch.path
-        if path not in changed:
-            if not path.is_file():
-                raise BuildError(
-                    f"The patch {patch.name!r} is for {patch.path}, which Horovod's source lacks."
-                )
-            changed[path] = path.read_text()
-        changed[path] = patch.applied_to(changed[path])
-    for path, text in changed.items():
-        path.write_text(text)

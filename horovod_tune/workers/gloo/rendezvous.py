@@ -25,6 +25,8 @@ HOLD_S = 5.0
 STRANGER_S = 5.0
 """How long a connection may take to send its request."""
 MAX_REQUEST_BYTES = 4 << 20
+MAX_LINE_BYTES = 4096
+"""The first line of a request has the secret in it; who sends more without one is dropped."""
 MAX_CONNECTIONS = 8192
 
 
@@ -42,6 +44,8 @@ class _Connection:
     socket: socket.socket
     expires: float
     data: bytearray = field(default_factory=bytearray)
+    is_known: bool = False
+    is_watched: bool = False
 
 
 class Rendezvous:
@@ -65,7 +69,6 @@ class Rendezvous:
         address, port = self._listener.getsockname()[:2]
         self.address = f"{address}:{port}/{self._secret}"
         """What HOROVOD_GLOO_RENDEZVOUS_ADDR has to be: address, port, and the secret that heads each path."""
-        self._prefix = f"/{self._secret}".encode()
         self._connections: dict[socket.socket, _Connection] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="horovod-tune-rendezvous", daemon=True)
@@ -76,7 +79,8 @@ class Rendezvous:
         if self._closing:
             return
         self._closing = True
-        self._wake_write.send(b".")
+        with contextlib.suppress(OSError):  # the thread has ended, and closed this, when it met an error
+            self._wake_write.send(b".")
         self._thread.join(timeout=5.0)
 
     def __enter__(self) -> Rendezvous:
@@ -92,7 +96,10 @@ class Rendezvous:
                     if key.fileobj is self._listener:
                         self._accept()
                     elif key.fileobj is not self._wake_read:
-                        self._read(self._connections[key.fileobj])  # type: ignore[index]
+                        # It may have been answered and dropped a moment ago, within this same round.
+                        connection = self._connections.get(key.fileobj)  # type: ignore[call-overload]
+                        if connection is not None:
+                            self._read(connection)
                 self._expire(time.monotonic())
         finally:
             for connection in list(self._connections.values()):
@@ -112,8 +119,10 @@ class Rendezvous:
             client.setblocking(False)
             connection = _Connection(client, time.monotonic() + STRANGER_S)
             self._connections[client] = connection
-            self._selector.register(client, selectors.EVENT_READ)
             self._read(connection)  # the request mostly arrives with the connection: saves a round
+            if client in self._connections:
+                self._selector.register(client, selectors.EVENT_READ)
+                connection.is_watched = True
 
     def _read(self, connection: _Connection) -> None:
         try:
@@ -126,18 +135,27 @@ class Rendezvous:
         if not received or len(connection.data) > MAX_REQUEST_BYTES:
             self._drop(connection)
             return
+        if not connection.is_known:
+            line, newline, _ = bytes(connection.data[:MAX_LINE_BYTES]).partition(b"\r\n")
+            if not newline and len(line) < MAX_LINE_BYTES:
+                return
+            if not self._knows_secret(line):
+                self._drop(connection)
+                return
+            connection.is_known = True
         head, separator, body = bytes(connection.data).partition(b"\r\n\r\n")
         if separator and len(body) >= _content_length(head):
             self._answer(connection, head, body)
 
+    def _knows_secret(self, line: bytes) -> bool:
+        path = line.partition(b" ")[2].partition(b" ")[0]
+        # Horovod appends ":port" to the address that it is given, so that ends up behind the secret.
+        given = path.lstrip(b"/").partition(b"/")[0].partition(b":")[0]
+        return hmac.compare_digest(given, self._secret.encode())
+
     def _answer(self, connection: _Connection, head: bytes, body: bytes) -> None:
         method, _, rest = head.partition(b" ")
-        path = rest.partition(b" ")[0]
-        # Horovod appends ":port" to the address that it is given, so that ends up behind the secret.
-        given, _, name = path.lstrip(b"/").partition(b"/")
-        if not hmac.compare_digest(b"/" + given.partition(b":")[0], self._prefix):
-            self._drop(connection)
-            return
+        name = rest.partition(b" ")[0].lstrip(b"/").partition(b"/")[2]
         scope_name, _, key = name.decode("ascii", "replace").rpartition("/")
         scope = self._scopes.setdefault(scope_name, _Scope())
         if method == b"PUT":
@@ -183,9 +201,7 @@ class Rendezvous:
             return
         # Bodies are small against a socket's buffer; a peer that does not read loses its answer and retries.
         with contextlib.suppress(OSError):
-            connection.socket.setblocking(True)
-            connection.socket.settimeout(STRANGER_S)
-            connection.socket.sendall(
+            connection.socket.send(
                 b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
                 % (status, len(body), body)
             )
@@ -193,7 +209,8 @@ class Rendezvous:
 
     def _drop(self, connection: _Connection) -> None:
         if self._connections.pop(connection.socket, None) is not None:
-            self._selector.unregister(connection.socket)
+            if connection.is_watched:
+                self._selector.unregister(connection.socket)
             connection.socket.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +10,8 @@ import pandas as pd
 
 from .records import TrialRecord
 from .scoring import Score
+from .trial_facts import attempts, error_line, hosts_of, ranks_of, report_times, start_seconds
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LEADING = ("trial_id", "training_iteration", "attempt", "time", "elapsed_s")
 _MISSING = object()
 
@@ -69,46 +68,6 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame({name: typed(values, index) for name, values in columns.items()}, index=index)
 
 
-def report_times(trial: TrialRecord) -> list[float]:
-    """When each report came, in Unix time (seconds); NaN where it is not written down.
-
-    Tune writes whole seconds. The time that training took, counted back from the moment of the last report,
-    tells the fraction; it is used only as far as it agrees with what is written.
-    """
-    rows = trial.rows
-    if not rows:
-        return []
-    end, spent = trial.end_time, rows[-1].get("time_total_s")
-    times = []
-    for row in rows:
-        stamp, total = row.get("timestamp"), row.get("time_total_s")
-        if not isinstance(stamp, (int, float)):
-            times.append(math.nan)
-            continue
-        guess = float(stamp)
-        if end is not None and isinstance(total, (int, float)) and isinstance(spent, (int, float)):
-            guess = min(max(end - (spent - total), stamp), stamp + 0.999)
-        times.append(max(guess, times[-1]) if times and times[-1] == times[-1] else guess)
-    return times
-
-
-def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Which start of the trial each report belongs to: 1, and one more whenever its iteration falls back.
-
-    >>> attempts([{"training_iteration": n} for n in (1, 2, 1, 2, 3)])
-    [1, 1, 2, 2, 2]
-    """
-    numbers, number, before = [], 1, 0
-    for row in rows:
-        iteration = row.get("training_iteration")
-        if isinstance(iteration, int):
-            if iteration <= before:
-                number += 1
-            before = iteration
-        numbers.append(number)
-    return numbers
-
-
 def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) -> list[dict[str, Any]]:
     """One flat dictionary a report."""
     flat = []
@@ -132,71 +91,6 @@ def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) 
                     made[name] = value
         flat.append(made)
     return flat
-
-
-def config_changes(trial: TrialRecord) -> bool:
-    """Whether a trial's hyperparameters changed while it ran, as under PopulationBasedTraining."""
-    if len(trial.rows) < 2:
-        return False
-    first = trial.rows[0].get("config")
-    return any(row.get("config") != first for row in trial.rows[1:])
-
-
-def with_times(made: pd.DataFrame) -> pd.DataFrame:
-    if "time" in made:
-        made["time"] = pd.to_datetime(made["time"], unit="s", utc=True)
-    return made
-
-
-def error_line(text: str | None) -> str | None:
-    """The exception of a traceback: its last line that stands at the margin and is not blank."""
-    if text is None:
-        return None
-    lines = [line for line in plain_text(text).splitlines() if line.strip()]
-    margin = [line for line in lines if not line[0].isspace() and not line.startswith("Failure #")]
-    return (margin or lines or ["(no text)"])[-1].strip()
-
-
-def plain_text(text: str) -> str:
-    """A text without the colours that Ray puts into its tracebacks."""
-    return _ANSI.sub("", text)
-
-
-def ranks_of(trial: TrialRecord) -> int | None:
-    """How many ranks trained the trial, as its reports say; None where they do not."""
-    size = (trial.last_result or {}).get("world_size")
-    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
-
-
-def hosts_of(trial: TrialRecord) -> list[str] | None:
-    """The hosts of the trial's ranks, as its reports say."""
-    hosts = (trial.last_result or {}).get("hosts")
-    if isinstance(hosts, str):
-        return [hosts]
-    return [str(host) for host in hosts] if isinstance(hosts, (list, tuple)) and hosts else None
-
-
-def start_seconds(trial: TrialRecord) -> float | None:
-    """How long the trial's start took, as its reports say."""
-    seconds = (trial.last_result or {}).get("start_s")
-    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and math.isfinite(seconds):
-        return max(0.0, float(seconds))
-    return None
-
-
-def start_span(trial: TrialRecord) -> tuple[float, float] | None:
-    """When a trial began to start up and when it began to train (Unix time, seconds); None before it began.
-
-    Tune notes the moment from which it waits for reports. Workers that a trial starts within its first step
-    start after that moment, and the first report's time covers it; otherwise they were started before it.
-    """
-    if trial.start_time is None:
-        return None
-    spent = start_seconds(trial) or 0.0
-    first = trial.rows[0].get("time_total_s") if trial.rows else None
-    if isinstance(first, (int, float)) and spent <= first:
-        return trial.start_time, trial.start_time + spent
-    return trial.start_time - spent, trial.start_time
 
 
 _TRIAL_COLUMNS: tuple[str, ...] = (
@@ -234,3 +128,27 @@ def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> d
         "logdir": trial.directory,
     }
     return row | flatten(trial.config, "config/")
+
+
+def trials_frame(
+    trials: Sequence[TrialRecord], scores: Sequence[Score | None], metric: str | None
+) -> pd.DataFrame:
+    """One row a trial: see `Analysis.dataframe`."""
+    made = frame([trial_row(trial, scored, metric) for trial, scored in zip(trials, scores, strict=True)])
+    for name in ("start", "end"):
+        if name in made:
+            made[name] = pd.to_datetime(made[name], unit="s", utc=True)
+    for name in ("ranks", "best_iteration"):
+        if name in made:
+            made[name] = made[name].astype("Int64")
+    if "start_s" in made:
+        made["start_s"] = made["start_s"].astype("float64")
+    return made
+
+
+def history_frame(trials: Sequence[TrialRecord], start_time: float | None, with_config: bool) -> pd.DataFrame:
+    """One row a report: see `Analysis.history`."""
+    made = frame([row for trial in trials for row in trial_rows(trial, start_time, with_config)])
+    if "time" in made:
+        made["time"] = pd.to_datetime(made["time"], unit="s", utc=True)
+    return made

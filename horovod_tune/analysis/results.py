@@ -15,6 +15,7 @@ from . import frames
 from .records import ExperimentRecord, Problem, TrialRecord
 from .scoring import SCOPES, Score, best_index, is_better, score, value_of
 from .storage import Folder, open_folder
+from .trial_facts import config_changes, plain_text
 from .tune_files import folder_of, metric_of, read_experiment
 from .tune_pickles import checkpoints_of
 
@@ -203,7 +204,7 @@ class Analysis:
     def best_config(self) -> dict[str, Any]:
         """The best trial's hyperparameters, as they were at its best result."""
         # Under PopulationBasedTraining a trial's configuration changes: the report has the one that counts.
-        if frames.config_changes(self.best_trial) and isinstance(self.best_result.get("config"), dict):
+        if config_changes(self.best_trial) and isinstance(self.best_result.get("config"), dict):
             return dict(self.best_result["config"])
         return dict(self.best_trial.config)
 
@@ -262,17 +263,7 @@ class Analysis:
         (its last line), num_failures, logdir, and the configuration as config/….
         """
         scored: list[Score | None] = list(self.scores) if self._scored else [None] * len(self.trials)
-        rows = [frames.trial_row(t, s, self.metric) for t, s in zip(self.trials, scored, strict=True)]
-        made = frames.frame(rows)
-        for name in ("start", "end"):
-            if name in made:
-                made[name] = pd.to_datetime(made[name], unit="s", utc=True)
-        for name in ("ranks", "best_iteration"):
-            if name in made:
-                made[name] = made[name].astype("Int64")
-        if "start_s" in made:
-            made["start_s"] = made["start_s"].astype("float64")
-        return made
+        return frames.trials_frame(self.trials, scored, self.metric)
 
     @property
     def _scored(self) -> bool:
@@ -285,24 +276,18 @@ class Analysis:
         whole seconds), elapsed_s since the experiment's start, then whatever was reported. Configurations are
         there as config/… when they change within trials, as under PopulationBasedTraining.
         """
-        changing = any(frames.config_changes(trial) for trial in self.trials)
-        rows = [
-            row for trial in self.trials for row in frames.trial_rows(trial, self.record.start_time, changing)
-        ]
-        return frames.with_times(frames.frame(rows))
+        changing = any(config_changes(trial) for trial in self.trials)
+        return frames.history_frame(self.trials, self.record.start_time, changing)
 
     @cached_property
     def trial_dataframes(self) -> dict[str, pd.DataFrame]:
         """One frame of reports for each trial_id."""
         start = self.record.start_time
-        return {
-            trial.trial_id: frames.with_times(frames.frame(frames.trial_rows(trial, start, True)))
-            for trial in self.trials
-        }
+        return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
 
     def errors(self) -> dict[str, str]:
         """The full text of each failed trial's error file, by trial_id."""
-        return {t.trial_id: frames.plain_text(t.error) for t in self.trials if t.error is not None}
+        return {t.trial_id: plain_text(t.error) for t in self.trials if t.error is not None}
 
 
 _TUNES_OWN = frozenset(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .frames import attempts, hosts_of, ranks_of, report_times, start_span
 from .results import Analysis
 from .scoring import is_better, value_of
+from .trial_facts import attempts, hosts_of, ranks_of, report_times, start_span
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Timeline:
 def timeline(analysis: Analysis) -> Timeline:
     """Return every trial's time on rows of ranks; rows are reused as soon as their trial ended.
 
-    Where the start-up that the reports tell (`start_s`) lies is worked out as `frames.start_span` says;
+    Where the start-up that the reports tell (`start_s`) lies is worked out as `start_span` says;
     where they tell none, there is none. Where no trial tells its number of ranks, a row is a place for one
     whole trial.
     """

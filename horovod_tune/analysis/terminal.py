@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .frames import error_line
 from .importance import best_or_last
 from .parameters import text_of, varying_parameters
 from .report.facts import duration, facts, metric_text, state_text, trials_text, wall_time_s
@@ -15,6 +14,7 @@ from .report.page import python_text
 from .results import Analysis
 from .series import Curve, curves
 from .sparkline import sparkline
+from .trial_facts import error_line
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType

@@ -41,7 +41,8 @@ for kind in ("plain", "live"):
         param_space={"x": tune.grid_search([0, 1, 2])},
         tune_config=tune.TuneConfig(metric="loss", mode="min", reuse_actors=True),
         run_config=tune.RunConfig(
-            name=kind, storage_path=sys.argv[1], stop={"training_iteration": 3}, verbose=1, callbacks=[callback]
+            name=kind, storage_path=sys.argv[1], verbose=1,
+            stop={"training_iteration": 3}, callbacks=[callback],
         ),
     ).fit()
 ray.shutdown()

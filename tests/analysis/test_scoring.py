@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from horovod_tune.analysis.frames import attempts, error_line, flatten, frame, typed
+from horovod_tune.analysis.frames import flatten, frame, typed
 from horovod_tune.analysis.scoring import best_index, score, value_of
+from horovod_tune.analysis.trial_facts import attempts, error_line
 
 NAN, INF = math.nan, math.inf
 

@@ -11,10 +11,10 @@ import pytest
 from made_experiments import RUNGS, START, made_experiment
 
 from horovod_tune.analysis import analyze, series
-from horovod_tune.analysis.frames import start_span
 from horovod_tune.analysis.importance import TooFewTrials, importances
 from horovod_tune.analysis.parameters import varying_parameters
 from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.trial_facts import start_span
 
 
 def changed(analysis: Analysis, trials, **more) -> Analysis:

@@ -12,7 +12,8 @@ kind of colour blindness.
 """
 
 from .curves import best_so_far, learning_curves
-from .hyperparameters import importance, interaction, parallel_coordinates, parameter, parameters
+from .hyperparameters import importance, interaction, parameter, parameters
+from .parallel import parallel_coordinates
 from .scheduling import rungs, timeline
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The metric over the space: parallel coordinates, single hyperparameters, pairs of them, importances."""
+"""The metric over the space: single hyperparameters, pairs of them, importances."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..importance import METHOD, TooFewTrials, best_or_last, design, importances
-from ..parameters import Parameter, text_of, varying_parameters
+from ..importance import METHOD, TooFewTrials, design, importances
+from ..parameters import Parameter, varying_parameters
 from ..results import Analysis
 from . import style
+from .parameter_axes import log_ticks, spread, trial_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-def _values(analysis: Analysis) -> np.ndarray:
-    return np.array([best_or_last(analysis, index) for index in range(len(analysis.trials))])
 
 
 def _named(analysis: Analysis, name: str) -> Parameter:
@@ -27,13 +24,6 @@ def _named(analysis: Analysis, name: str) -> Parameter:
             return one
     known = ", ".join(one.name for one in found) or "none"
     raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {known}")
-
-
-def _spread(parameter: Parameter, seed: int = 0) -> np.ndarray:
-    """Positions, with categories' points moved apart a little so that they do not hide each other."""
-    if parameter.kind != "category":
-        return parameter.positions
-    return parameter.positions + np.random.default_rng(seed).uniform(-0.18, 0.18, len(parameter.values))
 
 
 def _axis_of(ax: Axes, parameter: Parameter, which: str) -> None:
@@ -54,30 +44,16 @@ def _axis_of(ax: Axes, parameter: Parameter, which: str) -> None:
     (ax.set_xlim if which == "x" else ax.set_ylim)(low, high)
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """Round marks between two powers of ten: whole decades, or 1, 2, 5 where there are few.
-
-    >>> log_ticks(-3.2, 0.1)
-    [0.001, 0.01, 0.1, 1.0]
-    """
-    decades = range(math.floor(low), math.ceil(high) + 1)
-    every = max(1, round(len(decades) / 6))
-    marks = [10.0**decade for decade in decades if low <= decade <= high and decade % every == 0]
-    if len(marks) < 2:
-        marks = [m * 10.0**d for d in decades for m in (1, 2, 5) if low <= math.log10(m) + d <= high]
-    return marks
-
-
 def parameter(analysis: Analysis, name: str, ax: Axes | None = None) -> Axes:
     """Draw the metric against one hyperparameter, a point a trial; a log-scaled one on a log axis.
 
     Raises `ValueError` where that hyperparameter does not vary.
     """
     metric, mode = analysis.require_metric()
-    one, values = _named(analysis, name), _values(analysis)
+    one, values = _named(analysis, name), trial_values(analysis)
     ax = style.axes(ax, 4.6, 3.6)
     size = float(np.clip(900 / max(len(values), 1), 5, 34))
-    ax.scatter(_spread(one), values, s=size, color=style.OKABE_ITO[0], alpha=0.55, linewidths=0, zorder=3)
+    ax.scatter(spread(one), values, s=size, color=style.OKABE_ITO[0], alpha=0.55, linewidths=0, zorder=3)
     if one.kind == "category":
         for rank in range(len(one.categories)):
             inside = values[(one.positions == rank) & np.isfinite(values)]
@@ -85,9 +61,7 @@ def parameter(analysis: Analysis, name: str, ax: Axes | None = None) -> Axes:
                 ax.hlines(np.median(inside), rank - 0.3, rank + 0.3, color="#20242A", linewidth=2, zorder=4)
     if analysis.has_best:
         best = analysis.trials.index(analysis.best_trial)
-        ax.plot(
-            _spread(one)[best], values[best], "*", color=style.BEST, markersize=13, zorder=6, label="best"
-        )
+        ax.plot(spread(one)[best], values[best], "*", color=style.BEST, markersize=13, zorder=6, label="best")
     _axis_of(ax, one, "x")
     outside = style.metric_axis(ax, values[np.isfinite(values)], mode)
     ax.set_ylabel(metric)
@@ -126,7 +100,7 @@ def interaction(
         ranked = _ranked(analysis)
         rest = [name for name in ranked if name not in (x, y)]
         x, y = x or rest.pop(0), y or rest.pop(0)
-    one, two, values = _named(analysis, x), _named(analysis, y), _values(analysis)
+    one, two, values = _named(analysis, x), _named(analysis, y), trial_values(analysis)
     ax = style.axes(ax, 5.6, 4.4)
     known = np.isfinite(values)
     norm, shades = style.shade(values, mode)
@@ -136,8 +110,8 @@ def interaction(
     ground = _ground(ax, analysis, one, two, norm, shades)
     size = float(np.clip(1500 / max(len(values), 1), 6, 44))
     drawn = ax.scatter(
-        _spread(one)[known],
-        _spread(two, 1)[known],
+        spread(one)[known],
+        spread(two, 1)[known],
         c=values[known],
         norm=norm,
         cmap=shades,
@@ -219,92 +193,3 @@ def importance(analysis: Analysis, ax: Axes | None = None) -> Axes:
         trust += "; too low to trust these bars"
     style.title(ax, "Importance of hyperparameters", f"{METHOD}; {trust}")
     return ax
-
-
-def parallel_coordinates(analysis: Analysis, ax: Axes | None = None) -> Axes:
-    """Draw every trial as a line over one axis a hyperparameter, and the metric at the right.
-
-    Axes are logarithmic where the space is, categories have a place each. Lines are coloured by the metric,
-    the best darkest and drawn last, the best trial in orange.
-    """
-    from matplotlib.collections import LineCollection
-
-    metric, mode = analysis.require_metric()
-    found, values = varying_parameters(analysis), _values(analysis)
-    ax = style.axes(ax, max(7.2, 1.5 * (len(found) + 1)), 4.4)
-    known = np.flatnonzero(np.isfinite(values))
-    if not found or not len(known):
-        style.say_empty(ax, "no hyperparameter varies" if not found else f"no trial has a finite {metric}")
-        return ax
-    norm, shades = style.shade(values, mode)
-    heights = [_height(one) for one in found] + [
-        np.clip((values - norm.vmin) / (norm.vmax - norm.vmin), 0, 1)
-    ]
-    lines = np.stack([np.column_stack([np.arange(len(heights)), [h[i] for h in heights]]) for i in known])
-    order = np.argsort(-values[known] if mode == "min" else values[known])
-    alpha = float(np.clip(120 / len(known), 0.08, 0.8))
-    ax.add_collection(
-        LineCollection(
-            list(lines[order]),
-            colors=shades(norm(values[known][order])),
-            linewidths=1.0 if len(known) > 30 else 1.6,
-            alpha=alpha,
-        )
-    )
-    if analysis.has_best:
-        best = analysis.trials.index(analysis.best_trial)
-        ax.plot(range(len(heights)), [h[best] for h in heights], color=style.BEST, linewidth=2.4, zorder=5)
-    ax.set_xlim(-0.25, len(heights) - 0.6)
-    ax.set_ylim(-0.04, 1.04)
-    ax.set_yticks([])
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
-    ax.set_xticks(range(len(heights)), [*(one.name for one in found), metric], fontsize=9)
-    for place, one in enumerate(found):
-        _rule(ax, place, _marks(one))
-    _rule(
-        ax, len(found), [((v - norm.vmin) / (norm.vmax - norm.vmin), f"{v:.3g}") for v in _round_marks(norm)]
-    )
-    style.title(ax, "Parallel coordinates", f"{len(known)} trials · darkest is best · orange: the best")
-    return ax
-
-
-def _height(parameter: Parameter) -> np.ndarray:
-    low, high = parameter.limits()
-    return (_spread(parameter) - low) / (high - low)
-
-
-def _marks(parameter: Parameter) -> list[tuple[float, str]]:
-    low, high = parameter.limits()
-    if parameter.kind == "category":
-        texts = parameter.categories
-        every = max(1, math.ceil(len(texts) / 12))
-        return [
-            ((rank - low) / (high - low), text[:14]) for rank, text in enumerate(texts) if rank % every == 0
-        ]
-    if parameter.log:
-        return [((math.log10(mark) - low) / (high - low), f"{mark:g}") for mark in log_ticks(low, high)]
-    ends = (low, (low + high) / 2, high)
-    labels = [text_of(round(mark) if parameter.integer else float(f"{mark:.3g}")) for mark in ends]
-    return [((mark - low) / (high - low), text) for mark, text in zip(ends, labels, strict=True)]
-
-
-def _round_marks(norm: Any) -> list[float]:
-    from matplotlib.ticker import MaxNLocator
-
-    return [v for v in MaxNLocator(5).tick_values(norm.vmin, norm.vmax) if norm.vmin <= v <= norm.vmax]
-
-
-def _rule(ax: Axes, place: int, marks: list[tuple[float, str]]) -> None:
-    ax.axvline(place, color="#5B616A", linewidth=1, zorder=4)
-    for height, text in marks:
-        ax.annotate(
-            text,
-            (place, height),
-            xytext=(4, 0),
-            textcoords="offset points",
-            fontsize=8,
-            va="center",
-            zorder=6,
-            bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
-        )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from ..frames import hosts_of, ranks_of, start_span
 from ..results import Analysis
+from ..trial_facts import hosts_of, ranks_of, start_span
 
 NOT_KNOWN = "not written down"
 

@@ -14,9 +14,9 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
-from ..frames import error_line
 from ..importance import METHOD, TooFewTrials, importances
 from ..results import Analysis
+from ..trial_facts import error_line
 from .facts import duration, facts, hours, moment, statuses, usage, wall_time_s
 from .payload import as_script_json, payload
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from .. import series
-from ..frames import error_line, ranks_of
 from ..importance import best_or_last
 from ..parameters import Parameter, text_of, varying_parameters
 from ..results import Analysis
 from ..scoring import Score
+from ..trial_facts import error_line, ranks_of
 from .facts import duration
 
 _POINTS = 120_000  # of all curves together: what a browser draws without a pause

@@ -1,0 +1,111 @@
+"""What one trial's record tells: when its reports came, its ranks and hosts, its start, its error."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .records import TrialRecord
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def report_times(trial: TrialRecord) -> list[float]:
+    """When each report came, in Unix time (seconds); NaN where it is not written down.
+
+    Tune writes whole seconds. The time that training took, counted back from the moment of the last report,
+    tells the fraction; it is used only as far as it agrees with what is written.
+    """
+    rows = trial.rows
+    if not rows:
+        return []
+    end, spent = trial.end_time, rows[-1].get("time_total_s")
+    times = []
+    for row in rows:
+        stamp, total = row.get("timestamp"), row.get("time_total_s")
+        if not isinstance(stamp, (int, float)):
+            times.append(math.nan)
+            continue
+        guess = float(stamp)
+        if end is not None and isinstance(total, (int, float)) and isinstance(spent, (int, float)):
+            guess = min(max(end - (spent - total), stamp), stamp + 0.999)
+        times.append(max(guess, times[-1]) if times and times[-1] == times[-1] else guess)
+    return times
+
+
+def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Which start of the trial each report belongs to: 1, and one more whenever its iteration falls back.
+
+    >>> attempts([{"training_iteration": n} for n in (1, 2, 1, 2, 3)])
+    [1, 1, 2, 2, 2]
+    """
+    numbers, number, before = [], 1, 0
+    for row in rows:
+        iteration = row.get("training_iteration")
+        if isinstance(iteration, int):
+            if iteration <= before:
+                number += 1
+            before = iteration
+        numbers.append(number)
+    return numbers
+
+
+def config_changes(trial: TrialRecord) -> bool:
+    """Whether a trial's hyperparameters changed while it ran, as under PopulationBasedTraining."""
+    if len(trial.rows) < 2:
+        return False
+    first = trial.rows[0].get("config")
+    return any(row.get("config") != first for row in trial.rows[1:])
+
+
+def error_line(text: str | None) -> str | None:
+    """The exception of a traceback: its last line that stands at the margin and is not blank."""
+    if text is None:
+        return None
+    lines = [line for line in plain_text(text).splitlines() if line.strip()]
+    margin = [line for line in lines if not line[0].isspace() and not line.startswith("Failure #")]
+    return (margin or lines or ["(no text)"])[-1].strip()
+
+
+def plain_text(text: str) -> str:
+    """A text without the colours that Ray puts into its tracebacks."""
+    return _ANSI.sub("", text)
+
+
+def ranks_of(trial: TrialRecord) -> int | None:
+    """How many ranks trained the trial, as its reports say; None where they do not."""
+    size = (trial.last_result or {}).get("world_size")
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+
+
+def hosts_of(trial: TrialRecord) -> list[str] | None:
+    """The hosts of the trial's ranks, as its reports say."""
+    hosts = (trial.last_result or {}).get("hosts")
+    if isinstance(hosts, str):
+        return [hosts]
+    return [str(host) for host in hosts] if isinstance(hosts, (list, tuple)) and hosts else None
+
+
+def start_seconds(trial: TrialRecord) -> float | None:
+    """How long the trial's start took, as its reports say."""
+    seconds = (trial.last_result or {}).get("start_s")
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and math.isfinite(seconds):
+        return max(0.0, float(seconds))
+    return None
+
+
+def start_span(trial: TrialRecord) -> tuple[float, float] | None:
+    """When a trial began to start up and when it began to train (Unix time, seconds); None before it began.
+
+    Tune notes the moment from which it waits for reports. Workers that a trial starts within its first step
+    start after that moment, and the first report's time covers it; otherwise they were started before it.
+    """
+    if trial.start_time is None:
+        return None
+    spent = start_seconds(trial) or 0.0
+    first = trial.rows[0].get("time_total_s") if trial.rows else None
+    if isinstance(first, (int, float)) and spent <= first:
+        return trial.start_time, trial.start_time + spent
+    return trial.start_time - spent, trial.start_time

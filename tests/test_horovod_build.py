@@ -1,204 +1,19 @@
-"""install-horovod: the real way through, with a stand-in for Horovod's source that compiles in seconds."""
+"""install-horovod, its pieces: what the machine has, the compiler's environment and its output."""
 
 from __future__ import annotations
 
-import hashlib
+import doctest
 import os
-import signal
 import subprocess
 import sys
-import tarfile
-import textwrap
-import time
-from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
-import psutil
 import pytest
 
-from horovod_tune.horovod_build import BuildError, patches, plan, prerequisites
-from horovod_tune.horovod_build.install import Request, install_horovod
+from horovod_tune.horovod_build import BuildError, installed, patches, plan, prerequisites, progress
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, installed_torch
 from horovod_tune.horovod_build.progress import Reporter, first_error, percent_done
-from horovod_tune.horovod_build.wheel_cache import WheelCache, default_cache
-
-# Horovod's own setup prints what CMake prints, and puts the library into the package.
-SETUP = """\
-import os, pathlib, sys
-from setuptools import setup
-print("[  7%] Building CXX object a.o", flush=True)
-{body}
-print("[100%] Built target pytorch", flush=True)
-pathlib.Path("horovod/torch/mpi_lib_v2.so").write_text(os.environ["MAKEFLAGS"])
-setup(name="horovod", version="0.28.1+" + os.environ["HOROVOD_LOCAL_VERSION"], packages=["horovod.torch"],
-      package_data={{"horovod.torch": ["*.so"]}})
-"""
-
-
-def source_archive(folder: Path, body: str = "") -> Path:
-    """Make an archive that has just the texts that the patches look for."""
-    top = folder / "horovod-0.28.1"
-    for patch in patches.patches_for((2, 13), "none"):
-        path = top / patch.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write(patch.before + "\n")
-    (top / "horovod/torch/__init__.py").write_text("")
-    (top / "setup.py").write_text(SETUP.format(body=body))
-    archive = folder / "horovod-0.28.1.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(top, arcname=top.name)
-    return archive
-
-
-def request(tmp_path: Path, **changes: object) -> Request:
-    """Ask for a build that installs nothing into the environment of the tests."""
-    given: dict[str, object] = {
-        "cache": tmp_path / "cache",
-        "install": False,
-        "wheel_dir": tmp_path / "wheels",
-    }
-    return Request(**(given | changes))  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return source_archive(tmp_path_factory.mktemp("source"))
-
-
-# --- the way through --------------------------------------------------------------------
-
-
-def test_a_wheel_is_compiled_once_and_then_taken_from_the_cache(
-    tmp_path: Path, archive: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install_horovod(request(tmp_path, source=archive, jobs=3))
-    first = capsys.readouterr().out
-    assert f"Compiling Horovod 0.28.1+{patches.PATCH_LEVEL}.cpu for torch" in first
-    (wheel,) = (tmp_path / "wheels").iterdir()
-    assert wheel.name.startswith(f"horovod-0.28.1+{patches.PATCH_LEVEL}.cpu-")
-    install_horovod(request(tmp_path, source=tmp_path / "none.tar.gz"))
-    second = capsys.readouterr().out
-    assert "Compiling" not in second and "compiled earlier" in second
-    assert not list((tmp_path / "cache" / "building").iterdir()), "the build left its folder"
-    assert not list((tmp_path / "cache" / "logs").iterdir()), "a build that went well left its log"
-
-
-def test_no_cache_takes_no_wheel_and_keeps_none(tmp_path: Path, archive: Path) -> None:
-    install_horovod(request(tmp_path, source=archive, use_cache=False))
-    assert list((tmp_path / "wheels").iterdir())
-    assert not (tmp_path / "cache" / "wheels").exists()
-
-
-def test_a_failed_build_keeps_its_log_and_quotes_the_first_error(tmp_path: Path) -> None:
-    failing = source_archive(
-        tmp_path,
-        'print("a.cc:7:1: error: no such thing\\nnext line\\nb.cc:1: error: later"); sys.exit("make: 2")',
-    )
-    with pytest.raises(BuildError, match="no such thing") as caught:
-        install_horovod(request(tmp_path, source=failing))
-    (log,) = (tmp_path / "cache" / "logs").iterdir()
-    assert str(log) in str(caught.value)
-    assert "later" in log.read_text()
-    assert not (tmp_path / "wheels").exists()
-
-
-def test_a_source_that_the_patches_do_not_fit_is_an_error_before_anything_is_compiled(tmp_path: Path) -> None:
-    other = source_archive(tmp_path)
-    top = tmp_path / "horovod-0.28.1"
-    (top / "CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)\n")
-    with tarfile.open(other, "w:gz") as tar:
-        tar.add(top, arcname=top.name)
-    with pytest.raises(BuildError, match=r"found it 0 times:\nset\(CMAKE_CXX_STANDARD 14\)"):
-        install_horovod(request(tmp_path, source=other))
-
-
-def test_an_ended_build_ends_its_compilers_and_is_simply_run_again(tmp_path: Path) -> None:
-    slow = source_archive(tmp_path, "import time; time.sleep(120)")
-    command = [sys.executable, "-m", "horovod_tune.cli", "install-horovod", "--no-install"]
-    command += ["--cache-dir", str(tmp_path / "cache"), "--source", str(slow)]
-    build = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert build.stdout is not None
-        for line in build.stdout:
-            if "Compiling" in line:
-                break
-        compilers = wait_for_children(build.pid)
-        build.send_signal(signal.SIGTERM)
-        assert build.wait(timeout=30) == 128 + signal.SIGTERM
-    finally:
-        build.kill()
-        build.wait()
-    _, alive = psutil.wait_procs(compilers, timeout=30)
-    assert not alive
-    (tmp_path / "horovod-0.28.1.tar.gz").unlink()
-    install_horovod(request(tmp_path, source=source_archive(tmp_path / "again")))
-    assert list((tmp_path / "wheels").iterdir())
-
-
-def wait_for_children(pid: int) -> list[psutil.Process]:
-    ends_s = time.monotonic() + 30
-    while time.monotonic() < ends_s:
-        if children := psutil.Process(pid).children(recursive=True):
-            return children
-        time.sleep(0.05)
-    raise AssertionError("the build started no process within 30 s")
-
-
-def test_the_wheel_of_another_build_is_not_taken_for_ours() -> None:
-    def key(**changes: str) -> str:
-        given = {"horovod_version": "0.28.1", "torch_version": "2.13.0+cpu", "machine": "m"}
-        return plan.Plan(**(given | changes)).key  # type: ignore[arg-type]
-
-    changes = [
-        {},
-        {"horovod_version": "0.28.0"},
-        {"torch_version": "2.13.0"},
-        {"gpu": "nccl"},
-        {"python": "cpython-312"},
-        {"machine": "n"},
-    ]
-    assert len({key(**change) for change in changes}) == len(changes)
-
-
-# --- patches ----------------------------------------------------------------------------
-
-
-def test_patches_change_all_files_or_none(tmp_path: Path) -> None:
-    (tmp_path / "CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 14)\n")
-    with pytest.raises(BuildError, match=r"horovod/torch/CMakeLists\.txt"):
-        patches.apply(patches.CXX17, tmp_path)
-    assert (tmp_path / "CMakeLists.txt").read_text() == "set(CMAKE_CXX_STANDARD 14)\n"
-
-
-def test_a_text_that_is_there_twice_is_no_match() -> None:
-    patch = patches.CXX17[0]
-    with pytest.raises(BuildError, match="found it 2 times"):
-        patch.applied_to(patch.before * 2)
-
-
-@pytest.mark.parametrize(
-    ("torch", "gpu", "cxx17", "cpu_only"),
-    [((2, 0), "none", False, True), ((2, 1), "none", True, True), ((2, 13), "nccl", True, False)],
-)
-def test_patches_are_those_that_the_build_needs(
-    torch: tuple[int, int], gpu: str, cxx17: bool, cpu_only: bool
-) -> None:
-    chosen = patches.patches_for(torch, gpu)
-    assert (patches.CXX17[0] in chosen) is cxx17
-    assert (patches.CPU_ONLY in chosen) is cpu_only
-    assert patches.GLOO_INTERFACE in chosen
-
-
-def test_the_patch_level_is_raised_with_every_change_of_a_patch() -> None:
-    # Kept wheels and installed ones are told apart by the level. Changed a patch? Raise it, and put here what
-    # this test then finds.
-    every = {repr(patch) for gpu in plan.GPU_CHOICES for patch in patches.patches_for((2, 13), gpu)}
-    digest = hashlib.sha256("".join(sorted(every)).encode()).hexdigest()[:12]
-    assert (patches.PATCH_LEVEL, digest) == ("ht2", "cfce67785108")
-
-
-# --- what the machine has ---------------------------------------------------------------
 
 
 def machine(**changes: object) -> prerequisites.Machine:
@@ -266,9 +81,6 @@ def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
     assert prerequisites.find_cmake({"HOROVOD_CMAKE": str(old)}) != str(old)
 
 
-# --- the compiler's environment ---------------------------------------------------------
-
-
 def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
     environment = plan.compile_environment(plan.Plan("0.28.1", "2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake")
     assert environment == {
@@ -312,9 +124,6 @@ def test_the_build_is_against_the_torch_in_place() -> None:
     command = plan.compile_command("/venv/bin/python", Path("/source"), Path("/wheels"))
     assert command[:4] == ["/venv/bin/python", "-m", "pip", "wheel"]
     assert {"--no-build-isolation", "--no-deps"} <= set(command)
-
-
-# --- progress and errors ----------------------------------------------------------------
 
 
 class Screen:
@@ -395,63 +204,6 @@ def test_a_line_that_only_speaks_of_errors_is_no_cause(line: str) -> None:
     assert first_error([line]) is None
 
 
-# --- the kept wheels --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environ", "root"),
-    [
-        ({"XDG_CACHE_HOME": "/there"}, Path("/there/horovod_tune")),
-        ({"XDG_CACHE_HOME": "relative"}, Path.home() / ".cache/horovod_tune"),
-        ({}, Path.home() / ".cache/horovod_tune"),
-    ],
-)
-def test_the_cache_is_where_the_user_keeps_caches(environ: dict[str, str], root: Path) -> None:
-    assert default_cache(environ) == root
-
-
-@pytest.fixture
-def held_lock(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lock of the build `key` until it ends."""
-    program = f"""
-        import pathlib, sys
-        from horovod_tune.horovod_build.wheel_cache import WheelCache
-        with WheelCache(pathlib.Path({str(tmp_path)!r})).lock("key"):
-            print("held", flush=True)
-            sys.stdin.read()
-    """
-    holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    yield holder
-    holder.kill()
-    holder.communicate()
-
-
-def test_waiting_for_another_build_has_an_end_and_names_it(
-    tmp_path: Path, held_lock: subprocess.Popen[str]
-) -> None:
-    with (
-        pytest.raises(BuildError, match=f"Process {held_lock.pid} has been building"),
-        WheelCache(tmp_path).lock("key", timeout_s=0.2, poll_s=0.05),
-    ):
-        pytest.fail("two held the lock")
-
-
-def test_a_killed_build_leaves_no_lock(tmp_path: Path, held_lock: subprocess.Popen[str]) -> None:
-    held_lock.kill()
-    held_lock.wait(timeout=10)
-    with WheelCache(tmp_path).lock("key", timeout_s=10):
-        pass
-
-
-# --- what is installed ------------------------------------------------------------------
-
-
 def test_the_installed_torch_is_read_without_importing_it() -> None:
     program = (
         "import sys; from horovod_tune.horovod_build.installed import installed_torch as f;"
@@ -478,3 +230,9 @@ def test_the_installed_torch_is_read_without_importing_it() -> None:
 def test_a_build_of_ours_is_told_by_its_version(version: str, level: str | None, gpu: str | None) -> None:
     horovod = InstalledHorovod(version, "2.13.0")
     assert (horovod.patch_level, horovod.gpu) == (level, gpu)
+
+
+@pytest.mark.parametrize("module", [plan, installed, prerequisites, progress])
+def test_the_docstrings_examples_are_true(module: ModuleType) -> None:
+    ran = doctest.testmod(module)
+    assert ran.attempted > 0 and ran.failed == 0

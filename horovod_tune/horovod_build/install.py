@@ -19,6 +19,7 @@ from pathlib import Path
 from horovod_tune.horovod_build import BuildError, patches, plan, prerequisites
 from horovod_tune.horovod_build.compiler import run_compiler, run_pip
 from horovod_tune.horovod_build.installed import InstalledTorch, installed_horovod, installed_torch
+from horovod_tune.horovod_build.patching import apply
 from horovod_tune.horovod_build.wheel_cache import WheelCache, default_cache
 
 # Runs in a process of its own: an import that crashes must not take the installer with it. The interface is
@@ -111,7 +112,7 @@ def _build(built: plan.Plan, torch: InstalledTorch, request: Request, cache: Whe
         built = _with_cuda(built, machine, work)
     print(f"Fetching Horovod {built.horovod_version} ...", flush=True)
     source = _source(built, request, work)
-    patches.apply(patches.patches_for(torch.release, built.gpu), source)
+    apply(patches.patches_for(torch.release, built.gpu), source)
     environment = plan.compile_environment(built, os.environ, jobs=request.jobs or _jobs(), cmake=cmake)
     made = work / "wheel"
     what = f"Compiling Horovod {built.full_version} for torch {torch.version}"

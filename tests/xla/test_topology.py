@@ -1,0 +1,178 @@
+"""What only a TPU can show is decided in pure functions; here against the values that documentation gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
+from horovod_tune.messages import MemberFacts
+from horovod_tune.spec import make_spec
+from horovod_tune.workers.xla import topology
+from horovod_tune.workers.xla.runtimes import Ordinals
+from horovod_tune.workers.xla.topology import TpuHost
+
+
+def make_slice(name: str, count: int, *, chips: int = 4, pod_type: str = "v4-16") -> list[TpuHost]:
+    return [TpuHost(f"{name}-{worker}", chips, name, worker, pod_type) for worker in range(count)]
+
+
+def make_facts(*nodes: str, chips: tuple[str, ...] = ()) -> list[MemberFacts]:
+    return [
+        MemberFacts(node, f"10.0.0.{i + 1}", f"host-{node}", 1, 0.0, tpu_ids=chips)
+        for i, node in enumerate(nodes)
+    ]
+
+
+def spec(**arguments: Any) -> Any:
+    return make_spec(use_tpu=True, **arguments)
+
+
+def test_a_node_says_its_slice_as_ray_labels_it() -> None:
+    # Ray 2.60, TPUAcceleratorManager.get_current_node_accelerator_labels and _additional_resources:
+    # worker 0 of a slice has the resource TPU-<type>-head, every worker one of the slice's name.
+    node = {
+        "NodeID": "n",
+        "Resources": {"CPU": 8.0, "TPU": 4.0, "my-slice": 1.0},
+        "Labels": {
+            "ray.io/tpu-slice-name": "my-slice",
+            "ray.io/tpu-worker-id": "1",
+            "ray.io/tpu-pod-type": "v4-16",
+        },
+    }
+    assert topology.host_of(node) == TpuHost("n", 4, "my-slice", 1, "v4-16")
+    assert topology.host_of({"NodeID": "m", "Resources": {"CPU": 2.0}, "Labels": None}) == TpuHost("m", 0)
+
+
+def test_one_host_gives_all_its_chips_unless_told_otherwise() -> None:
+    hosts = [TpuHost("head", 0), TpuHost("a", 8), TpuHost("b", 8)]
+    assert topology.tpu_placement(spec(), hosts).bundles == ({"CPU": 8.0, "TPU": 8.0},)
+    assert topology.tpu_placement(spec(num_slots=2), hosts).bundles == ({"CPU": 2.0, "TPU": 2.0},)
+    half = topology.tpu_placement(spec(num_cpus_per_slot=0.5), hosts).bundles
+    assert half == ({"CPU": 4.0, "TPU": 8.0},)
+
+
+def test_hosts_with_different_chips_need_to_be_told() -> None:
+    with pytest.raises(SpecError, match="4 and 8 chips: say with num_slots"):
+        topology.tpu_placement(spec(), [TpuHost("a", 4), TpuHost("b", 8)])
+
+
+def test_a_host_within_a_larger_slice_is_not_taken_alone() -> None:
+    with pytest.raises(ResourcesUnavailable, match="no TPU host that is a slice by itself"):
+        topology.tpu_placement(spec(), make_slice("s", 2))
+
+
+@pytest.mark.parametrize("chips", [3, 5, 16])
+def test_only_rays_chip_counts_can_be_asked_for(chips: int) -> None:
+    # Ray 2.60, TPU_VALID_CHIP_OPTIONS.
+    with pytest.raises(SpecError, match=rf"one of \(1, 2, 4, 8\) with use_tpu, got {chips}"):
+        topology.tpu_placement(spec(num_slots=chips), [TpuHost("a", 8)])
+
+
+def test_a_trial_on_several_hosts_takes_the_head_of_a_slice_of_that_size() -> None:
+    # Ray's way to a whole slice: its head, then the others by the slice's name (ray.util.tpu).
+    hosts = [*make_slice("small", 2), *make_slice("large", 4, pod_type="v4-32")]
+    assert topology.tpu_placement(spec(num_hosts=2), hosts).bundles == (
+        {"CPU": 4.0, "TPU": 4.0, "TPU-v4-16-head": 1.0},
+    )
+    rest = topology.rest_of_slice(spec(num_hosts=4), "large-0", hosts)
+    assert rest == [{"CPU": 4.0, "TPU": 4.0, "large": 1.0}] * 3
+
+
+def test_a_slice_that_the_cluster_has_not_is_named_with_those_it_has() -> None:
+    with pytest.raises(
+        ResourcesUnavailable, match=r"num_hosts=8 hosts; there is s: 2 host\(s\) of type v4-16"
+    ):
+        topology.tpu_placement(spec(num_hosts=8), make_slice("s", 2))
+    with pytest.raises(ResourcesUnavailable, match="there is no slice"):
+        topology.tpu_placement(spec(num_hosts=8), [TpuHost("a", 4)])
+
+
+def test_part_of_a_host_in_a_slice_is_refused() -> None:
+    with pytest.raises(SpecError, match="all 4 chips of a host in a slice of several hosts, got 2"):
+        topology.tpu_placement(spec(num_hosts=2, num_slots=2), make_slice("s", 2))
+
+
+def test_two_kinds_of_slices_of_one_size_are_ambiguous() -> None:
+    hosts = [*make_slice("a", 2), *make_slice("b", 2, pod_type="v5p-16")]
+    with pytest.raises(ResourcesUnavailable, match="several kinds of TPU slices with 2 hosts"):
+        topology.tpu_placement(spec(num_hosts=2), hosts)
+
+
+def test_a_whole_host_is_left_to_torch_xla() -> None:
+    plan = topology.plan_for_chips(("0", "1", "2", "3"), 4)
+    assert (plan.environment, plan.of_each) == ({"PJRT_DEVICE": "TPU"}, ())
+
+
+def test_one_chip_of_a_host_is_a_world_of_its_own() -> None:
+    # torch_xla 2.9, tpu.configure_one_chip_topology: bounds 1,1,1 for the chips of a process and for the
+    # processes; Ray 2.60 sets the older names to the same for one chip.
+    (environment,) = topology.plan_for_chips(("2",), 4).of_each
+    assert environment["TPU_VISIBLE_CHIPS"] == "2"
+    for name in (
+        "TPU_CHIPS_PER_PROCESS_BOUNDS",
+        "TPU_PROCESS_BOUNDS",
+        "TPU_CHIPS_PER_HOST_BOUNDS",
+        "TPU_HOST_BOUNDS",
+    ):
+        assert environment[name] == "1,1,1"
+
+
+def test_two_trials_on_one_host_share_neither_chip_nor_port() -> None:
+    first = topology.plan_for_chips(("0", "1"), 4).of_each
+    second = topology.plan_for_chips(("2", "3"), 4).of_each
+    # Ray 2.60, TPU_CHIPS_PER_HOST_BOUNDS_2_CHIP_CONFIG.
+    assert {each["TPU_PROCESS_BOUNDS"] for each in (*first, *second)} == {"1,2,1"}
+    assert [each["TPU_VISIBLE_CHIPS"] for each in (*first, *second)] == ["0", "1", "2", "3"]
+    assert [each["CLOUD_TPU_TASK_ID"] for each in (*first, *second)] == ["0", "1", "0", "1"]
+    assert len({each["TPU_PROCESS_PORT"] for each in (*first, *second)}) == 4
+    assert first[0]["TPU_PROCESS_ADDRESSES"] == "localhost:8476,localhost:8477"
+
+
+def test_the_processes_of_a_slice_know_each_others_addresses_by_worker_id() -> None:
+    # torch_xla 2.9, tpu.configure_topology: ports from 8476 on each host, the task id is
+    # worker id * processes of a host + local rank, addresses in the order of the workers.
+    plans = topology.plans_for_slice(make_facts("a", "b"), [1, 0], 2)
+    assert plans[0].of_each[1] == {
+        "TPU_PROCESS_ADDRESSES": "10.0.0.2:8476,10.0.0.2:8477,10.0.0.1:8476,10.0.0.1:8477",
+        "TPU_PROCESS_PORT": "8477",
+        "CLOUD_TPU_TASK_ID": "3",
+        "TPU_VISIBLE_CHIPS": "1",
+    }
+    assert [each["CLOUD_TPU_TASK_ID"] for plan in plans for each in plan.of_each] == ["2", "3", "0", "1"]
+
+
+def test_hosts_of_two_slices_or_half_a_slice_are_no_world() -> None:
+    hosts = [*make_slice("s", 2), *make_slice("t", 2)]
+    with pytest.raises(StartFailed, match=r"not one whole TPU slice: host-s-0 \(slice s, worker 0\)"):
+        topology.check_slice(make_facts("s-0", "t-1"), hosts)
+    with pytest.raises(StartFailed, match="not one whole TPU slice"):
+        topology.check_slice(make_facts("s-1", "s-1"), hosts)
+    with pytest.raises(StartFailed, match=r"has 2 host\(s\) in Ray, num_hosts=3"):
+        topology.rest_of_slice(spec(num_hosts=3), "s-0", hosts)
+
+
+def test_the_world_is_as_the_processes_say_not_as_hosts_were_listed() -> None:
+    # torch_xla 2.9, runtime.global_ordinal: "not guaranteed to have any predictable relationship to the TPU
+    # worker ID nor are they guaranteed to be contiguous on each host".
+    there = [[Ordinals(1, 4, 0, 2), Ordinals(2, 4, 1, 2)], [Ordinals(3, 4, 0, 2), Ordinals(0, 4, 1, 2)]]
+    first, second = topology.assignments_of(there, num_slots=None)
+    assert [world.rank for world in first.worlds] == [1, 2]
+    assert {world.cross_rank for world in first.worlds} == {1}
+    assert {world.cross_rank for world in second.worlds} == {0}
+    assert {(world.size, world.cross_size, world.local_size) for world in first.worlds} == {(4, 2, 2)}
+
+
+def test_processes_that_are_no_world_are_refused() -> None:
+    twice = [[Ordinals(0, 2, 0, 1)], [Ordinals(0, 2, 0, 1)]]
+    with pytest.raises(StartFailed, match=r"ordinals \[0, 0\], which is no world of 2"):
+        topology.assignments_of(twice, num_slots=None)
+    with pytest.raises(StartFailed, match=r"needs 2 rank\(s\) on each host, torch_xla started 1"):
+        topology.assignments_of([[Ordinals(0, 1, 0, 1)]], num_slots=2)
+
+
+def test_the_cpu_device_is_one_rank_on_one_host() -> None:
+    assert topology.cpu_placement(spec()).bundles == ({"CPU": 1.0},)
+    with pytest.raises(SpecError, match="num_hosts=2"):
+        topology.cpu_placement(spec(num_hosts=2))

@@ -131,8 +131,8 @@ def _horovod_that_runs(facts: NodeFacts, horovod: HorovodFacts) -> Iterator[Find
         yield Finding(
             "warning",
             "horovod",
-            f"Horovod {horovod.version} lacks patches of {INSTALL} (it has {has}; newest: {PATCH_LEVEL}): it may "
-            "start slowly, take another network interface than it is told, or wait for a lost rank for ever.",
+            f"Horovod {horovod.version} lacks patches of {INSTALL} (it has {has}; newest: {PATCH_LEVEL}): it "
+            "may start slowly, take another network interface than it is told, or wait for a lost rank for ever.",
             INSTALL,
         )
 

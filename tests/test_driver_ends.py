@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import eventually
+from processes import eventually
 
 SCRIPT = Path(__file__).with_name("drivers") / "search.py"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from conftest import eventually
+from processes import eventually
 from trial_runner import TrialRunner, exists
 
 from horovod_tune import report

@@ -1,0 +1,99 @@
+"""What 500 trials leave behind in the same warm workers: memory, threads, files, ports, shared memory."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+from ray import tune
+
+from benchmarks.programs import trials
+
+SETTLED = 20
+"""Trials after which nothing may grow any more."""
+WHAT = ("memory_mb", "threads", "files", "ports", "shared_memory_mb")
+
+
+def train(config: dict[str, Any]) -> None:
+    import horovod.torch as hvd
+    import torch
+
+    from horovod_tune import report
+
+    hvd.init()
+    model = torch.nn.Linear(64, 64)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().sum().backward()
+        optimizer.step()
+        report(x=1.0)
+
+
+class Watch(tune.Callback):
+    """Looks at the trials' processes after every trial."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[float]] = []
+        self.pids: set[int] = set()
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
+        row = [0.0] * len(WHAT)
+        for process in psutil.Process().parent().children(recursive=True) + _ray_processes():
+            name = " ".join(process.cmdline()[:1])
+            if "TrainingActor" not in name and "train" not in name:
+                continue
+            self.pids.add(process.pid)
+            ports = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
+            row[0] += process.memory_info().rss / 1e6
+            row[1] += process.num_threads()
+            row[2] += process.num_fds()
+            row[3] += len(ports)
+        row[4] = psutil.disk_usage("/dev/shm").used / 1e6
+        self.rows.append(row)
+
+
+def _ray_processes() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["name", "cmdline", "create_time"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if command.startswith("ray::") and process.info["create_time"] > STARTED:
+            found.append(process)
+    return found
+
+
+STARTED = time.time()
+
+if __name__ == "__main__":
+    from horovod_tune import DistributedTrainableCreator
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=500)
+    options = parser.parse_args()
+    trials.start_ray(num_cpus=2)
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as storage:
+        tune.run(
+            DistributedTrainableCreator(train, num_slots=trials.RANKS),
+            num_samples=options.trials,
+            storage_path=storage,
+            callbacks=[watch],
+            verbose=0,
+            reuse_actors=True,
+        )
+    rows = np.array(watch.rows)
+    numbers = np.arange(len(rows))
+    figures = {"processes": len(watch.pids)}
+    for column, what in enumerate(WHAT):
+        settled = rows[SETTLED:, column]
+        slope = float(np.polyfit(numbers[SETTLED:], settled, 1)[0])
+        figures |= {f"{what}_after_20": float(settled[0]), f"{what}_at_end": float(settled[-1])}
+        figures[f"{what}_per_100_trials"] = slope * 100
+    trials.publish(figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -100,6 +101,15 @@ def acquisition_of(
             f"AcquisitionFunction with base_acq(mean, std); got {acquisition_function!r}"
         )
     return acquisition_function, lie
+
+
+def decayed(acquisition: AcquisitionFunction, suggestions: int) -> AcquisitionFunction:
+    """Return a copy of `acquisition` whose exploration has decayed as it does over so many suggestions."""
+    own = copy.deepcopy(acquisition)
+    if getattr(own, "exploration_decay", None) is not None:
+        for own.i in range(1, suggestions + 1):
+            own.decay_exploration()  # type: ignore[attr-defined]
+    return own
 
 
 def _from_utility(kwargs: dict) -> AcquisitionFunction:

@@ -20,7 +20,7 @@ from ray.tune.utils import flatten_dict
 from scipy.stats import qmc
 
 from horovod_tune.search import state_file
-from horovod_tune.search.acquisition import acquisition_of
+from horovod_tune.search.acquisition import acquisition_of, decayed
 from horovod_tune.search.belief import Belief, FittedModel, ModelOptions
 from horovod_tune.search.earlier import EarlierResults, read_earlier
 from horovod_tune.search.first_points import Queued, queue_points
@@ -156,7 +156,7 @@ class BayesOptSearch(Searcher):
         given: dict[Any, Any] = {}
         if self._queue:
             queued = self._queue.pop(0)
-            point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.sampled
+            point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
             point = self._next_point(space)
         self._history.add(Trial(trial_id, point))
@@ -279,7 +279,7 @@ class BayesOptSearch(Searcher):
             self._fitted[1],
             self._features_of(space, Ending.RUNNING),
             self._features_of(space, Ending.FAILED),
-            self._acquisition,
+            decayed(self._acquisition, len(self._history.trials)),
             self._seed_for("draws"),
             self._lie,
         )

@@ -99,6 +99,11 @@ class Belief:
     ) -> None:
         self._acquisition, self._model = acquisition, model
         self._logarithmic = isinstance(acquisition, LogExpectedImprovement)
+        # Expectations and probabilities are multiplied by the probability that the trial does not fail,
+        # their logarithms get its logarithm added, and so do bounds, in the objective's unit.
+        improvement = isinstance(acquisition, (ExpectedImprovement, ProbabilityOfImprovement))
+        self._multiplied = improvement and not self._logarithmic
+        self._unit = 1.0 if self._logarithmic else model.scale
         groups, h = model.groups, model.hyperparameters
         noise = np.full(len(model.features), h.noise)
         known = Conditioned(model.features, model.targets[:, None], noise, groups, h)
@@ -128,7 +133,8 @@ class Belief:
         means, stds = self._process.predict(features)
         values = self._average(self._values(means, np.broadcast_to(stds[:, None], means.shape)))[0]
         if self._safety is not None:
-            values = self._safety.weigh(values, features)
+            log_safe = self._safety.log_probability(features)
+            values = values * np.exp(log_safe) if self._multiplied else values + self._unit * log_safe
         return values
 
     def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
@@ -146,7 +152,12 @@ class Belief:
         by_std = float(np.sum((values[3] - values[4]) / (2 * step) * weights[0]))
         total, slope = float(value[0]), mean_slopes @ by_mean + std_slope * by_std
         if self._safety is not None:
-            total, slope = self._safety.weigh_with_slope(total, slope, query)
+            log_safe, safe_slope = self._safety.with_slope(query)
+            if self._multiplied:
+                safe = float(np.exp(log_safe))
+                total, slope = total * safe, safe * (slope + total * safe_slope)
+            else:
+                total, slope = total + self._unit * log_safe, slope + self._unit * safe_slope
         return total, slope
 
     def _values(self, means: FloatArray, stds: FloatArray) -> FloatArray:
@@ -180,15 +191,22 @@ def _draws(known: Conditioned, points: FloatArray, number: int, seed: int) -> Fl
     return mean + root @ norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9)).T
 
 
+#: A place is safe where the modelled label (0 for a result, 1 for a failure) is below the first with enough
+#: probability; the second keeps the edge soft; the third is the length scale, times the square root of
+#: the number of parameters.
+_TOLERATED, _BLUR, _FAILURE_LENGTH = 0.3, 0.05, 0.5
+#: The probability counts to this power: a failed trial costs more than its place in the budget.
+_CAUTION = 3.0
+
+
 class _Safety:
     """The probability that a trial does not fail, from a Gaussian process on failed or not."""
 
     def __init__(self, model: FittedModel, failed: FloatArray) -> None:
         features = np.concatenate([model.features, failed])
         labels = np.concatenate([np.zeros(len(model.features)), np.ones(len(failed))])
-        lengths = np.full(
-            len(model.hyperparameters.lengths), 0.3 * max(1, len(model.hyperparameters.lengths)) ** 0.5
-        )
+        count = len(model.hyperparameters.lengths)
+        lengths = np.full(count, _FAILURE_LENGTH * max(1, count) ** 0.5)
         h = Hyperparameters(lengths, 0.25, 0.01)
         self._process = Conditioned(
             features,
@@ -199,17 +217,17 @@ class _Safety:
             mean=float(labels.mean()),
         )
 
-    def weigh(self, values: FloatArray, features: FloatArray) -> FloatArray:
+    def log_probability(self, features: FloatArray) -> FloatArray:
+        """Return the logarithm of the probability of not failing, shape (queries,)."""
         means, stds = self._process.predict(features)
-        return values + log_probability_below(0.5, means[:, 0], np.sqrt(stds**2 + 0.01))
+        return _CAUTION * log_probability_below(_TOLERATED, means[:, 0], np.sqrt(stds**2 + _BLUR**2))
 
-    def weigh_with_slope(
-        self, value: float, slope: FloatArray, query: FloatArray
-    ) -> tuple[float, FloatArray]:
+    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
+        """Return the same at one query, and its gradient, shape (features,)."""
         mean, std, mean_slope, std_slope = self._process.predict_with_slopes(query)
-        total = np.sqrt(std**2 + 0.01)
-        z = (0.5 - mean[0]) / total
-        log_p = log_probability_below(0.5, mean[:1], np.asarray([total]))[0]
+        total = np.sqrt(std**2 + _BLUR**2)
+        z = (_TOLERATED - mean[0]) / total
+        log_p = log_probability_below(_TOLERATED, mean[:1], np.asarray([total]))[0]
         ratio = np.exp(norm.logpdf(z) - log_p)
-        z_slope = -mean_slope[:, 0] / total - z / total * (std / total) * std_slope
-        return value + float(log_p), slope + ratio * z_slope
+        slope = ratio * (-mean_slope[:, 0] / total - z / total * (std / total) * std_slope)
+        return _CAUTION * float(log_p), _CAUTION * slope

@@ -14,10 +14,10 @@ from horovod_tune.search.space import Path, Point, SearchSpace, SpaceError
 
 @dataclass
 class Queued:
-    """A point to evaluate: coordinates by parameter index, the rest open; values for sampled parts."""
+    """A point to evaluate: coordinates by parameter index, the rest open; values to use exactly as given."""
 
     coordinates: dict[int, float]
-    sampled: dict[Path, Any] = field(default_factory=dict)
+    exact: dict[Path, Any] = field(default_factory=dict)
 
     def complete(self, space: SearchSpace, seed: int) -> Point:
         """Return the whole point, what is open drawn with `seed`."""
@@ -29,14 +29,14 @@ class Queued:
     def as_json(self) -> dict[str, Any]:
         return {
             "coordinates": list(self.coordinates.items()),
-            "sampled": [[list(path), value] for path, value in self.sampled.items()],
+            "exact": [[list(path), value] for path, value in self.exact.items()],
         }
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Queued:
         return cls(
             {int(index): float(coordinate) for index, coordinate in entry["coordinates"]},
-            {tuple(path): value for path, value in entry["sampled"]},
+            {tuple(path): value for path, value in entry["exact"]},
         )
 
 
@@ -68,9 +68,7 @@ def queue_points(
         try:
             json.dumps(queued.as_json())
         except TypeError as error:
-            raise SpaceError(
-                f"{where} gives a sampled parameter a value that cannot be saved: {error}"
-            ) from None
+            raise SpaceError(f"{where} gives a parameter a value that cannot be saved: {error}") from None
         if len(queued.coordinates) == space.dimension and queued in queue:
             raise SpaceError(f"{where} repeats points_to_evaluate[{queue.index(queued)}]")
         queue.append(queued)

@@ -159,12 +159,12 @@ class SearchSpace:
         return tuple(coordinates)
 
     def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any]]:
-        """Read a configuration that may leave parameters open: given coordinates, and sampled values.
+        """Read a configuration that may leave parameters open: its coordinates, and values to use as given.
 
         Raises `SpaceError` for an unknown name, a value outside its domain, or another constant.
         """
         coordinates: dict[int, float] = {}
-        sampled: dict[Path, Any] = {}
+        given: dict[Path, Any] = {}
         for index, (path, parameter) in enumerate(self.parameters.items()):
             value = value_at(config, path, MISSING)
             if value is not MISSING:
@@ -172,12 +172,15 @@ class SearchSpace:
                 if complaint:
                     raise SpaceError(f"'{path_name(path)}' {complaint}")
                 coordinates[index] = parameter.to_coordinate(value)
+                if isinstance(parameter, FloatRange):
+                    # Its coordinate leads back to it but for the last bits; it is to be run as it is.
+                    given[path] = float(value)
         for path in self.sampled:
             value = value_at(config, path, MISSING)
             if value is not MISSING:
-                sampled[path] = value
+                given[path] = value
         _refuse_unknown(config, self._spec, ())
-        return coordinates, sampled
+        return coordinates, given
 
 
 class _Missing:

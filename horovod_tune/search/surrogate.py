@@ -33,7 +33,7 @@ JITTER = 1e-8
 class Priors:
     """Means and standard deviations of the normal priors on the logarithms of the hyperparameters."""
 
-    length_mean: float = math.sqrt(2.0)
+    length_mean: float = -1.0
     length_std: float = math.sqrt(3.0)
     #: Added to `length_mean` as half the logarithm of the number of parameters, times this.
     length_growth: float = 1.0

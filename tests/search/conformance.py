@@ -1,0 +1,152 @@
+"""What any Tune searcher has to honour, ours and Ray's: a suite to inherit, as the training loop sees it.
+
+A subclass named `Test...` says how to make its searcher, and which promises it does not make.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from ray import tune
+from ray.tune.search import ConcurrencyLimiter, Searcher
+
+METRIC = "loss"
+
+
+def mixed_space() -> dict[str, Any]:
+    return {
+        "lr": tune.loguniform(1e-5, 1e-1),
+        "momentum": tune.uniform(0.0, 0.99),
+        "layers": tune.randint(1, 6),
+        "model": {"activation": tune.choice(["relu", "tanh"]), "constant": 7},
+    }
+
+
+def loss(config: dict[str, Any]) -> float:
+    penalty = 0.3 if config["model"]["activation"] == "tanh" else 0.0
+    return (math.log10(config["lr"]) + 3) ** 2 + (config["momentum"] - 0.9) ** 2 + penalty
+
+
+def in_mixed_space(config: dict[str, Any]) -> bool:
+    return (
+        1e-5 <= config["lr"] <= 1e-1
+        and 0.0 <= config["momentum"] <= 0.99
+        and config["layers"] in range(1, 6)
+        and config["model"]["activation"] in ("relu", "tanh")
+    )
+
+
+class Loop:
+    """The part of Tune that talks to a searcher, with trials that are plain function calls."""
+
+    def __init__(self, searcher: Searcher, space: dict[str, Any] | None, in_flight: int = 4) -> None:
+        self.searcher = ConcurrencyLimiter(searcher, max_concurrent=in_flight)
+        if space is not None:
+            assert self.searcher.set_search_properties(METRIC, "min", space)
+        self.live: dict[str, dict[str, Any]] = {}
+        self.configs: list[dict[str, Any]] = []
+        self._started = 0
+
+    def start(self) -> dict[str, Any] | None:
+        """Ask for one more configuration, as Tune does whenever it could start a trial."""
+        config = self.searcher.suggest(f"trial{self._started}")
+        if config is None or config == Searcher.FINISHED:
+            return None
+        self.live[f"trial{self._started}"] = config
+        self._started += 1
+        self.configs.append(config)
+        return config
+
+    def end(self, trial_id: str, value: float | None = None, error: bool = False) -> None:
+        self.live.pop(trial_id)
+        if error:
+            self.searcher.on_trial_complete(trial_id, error=True)
+            return
+        result = {"training_iteration": 1} | ({METRIC: value} if value is not None else {})
+        self.searcher.on_trial_result(trial_id, result)
+        self.searcher.on_trial_complete(trial_id, result | {"done": True})
+
+    def run(
+        self, trials: int, evaluate: Callable[[dict[str, Any]], float | Exception | None] = loss
+    ) -> list[dict[str, Any]]:
+        """Run until `trials` have ended, the oldest but one first where several are in flight."""
+        idle = 0
+        while self._started < trials or self.live:
+            if self._started < trials and self.start() is not None:
+                idle = 0
+                continue
+            if not self.live:
+                idle += 1
+                assert idle < 100, f"stalled after {self._started} of {trials} trials"
+                continue
+            trial_id = list(self.live)[min(1, len(self.live) - 1)]
+            outcome = evaluate(self.live[trial_id])
+            if isinstance(outcome, Exception):
+                self.end(trial_id, error=True)
+            else:
+                self.end(trial_id, outcome)
+        return self.configs
+
+
+class SearcherConformance:
+    """Inherit this as `Test<Searcher>`."""
+
+    #: False where another process or the clock has a say.
+    deterministic = True
+    #: How the last ten losses of fifty compare with the first ten, at most.
+    improvement = 0.5
+
+    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+        raise NotImplementedError
+
+    def test_every_suggestion_lies_in_the_space(self) -> None:
+        for config in Loop(self.make(), mixed_space()).run(25):
+            assert in_mixed_space(config), config
+
+    def test_integers_are_integers_and_floats_floats(self) -> None:
+        config = Loop(self.make(), mixed_space()).start()
+        assert config is not None
+        assert isinstance(config["layers"], (int, np.integer)) and isinstance(config["lr"], float)
+
+    def test_all_trials_are_started_whatever_becomes_of_them(self) -> None:
+        endings = iter([1.0, RuntimeError("crash"), 0.5, 2.0, RuntimeError("crash")] * 6)
+        assert len(Loop(self.make(), mixed_space()).run(30, lambda config: next(endings))) == 30
+
+    def test_a_run_of_nothing_but_failures_goes_on(self) -> None:
+        loop = Loop(self.make(), mixed_space())
+        assert len(loop.run(20, lambda config: RuntimeError("crash"))) == 20
+
+    def test_points_in_flight_differ(self) -> None:
+        loop = Loop(self.make(), mixed_space(), in_flight=8)
+        loop.run(16)
+        together = [loop.start() for _ in range(8)]
+        assert len({str(config) for config in together}) == 8
+
+    def test_it_learns(self) -> None:
+        """The last 10 of 50 trials are better than the first 10, over three seeds."""
+        early, late = [], []
+        for seed in range(3):
+            losses = [loss(config) for config in Loop(self.make(seed), mixed_space()).run(50)]
+            early += losses[:10]
+            late += losses[-10:]
+        assert np.median(late) < self.improvement * np.median(early)
+
+    def test_the_same_seed_gives_the_same_suggestions(self) -> None:
+        if not self.deterministic:
+            pytest.skip("this searcher does not promise it")
+        first, second = (Loop(self.make(5), mixed_space()).run(15) for _ in range(2))
+        assert first == second
+
+    def test_a_restored_search_goes_on(self, tmp_path: Any) -> None:
+        loop = Loop(self.make(), mixed_space(), in_flight=1)
+        loop.run(15)
+        loop.searcher.save(str(tmp_path / "state"))
+        resumed = Loop(self.make(), mixed_space(), in_flight=1)
+        resumed.searcher.restore(str(tmp_path / "state"))
+        resumed._started = 15
+        for config in resumed.run(20):
+            assert in_mixed_space(config)

@@ -1,0 +1,328 @@
+"""What is promised for `BayesOptSearch` beyond the conformance suite."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from bayes_opt.acquisition import (
+    ConstantLiar,
+    ExpectedImprovement,
+    ProbabilityOfImprovement,
+    UpperConfidenceBound,
+)
+from conformance import METRIC, Loop, loss, mixed_space
+from ray import tune
+from ray.tune.search import ConcurrencyLimiter
+
+from horovod_tune.search import BayesOptSearch, SpaceError
+
+
+def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
+    return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **kwargs)
+
+
+def test_it_finds_the_optimum_of_a_smooth_function() -> None:
+    space = {"x": tune.uniform(-5, 10), "y": tune.uniform(0, 15)}
+
+    def branin(config: dict[str, Any]) -> float:
+        x, y = config["x"], config["y"]
+        bowl = (y - 5.1 / (4 * math.pi**2) * x**2 + 5 / math.pi * x - 6) ** 2
+        return bowl + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10
+
+    regrets = [min(map(branin, Loop(searcher(seed), space).run(40, branin))) - 0.397887 for seed in range(3)]
+    assert np.median(regrets) < 0.05
+
+
+def test_maximising_is_minimising_the_negative() -> None:
+    smallest = Loop(searcher(), mixed_space()).run(20)
+    largest_searcher = BayesOptSearch(metric=METRIC, mode="max", random_state=1)
+    limiter = ConcurrencyLimiter(largest_searcher, max_concurrent=4)
+    limiter.set_search_properties(METRIC, "max", mixed_space())
+    loop = Loop(searcher(), None)
+    loop.searcher = limiter
+    assert loop.run(20, lambda config: -loss(config)) == smallest
+
+
+def test_no_point_is_suggested_twice_in_a_small_space_until_all_have_been(caplog: Any) -> None:
+    space = {"a": tune.randint(0, 5), "b": tune.choice(["x", "y", "z"])}
+    with caplog.at_level(logging.WARNING, logger="horovod_tune.search"):
+        loop = Loop(searcher(), space)
+        loop.run(15, lambda config: float(config["a"]))
+        assert len({str(config) for config in loop.configs}) == 15 and not caplog.records
+        loop._started = 15
+        loop.run(22, lambda config: float(config["a"]))
+    assert len(loop.configs) == 22
+    assert len({str(config) for config in loop.configs[15:]}) == 7, "the second round repeats none either"
+    (record,) = caplog.records
+    assert "every one of the 15 points of the search space has been suggested" in record.getMessage()
+
+
+def test_corners_are_not_suggested_twice() -> None:
+    space = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
+    configs = Loop(searcher(), space).run(30, lambda config: -config["x"] - config["y"])
+    assert len({str(config) for config in configs}) == 30
+    assert {"x": 1.0, "y": 1.0} in configs
+
+
+def test_sixteen_in_flight_are_spread_out() -> None:
+    loop = Loop(searcher(), {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}, in_flight=16)
+    loop.run(12, lambda config: (config["x"] - 0.3) ** 2 + (config["y"] - 0.6) ** 2)
+    points = np.array([list(config.values()) for config in [loop.start() for _ in range(16)] if config])
+    distances = np.linalg.norm(points[:, None] - points[None], axis=2)[np.triu_indices(16, 1)]
+    assert len(points) == 16 and distances.min() > 1e-3
+
+
+def test_results_are_paired_with_their_trials_whatever_the_order() -> None:
+    """A searcher that pairs them by order of suggestion learns a different function."""
+    search = searcher()
+    search.set_search_properties(METRIC, "min", {"x": tune.uniform(0, 1)})
+    configs = {f"t{i}": search.suggest(f"t{i}") for i in range(8)}
+    for trial_id in reversed(configs):
+        search.on_trial_complete(trial_id, {METRIC: abs(configs[trial_id]["x"] - 0.7)})
+    assert {t.trial_id: t.value for t in search._history.trials.values()} == {
+        trial_id: abs(config["x"] - 0.7) for trial_id, config in configs.items()
+    }
+
+
+def test_batches_of_the_limiter_work() -> None:
+    limiter = ConcurrencyLimiter(searcher(), max_concurrent=4, batch=True)
+    loop = Loop(searcher(), None)
+    limiter.set_search_properties(METRIC, "min", mixed_space())
+    loop.searcher = limiter
+    assert len(loop.run(24)) == 24
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), np.float32("nan")])
+def test_not_a_number_and_infinity_count_as_failures(bad: Any) -> None:
+    search = searcher()
+    configs = Loop(search, mixed_space()).run(20, lambda c: bad if c["momentum"] > 0.5 else loss(c))
+    failed = sum(config["momentum"] > 0.5 for config in configs)
+    assert 0 < failed < 20
+    assert sum(trial.ending == "failed" for trial in search._history.trials.values()) == failed
+
+
+def test_a_region_that_fails_is_avoided() -> None:
+    """The function gets better towards a wall behind which everything fails."""
+    space = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
+
+    def wall(config: dict[str, Any]) -> float | Exception:
+        return RuntimeError("oom") if config["x"] > 0.6 else 1.0 - config["x"] + (config["y"] - 0.5) ** 2
+
+    late_failures, deep_failures, nearest = [], [], []
+    for seed in range(3):
+        configs = Loop(searcher(seed), space).run(40, wall)
+        late_failures.append(sum(config["x"] > 0.6 for config in configs[20:]))
+        deep_failures.append(sum(config["x"] > 0.7 for config in configs[20:]))
+        nearest.append(max(config["x"] for config in configs if config["x"] <= 0.6))
+    # A search that forgets its failures spends all of its trials at x = 1.
+    assert np.median(late_failures) <= 10 and np.median(deep_failures) <= 2 and np.median(nearest) > 0.58
+
+
+def test_metrics_may_be_any_kind_of_number() -> None:
+    search = searcher()
+    kinds = [np.float32, np.array, lambda v: np.array([v]), int, float, np.int64]
+    outcomes = iter(kinds * 5)
+    Loop(search, mixed_space()).run(12, lambda config: next(outcomes)(2.0))
+    assert {trial.value for trial in search._history.trials.values()} == {2.0}
+
+
+def test_a_missing_metric_is_said_once_with_what_there_was(caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, logger="horovod_tune.search"):
+        assert len(Loop(searcher(), mixed_space()).run(20, lambda config: None)) == 20
+    assert len(caplog.records) == 1
+    assert "no" not in caplog.records[0].name and "'training_iteration'" in caplog.records[0].getMessage()
+
+
+def test_a_trial_stopped_while_paused_counts_with_its_last_result() -> None:
+    search = searcher()
+    search.set_search_properties(METRIC, "min", mixed_space())
+    search.suggest("t")
+    search.on_trial_result("t", {METRIC: 0.9})
+    search.on_pause("t")
+    search.on_trial_result("t", {METRIC: 0.4})
+    search.on_trial_complete("t")  # as Tune does for a paused trial that is stopped
+    assert search._history.trials["t"].value == 0.4
+
+
+def test_a_trial_removed_before_it_began_teaches_nothing() -> None:
+    search = searcher()
+    search.set_search_properties(METRIC, "min", mixed_space())
+    search.suggest("t")
+    search.on_trial_complete("t")
+    assert search._history.trials["t"].ending == "unknown"
+
+
+def test_a_trial_that_fails_and_then_succeeds_counts_with_its_success() -> None:
+    search = searcher()
+    search.set_search_properties(METRIC, "min", mixed_space())
+    search.suggest("t")
+    search.on_trial_complete("t", error=True)
+    search.on_trial_complete("t", {METRIC: 0.3})
+    assert (search._history.trials["t"].ending, search._history.trials["t"].value) == ("scored", 0.3)
+
+
+def test_a_trial_of_another_name_is_learned_from_by_its_configuration() -> None:
+    search = searcher()
+    search.set_search_properties(METRIC, "min", mixed_space())
+    config = {"lr": 1e-3, "momentum": 0.5, "layers": 2, "model": {"activation": "relu", "constant": 7}}
+    search.on_trial_complete("restarted", {METRIC: 0.3, "config": config})
+    search.on_trial_complete("foreign", {METRIC: 0.3, "config": {"other": 1}})
+    assert [trial.trial_id for trial in search._history.trials.values()] == ["restarted"]
+
+
+def test_given_points_come_first_and_open_parameters_are_filled_in() -> None:
+    points = [
+        {"lr": 1e-2, "momentum": 0.9, "layers": 3, "model": {"activation": "tanh"}},
+        {"lr": 1e-4},
+    ]
+    loop = Loop(searcher(points_to_evaluate=points), mixed_space())
+    first, second = loop.start(), loop.start()
+    assert first == points[0] and second is not None
+    assert second["lr"] == 1e-4 and set(second) == {
+        "lr",
+        "momentum",
+        "layers",
+        "model",
+    }
+
+
+@pytest.mark.parametrize(
+    ("points", "rewards", "message"),
+    [
+        ([{"lr": 1.0}], None, r"points_to_evaluate\[0\]: 'lr' must be in"),
+        ([{}, {"rl": 1e-3}], None, r"points_to_evaluate\[1\]: 'rl' is not in the search space"),
+        ([{"model": {"constant": 8}}], None, "'model/constant' is the constant 7, got 8"),
+        ([{"lr": 1e-3}], [0.1, 0.2], "evaluated_rewards must have one value for each of the 1"),
+        ([{"lr": 1e-3}], [0.1], "must give every parameter"),
+        ([7], None, r"points_to_evaluate\[0\] must be a dictionary"),
+    ],
+)
+def test_given_points_that_do_not_fit_are_named(points: Any, rewards: Any, message: str) -> None:
+    search = searcher(points_to_evaluate=points, evaluated_rewards=rewards)
+    with pytest.raises(SpaceError, match=message):
+        search.set_search_properties(METRIC, "min", mixed_space())
+
+
+def test_points_with_known_rewards_are_learned_and_not_run() -> None:
+    space = {"x": tune.uniform(0, 1)}
+    points = [{"x": x} for x in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
+    rewards = [(point["x"] - 0.5) ** 2 for point in points]
+    loop = Loop(searcher(points_to_evaluate=points, evaluated_rewards=rewards), space)
+    first = loop.start()
+    assert first is not None and first not in points and abs(first["x"] - 0.5) < 0.1
+
+
+def test_bayesian_optimizations_space_can_be_given_to_it() -> None:
+    search = BayesOptSearch({"x": (0, 1), "n": (1, 3, int)}, metric=METRIC, mode="min")
+    config = Loop(search, None).start()
+    assert config is not None and 0 <= config["x"] <= 1 and config["n"] in (1, 2, 3)
+
+
+def test_a_space_of_ones_own_brings_its_constants() -> None:
+    search = BayesOptSearch({"x": tune.uniform(0, 1), "epochs": 5}, metric=METRIC, mode="min")
+    config = Loop(search, None).start()
+    assert config is not None and config["epochs"] == 5
+
+
+def test_a_second_space_is_refused_and_the_same_one_taken() -> None:
+    search = BayesOptSearch(mixed_space(), mode="min")
+    assert not search.set_search_properties(METRIC, None, {"x": tune.uniform(0, 1)})
+    assert search.set_search_properties(METRIC, None, mixed_space())
+    assert search.set_search_properties(None, None, {"constant": 3})
+
+
+def test_without_space_metric_or_mode_it_says_what_is_missing() -> None:
+    with pytest.raises(RuntimeError, match="no search space: pass param_space"):
+        BayesOptSearch(metric=METRIC, mode="min").suggest("t")
+    with pytest.raises(RuntimeError, match="metric=None, mode=None"):
+        BayesOptSearch({"x": (0, 1)}).suggest("t")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"mode": "best"}, ValueError, "mode must be 'min' or 'max', got 'best'"),
+        ({"random_state": "x"}, ValueError, "random_state must be .* got 'x'"),
+        ({"random_state": -1}, ValueError, "random_state must be .* got -1"),
+        (
+            {"random_search_steps": -1},
+            ValueError,
+            "random_search_steps must be an integer of 0 or more, got -1",
+        ),
+        ({"patience": 5}, TypeError, "patience is gone"),
+        ({"skip_duplicate": False}, TypeError, "skip_duplicate is gone"),
+        ({"verbose": 1}, TypeError, "verbose is gone"),
+        ({"nonsense": 1}, TypeError, "no argument 'nonsense'"),
+        ({"gp_params": {"alpha": 0}}, ValueError, "'alpha'.* must be a positive number, got 0"),
+        ({"gp_params": {"kernel": None}}, ValueError, "'kernel'.* cannot be set"),
+        ({"gp_params": {"n_restarts_optimizer": 9}}, ValueError, "must be 0, 1, 2 or 3, got 9"),
+        ({"analysis": 3}, TypeError, "analysis must be .* got int"),
+        ({"analysis": "/nowhere/at/all"}, ValueError, "'/nowhere/at/all' is none"),
+    ],
+)
+def test_bad_arguments_are_named(kwargs: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        BayesOptSearch(**kwargs)
+
+
+@pytest.mark.parametrize(
+    "acquisition",
+    [
+        UpperConfidenceBound(kappa=1.5, exploration_decay=0.95),
+        ExpectedImprovement(xi=0.01),
+        ProbabilityOfImprovement(xi=0.01),
+        ConstantLiar(UpperConfidenceBound(), strategy="max"),
+    ],
+)
+def test_bayesian_optimizations_acquisition_functions_can_be_used(acquisition: Any) -> None:
+    search = searcher(acquisition_function=acquisition)
+    outcomes = [loss(c) for c in Loop(search, mixed_space()).run(30)]
+    assert min(outcomes[15:]) < min(outcomes[:8])
+
+
+def test_exploration_decays_over_the_suggestions_and_the_users_object_stays() -> None:
+    from horovod_tune.search.acquisition import decayed
+
+    mine = UpperConfidenceBound(kappa=2.0, exploration_decay=0.5, exploration_decay_delay=2)
+    assert [decayed(mine, n).kappa for n in range(5)] == [2.0, 2.0, 1.0, 0.5, 0.25]  # type: ignore[attr-defined]
+    assert mine.kappa == 2.0
+
+
+def test_the_clock_has_no_say(monkeypatch: Any) -> None:
+    plain = Loop(searcher(), mixed_space()).run(15)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    np.random.seed(99)
+    assert Loop(searcher(), mixed_space()).run(15) == plain
+    assert Loop(searcher(2), mixed_space()).run(15) != plain
+
+
+def test_no_random_state_means_another_search_each_time() -> None:
+    first, second = (Loop(searcher(None), mixed_space()).start() for _ in range(2))  # type: ignore[arg-type]
+    assert first != second
+
+
+def test_a_fixed_noise_is_used() -> None:
+    search = searcher(gp_params={"alpha": 0.5, "n_restarts_optimizer": 0})
+    Loop(search, mixed_space()).run(12)
+    assert search._fitted is not None and search._fitted[1].hyperparameters.noise == 0.5
+
+
+def test_a_thousand_results_are_no_trouble() -> None:
+    search = searcher()
+    search.set_search_properties(METRIC, "min", mixed_space())
+    generator = np.random.default_rng(0)
+    for _ in range(1200):
+        config = {
+            "lr": 10 ** generator.uniform(-5, -1),
+            "momentum": generator.uniform(0, 0.99),
+            "layers": int(generator.integers(1, 6)),
+            "model": {"activation": ["relu", "tanh"][generator.integers(2)]},
+        }
+        search.add_evaluated_point(config, loss(config))
+    suggestion = search.suggest("t")
+    assert loss(suggestion) < 0.2

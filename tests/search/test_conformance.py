@@ -1,0 +1,32 @@
+"""Our searcher and Ray's, put through the same suite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conformance import METRIC, SearcherConformance
+from ray.tune.search import Searcher
+
+from horovod_tune.search import BayesOptSearch
+
+
+class TestBayesOptSearch(SearcherConformance):
+    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+        return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **kwargs)
+
+
+class TestBayesOptSearchWithUpperConfidenceBound(SearcherConformance):
+    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+        utility = {"kind": "ucb", "kappa": 2.0}
+        return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, utility_kwargs=utility, **kwargs)
+
+
+class TestHyperOptSearch(SearcherConformance):
+    improvement = 0.9
+
+    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+        pytest.importorskip("hyperopt", reason="pip install horovod_tune[hyperopt]")
+        from ray.tune.search.hyperopt import HyperOptSearch
+
+        return HyperOptSearch(metric=METRIC, mode="min", random_state_seed=seed, n_initial_points=8)

@@ -1,0 +1,157 @@
+"""The Gaussian process and the acquisition functions, against independent computations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bayes_opt.acquisition import ConstantLiar, ExpectedImprovement, GPHedge, UpperConfidenceBound
+from scipy.optimize import check_grad
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+
+from horovod_tune.search import LogExpectedImprovement
+from horovod_tune.search.acquisition import acquisition_of, log_h
+from horovod_tune.search.belief import Belief, FittedModel, ModelOptions, compress, thin
+from horovod_tune.search.surrogate import Conditioned, Hyperparameters, Priors, _Posterior, fit, matern52
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.random((25, 3))
+Y = np.sin(5 * X[:, 0]) + X[:, 1] ** 2 + 0.01 * GENERATOR.standard_normal(25)
+GROUPS = np.arange(3)
+H = Hyperparameters(np.array([0.4, 0.9, 2.0]), 1.3, 0.01)
+
+
+def conditioned(mean: float | None = None) -> Conditioned:
+    return Conditioned(X, Y[:, None], np.full(25, H.noise), GROUPS, H, mean=mean)
+
+
+def test_predictions_are_those_of_scikit_learn() -> None:
+    kernel = ConstantKernel(H.signal, "fixed") * Matern(H.lengths, "fixed", nu=2.5)
+    peer = GaussianProcessRegressor(kernel, alpha=H.noise, optimizer=None).fit(X, Y)
+    queries = GENERATOR.random((40, 3))
+    mean, std = conditioned(mean=0.0).predict(queries)
+    peer_mean, peer_std = peer.predict(queries, return_std=True)
+    np.testing.assert_allclose(mean[:, 0], peer_mean, atol=1e-6)
+    np.testing.assert_allclose(std, peer_std, atol=1e-6)
+
+
+def test_the_joint_covariance_has_the_single_variances_on_its_diagonal() -> None:
+    queries = GENERATOR.random((6, 3))
+    _, std = conditioned().predict(queries)
+    _, covariance = conditioned().predict_joint(queries)
+    np.testing.assert_allclose(np.diag(covariance), std**2, atol=1e-10)
+
+
+def test_slopes_are_those_of_finite_differences() -> None:
+    process, query, step = conditioned(), np.array([0.3, 0.6, 0.5]), 1e-6
+    _, _, mean_slope, std_slope = process.predict_with_slopes(query)
+    for i in range(3):
+        shift = step * np.eye(3)[i]
+        up, down = process.predict((query + shift)[None, :]), process.predict((query - shift)[None, :])
+        assert mean_slope[i, 0] == pytest.approx(
+            (up[0][0, 0] - down[0][0, 0]) / (2 * step), rel=1e-4, abs=1e-6
+        )
+        assert std_slope[i] == pytest.approx((up[1][0] - down[1][0]) / (2 * step), rel=1e-3, abs=1e-6)
+
+
+def test_the_likelihoods_gradient_is_that_of_finite_differences() -> None:
+    targets = (Y - Y.mean()) / Y.std()
+    objective = _Posterior(X, targets, GROUPS, Priors(), None)
+    for start in objective.starts(3):
+        error = check_grad(lambda t: objective(t)[0], lambda t: objective(t)[1], start)
+        assert error < 1e-3 * np.linalg.norm(objective(start)[1])
+
+
+def test_the_fit_tells_relevant_parameters_from_idle_ones() -> None:
+    found = fit(X, (Y - Y.mean()) / Y.std(), GROUPS)
+    assert found.lengths[2] > 2 * max(found.lengths[:2])
+    assert found.noise < 0.05
+
+
+def test_matern_at_one_length_is_what_the_formula_says() -> None:
+    root5 = np.sqrt(5.0)
+    assert matern52(np.array([1.0]))[0] == pytest.approx((1 + root5 + 5 / 3) * np.exp(-root5))
+
+
+def test_log_expected_improvement_is_the_logarithm_of_bayesian_optimizations() -> None:
+    mean, std = np.linspace(-3, 3, 50), np.full(50, 0.7)
+    ours, theirs = LogExpectedImprovement(), ExpectedImprovement(xi=0.0)
+    ours.y_max = theirs.y_max = 0.5
+    np.testing.assert_allclose(ours.base_acq(mean, std), np.log(theirs.base_acq(mean, std)), rtol=1e-6)
+
+
+def test_log_expected_improvement_is_finite_and_rising_where_the_plain_one_is_zero() -> None:
+    values = log_h(np.array([-1e8, -1e5, -1001.0, -999.0, -50.0, -1.0001, -0.9999, 0.0, 10.0]))
+    assert np.all(np.isfinite(values)) and np.all(np.diff(values) > 0)
+
+
+def test_disasters_are_pulled_in_and_order_is_kept() -> None:
+    targets = np.array([0.0, 1.0, 2.0, -1e6, -1e3, 1.5, 0.5])
+    squeezed = compress(targets, depth=3.0)
+    assert list(np.argsort(squeezed)) == list(np.argsort(targets))
+    assert squeezed.min() > -50 and list(squeezed[[1, 2, 5]]) == [1.0, 2.0, 1.5]
+
+
+def test_thinning_keeps_the_best() -> None:
+    targets = GENERATOR.standard_normal(500)
+    kept = thin(targets, 100)
+    assert len(set(kept)) == 100 and set(np.argsort(-targets)[:50]) <= set(kept)
+
+
+def belief(pending: np.ndarray, failed: np.ndarray | None = None, **kwargs: object) -> Belief:
+    model = FittedModel(X, Y, GROUPS, ModelOptions())
+    failed = np.empty((0, 3)) if failed is None else failed
+    acquisition = kwargs.pop("acquisition", LogExpectedImprovement())
+    return Belief(model, pending, failed, acquisition, seed=0, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_point_in_flight_makes_its_surroundings_uninteresting() -> None:
+    nobody = belief(np.empty((0, 3)))
+    queries = GENERATOR.random((500, 3))
+    best = queries[[np.argmax(nobody(queries))]]
+    assert belief(best)(best)[0] < nobody(best)[0] - 3.0
+
+
+def test_a_failure_makes_its_surroundings_uninteresting_and_leaves_the_rest() -> None:
+    here, far = np.array([[0.9, 0.9, 0.9]]), np.array([[0.1, 0.1, 0.1]])
+    without, with_failure = (
+        belief(np.empty((0, 3))),
+        belief(np.empty((0, 3)), failed=np.repeat(here, 2, axis=0)),
+    )
+    assert with_failure(here)[0] < without(here)[0] - 5.0
+    assert with_failure(far)[0] == pytest.approx(without(far)[0], abs=0.5)
+
+
+@pytest.mark.parametrize("failed", [None, np.array([[0.5, 0.5, 0.2]])])
+@pytest.mark.parametrize(
+    "acquisition", [LogExpectedImprovement(), ExpectedImprovement(0.01), UpperConfidenceBound()]
+)
+def test_the_acquisitions_gradient_is_that_of_finite_differences(acquisition: object, failed: object) -> None:
+    function = belief(np.array([[0.2, 0.8, 0.5]]), failed=failed, acquisition=acquisition)  # type: ignore[arg-type]
+    query = np.array([0.45, 0.35, 0.7])
+    value, slope = function.with_slope(query)
+    assert value == pytest.approx(function(query[None, :])[0], rel=1e-6)
+    for i in range(3):
+        shift = 1e-5 * np.eye(3)[i]
+        up, down = function((query + shift)[None, :])[0], function((query - shift)[None, :])[0]
+        assert slope[i] == pytest.approx((up - down) / 2e-5, rel=2e-2, abs=1e-4)
+
+
+def test_a_constant_liar_is_taken_apart_and_its_lie_used() -> None:
+    inner = UpperConfidenceBound()
+    assert acquisition_of(ConstantLiar(inner, strategy="min"), None) == (inner, "min")
+    pending = np.array([[0.5, 0.5, 0.5]])
+    low = belief(pending, acquisition=inner, lie="min")(pending)[0]
+    high = belief(pending, acquisition=inner, lie="max")(pending)[0]
+    assert low < high
+
+
+def test_what_cannot_be_used_as_an_acquisition_function_is_said() -> None:
+    with pytest.raises(TypeError, match="acquisition_function must be one of"):
+        acquisition_of(GPHedge([UpperConfidenceBound()]), None)
+    with pytest.raises(TypeError, match="got 'ucb'"):
+        acquisition_of("ucb", None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'kind'.* got 'best'"):
+        acquisition_of(None, {"kind": "best"})
+    with pytest.raises(ValueError, match="not both"):
+        acquisition_of(UpperConfidenceBound(), {"kind": "ei"})

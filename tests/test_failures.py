@@ -1,0 +1,241 @@
+"""A rank raises, dies, falls silent or never comes: the trial says who, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import eventually, training_processes
+
+from horovod_tune import DistributedTrainableCreator
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays(ray_session):
+    assert not eventually_none()
+    yield
+    left = eventually_none()
+    assert not left, f"training actors stayed: {left}"
+
+
+def eventually_none(within_s=20.0):
+    end = time.monotonic() + within_s
+    while (found := training_processes()) and time.monotonic() < end:
+        time.sleep(0.2)
+    return found
+
+
+def results_of(trial):
+    path = Path(trial.path, "result.json")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run_failing(tune_run, function, **settings):
+    factory = {key: settings.pop(key) for key in ("timeout_s", "stall_timeout_s") if key in settings}
+    trainable = DistributedTrainableCreator(function, num_slots=2, **factory)
+    return tune_run(trainable, raise_on_failed_trial=False, **settings)
+
+
+def error_of(trial):
+    return Path(trial.path, "error.txt").read_text()
+
+
+def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_allreduce(tune_run):
+    from ray import tune
+
+    def train(config):
+        import horovod.torch as hvd
+        import torch
+
+        from horovod_tune import report
+
+        hvd.init()
+        report(step=0)
+        if config["bad"] and hvd.rank() == 1:
+            raise ValueError("the data of rank 1 is broken")
+        hvd.allreduce(torch.ones(4), name="together")
+        report(step=1)
+
+    analysis = run_failing(
+        tune_run, train, config={"bad": tune.grid_search([True, False])}, max_concurrent_trials=1
+    )
+    bad, good = sorted(analysis.trials, key=lambda trial: not trial.config["bad"])
+    text = error_of(bad)
+    assert f"rank 1 of 2 on {os.uname().nodename} failed" in text
+    assert "ValueError: the data of rank 1 is broken" in text
+    assert 'raise ValueError("the data of rank 1 is broken")' in text, "the rank's own line is missing"
+    assert [result["step"] for result in results_of(good)] == [0, 1]
+
+
+def test_sys_exit_in_a_rank_is_a_failure_and_not_an_end(tune_run):
+    def train(config):
+        import sys
+
+        sys.exit("no licence")
+
+    analysis = run_failing(tune_run, train)
+    assert "SystemExit: no licence" in error_of(analysis.trials[0])
+
+
+def test_a_killed_rank_starts_again_from_the_last_checkpoint(tune_run, tmp_path):
+    once = str(tmp_path / "killed")
+
+    def train(config):
+        import os
+        import signal
+        import tempfile
+        from pathlib import Path
+
+        import horovod.torch as hvd
+        import torch
+
+        from horovod_tune import get_checkpoint, report
+
+        hvd.init()
+        step = 0
+        checkpoint = get_checkpoint()
+        if checkpoint:
+            with checkpoint.as_directory() as directory:
+                step = int(Path(directory, "step").read_text())
+        while step < 4:
+            step += 1
+            hvd.allreduce(torch.ones(1), name="step")
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "step").write_text(str(step))
+                report({"step": step}, checkpoint=directory)
+            if step == 2 and hvd.rank() == 1 and not os.path.exists(once):
+                Path(once).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    analysis = run_failing(tune_run, train, max_failures=1)
+    (trial,) = analysis.trials
+    assert [result["step"] for result in results_of(trial)] == [1, 2, 3, 4]
+    assert [result["training_iteration"] for result in results_of(trial)] == [1, 2, 3, 4]
+    assert "rank 1 of 2 on" in error_of(trial) and "died" in error_of(trial)
+
+
+def test_a_rank_that_stops_answering_is_named(tune_run):
+    def train(config):
+        import os
+        import signal
+
+        import horovod.torch as hvd
+        import torch
+
+        from horovod_tune import report
+
+        hvd.init()
+        report(pid=os.getpid())
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        hvd.allreduce(torch.ones(1), name="never")
+
+    analysis = run_failing(tune_run, train, timeout_s=4)
+    text = error_of(analysis.trials[0])
+    assert "rank 1 of 2 on" in text and "fell silent" in text, text
+
+
+def test_a_rank_that_never_enters_the_collective_is_named_by_the_stall_inspector(tune_run):
+    def train(config):
+        import time
+
+        import horovod.torch as hvd
+        import torch
+
+        from horovod_tune import report
+
+        hvd.init()
+        report(step=0)
+        if hvd.rank() == 0:
+            hvd.allreduce(torch.ones(1), name="gradient_of_layer_7")
+        else:
+            while True:
+                time.sleep(0.1)
+
+    analysis = run_failing(tune_run, train, stall_timeout_s=4)
+    text = error_of(analysis.trials[0])
+    assert "waited in a collective that not all ranks entered" in text, text
+    assert "gradient_of_layer_7" in text
+    assert "1" in text.split("Missing ranks")[1][:60], text
+
+
+def test_an_hour_between_reports_is_no_hang(tune_run):
+    def train(config):
+        import time
+
+        from horovod_tune import report
+
+        time.sleep(20)  # far longer than timeout_s: ranks answer while they train
+        report(step=1)
+
+    analysis = run_failing(tune_run, train, timeout_s=9)
+    assert [result["step"] for result in results_of(analysis.trials[0])] == [1]
+
+
+@pytest.mark.parametrize("moment", ["start", "training"])
+def test_a_killed_coordinator_takes_its_ranks_with_it(tune_run, tmp_path, moment):
+    once = tmp_path / "killed"
+
+    def train(config):
+        import os
+        import time
+        from pathlib import Path
+
+        import horovod.torch as hvd
+
+        from horovod_tune import report
+
+        hvd.init()
+        for step in range(3):
+            report(step=step, again=os.path.exists(once))
+            if not os.path.exists(once):
+                time.sleep(0.3)
+                Path(once.with_name("training")).touch()
+                time.sleep(60)
+
+    import threading
+
+    def kill_the_coordinator():
+        ready = once.with_name("training")
+        end = time.monotonic() + 90
+        while time.monotonic() < end:
+            coordinators = [
+                process
+                for process in psutil.process_iter(["cmdline"])
+                if "ray::train" in " ".join(process.info["cmdline"] or [])
+                and str(process.ppid()) in raylets()
+            ]
+            if coordinators and (moment == "start" or ready.exists()):
+                once.touch()
+                coordinators[0].send_signal(signal.SIGKILL)
+                return
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill_the_coordinator, daemon=True)
+    killer.start()
+    analysis = run_failing(tune_run, train, max_failures=2)
+    killer.join(timeout=100)
+    assert once.exists(), "the coordinator was never killed"
+    steps = [result["step"] for result in results_of(analysis.trials[0]) if result["again"]]
+    assert steps == [0, 1, 2]
+
+
+def raylets():
+    import ray
+
+    node = ray._private.worker._global_node
+    return {str(info.process.pid) for info in node.all_processes["raylet"]}
+
+
+def test_interfaces_that_do_not_exist_are_said_with_those_that_do(tune_run):
+    trainable = DistributedTrainableCreator(lambda config: None, num_slots=2, nics="nonesuch0")
+    analysis = tune_run(trainable, raise_on_failed_trial=False)
+    text = error_of(analysis.trials[0])
+    assert "nonesuch0" in text and "lo (127.0.0.1" in text

@@ -115,7 +115,7 @@ class Lab:
                 stderr=subprocess.STDOUT,
             )
 
-    def start_ray(self, *, cpus: int = 1, environment: str = "") -> None:
+    def start_ray(self, *, cpus: int = 1, head_cpus: int = 1, environment: str = "") -> None:
         """Start a Ray cluster on all hosts, the head on n1, with the settings and the token that we ship."""
         settings = f"set -a; . {REPOSITORY}/cluster/ray.env; {environment} set +a; "
         token = secrets.token_hex(32)
@@ -128,7 +128,8 @@ class Lab:
             where = f"--head --include-dashboard=false --port=6379 --node-ip-address={self.ip(host)}"
             if host != "n1":
                 where = f"--address={address} --node-ip-address={self.ip(host)}"
-            self.run(host, settings + start + f"--num-cpus={cpus} " + where, timeout_s=90)
+            own = f"--num-cpus={head_cpus if host == 'n1' else cpus} "
+            self.run(host, settings + start + own + where, timeout_s=90)
 
         join("n1")
         with ThreadPoolExecutor() as pool:

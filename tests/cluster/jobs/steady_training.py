@@ -1,0 +1,62 @@
+"""One trial on two hosts that trains until a file appears, and says what Tune sees of it."""
+
+import os
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ray
+import torch
+from ray import tune
+
+from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
+
+TIMEOUT_S = float(sys.argv[1])
+STOP = "/shared/stop"
+
+
+def train(config):
+    import horovod.torch as hvd
+
+    hvd.init()
+    step = 0
+    if checkpoint := get_checkpoint():
+        with checkpoint.as_directory() as directory:
+            step = int((Path(directory) / "step").read_text())
+    hosts = " ".join(hvd.allgather_object(f"{socket.gethostname()}:{os.getpid()}"))
+    while not hvd.allreduce(torch.tensor(float(os.path.exists(STOP))), name="stop").item():
+        step += 1
+        time.sleep(0.2)
+        with tempfile.TemporaryDirectory() as directory:
+            if hvd.rank() == 0:
+                (Path(directory) / "step").write_text(str(step))
+            report({"step": step, "hosts": hosts}, checkpoint=directory)
+
+
+class Say(tune.Callback):
+    def on_trial_result(self, iteration, trials, trial, result, **_):
+        print(f"SAW step {result['step']} hosts {result['hosts']} failures {trial.num_failures}", flush=True)
+
+
+ray.init(address="auto", log_to_driver=False)
+results = tune.Tuner(
+    DistributedTrainableCreator(train, num_hosts=2, timeout_s=TIMEOUT_S),
+    tune_config=tune.TuneConfig(metric="step", mode="max"),
+    run_config=tune.RunConfig(
+        name="steady",
+        verbose=0,
+        failure_config=tune.FailureConfig(max_failures=20),
+        checkpoint_config=tune.CheckpointConfig(num_to_keep=2),
+        callbacks=[Say()],
+    ),
+).fit()
+print("ENDED errors", results.num_errors, flush=True)
+deadline = time.monotonic() + 30
+while time.monotonic() < deadline:
+    total, free = ray.cluster_resources().get("CPU"), ray.available_resources().get("CPU")
+    if total == free:
+        break
+    time.sleep(0.5)
+print(f"CPUS {free} free of {total}", flush=True)

@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from horovod.runner.common.util.hosts import SlotInfo, get_host_assignments, parse_hosts
@@ -47,27 +50,28 @@ for _ in range(3):
 print(json.dumps({
     "everyone": everyone, "some": some, "again": again, "weights": model.weight.flatten().tolist(),
     "place": [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()],
-}))
+}), flush=True)
 hvd.shutdown()
 """
 
 
 class Recording(RendezvousHandler):
-    """Horovod's own rendezvous, which notes the groups that ranks connect for."""
+    """Horovod's own rendezvous, which notes the groups that ranks connect for, by its port."""
 
-    scopes: ClassVar[set[str]] = set()
+    scopes: ClassVar[dict[int, set[str]]] = defaultdict(set)
 
     def do_PUT(self) -> None:
-        self.scopes.add(self.path.split("/")[1])
+        self.scopes[self.server.server_address[1]].add(self.path.split("/")[1])
         super().do_PUT()
 
 
-@pytest.fixture
-def rendezvous() -> Iterator[RendezvousServer]:
-    Recording.scopes.clear()
-    server = RendezvousServer()
-    yield server
-    server.stop()
+@dataclass(frozen=True)
+class World:
+    """What came of one world: the groups that its ranks connected for, and what each rank printed last."""
+
+    slots: list[SlotInfo]
+    scopes: set[str]
+    said: list[dict[str, Any]]
 
 
 def placement(slot: SlotInfo, port: int) -> dict[str, str]:
@@ -84,28 +88,49 @@ def placement(slot: SlotInfo, port: int) -> dict[str, str]:
     }
 
 
-def run_world(
-    server: RendezvousServer, hosts: str, program: str = WORK, *, before: tuple[str, ...] = ()
-) -> list[dict[str, object]]:
-    """Run `program` in a process for each slot of `hosts` (``a:2,b:1``); return what each printed last."""
-    size = sum(int(part.split(":")[1]) for part in hosts.split(","))
-    slots = get_host_assignments(parse_hosts(hosts), size)
-    port = server.start(Recording)
-    server.init(slots)
+# One process after the other world: an import of torch takes longer than all the rest.
+RANK = """
+import json, os
+for placement in json.loads(os.environ["PLACEMENTS"]):
+    os.environ.update(placement)
+    exec(os.environ["PROGRAM"], {})
+"""
 
-    def run(slot: SlotInfo) -> dict[str, object]:
-        ran = subprocess.run(
-            [*before, sys.executable, "-c", program],
-            env=os.environ | placement(slot, port),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        assert ran.returncode == 0, ran.stderr[-2000:]
-        return dict(json.loads(ran.stdout.strip().splitlines()[-1]))
 
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(run, slots))
+def run_worlds(*layouts: str, program: str, before: tuple[str, ...] = ()) -> list[World]:
+    """Run `program` in the world of each layout (``a:2,b:1``), one after the other in the same processes."""
+    all_slots = [get_host_assignments(parse_hosts(hosts), size_of(hosts)) for hosts in layouts]
+    with ExitStack() as undo:
+        ports = []
+        for slots in all_slots:
+            server = RendezvousServer()
+            ports.append(server.start(Recording))
+            undo.callback(server.stop)
+            server.init(slots)
+
+        def run(rank: int) -> list[dict[str, Any]]:
+            placements = [placement(slots[rank], port) for slots, port in zip(all_slots, ports, strict=True)]
+            ran = subprocess.run(
+                [*before, sys.executable, "-c", RANK],
+                env=os.environ | {"PLACEMENTS": json.dumps(placements), "PROGRAM": program},
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+            assert ran.returncode == 0, ran.stderr[-2000:]
+            return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+        size = len(all_slots[0])
+        with ThreadPoolExecutor(size) as pool:
+            said = list(pool.map(run, range(size)))
+    return [
+        World(slots, Recording.scopes[port], [rank[number] for rank in said])
+        for number, (slots, port) in enumerate(zip(all_slots, ports, strict=True))
+    ]
+
+
+def size_of(hosts: str) -> int:
+    return sum(int(part.split(":")[1]) for part in hosts.split(","))
 
 
 def test_the_installed_horovod_is_ours() -> None:
@@ -113,37 +138,43 @@ def test_the_installed_horovod_is_ours() -> None:
     assert horovod is not None and horovod.patch_level == PATCH_LEVEL, "run: horovod-tune install-horovod"
 
 
-@pytest.mark.parametrize(
-    ("hosts", "connected"),
-    [
-        # One host: the local group is the world, and every rank's cross group is itself.
-        ("a:3", {"global", "cross_0", "cross_1", "cross_2"}),
-        # One rank a host: the cross group is the world.
-        ("a:1,b:1,c:1", {"global", "local_a", "local_b", "local_c"}),
-        # Neither is; the second host is smaller.
-        ("a:2,b:1", {"global", "local_a", "local_b", "cross_0", "cross_1"}),
-    ],
-)
-def test_every_group_is_connected_once_and_works(
-    rendezvous: RendezvousServer, hosts: str, connected: set[str]
-) -> None:
-    said = run_world(rendezvous, hosts)
+CONNECTED = {
+    # One host: the local group is the world, and every rank's cross group is itself.
+    "a:3": {"global", "cross_0", "cross_1", "cross_2"},
+    # One rank a host: the cross group is the world.
+    "a:1,b:1,c:1": {"global", "local_a", "local_b", "local_c"},
+    # Neither is; the second host is smaller.
+    "a:2,b:1": {"global", "local_a", "local_b", "cross_0", "cross_1"},
+}
+
+
+@pytest.fixture(scope="module")
+def worlds() -> dict[str, World]:
+    return dict(zip(CONNECTED, run_worlds(*CONNECTED, program=WORK), strict=True))
+
+
+@pytest.mark.parametrize("hosts", CONNECTED)
+def test_every_group_is_connected_once(worlds: dict[str, World], hosts: str) -> None:
+    scopes = worlds[hosts].scopes
     # The process set of ranks 0 and 1 is the test's own; the one of all ranks connects nothing.
-    assert {scope for scope in Recording.scopes if "process_set" not in scope} == connected
-    assert {scope.split("_hash_")[1] for scope in Recording.scopes if "_hash_" in scope} != set()
-    assert len({scope.split("_hash_")[1] for scope in Recording.scopes if "_hash_" in scope}) == 1
+    assert {scope for scope in scopes if "process_set" not in scope} == CONNECTED[hosts]
+    assert len({scope.split("_hash_")[1] for scope in scopes if "_hash_" in scope}) == 1
+
+
+@pytest.mark.parametrize("hosts", CONNECTED)
+def test_collectives_process_sets_and_training_work(worlds: dict[str, World], hosts: str) -> None:
+    said = worlds[hosts].said
     assert [one["everyone"] for one in said] == [6.0] * 3
     assert [one["some"] for one in said] == [2.0, 2.0, None]
     assert [one["again"] for one in said] == [[0, 1, 2]] * 3
     assert said[0]["weights"] == said[1]["weights"] == said[2]["weights"]
-    slots = get_host_assignments(parse_hosts(hosts), 3)
     assert [one["place"] for one in said] == [
-        [slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size] for slot in slots
+        [slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size] for slot in worlds[hosts].slots
     ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a process another host name")
-def test_a_host_name_that_resolves_to_nothing_is_no_obstacle(rendezvous: RendezvousServer) -> None:
+def test_a_host_name_that_resolves_to_nothing_is_no_obstacle() -> None:
     elsewhere = ("unshare", "--uts", "sh", "-c", 'hostname no-such-host-name && exec "$0" "$@"')
     sums = """
 import json, torch
@@ -152,12 +183,15 @@ hvd.init()
 print(json.dumps({"sum": hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()}))
 hvd.shutdown()
 """
-    assert run_world(rendezvous, "a:2", sums, before=elsewhere) == [{"sum": 3.0}] * 2
+    (world,) = run_worlds("a:2", program=sums, before=elsewhere)
+    assert world.said == [{"sum": 3.0}] * 2
 
 
-def test_an_init_that_fails_raises_and_can_be_tried_again(rendezvous: RendezvousServer) -> None:
-    port = rendezvous.start()
-    rendezvous.init(get_host_assignments(parse_hosts("a:2"), 2))
+def test_an_init_that_fails_raises_and_can_be_tried_again() -> None:
+    slots = get_host_assignments(parse_hosts("a:2"), 2)
+    server = RendezvousServer()
+    port = server.start()
+    server.init(slots)
     program = """
 import os
 import horovod.torch as hvd
@@ -171,7 +205,7 @@ del os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
 hvd.init()
 print("size:", hvd.size())
 """
-    alone = placement(get_host_assignments(parse_hosts("a:2"), 2)[0], port)
+    alone = placement(slots[0], port)
     ran = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | alone | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "1"},
@@ -179,7 +213,32 @@ print("size:", hvd.size())
         text=True,
         timeout=TIMEOUT_S,
     )
+    server.stop()
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[0].startswith("raised: Horovod initialization failed")
     assert ran.stdout.splitlines()[1] == "size: 1"
     assert "could not connect its ranks" in ran.stderr and "timeout" in ran.stderr.lower()
+
+
+def test_a_rank_that_does_not_come_does_not_hold_the_others_for_ever(tmp_path: Path) -> None:
+    program = f"""
+import json, os, time, torch
+import horovod.torch as hvd
+from horovod.common.exceptions import HorovodInternalError
+freed = {str(tmp_path / "freed")!r}
+hvd.init()
+if hvd.rank() == 1:  # does not come before the other was freed
+    ends_s = time.monotonic() + 60
+    while not os.path.exists(freed) and time.monotonic() < ends_s:
+        time.sleep(0.1)
+try:
+    hvd.allreduce(torch.ones(1), name="gradient")
+    said = "went through"
+except HorovodInternalError as error:
+    said = "freed"
+open(freed, "w").close()
+print(json.dumps({{"said": said}}))
+"""
+    stall = ("env", "HOROVOD_STALL_CHECK_TIME_SECONDS=1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=2")
+    (world,) = run_worlds("a:2", program=program, before=stall)
+    assert world.said == [{"said": "freed"}] * 2

@@ -11,6 +11,7 @@ import pandas as pd
 from .records import TrialRecord
 from .scoring import Score
 from .trial_facts import attempts, error_line, hosts_of, ranks_of, report_times, start_seconds
+from .tune_fields import iteration_of
 
 _LEADING = ("trial_id", "training_iteration", "attempt", "time", "elapsed_s")
 _MISSING = object()
@@ -75,7 +76,7 @@ def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) 
         known = time == time
         made: dict[str, Any] = {
             "trial_id": trial.trial_id,
-            "training_iteration": row.get("training_iteration"),
+            "training_iteration": iteration_of(row),
             "attempt": attempt,
             "time": time,
             "elapsed_s": time - start_time if known and start_time is not None else math.nan,
@@ -106,9 +107,9 @@ def metric_column(metric: str) -> str:
 
 def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> dict[str, Any]:
     """One flat dictionary a trial."""
-    iterations = [row.get("training_iteration") for row in trial.rows]
+    iterations = [iteration_of(row) for row in trial.rows]
     if not iterations and trial.last_result:
-        iterations = [trial.last_result.get("training_iteration")]
+        iterations = [iteration_of(trial.last_result)]
     start, end = trial.start_time, trial.end_time
     row: dict[str, Any] = {"trial_id": trial.trial_id, "status": trial.status}
     if scored is not None and metric is not None:
@@ -116,7 +117,7 @@ def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> d
         row[f"best_{metric}"] = scored.best
         row["best_iteration"] = scored.best_iteration
     row |= {
-        "iterations": max((n for n in iterations if isinstance(n, int)), default=0),
+        "iterations": max((n for n in iterations if n is not None), default=0),
         "start": start if start is not None else math.nan,
         "end": end if end is not None else math.nan,
         "duration_s": end - start if start is not None and end is not None else math.nan,

@@ -15,6 +15,7 @@ from .results import Analysis
 
 _LOG_SPAN = 100.0  # without a written space, positive numbers over two decades may get a logarithmic axis
 _LOG_MEDIAN = 0.25  # … if half of them lie below this part of the largest, as evenly spread ones do not
+_FARTHEST = 1e30
 _MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
 
 
@@ -45,7 +46,8 @@ class Parameter:
             return np.array([math.nan if v is None else ranks[text_of(v)] for v in self.values])
         numbers = np.array([math.nan if v is None else float(v) for v in self.values])
         if not self.log:
-            return numbers
+            # No axis reaches further, and a random forest computes with 32 bits.
+            return np.where(np.isnan(numbers), math.nan, np.clip(numbers, -_FARTHEST, _FARTHEST))
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(numbers > 0, np.log10(numbers), math.nan)
 
@@ -55,8 +57,9 @@ class Parameter:
             return -0.5, len(self.categories) - 0.5
         known = self.positions[np.isfinite(self.positions)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-        if low == high:
-            low, high = low - 0.5, high + 0.5
+        if high - low <= 1e-12 * abs(high):
+            apart = 0.5 if abs(high) < 1e3 else abs(high) * 0.05
+            low, high = low - apart, high + apart
         return low, high
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .tune_fields import iteration_of
+
 SCOPES = ("last", "all")
 
 
@@ -60,8 +62,8 @@ def score(rows: Sequence[Mapping[str, Any]], metric: str, mode: str) -> Score:
         last = value
         if is_better(value, best, mode):
             best, best_row = value, index
-    iteration = rows[best_row].get("training_iteration") if best_row is not None else None
-    return Score(last, best, iteration if isinstance(iteration, int) else None, best_row)
+    iteration = iteration_of(rows[best_row]) if best_row is not None else None
+    return Score(last, best, iteration, best_row)
 
 
 def best_index(scores: Sequence[Score], mode: str, scope: str) -> int | None:

@@ -11,6 +11,7 @@ import numpy as np
 from .results import Analysis
 from .scoring import is_better, value_of
 from .trial_facts import attempts, hosts_of, ranks_of, report_times, start_span
+from .tune_fields import iteration_of
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ def curves(analysis: Analysis) -> list[Curve]:
             value = value_of(row, metric)
             if value is None:
                 continue
-            iteration = row.get("training_iteration")
-            iterations.append(float(iteration) if isinstance(iteration, (int, float)) else math.nan)
+            iteration = iteration_of(row)
+            iterations.append(math.nan if iteration is None else float(iteration))
             elapsed.append(time - start)
             values.append(value)
             starts.append(attempt)
@@ -109,7 +110,7 @@ def rungs(analysis: Analysis) -> list[Rung]:
     The rungs are the scheduler's own where the experiment says them (`Analysis.record.rungs`), else the
     iterations at which trials ended without a failure, the commonest dozen of them.
     """
-    drawn = [curve for curve in curves(analysis) if len(curve.values)]
+    drawn = [curve for curve in curves(analysis) if np.isfinite(curve.iterations).any()]
     reached = {curve.trial: int(np.nanmax(curve.iterations)) for curve in drawn}
     steps = [step for step in analysis.record.rungs if any(far >= step for far in reached.values())]
     if not steps:

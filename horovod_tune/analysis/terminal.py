@@ -15,6 +15,7 @@ from .results import Analysis
 from .series import Curve, curves
 from .sparkline import sparkline
 from .trial_facts import error_line
+from .tune_fields import iteration_of
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
@@ -129,7 +130,8 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         if scored:
             score = analysis.scores[index]
             cells += [_number(score.last), _number(score.best), Text(_spark(drawn[index]), style="cyan")]
-        cells.append(Text(str((trial.last_result or {}).get("training_iteration", ""))))
+        iteration = iteration_of(trial.last_result or {})
+        cells.append(Text("" if iteration is None else str(iteration)))
         cells += [Text(_short(one.values[index])) for one in shown]
         table.add_row(*cells, style="bold" if scored and trial is analysis.best_trial else "")
     left = [f"{len(order) - rows} more trials"] if len(order) > rows else []

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .records import TrialRecord
+from .tune_fields import iteration_of, seconds
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -21,15 +22,15 @@ def report_times(trial: TrialRecord) -> list[float]:
     rows = trial.rows
     if not rows:
         return []
-    end, spent = trial.end_time, rows[-1].get("time_total_s")
-    times = []
+    end, spent = trial.end_time, seconds(rows[-1].get("time_total_s"))
+    times: list[float] = []
     for row in rows:
-        stamp, total = row.get("timestamp"), row.get("time_total_s")
-        if not isinstance(stamp, (int, float)):
+        stamp, total = seconds(row.get("timestamp")), seconds(row.get("time_total_s"))
+        if stamp is None:
             times.append(math.nan)
             continue
-        guess = float(stamp)
-        if end is not None and isinstance(total, (int, float)) and isinstance(spent, (int, float)):
+        guess = stamp
+        if end is not None and total is not None and spent is not None:
             guess = min(max(end - (spent - total), stamp), stamp + 0.999)
         times.append(max(guess, times[-1]) if times and times[-1] == times[-1] else guess)
     return times
@@ -43,8 +44,8 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     """
     numbers, number, before = [], 1, 0
     for row in rows:
-        iteration = row.get("training_iteration")
-        if isinstance(iteration, int):
+        iteration = iteration_of(row)
+        if iteration is not None:
             if iteration <= before:
                 number += 1
             before = iteration
@@ -77,7 +78,7 @@ def plain_text(text: str) -> str:
 def ranks_of(trial: TrialRecord) -> int | None:
     """How many ranks trained the trial, as its reports say; None where they do not."""
     size = (trial.last_result or {}).get("world_size")
-    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+    return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 10**6 else None
 
 
 def hosts_of(trial: TrialRecord) -> list[str] | None:
@@ -90,10 +91,7 @@ def hosts_of(trial: TrialRecord) -> list[str] | None:
 
 def start_seconds(trial: TrialRecord) -> float | None:
     """How long the trial's start took, as its reports say."""
-    seconds = (trial.last_result or {}).get("start_s")
-    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and math.isfinite(seconds):
-        return max(0.0, float(seconds))
-    return None
+    return seconds((trial.last_result or {}).get("start_s"))
 
 
 def start_span(trial: TrialRecord) -> tuple[float, float] | None:
@@ -105,7 +103,7 @@ def start_span(trial: TrialRecord) -> tuple[float, float] | None:
     if trial.start_time is None:
         return None
     spent = start_seconds(trial) or 0.0
-    first = trial.rows[0].get("time_total_s") if trial.rows else None
-    if isinstance(first, (int, float)) and spent <= first:
+    first = seconds(trial.rows[0].get("time_total_s")) if trial.rows else None
+    if first is not None and spent <= first:
         return trial.start_time, trial.start_time + spent
     return trial.start_time - spent, trial.start_time

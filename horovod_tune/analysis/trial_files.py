@@ -11,6 +11,7 @@ from typing import Any
 
 from .records import Problem, TrialRecord
 from .storage import Folder
+from .tune_fields import seconds
 
 
 def with_files(
@@ -90,13 +91,13 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
         status = (
             "TERMINATED" if last.get("done") is True else "ERROR" if trial.error is not None else "UNKNOWN"
         )
-    stamp = last.get("timestamp")
-    if isinstance(stamp, (int, float)) and (end is None or stamp > end):
-        end = float(stamp)
+    stamp = seconds(last.get("timestamp"))
+    if stamp is not None and (end is None or stamp > end):
+        end = stamp
     config = trial.config or last.get("config") or {}
     start = trial.start_time
-    first, spent = rows[0].get("timestamp"), rows[0].get("time_total_s")
-    if start is None and isinstance(first, (int, float)) and isinstance(spent, (int, float)):
+    first, spent = seconds(rows[0].get("timestamp")), seconds(rows[0].get("time_total_s"))
+    if start is None and first is not None and spent is not None:
         start = first - spent
     return replace(
         trial,

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .records import ExperimentRecord, Problem, TrialRecord
 from .storage import Entry, Folder, driver_folders
 from .trial_files import with_files
+from .tune_fields import seconds
 from .tune_pickles import TunerFacts, plain, resources_of, searcher_facts, tuner_facts
 
 FACTS_FILE = "horovod_tune_run.json"  # written by our progress callback
@@ -144,8 +145,8 @@ def _trial_of_state(folder: Folder, number: int, trial: dict[str, Any], run: dic
         config=plain(trial.get("config") or {}),
         status=trial["status"],
         directory=folder.below(directory).shown if directory else "",
-        start_time=run.get("start_time"),
-        end_time=run.get("last_result_time") if last else None,
+        start_time=seconds(run.get("start_time")),
+        end_time=seconds(run.get("last_result_time")) if last else None,
         last_result=plain(last) if last else None,
         num_failures=run.get("num_failures") or 0,
         error="" if run.get("error_filename") else None,
@@ -208,8 +209,8 @@ def _assemble(
         problems=tuple(problems),
         metric=facts.metric or runner.get("_metric"),
         mode=facts.mode,
-        start_time=runner.get("_start_time") or (min(starts) if starts else None),
-        total_time_s=runner.get("_total_time"),
+        start_time=seconds(runner.get("_start_time")) or (min(starts) if starts else None),
+        total_time_s=seconds(runner.get("_total_time")),
         last_write=max(modified, default=None),
         num_samples=facts.num_samples,
         domains=facts.domains,
@@ -225,22 +226,24 @@ def _assemble(
 def _tuner(
     folder: Folder, staged: Folder | None, entries: list[Entry], problems: list[Problem]
 ) -> TunerFacts:
-    facts = TunerFacts()  # the searcher's comes first: it has counted the grid's points too
+    facts, searchers = TunerFacts(), TunerFacts()
     names = {entry.name for entry in entries}
     if staged is not None:
         names |= {entry.name for entry in staged.entries()}
+
+    def add(name: str, known: TunerFacts, read: Callable[[bytes], TunerFacts]) -> None:
+        try:
+            known.add(read(folder.read(name) or (staged.read(name) if staged else None) or b""))
+        except ValueError as error:
+            problems.append(Problem(name, f"not readable ({error})"))
+
     for pattern in _SEARCHERS:
         for name in sorted(fnmatch.filter(names, pattern), reverse=True)[:1]:
-            data = folder.read(name) or (staged.read(name) if staged else None)
-            try:
-                facts.add(searcher_facts(data or b""))
-            except ValueError as error:
-                problems.append(Problem(name, f"not readable ({error})"))
+            add(name, searchers, searcher_facts)
+    facts.num_samples = searchers.num_samples  # it has counted the grid's points too, tuner.pkl has not
     if "tuner.pkl" in names:
-        try:
-            facts.add(tuner_facts(folder.read("tuner.pkl") or b""))
-        except ValueError as error:
-            problems.append(Problem("tuner.pkl", f"not readable ({error})"))
+        add("tuner.pkl", facts, tuner_facts)
+    facts.add(searchers)
     return facts
 
 

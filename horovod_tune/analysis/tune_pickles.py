@@ -6,6 +6,7 @@ unpickled: see `inert_pickle.py`. What is not found stays None and is shown as n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +60,12 @@ def tuner_facts(data: bytes) -> TunerFacts:
 
 
 def searcher_facts(data: bytes) -> TunerFacts:
-    """Read a searcher's state (`basic-variant-state-*`, `search_gen_state-*`, `searcher-state-*`)."""
+    """Read a searcher's state (`basic-variant-state-*`, `search_gen_state-*`, `searcher-state-*`).
+
+    These are pickles, whatever their names end in; only our own searcher writes JSON.
+    """
+    if data[:1] == b"{":
+        return _own_searcher(data)
     whole = look(data)
     facts = TunerFacts()
     if isinstance(whole, dict):
@@ -67,12 +73,24 @@ def searcher_facts(data: bytes) -> TunerFacts:
         total = whole.get("_total_samples", whole.get("total_samples"))
         if isinstance(total, int) and 0 < total < 2**31:
             facts.num_samples = total
+        facts.searcher = next((key[5:] for key in whole if isinstance(key, str) and key[:5] == "name:"), None)
+        if facts.searcher == "ConcurrencyLimiter":
+            facts.searcher = None  # the searcher within has a state of its own
     for config in _configs(whole):
         domains, constants = _split_space(config)
         if domains:
             facts.domains, facts.constants = domains, constants
             break
     return facts
+
+
+def _own_searcher(data: bytes) -> TunerFacts:
+    try:
+        state = json.loads(data)
+    except ValueError as error:
+        raise UnreadablePickle(f"neither a pickle nor JSON: {error}") from error
+    name = str(state.get("format", "")).rsplit(".", 1)[-1]
+    return TunerFacts(_text(state.get("metric")), _text(state.get("mode")), searcher=name or None)
 
 
 def resources_of(hex_blob: Any) -> Resources | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from made_experiments import made_experiment
+from test_odd_experiments import odd_experiment
 from test_report_page import EVIL, evil_experiment
 
 from horovod_tune.analysis import analyze, write_report
@@ -284,6 +285,25 @@ def test_hostile_names_and_values_are_text(opened):
     assert EVIL in heads
     assert browser.execute_script("return document.querySelectorAll('script').length") == 2
     assert complaints(browser) == []
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_odd_values_are_drawn_without_complaint(opened, tmp_path, seed):
+    browser = opened(analyze(odd_experiment(tmp_path, seed), metric="loss", mode="min"))
+    draw_all(browser)
+    assert complaints(browser) == []
+    across = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert across[0] <= across[1], "the page does not scroll sideways"
+    keep_screenshot(browser, f"odd-{seed}")
+
+
+def test_a_row_of_the_table_can_be_chosen_from_the_keyboard(opened):
+    from selenium.webdriver.common.keys import Keys
+
+    browser = opened(made_experiment(10))
+    row = browser.find_element("css selector", "#table tbody tr")
+    row.send_keys(Keys.ENTER)
+    assert browser.find_element("id", "selected").is_displayed()
 
 
 def test_nothing_is_fetched(opened):

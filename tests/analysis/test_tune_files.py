@@ -181,3 +181,12 @@ def test_the_space_searcher_and_rungs_are_found_in_what_tune_wrote(experiments):
     assert record.scheduler == "AsyncHyperBandScheduler(max_t=9, reduction_factor=3)"
     assert record.num_samples == 9
     assert record.trials[0].resources.total("CPU") == 1.0
+
+
+def test_our_own_searchers_state_tells_metric_mode_and_name(home):
+    state = {"format": "horovod_tune.BayesOptSearch", "metric": "loss", "mode": "min"}
+    (home / "searcher-state-2026-11-20_12-00-00.json").write_text(json.dumps(state))
+    record = analyze(home).record
+    assert (record.searcher, record.metric, record.mode) == ("BayesOptSearch", "loss", "min")
+    (home / "searcher-state-2026-11-20_12-00-00.json").write_text("{ broken")
+    assert "neither a pickle nor JSON" in str(analyze(home).problems[0])

@@ -14,6 +14,7 @@ from ..parameters import Parameter, text_of, varying_parameters
 from ..results import Analysis
 from ..scoring import Score
 from ..trial_facts import error_line, ranks_of
+from ..tune_fields import iteration_of
 from .facts import duration
 
 _POINTS = 120_000  # of all curves together: what a browser draws without a pause
@@ -92,7 +93,7 @@ def _trials(analysis: Analysis, scored: bool) -> dict[str, list[Any]]:
         "last": [number(s.last) for s in scores],
         "best": [number(s.best) for s in scores],
         "best_iteration": [s.best_iteration for s in scores],
-        "iterations": [len(t.rows) and (t.rows[-1].get("training_iteration") or len(t.rows)) for t in trials],
+        "iterations": [max((iteration_of(row) or 0 for row in t.rows), default=0) for t in trials],
         "start": [number(t.start_time - zero) if t.start_time is not None else None for t in trials],
         "duration": [number(span) for span in spans],
         "duration_text": [duration(span) if span is not None else "" for span in spans],

@@ -65,6 +65,7 @@ function drawTable() {
   body.replaceChildren(...rows.slice(page * PAGE, (page + 1) * PAGE).map((trial) => {
     const row = document.createElement('tr');
     row.dataset.trial = trial;
+    row.tabIndex = 0;
     row.classList.toggle('best-row', trial === D.best);
     row.classList.toggle('chosen', trial === selected);
     columns.forEach((column) => {
@@ -98,6 +99,12 @@ columns.forEach((column, k) => {
 byId('table').tBodies[0].addEventListener('click', (event) => {
   const row = event.target.closest('tr');
   if (row) select(Number(row.dataset.trial));
+});
+byId('table').tBodies[0].addEventListener('keydown', (event) => {
+  if (event.key !== 'Enter' || !event.target.dataset.trial) return;
+  const { trial } = event.target.dataset;
+  select(Number(trial));
+  byId('table').querySelector(`tr[data-trial="${trial}"]`)?.focus();
 });
 byId('previous').addEventListener('click', () => { page -= 1; drawTable(); });
 byId('next').addEventListener('click', () => { page += 1; drawTable(); });

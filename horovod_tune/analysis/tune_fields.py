@@ -1,0 +1,32 @@
+"""The fields that Tune adds to every report, read with care: a training function may overwrite each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_LATEST = 9e9  # Unix time of the year 2255: pandas' clocks end a little later
+
+
+def iteration_of(report: Mapping[str, Any]) -> int | None:
+    """The report's training_iteration; None where it is no whole number.
+
+    >>> iteration_of({"training_iteration": 3}), iteration_of({"training_iteration": "x"})
+    (3, None)
+    """
+    value = report.get("training_iteration")
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
+        return value
+    return None
+
+
+def seconds(value: Any) -> float | None:
+    """A length of time or a Unix time in seconds; None for what can be neither.
+
+    >>> seconds(1.5), seconds(-1), seconds(float("nan")), seconds("1")
+    (1.5, None, None, None)
+    """
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if math.isfinite(value) and 0 <= value < _LATEST else None

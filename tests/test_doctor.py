@@ -191,6 +191,15 @@ def test_an_import_that_fails_in_any_way_is_a_fact(program: str, why: str) -> No
     assert probe(program) == {"error": why}
 
 
+@pytest.mark.parametrize(("value", "seen"), [("", None), ("1", "1")])
+def test_gpus_that_ray_hides_from_its_tasks_are_still_seen(
+    monkeypatch: pytest.MonkeyPatch, value: str, seen: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    program = "import json, os; print(json.dumps({'seen': os.environ.get('CUDA_VISIBLE_DEVICES')}))"
+    assert probe(program) == {"seen": seen}
+
+
 def arguments(**given: object) -> argparse.Namespace:
     return argparse.Namespace(**({"json": False} | given))
 

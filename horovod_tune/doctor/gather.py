@@ -25,6 +25,8 @@ from horovod_tune.horovod_build.installed import installed_horovod, installed_to
 
 IMPORT_TIMEOUT_S = 120.0
 
+HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
+
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 
 # An import in this process would be final, and one that crashes would take the doctor with it.
@@ -86,9 +88,12 @@ def gather_facts() -> NodeFacts:
 
 def probe(program: str) -> dict[str, Any]:
     """Run `program`, which prints JSON last; return that, or ``{"error": why}``."""
+    # Ray hides the GPUs from tasks that ask for none, such as the one that gathers facts on a node.
+    environment = {key: value for key, value in os.environ.items() if (key, value) not in HIDES_GPUS}
     try:
         ran = subprocess.run(
             [sys.executable, "-c", program],
+            env=environment,
             capture_output=True,
             text=True,
             timeout=IMPORT_TIMEOUT_S,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from lab import REPOSITORY, Lab, wait_until
@@ -61,21 +62,26 @@ def slurm() -> Iterator[Slurm]:
         yield Slurm(lab)
 
 
-def test_two_jobs_share_nodes_and_each_ends_with_its_own_exit_code(slurm: Slurm) -> None:
+def test_two_jobs_share_nodes_and_each_ends_with_its_own_exit_code(slurm: Slurm, tmp_path: Path) -> None:
     search = f"python {JOBS}/plain_search.py --hosts 3 --storage /shared/{{}}"
-    options = "--nodes=3 --cpus-per-task=1"
-    first = slurm.submit(options, search.format("first"))
-    second = slurm.submit(options, f"bash -c '{search.format('second')} && exit 3'")
+    first = slurm.submit("--nodes=3 --cpus-per-task=1", search.format("first"))
+    # The other one as a person does it: launched, followed, and its exit code is the command's.
+    launch = "cd /shared && horovod-tune launch slurm --nodes 3 --cpus-per-task 1"
+    words = f"{launch} -- bash -c '{search.format('second')} && exit 3'"
+    log = tmp_path / "launch.log"
+    follower = slurm.lab.start("n1", ["bash", "-lc", words], log)
+    wait_until(lambda: "Job " in log.read_text(), timeout_s=60, what="the launch to submit")
+    second = int(re.search(r"^Job (\d+)\.", log.read_text(), re.M)[1])
     wait_until(
         lambda: {slurm.state(first), slurm.state(second)} == {"RUNNING"},
         timeout_s=30,
         what="both jobs running",
     )
     assert slurm.wait_for_end(first, timeout_s=120) == "COMPLETED", slurm.log(first)
-    assert slurm.wait_for_end(second, timeout_s=60) == "FAILED", slurm.log(second)
-    assert slurm.exit_code(second) == "3:0"
-    for job in (first, second):
-        assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in slurm.log(job)
+    assert follower.wait(timeout=120) == 3, log.read_text()[-4000:]
+    assert slurm.state(second) == "FAILED" and slurm.exit_code(second) == "3:0"
+    for output in (slurm.log(first), log.read_text()):
+        assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in output
     assert slurm.leftovers() == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialOrder
@@ -30,6 +32,7 @@ class Coordinator:
         self._order: TrialOrder | None = None
         self._started = False
         self._function_is_there = False
+        self._start_s = 0.0
         self.replaced_because: list[str] = []
         """Why the workers of the trial before were not kept; empty when they were."""
 
@@ -45,8 +48,6 @@ class Coordinator:
     def restore(self, checkpoint: CheckpointPlace) -> None:
         """Let the trial start from a checkpoint. Must come before its first `next_result`."""
         assert self._order is not None
-        from dataclasses import replace
-
         self._order = replace(self._order, checkpoint=checkpoint)
 
     @property
@@ -66,7 +67,8 @@ class Coordinator:
                 self._start()
             event = self._group.next_event()
         except Exception:
-            self._write_logs()
+            self._started = False  # nothing left to unwind
+            self._finish_logs()
             self.close()
             raise
         self._write_logs()
@@ -74,22 +76,25 @@ class Coordinator:
             case Report(index=index, metrics=metrics, checkpoint_path=path):
                 return self._store(index, metrics, path)
             case Finished():
-                self._storage.publish_logs()
+                self._finish_logs()
                 return None
 
     def _start(self) -> None:
         assert self._order is not None
-        from dataclasses import replace
-
         self._started = True
+        asked = time.monotonic()
         function = None if self._function_is_there else self._function
         self._group.begin(replace(self._order, function=function))
         self._function_is_there = True
+        self._start_s = round(time.monotonic() - asked, 4)
 
     def _store(
         self, index: int, metrics: dict[str, Any], path: str | None
     ) -> tuple[dict[str, Any], Checkpoint | None]:
         assert self._storage is not None
+        metrics = {**metrics}
+        metrics.setdefault("world_size", len(self._group.hosts))
+        metrics.setdefault("start_s", self._start_s)
         checkpoint, place = None, None
         if path is not None:
             checkpoint, place = self._storage.persist(path, metrics)
@@ -97,6 +102,12 @@ class Coordinator:
         # Rank 0 waits in its report until Tune asks for the next result: only then is the trial to go on.
         self._group.proceed(index, place)
         return metrics, checkpoint
+
+    def _finish_logs(self) -> None:
+        """Bring what the ranks printed in this trial to its directory."""
+        assert self._storage is not None
+        self._write_logs()
+        self._storage.publish_logs()
 
     def _write_logs(self) -> None:
         assert self._storage is not None
@@ -112,7 +123,7 @@ class Coordinator:
             self._replace_workers(["reuse_workers=False"])
             return
         problems = self._group.end_trial()
-        self._write_logs()
+        self._finish_logs()
         self.replaced_because = problems
         if problems:
             self._replace_workers(problems)
@@ -124,7 +135,11 @@ class Coordinator:
         self._group.create()
 
     def close(self) -> None:
-        """End the workers' processes; twice is harmless."""
+        """End the trial if it still runs, and the workers' processes; twice is harmless."""
+        if self._started:
+            # Lets the training function's `finally` blocks run, and its last lines reach the log.
+            self._group.unwind()
+            self._finish_logs()
         self._group.close()
         self._function_is_there = False
         self._started = False

@@ -31,6 +31,10 @@ class ResourcesUnavailable(HorovodTuneError, RuntimeError):
     """No cluster like this one can ever hold the trial: says what it asks for and what there is."""
 
 
+class PreflightFailed(HorovodTuneError, RuntimeError):
+    """A machine of the cluster cannot take part in a trial on several: says which one, why, and the cure."""
+
+
 class StartFailed(HorovodTuneError, RuntimeError):
     """The training actors of a trial did not come up: says in which phase, and which ranks."""
 

@@ -34,3 +34,12 @@ def dumps(function: Any) -> bytes:
     with io.BytesIO() as file:
         _Pickler(file).dump(function)
         return file.getvalue()
+
+
+def travels_by_name(module: str) -> bool:
+    """Whether what ``module`` defines is sent as a name to import, and not as code.
+
+    >>> travels_by_name("sys"), travels_by_name("no.such.module")
+    (True, False)
+    """
+    return module in sys.modules and module not in cloudpickle.list_registry_pickle_by_value()

@@ -229,6 +229,19 @@ def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:
             raise ResourcesUnavailable(_shortage(placement, nodes))
 
 
+def fits_one_node(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:
+    """Whether a trial may land on one node alone, so that nothing of it goes between machines.
+
+    >>> fits_one_node(Placement(({"CPU": 2.0},) * 3, "PACK"), [{"CPU": 4.0}, {"CPU": 4.0}])
+    False
+    """
+    if placement.strategy == "STRICT_SPREAD":
+        return False
+    names = {name for bundle in placement.bundles for name in bundle}
+    total = {name: sum(bundle.get(name, 0.0) for bundle in placement.bundles) for name in names}
+    return any(all(node.get(name, 0.0) >= amount for name, amount in total.items()) for node in nodes)
+
+
 def _shortage(placement: Placement, nodes: Sequence[dict[str, float]]) -> str:
     count, bundle = len(placement.bundles), placement.bundles[0]
     where = " on different machines" if placement.strategy == "STRICT_SPREAD" else ""

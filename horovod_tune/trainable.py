@@ -20,6 +20,7 @@ from ray.tune.trainable import FunctionTrainable
 from horovod_tune import ray_adapter, shipping
 from horovod_tune.backend import require_backend
 from horovod_tune.coordinator import Coordinator
+from horovod_tune.errors import PreflightFailed
 from horovod_tune.messages import TrialOrder
 from horovod_tune.parameters import ShippedParameters, parameters_of
 from horovod_tune.spec import (
@@ -28,12 +29,16 @@ from horovod_tune.spec import (
     TrialSpec,
     check_fits,
     check_training_function,
+    fits_one_node,
     make_spec,
 )
 from horovod_tune.storage import TrialStorage
 from horovod_tune.workers.group import WorkerGroup
 
 logger = logging.getLogger(__name__)
+
+_preflighted: set[tuple[str, str]] = set()
+"""Which trainables' machines have been looked at, on which cluster."""
 
 
 class ShippedFunction:
@@ -47,15 +52,20 @@ class ShippedFunction:
 
     def __init__(self, function: Callable[..., Any] | None, token: str, pickled: bytes = b"") -> None:
         self._function = function
-        self._token = token
+        self.token = token
         self._pickled = pickled
         self._live[token] = self
 
     def pickled(self) -> bytes:
         return self._pickled if self._function is None else shipping.dumps(self._function)
 
+    def modules(self) -> list[str]:
+        """Return the modules that a rank has to import to open the function; none where a script holds it."""
+        name = getattr(self._function, "__module__", None)
+        return [name] if name not in (None, "__main__") and shipping.travels_by_name(name) else []
+
     def __reduce__(self) -> Any:
-        return ShippedFunction._arrive, (self._token, self.pickled())
+        return ShippedFunction._arrive, (self.token, self.pickled())
 
     @classmethod
     def _arrive(cls, token: str, pickled: bytes) -> ShippedFunction:
@@ -80,13 +90,38 @@ class DistributedTrainable(FunctionTrainable):
 
         Raises:
             ResourcesUnavailable: the cluster can never hold them. Runs in the driver.
+            PreflightFailed: the trial spans machines of which one cannot take part.
         """
         placement = cls._placement()
-        if ray.is_initialized() and not ray_adapter.cluster_can_grow():
-            check_fits(placement, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        if ray.is_initialized():
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            if not ray_adapter.cluster_can_grow():
+                check_fits(placement, nodes)
+            if len(placement.bundles) > 1 and not fits_one_node(placement, nodes):
+                cls._look_at_the_machines()
         return PlacementGroupFactory(
             [{}, *[dict(bundle) for bundle in placement.bundles]], strategy=placement.strategy
         )
+
+    @classmethod
+    def _look_at_the_machines(cls) -> None:
+        """Look at every machine once, before the first trial that spans several of them."""
+        key = (cls._shipped.token, ray.get_runtime_context().gcs_address)
+        if key in _preflighted:
+            return
+        from horovod_tune.cluster import preflight
+
+        report = preflight.check(
+            cls._shipped.modules(),
+            num_hosts=cls._spec.num_hosts or 2,
+            nics=cls._spec.nics,
+            use_tpu=cls._spec.use_tpu,
+        )
+        if not report.ok:
+            raise PreflightFailed(f"a trial on several machines cannot run here:\n{report}")
+        if report.problems:
+            logger.warning("Preflight:\n%s", report)
+        _preflighted.add(key)
 
     @classmethod
     def _placement(cls) -> Any:
@@ -109,6 +144,7 @@ class DistributedTrainable(FunctionTrainable):
 
     def _make_launcher(self) -> Any:
         group = ray.util.get_current_placement_group()
+        assert group is not None, "Tune runs a trial in its placement group"
         if self._spec.use_tpu:
             from horovod_tune.workers.xla.launch import XlaLauncher
 
@@ -119,6 +155,7 @@ class DistributedTrainable(FunctionTrainable):
 
     def _set_trial(self, config: dict[str, Any]) -> None:
         storage = self._storage
+        assert storage is not None, "Tune gives every trial its storage"
         order = TrialOrder(
             trial_id=self.trial_id,
             trial_name=self.trial_name,
@@ -149,7 +186,8 @@ class DistributedTrainable(FunctionTrainable):
         if self._last_training_result is not None:
             self._last_training_result.metrics = result
 
-    def save_checkpoint(self, checkpoint_dir: str = "") -> _TrainingResult | None:
+    # FunctionTrainable uses these two in its own way too: with a result in place of a directory.
+    def save_checkpoint(self, checkpoint_dir: str = "") -> _TrainingResult | None:  # type: ignore[override]
         return self._last_training_result
 
     def restore(self, checkpoint_path: Any) -> None:
@@ -162,8 +200,9 @@ class DistributedTrainable(FunctionTrainable):
         here = self._trial_storage.bring_here(result.checkpoint)
         super().restore(_TrainingResult(checkpoint=here, metrics=result.metrics))
 
-    def load_checkpoint(self, checkpoint_result: _TrainingResult) -> None:
-        self._coordinator.restore(self._trial_storage.place_here(checkpoint_result.checkpoint))
+    def load_checkpoint(self, checkpoint_result: _TrainingResult) -> None:  # type: ignore[override]
+        checkpoint: Any = checkpoint_result.checkpoint
+        self._coordinator.restore(self._trial_storage.place_here(checkpoint))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial on the same workers, or on new ones where these are not fit for it."""
@@ -175,7 +214,7 @@ class DistributedTrainable(FunctionTrainable):
                 "; ".join(self._coordinator.replaced_because),
             )
         self._last_training_result = None
-        self._last_result = {}
+        self._last_result: Any = {}
         self._set_trial(new_config)
         return True
 

@@ -81,13 +81,12 @@ def _receive(source_node: str, source: str, target: str) -> None:
     if source_node == ray.get_runtime_context().get_node_id():
         chunks: Iterator[Any] = _send(source)
     else:
-        sender = ray.remote(
-            num_cpus=0,
-            max_retries=0,
+        sender: Any = ray.remote(num_cpus=0, max_retries=0)(_send)
+        refs = sender.options(
             num_returns="streaming",
             _generator_backpressure_num_objects=IN_FLIGHT,
-        )(_send)
-        refs = sender.options(scheduling_strategy=_on(source_node)).remote(source)
+            scheduling_strategy=_on(source_node),
+        ).remote(source)
         chunks = (ray.get(ref) for ref in refs)
     part = f"{target}.{uuid.uuid4().hex}.part"
     try:

@@ -271,21 +271,21 @@ class WorkerGroup:
             return ["there are no ranks"]
         if self._failures:
             return ["a rank failed"]
-        if self._running:
-            problems = self._unwind()
-            if problems:
-                return problems
-        return self._tidy()
+        problems = self.unwind()
+        return problems or self._tidy()
 
-    def _unwind(self) -> list[str]:
-        """Stop the training function on every rank that still runs it."""
+    def unwind(self) -> list[str]:
+        """Stop the training function on every rank that still runs it; return why that was not possible."""
+        if not self._running:
+            return []
         for member in self._members:
             member.stop_training.remote()
         polled = set(self._polls.values())
         for i in range(len(self._members)):
             if i not in polled and self._running & set(self._ranks[i]):
                 self._poll(i)
-        start, closing = time.monotonic(), []
+        start = time.monotonic()
+        closing: list[Any] = []
         while self._running and time.monotonic() - start < UNWIND_S:
             self._listen(0.2)
             if self._running and not closing and time.monotonic() - start > 0.3:

@@ -187,6 +187,6 @@ class TrainingActor:
         if not is_collective_error(error):
             return FailureKind.RAISED, ""
         stalled = self._output.stall_report()
-        if stalled:
+        if "Will shutdown" in stalled:
             return FailureKind.STALLED, f"\nHorovod's stall inspector:\n{stalled}\n"
         return FailureKind.DISCONNECTED, ""

@@ -157,7 +157,7 @@ class _Rank:
             host=self._host,
             send=self._send,
             prepare=self._enter_thread,
-            describe_failure=lambda error: (FailureKind.RAISED, ""),
+            describe_failure=self._describe_failure,
         )
         self._training.start()
 
@@ -175,6 +175,10 @@ class _Rank:
                 self._channel.send("stopped")
             case Failed(kind=kind, traceback=text):
                 self._channel.send("failed", failure_kind=kind.value, traceback=text)
+
+    def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
+        lost = self._runtime.lost_another(error)
+        return FailureKind.DISCONNECTED if lost else FailureKind.RAISED, ""
 
     def _fetch(self, place: CheckpointPlace) -> Any:
         """Return the checkpoint as one that this process can read; the host's actor brings it, once."""

@@ -59,6 +59,9 @@ class Runtime(Protocol):
     def enter_thread(self) -> Callable[[], None]:
         """Return a function that lets another thread of this process act as this rank."""
 
+    def lost_another(self, error: BaseException) -> bool:
+        """Whether a function raised because another rank left, so that its traceback is not the cause."""
+
     def begin_baseline(self) -> None:
         """Note how the device's state is before the first trial."""
 
@@ -97,6 +100,11 @@ class TorchXla:
         # TPU v2 and v3 have two devices, and so two ranks, in a process; each thread has its own default.
         device = torch_xla._XLAC._xla_get_default_device()
         return lambda: torch_xla._XLAC._xla_set_default_device(device)
+
+    def lost_another(self, error: BaseException) -> bool:
+        # How the runtime's own status codes for a peer that is gone begin (absl's canonical errors).
+        gone = ("UNAVAILABLE:", "ABORTED:", "DEADLINE_EXCEEDED:")
+        return isinstance(error, RuntimeError) and (str(error).startswith(gone) or _lost_peer(error))
 
     def begin_baseline(self) -> None:
         import torch_xla.core.xla_model as xm
@@ -172,11 +180,25 @@ class PlainProcesses:
     def enter_thread(self) -> Callable[[], None]:
         return lambda: None
 
+    def lost_another(self, error: BaseException) -> bool:
+        return _lost_peer(error)
+
     def begin_baseline(self) -> None:
         """There is no device."""
 
     def restore(self) -> list[str]:
         return []
+
+
+def _lost_peer(error: BaseException) -> bool:
+    """Whether torch.distributed raised since a connection to another rank broke."""
+    import torch
+
+    if not torch.distributed.is_available():
+        return False
+    kinds = (torch.distributed.DistNetworkError, torch.distributed.DistBackendError)
+    # Gloo's own errors are plain RuntimeErrors that begin with the place in its source.
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
 def _serve_plain(serve: Serve, plan: LaunchPlan, index: int, arguments: tuple[Any, ...]) -> None:

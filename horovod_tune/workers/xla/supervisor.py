@@ -29,7 +29,9 @@ EXITS_S = 5.0
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 _BOOT += "import horovod_tune.workers.xla.parent as p; "
 _BOOT += "p.main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))"
-_TAIL_BYTES = 4000
+_TAIL_BYTES = 16000
+_NOISE = "Extension modules: "
+"""What Python's fault handler says last, and at length."""
 
 
 @dataclass
@@ -230,7 +232,7 @@ class Supervisor:
             exits = self._exits or {}
             own = rank.pid in first_to_die(exits) or self._exits is None
             text = describe_exit(exits.get(rank.pid))
-            last = bytes(rank.tail).decode("utf-8", "replace").strip()
+            last = _last_words(bytes(rank.tail))
             self._on_loss(rank, f"{text}\nThe last that it printed:\n{last}" if last and own else text, own)
 
     def silent(self, timeout_s: float) -> list[RankProcess]:
@@ -251,3 +253,8 @@ class Supervisor:
             if now - rank.heard > timeout_s:
                 silent.append(rank)
         return silent
+
+
+def _last_words(tail: bytes) -> str:
+    lines = tail.decode("utf-8", "replace").splitlines()
+    return "\n".join(line for line in lines if not line.startswith(_NOISE)).strip()

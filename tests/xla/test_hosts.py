@@ -1,0 +1,272 @@
+"""Several ranks and hosts, which torch_xla's CPU device does not give: plain processes below the same code.
+
+Two simulated nodes with two ranks each; torch.distributed's Gloo joins them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import ray
+from ray import tune
+from ray.cluster_utils import Cluster
+from xla_processes import rank_processes, see_them_gone
+
+import horovod_tune
+from horovod_tune.parameters import parameters_of, with_parameters
+from horovod_tune.spec import Placement, make_spec
+from horovod_tune.trainable import DistributedTrainable, ShippedFunction
+from horovod_tune.workers.xla.launch import XlaLauncher
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray has a copy of its own
+
+SLICE = {"ray.io/tpu-pod-type": "v4-16"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head without CPUs, and two TPU slices of two hosts each, as far as Ray can tell."""
+    ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for name in ("slice-a", "slice-b"):
+        for worker in (0, 1):
+            resources = {"TPU": 4, name: 1, **({"TPU-v4-16-head": 1} if worker == 0 else {})}
+            labels = {**SLICE, "ray.io/tpu-slice-name": name, "ray.io/tpu-worker-id": str(worker)}
+            cluster.add_node(num_cpus=4, resources=resources, labels=labels)
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def tune_run(cluster: Cluster, tmp_path: Path) -> Callable[..., Any]:
+    def run(trainable: Any, **arguments: Any) -> Any:
+        settings = {
+            "storage_path": str(tmp_path),
+            "verbose": 0,
+            "name": "experiment",
+            "reuse_actors": True,
+            **arguments,
+        }
+        return tune.run(trainable, **settings)
+
+    return run
+
+
+class OnPlainProcesses(DistributedTrainable):
+    """A TPU trial in all but its runtime."""
+
+    def _make_launcher(self) -> Any:
+        group = ray.util.get_current_placement_group()
+        return XlaLauncher(self._spec, group, node_id=self._node_id, runtime="plain")
+
+
+def trainable(func: Callable[..., Any], *, num_hosts: int = 2, num_slots: int = 2, **options: Any) -> type:
+    """As DistributedTrainableCreator makes it, on hosts that are asked for by their CPUs."""
+    bundles = ({"CPU": float(num_slots)},) * num_hosts
+    strategy = "STRICT_SPREAD" if num_hosts > 1 else "PACK"
+    body = {
+        "_spec": make_spec(use_tpu=True, num_hosts=num_hosts, num_slots=num_slots, **options),
+        "_shipped": ShippedFunction(func, uuid.uuid4().hex),
+        "_parameters": parameters_of(func),
+        "_placement": classmethod(lambda cls: Placement(bundles, strategy)),
+    }
+    return type("trial", (OnPlainProcesses,), body)
+
+
+def results(analysis: Any) -> list[dict[str, Any]]:
+    return [trial.last_result for trial in analysis.trials]
+
+
+def train(config: dict[str, Any]) -> None:
+    """Average over all ranks, as an xm.all_reduce would, at every step."""
+    import tempfile
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, step, value = dist.get_rank(), 0, 0.0
+    checkpoint = horovod_tune.get_checkpoint()
+    if checkpoint is not None:
+        step, value = torch.load(Path(checkpoint.path, "state.pt"))
+    starts = [None] * dist.get_world_size()
+    dist.all_gather_object(starts, (step, os.environ["LOCAL_RANK"], os.getpid()))
+    while step < config["steps"]:
+        total = torch.tensor([float(rank) * config["lr"]])
+        dist.all_reduce(total)
+        value, step = value + total.item(), step + 1
+        if rank == config.get("dies") and step == 3 and not Path(config["marker"]).exists():
+            Path(config["marker"]).touch()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if rank == config.get("raises"):
+            raise ValueError("the learning rate is bad")
+        with tempfile.TemporaryDirectory() as directory:
+            torch.save((step, value), Path(directory, "state.pt"))
+            horovod_tune.report(
+                value=value,
+                step=step,
+                rank=rank,
+                starts=[start for start, _, _ in starts],
+                local_ranks=[local for _, local, _ in starts],
+                pids=[pid for _, _, pid in starts],
+                checkpoint=directory,
+            )
+    dist.destroy_process_group()
+
+
+def test_ranks_of_two_hosts_are_one_world_and_rank_0_reports(tune_run: Callable[..., Any]) -> None:
+    analysis = tune_run(
+        trainable(train),
+        config={"lr": tune.grid_search([0.5, 1.0]), "steps": 2},
+        metric="value",
+        mode="max",
+        max_concurrent_trials=1,
+    )
+    assert analysis.best_config["lr"] == 1.0
+    for result in results(analysis):
+        assert (result["rank"], result["training_iteration"]) == (0, 2)
+        assert result["value"] == 2 * result["config"]["lr"] * (0 + 1 + 2 + 3)
+        assert result["local_ranks"] == ["0", "1", "0", "1"]
+    assert len({tuple(result["pids"]) for result in results(analysis)}) == 1, (
+        "the second trial found them warm"
+    )
+
+
+def test_a_segmentation_fault_on_one_host_is_named_and_every_rank_goes_on_from_the_checkpoint(
+    tune_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    analysis = tune_run(
+        trainable(train),
+        config={"lr": 1.0, "steps": 4, "dies": 3, "marker": str(tmp_path / "died")},
+        max_failures=1,
+    )
+    (trial,) = analysis.trials
+    assert (trial.last_result["step"], trial.last_result["value"]) == (4, 4 * 6.0)
+    # Rank 0 may or may not have reported step 3 by then.
+    assert trial.last_result["starts"] in ([2] * 4, [3] * 4)
+    text = Path(trial.error_file).read_text()
+    assert "rank 3 of 4 on" in text and "died" in text
+    assert "SIGSEGV (segmentation fault)" in text and "lack of memory" in text
+    assert "Fatal Python error: Segmentation fault" in text, "with the stack of the process"
+
+
+def test_an_exception_on_the_other_host_ends_the_trial_though_the_rest_waits(
+    tune_run: Callable[..., Any],
+) -> None:
+    analysis = tune_run(
+        trainable(train), config={"lr": 1.0, "steps": 4, "raises": 2}, raise_on_failed_trial=False
+    )
+    (trial,) = analysis.trials
+    text = Path(trial.error_file).read_text()
+    assert "rank 2 of 4 on" in text and "ValueError: the learning rate is bad" in text
+    see_them_gone(rank_processes())
+
+
+def test_a_message_that_is_not_ours_fails_the_trial(tune_run: Callable[..., Any]) -> None:
+    def smuggle(config: dict[str, Any]) -> None:
+        for frame in sys._current_frames().values():  # the listening thread has the channel
+            while frame is not None:
+                channel = getattr(frame.f_locals.get("self"), "_channel", None)
+                if channel is not None:
+                    channel.send("run", code="print()")
+                frame = frame.f_back
+        horovod_tune.report(loss=1)
+
+    analysis = tune_run(trainable(smuggle, num_hosts=1, num_slots=1), raise_on_failed_trial=False)
+    (trial,) = analysis.trials
+    assert "{'kind': 'run', 'code': 'print()'} is no message of ours" in Path(trial.error_file).read_text()
+
+
+def memory_at(address: int) -> tuple[str, int, int]:
+    """Return the file (inode), the pages of its own and all present ones (kB) of the memory at an address."""
+    sizes: dict[str, int] = {}
+    inode = ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            if inode:
+                break
+            low, high = (int(each, 16) for each in words[0].split("-"))
+            inode = words[4] if low <= address < high else ""
+        elif inode and words[-1] == "kB":
+            sizes[words[0]] = int(words[1])
+    return inode, sizes["Private_Dirty:"], sizes["Rss:"]
+
+
+def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
+    tune_run: Callable[..., Any],
+) -> None:
+    import numpy
+    import torch
+
+    def look(config: dict[str, Any], data: Any) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = data["x"].sum().item()
+        inode, dirty, resident = memory_at(data["x"].data_ptr())
+        seen: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(seen, (inode, dirty, resident))
+        data["x"] += dist.get_rank() + 1  # on a copy of its own
+        dist.barrier()
+        own: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(own, data["x"][0].item())
+        dist.destroy_process_group()
+        horovod_tune.report(total=total, seen=seen, own=own, labels=data["labels"].tolist())
+
+    x = torch.ones(1 << 20)
+    data = {"x": x, "labels": numpy.arange(3)}
+    analysis = tune_run(
+        trainable(with_parameters(look, data=data), num_hosts=1), num_samples=2, max_concurrent_trials=1
+    )
+    for result in results(analysis):
+        assert (result["total"], result["labels"]) == (float(1 << 20), [0, 1, 2])
+        assert result["own"] == [2.0, 3.0]
+        (first, second) = result["seen"]
+        assert first[0] == second[0] != "0", "both ranks map one file"
+        assert first[1] == second[1] == 0, "nobody has a page of his own before writing"
+        assert first[2] >= 4096
+
+
+def test_two_trials_on_slices_have_a_whole_slice_each(cluster: Cluster) -> None:
+    """Two placement groups as Tune makes them at once: each trial's hosts are of one slice."""
+    from horovod_tune.workers.group import WorkerGroup
+    from horovod_tune.workers.xla import launch
+
+    spec = make_spec(use_tpu=True, num_hosts=2, num_cpus_per_slot=0.5)
+    assert "PJRT_DEVICE" not in os.environ
+    bundles = launch.placement(spec).bundles
+    assert bundles == ({"CPU": 2.0, "TPU": 4.0, "TPU-v4-16-head": 1.0},)
+    asked = [ray.util.placement_group([dict(each) for each in bundles]) for _ in range(2)]
+    assert all(group.wait(60) for group in asked)
+    here = ray.get_runtime_context().get_node_id()
+    launchers = [XlaLauncher(spec, group, node_id=here, runtime="plain") for group in asked]
+    groups = [WorkerGroup(launcher, timeout_s=60) for launcher in launchers]
+    slice_of = {host.node_id: host.slice_name for host in launch.tpu_hosts()}
+    try:
+        members = [launcher.create() for launcher in launchers]
+        landed = [ray.get([each.describe.remote() for each in mine], timeout=60) for mine in members]
+        slices = [{slice_of[fact.node_id] for fact in facts} for facts in landed]
+        assert sorted(slices, key=str) == [{"slice-a"}, {"slice-b"}]
+        assert all(len({fact.node_id for fact in facts}) == 2 for facts in landed)
+        assert all(len(fact.tpu_ids) == 4 for facts in landed for fact in facts)
+    finally:
+        for group, launcher, mine in zip(groups, launchers, members, strict=True):
+            group.close()
+            for member in mine:
+                ray.kill(member)
+            launcher.close()
+        for each in asked:
+            ray.util.remove_placement_group(each)
+    see_them_gone(rank_processes())

@@ -31,8 +31,8 @@ class ProgressCallback(Callback):
     tune.RunConfig(callbacks=[ProgressCallback(metric="loss", mode="min")])
     ```
 
-    It also leaves the versions and the cluster's size in the experiment's folder (`horovod_tune_run.json`),
-    where the report finds them.
+    It also leaves metric and mode, the versions and the cluster's size in the experiment's folder
+    (`horovod_tune_run.json`), where `analyze` and the report find them.
     """
 
     def __init__(
@@ -134,7 +134,8 @@ class ProgressCallback(Callback):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             partial = folder / f".{FACTS_FILE}.{os.getpid()}"
-            partial.write_text(json.dumps(run_facts()))
+            aim = {"metric": self._metric, "mode": self._mode}  # tune.run writes the mode nowhere
+            partial.write_text(json.dumps(run_facts() | aim))
             partial.replace(folder / FACTS_FILE)
         except OSError as error:
             print(f"horovod_tune: the run's facts cannot be written: {error}", file=sys.stderr)

@@ -197,6 +197,10 @@ def _assemble(
 ) -> ExperimentRecord:
     runner = (state or {}).get("runner_data") or {}
     facts = _tuner(folder, staged, entries, problems)
+    written = _written_facts(folder, staged, problems)
+    metric, mode = facts.metric or runner.get("_metric") or written.get("metric"), facts.mode
+    if mode is None and metric is not None and metric == written.get("metric"):
+        mode = written.get("mode") if written.get("mode") in ("min", "max") else None
     modified = [entry.modified for entry in entries if entry.modified and not entry.is_dir]
     modified += [trial.end_time for trial in trials if trial.end_time]
     if staged is not None:
@@ -207,8 +211,8 @@ def _assemble(
         path=folder.shown,
         trials=trials,
         problems=tuple(problems),
-        metric=facts.metric or runner.get("_metric"),
-        mode=facts.mode,
+        metric=metric,
+        mode=mode,
         start_time=seconds(runner.get("_start_time")) or (min(starts) if starts else None),
         total_time_s=seconds(runner.get("_total_time")),
         last_write=max(modified, default=None),
@@ -219,7 +223,7 @@ def _assemble(
         scheduler=facts.scheduler,
         rungs=facts.rungs,
         time_budget_s=facts.time_budget_s,
-        facts=_written_facts(folder, staged, problems),
+        facts=written,
     )
 
 

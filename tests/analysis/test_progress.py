@@ -183,6 +183,7 @@ def test_a_real_search_tells_its_progress_in_plain_lines_beside_tunes_reporter(s
     assert "Trial status:" in said, "Tune's own reporter"
     facts = json.loads((folder / "plain" / "horovod_tune_run.json").read_text())
     assert facts["versions"]["ray"] and facts["cluster"]["CPU"] == 2.0
+    assert (facts["metric"], facts["mode"]) == ("loss", "min")
     assert analyze(folder / "plain").record.facts == facts
 
 

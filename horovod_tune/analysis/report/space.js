@@ -179,6 +179,7 @@ const spread = (param, salt) => (trial) => {
 };
 
 if (!D.metric || !D.params.length) {
+  document.querySelector('.pick').hidden = true;
   for (const id of ['parallel', 'pair']) empty(id, D.metric ? 'No hyperparameter varies among the trials.' : 'There is no metric to draw.');
 } else {
   const holder = byId('parallel');
@@ -196,7 +197,9 @@ if (!D.metric || !D.params.length) {
     card.className = 'card';
     const head = card.appendChild(document.createElement('div'));
     head.className = 'card-head';
-    head.appendChild(document.createElement('h3')).textContent = param.name;
+    const title = head.appendChild(document.createElement('h3'));
+    title.textContent = param.name;
+    title.title = param.name;
     const plot = card.appendChild(document.createElement('div'));
     plot.className = 'plot';
     plot.dataset.height = 190;

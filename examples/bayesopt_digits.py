@@ -130,7 +130,7 @@ def main():
     else:
         # A machine with fewer cores than ranks still runs the example, in turns.
         ranks = args.num_hosts * args.num_slots * args.max_concurrent
-        ray.init(num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False)
+        ray.init("local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False)
 
     trainable = DistributedTrainableCreator(
         train, num_hosts=args.num_hosts, num_slots=args.num_slots, use_gpu=args.use_gpu

@@ -37,6 +37,8 @@ CAUSE_S = 2.0
 """How long a broken collective is looked at for the rank that broke it."""
 PING_S = 1.5
 """How long a rank may take to answer when others have lost contact with it."""
+CLOSE_S = 2.0
+"""How long ranks that go may take to part from each other."""
 UNWIND_S = 5.0
 """How long a stopped training function may take to unwind before its process is replaced."""
 
@@ -313,6 +315,10 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End every member's process, and see it gone; twice is harmless."""
+        if self._ranks and not self._running and not self._failures:
+            # Without this, the ranks that are killed last complain about those that went first.
+            worlds = [member.close_world.remote() for member in self._members]
+            ray.wait(worlds, num_returns=len(worlds), timeout=CLOSE_S)
         members, facts = self._members, self._facts
         self._members, self._facts, self._ranks, self._descriptions = [], [], [], []
         self._polls, self._running = {}, set()

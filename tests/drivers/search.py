@@ -45,7 +45,7 @@ def main():
     parser.add_argument("storage")
     parser.add_argument("--restore", action="store_true")
     args = parser.parse_args()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=args.temp_dir)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=args.temp_dir)
     trainable = DistributedTrainableCreator(train, num_slots=2)
     if args.restore:
         Path(args.storage, "quick").touch()

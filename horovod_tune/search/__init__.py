@@ -1,8 +1,21 @@
-"""Searchers for Tune; `BayesOptSearch` is Bayesian optimisation on bayesian-optimization 3.x."""
+"""Searchers for Tune; `BayesOptSearch` is Bayesian optimisation on bayesian-optimization 3.x.
+
+`TuneBOHB`, `HyperOptSearch` and `OptunaSearch` are Ray's, of extras of the same names in small letters
+(`bohb`, `hyperopt`, `optuna`); they are imported when they are asked for.
+"""
+
+from typing import Any
 
 from horovod_tune.search.acquisition import LogExpectedImprovement
 from horovod_tune.search.bayesopt import BayesOptSearch
+from horovod_tune.search.optional import OPTIONAL, MissingExtra, load
 from horovod_tune.search.space import SpaceError
 from horovod_tune.search.state_file import StateFileError
 
-__all__ = ["BayesOptSearch", "LogExpectedImprovement", "SpaceError", "StateFileError"]
+__all__ = ["BayesOptSearch", "LogExpectedImprovement", "MissingExtra", "SpaceError", "StateFileError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in OPTIONAL:
+        return load(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,124 @@
+"""The algorithms of the guides, as their examples run them: real searches of 2-rank Horovod trials."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+@pytest.fixture
+def example(monkeypatch: Any) -> Iterator[Any]:
+    """Import an example as a script beside its siblings would be."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    loaded = []
+
+    def load(name: str) -> Any:
+        training = importlib.import_module("digits_mlp")
+        # The trials' processes were started by pytest and cannot import examples.
+        cloudpickle.register_pickle_by_value(training)
+        loaded.append(training)
+        return importlib.import_module(name)
+
+    yield load
+    for module in loaded:
+        cloudpickle.unregister_pickle_by_value(module)
+        sys.modules.pop("digits_mlp", None)
+
+
+def reports_of(trial: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(trial.path, "result.json").read_text().splitlines()]
+
+
+def epochs_of(trial: Any) -> list[int]:
+    return [report["epoch"] for report in reports_of(trial)]
+
+
+def assert_all_trained(analysis: Any) -> None:
+    assert {trial.status for trial in analysis.trials} == {"TERMINATED"}, [t.status for t in analysis.trials]
+
+
+def test_grid_and_random_search(example: Any, tmp_path: Path) -> None:
+    analysis = example("grid_random_digits").main(num_samples=2, epochs=2, storage_path=str(tmp_path))
+    assert_all_trained(analysis)
+    configs = [trial.config for trial in analysis.trials]
+    assert sorted(config["batch_size"] for config in configs) == [32, 32, 128, 128]
+    assert all(config["momentum"] == (0.9 if config["lr"] < 0.1 else 0.5) for config in configs)
+    assert len({config["lr"] for config in configs}) > 1
+    assert all(epochs_of(trial) == [1, 2] for trial in analysis.trials)
+
+
+def test_asha_starts_with_the_given_point_and_stops_the_worse_ones(example: Any, tmp_path: Path) -> None:
+    analysis = example("asha_digits").main(num_samples=7, storage_path=str(tmp_path))
+    assert_all_trained(analysis)
+    first = analysis.trials[0].config
+    assert (first["lr"], first["batch_size"]) == (0.1, 128)
+    lengths = [len(epochs_of(trial)) for trial in analysis.trials]
+    assert min(lengths) >= 2 and max(lengths) == 10, "the grace period, and a survivor"
+    assert min(lengths) < 10, "someone was stopped"
+
+
+def test_asha_ends_when_its_time_is_up(example: Any, tmp_path: Path) -> None:
+    analysis = example("asha_digits").main(num_samples=10_000, time_budget_s=5, storage_path=str(tmp_path))
+    assert 0 < len(analysis.trials) < 10_000
+
+
+def test_hyperopt_with_asha_runs_until_the_time_is_up(example: Any, tmp_path: Path) -> None:
+    pytest.importorskip("hyperopt", reason="pip install 'horovod_tune[hyperopt]'")
+    analysis = example("hyperopt_asha_digits").main(time_budget_s=15, storage_path=str(tmp_path))
+    finished = [trial for trial in analysis.trials if trial.last_result.get("mean_loss") is not None]
+    assert finished and all(5 <= trial.config["max_epochs"] <= 10 for trial in finished)
+    assert all(len(epochs_of(trial)) <= trial.config["max_epochs"] for trial in finished)
+
+
+@pytest.mark.parametrize("use_tune_space", [False, True], ids=["ConfigSpace", "Tune space"])
+def test_bohb_pauses_trials_and_resumes_them_from_their_checkpoints(
+    example: Any, tmp_path: Path, use_tune_space: bool
+) -> None:
+    pytest.importorskip("hpbandster", reason="pip install 'horovod_tune[bohb]'")
+    analysis = example("bohb_digits").main(
+        num_samples=9, max_t=9, use_tune_space=use_tune_space, storage_path=str(tmp_path)
+    )
+    assert_all_trained(analysis)
+    histories = [epochs_of(trial) for trial in analysis.trials]
+    # Paused trials lose their ranks; each goes on with the epoch after its checkpoint's, none twice.
+    assert all(history == list(range(1, len(history) + 1)) for history in histories)
+    assert len({len(history) for history in histories}) > 1, "some were given a larger budget than others"
+    for trial in analysis.trials:
+        assert type(trial.config["batch_size"]) is int and trial.config["batch_size"] in (16, 32, 64, 128)
+
+
+@pytest.mark.parametrize("name", ["pbt_digits", "pb2_digits"])
+def test_population_based_training_clones_the_strong(example: Any, tmp_path: Path, name: str) -> None:
+    analysis = example(name).main(population=4, epochs=8, storage_path=str(tmp_path))
+    assert_all_trained(analysis)
+    experiment = Path(analysis.experiment_path)
+    clonings = [json.loads(line) for line in (experiment / "pbt_global.txt").read_text().splitlines()]
+    assert clonings, "nobody was cloned"
+    for target, source, *_ in clonings:
+        assert target != source
+    # A clone goes on at its donor's epoch: all have trained to the end, with the donors' weights.
+    assert {epochs_of(trial)[-1] for trial in analysis.trials} == {8}
+    exploited = {trial.trial_id for trial in analysis.trials if len(set(_rates(trial))) > 1}
+    assert exploited, "no trial went on with another learning rate"
+
+
+def _rates(trial: Any) -> list[float]:
+    return [report["config"]["lr"] for report in reports_of(trial)]
+
+
+def test_median_stopping_stops_those_below_the_median(example: Any, tmp_path: Path) -> None:
+    analysis = example("median_stopping_digits").main(num_samples=7, epochs=6, storage_path=str(tmp_path))
+    assert_all_trained(analysis)
+    lengths = [len(epochs_of(trial)) for trial in analysis.trials]
+    assert min(lengths) >= 2 and max(lengths) == 6 and min(lengths) < 6

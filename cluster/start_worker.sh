@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on a worker node: starts Ray there and returns when it has joined, or says why it could not.
 #
-#   bash start_worker.sh --address=HEAD:6379 [more of `ray start`]
+#   [HOROVOD_TUNE_CLOUD=aws|gcp] bash start_worker.sh --address=HEAD:6379 [more of `ray start`]
 #
 # What it starts is one session, ended as a whole when the head is gone: a plain `ray start` leaves the raylet's
 # agents behind then (Ray 2.60). The output is in ~/.horovod-tune/ray_worker.log.
@@ -9,6 +9,9 @@ set -euo pipefail
 
 if [ "${1:-}" = --session ]; then
   shift
+  if [ -n "${HOROVOD_TUNE_CLOUD:-}" ]; then     # tells Ray when the cloud takes this machine away
+    python -m horovod_tune.cluster.spot_watch --cloud "$HOROVOD_TUNE_CLOUD" --address "$RAY_HEAD_IP:6379" &
+  fi
   ray start --block "$@" || echo "start_worker.sh: ray start ended with $?"
   trap '' TERM; pkill -TERM -s 0; sleep 3; pkill -KILL -s 0      # this session, this script included
   exit

@@ -8,9 +8,9 @@ from horovod_tune.cluster.values import LaunchError
 
 
 def security_group(region: str, ssh_from: str, *, client: Any = None) -> str:
-    """Return a group in the default VPC that lets in its members, and port 22 from `ssh_from`; its id.
+    """Return the id of a group that lets in its members, and port 22 from `ssh_from`; in the default VPC.
 
-    It is made when there is none yet for this network, and left in place for the next launch: it costs nothing.
+    It is made when there is none yet for this network, and left in place for the next launch; it costs nothing.
     Ray's own group has port 22 open to the world, whatever rules a cluster file adds.
 
     Args:

@@ -64,7 +64,10 @@ def ray_up_steps(
     `nodes` is how many machines the cluster has at its start, see `nodes_at_the_start`.
     """
     # A trial that spans machines is refused on a cluster that has not got them, so they are waited for.
-    wait = f"python -m horovod_tune.cluster.wait_for_nodes --address auto --nodes {nodes} --timeout-s {JOIN_TIMEOUT_S}"
+    wait = (
+        "python -m horovod_tune.cluster.wait_for_nodes "
+        f"--address auto --nodes {nodes} --timeout-s {JOIN_TIMEOUT_S}"
+    )
     steps = [
         ["ray", "up", "-y", file],
         ["ray", "exec", file, wait],

@@ -47,7 +47,7 @@ def test_the_token_goes_to_every_node_and_nothing_listens_for_strangers(name: st
 def test_what_is_shipped_is_there(name: str) -> None:
     for local in load(name)["file_mounts"].values():
         if not local.startswith("~"):
-            assert (REPOSITORY / local).exists() or local == "./README.md", local
+            assert (REPOSITORY / local).exists(), local
 
 
 @pytest.mark.parametrize("name", ALL_FILES)

@@ -139,9 +139,8 @@ class Lab:
 
     def check_out(self, host: str) -> None:
         """Give a host a checkout of its own in ~/checkout, with what the cluster files ship and examples."""
-        needed = "horovod_tune cluster examples pyproject.toml setup.py constraints.txt"
-        self.run(host, f"mkdir -p ~/checkout; cd {REPOSITORY}; cp -rL {needed} ~/checkout/", timeout_s=60)
-        self.run(host, f"cp {REPOSITORY}/README.md ~/checkout/ || touch ~/checkout/README.md", timeout_s=20)
+        needed = "horovod_tune cluster examples pyproject.toml setup.py constraints.txt README.md"
+        self.run(host, f"mkdir -p ~/checkout; cd {REPOSITORY}; cp -r {needed} ~/checkout/", timeout_s=60)
 
     def put(self, host: str, path: str, text: str, mode: str = "644") -> None:
         """Write a file on a host, making its folder."""

@@ -10,7 +10,7 @@ from horovod_tune.cluster.values import LaunchError
 def security_group(region: str, ssh_from: str, *, client: Any = None) -> str:
     """Return the id of a group that lets in its members, and port 22 from `ssh_from`; in the default VPC.
 
-    It is made when there is none yet for this network, and left in place for the next launch; it costs nothing.
+    It is made when there is none yet for this network, and left in place for the next launch.
     Ray's own group has port 22 open to the world, whatever rules a cluster file adds.
 
     Args:

@@ -3,8 +3,8 @@
 `python -m horovod_tune.cluster.spot_watch --cloud aws --address HEAD:6379`
 
 A cloud announces that to the machine alone, two minutes (AWS) or half a minute (Google) before. Ray, told
-of it, places nothing there any more, and calls what dies there pre-empted, which Tune does not count as a failure
-of the trial. Without this nobody tells Ray (2.60), and each pre-emption uses up one of `max_failures`.
+of it, places nothing there any more, and calls what dies there pre-empted, which Tune does not count as a
+failure of the trial. Without this nobody tells Ray (2.60), and each uses up one of `max_failures`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from horovod_tune.parameters import with_parameters
 from horovod_tune.session import get_checkpoint, report
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["DistributedTrainableCreator", "get_checkpoint", "report"]
+__all__ = ["DistributedTrainableCreator", "get_checkpoint", "report", "with_parameters"]
 
 # What needs Ray Tune, pandas or matplotlib is imported when it is first used.
 _LAZY = {"DistributedTrainableCreator": "horovod_tune.trainable"}

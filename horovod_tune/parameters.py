@@ -192,7 +192,7 @@ def provided() -> dict[str, Any]:
 
 
 def load_values(source: Any) -> dict[str, Any]:
-    """Return the objects that `pack_values` packed. Of a path, tensors are mapped and shared until written."""
+    """Return what `pack_values` packed. Of a path, tensors are mapped, and shared until written."""
     import torch
 
     if isinstance(source, (str, os.PathLike)):

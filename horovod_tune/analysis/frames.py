@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from .records import TrialRecord
@@ -67,6 +68,16 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
             column[number] = value
     index = pd.RangeIndex(len(rows))
     return pd.DataFrame({name: typed(values, index) for name, values in columns.items()}, index=index)
+
+
+def clock(unix_s: pd.Series) -> pd.Series:
+    """Return Unix times in seconds as UTC moments, to the microsecond; NaN becomes NaT."""
+    # Not pd.to_datetime(unit="s"): pandas 2.3 computes with uninitialised memory where a time is missing.
+    values = unix_s.to_numpy(dtype=float)
+    known = np.isfinite(values)
+    moments = np.full(len(values), np.datetime64("NaT", "ns"))
+    moments[known] = (np.round(values[known] * 1e6).astype("int64") * 1000).astype("datetime64[ns]")
+    return pd.Series(pd.DatetimeIndex(moments, tz="UTC"), index=unix_s.index)
 
 
 def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) -> list[dict[str, Any]]:
@@ -138,7 +149,7 @@ def trials_frame(
     made = frame([trial_row(trial, scored, metric) for trial, scored in zip(trials, scores, strict=True)])
     for name in ("start", "end"):
         if name in made:
-            made[name] = pd.to_datetime(made[name], unit="s", utc=True)
+            made[name] = clock(made[name])
     for name in ("ranks", "best_iteration"):
         if name in made:
             made[name] = made[name].astype("Int64")
@@ -151,5 +162,5 @@ def history_frame(trials: Sequence[TrialRecord], start_time: float | None, with_
     """One row a report: see `Analysis.history`."""
     made = frame([row for trial in trials for row in trial_rows(trial, start_time, with_config)])
     if "time" in made:
-        made["time"] = pd.to_datetime(made["time"], unit="s", utc=True)
+        made["time"] = clock(made["time"])
     return made

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 
-from horovod_tune.analysis.frames import flatten, frame, typed
+from horovod_tune.analysis.frames import clock, flatten, frame, typed
 from horovod_tune.analysis.scoring import best_index, score, value_of
 from horovod_tune.analysis.trial_facts import attempts, error_line
 
@@ -113,3 +114,11 @@ def test_attempts_are_counted_where_iterations_fall_back():
 )
 def test_the_line_that_says_what_went_wrong(text, line):
     assert error_line(text) == line
+
+
+def test_missing_times_stay_missing():
+    moments = clock(pd.Series([1.5, math.nan, 2e9]))
+    assert str(moments.dt.tz) == "UTC"
+    assert moments.isna().tolist() == [False, True, False]
+    assert moments[0].timestamp() == 1.5
+    assert clock(pd.Series([], dtype=float)).empty

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 
 COMMAND_MODULES = (
-    "horovod_tune.cluster.commands",
     "horovod_tune.analysis.commands",
     "horovod_tune.doctor.command",
+    "horovod_tune.cluster.commands",  # after the doctor, which it gives the option --address
     "horovod_tune.horovod_build.command",
 )
 """Each has `add_parsers(subparsers)`, whose parsers set `run`: from the parsed arguments to an exit status.

@@ -19,7 +19,11 @@ MOST_GPUS = 64
 
 
 def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to `horovod-tune`."""
+    """Add the command to `horovod-tune`, and the option `--address` to its doctor."""
+    from horovod_tune.cluster.preflight.command import extend_doctor
+
+    if "doctor" in subparsers.choices:
+        extend_doctor(subparsers.choices["doctor"])
     launch = subparsers.add_parser(
         "launch",
         help="run a script on a cluster: your machines, Slurm, a cloud, Kubernetes",

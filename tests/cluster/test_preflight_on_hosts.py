@@ -53,6 +53,11 @@ def seen() -> Iterator[tuple[dict[str, Any], str]]:
         words = ["bash", "-lc", 'python -c "$0" "$1"', LOOK, json.dumps(["eth1"])]
         output = lab.run("n1", words, timeout_s=150).stdout
         yield json.loads(output.strip().splitlines()[-1]), output
+        # The doctor says the same: n3 without Horovod, n4 with another torch; exit status 1.
+        doctor = lab.run("n1", "horovod-tune doctor --address auto", timeout_s=150, check=False)
+        assert doctor.returncode == 1, doctor.stdout
+        assert "n3: Horovod is not installed" in doctor.stdout
+        assert "A trial across these 4 machines cannot run." in doctor.stdout
 
 
 def test_each_host_with_a_problem_is_named(seen: tuple[dict[str, Any], str]) -> None:

@@ -32,7 +32,7 @@ def train(config):
             raise RuntimeError("no [bold]such[/bold] luck")
         tune.report({"loss": config["x"] + 1 / (step + 1)})
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 for kind in ("plain", "live"):
     print(f"=== {kind}", flush=True)
     callback = ProgressCallback("loss", "min", every_s=0.0, live=kind == "live")

@@ -133,7 +133,7 @@ def fit(name: str, folder: str) -> Any:
 def main(folder: str, names: list[str]) -> None:
     from horovod_tune.analysis import analyze
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     seen: dict[str, Any] = {}
     for name in names:
         random.seed(7)

@@ -27,7 +27,7 @@ def ray_session(cpu_device: None) -> Iterator[Any]:
     import ray
 
     ray.shutdown()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield ray
     ray.shutdown()
 

@@ -1,4 +1,4 @@
-"""Ray Train V2's TorchTrainer inside a Tune trial, as its guide has it: the driver of each run is the trial."""
+"""Ray Train V2's TorchTrainer inside a Tune trial, as its guide has it: the trial drives the run."""
 
 from __future__ import annotations
 

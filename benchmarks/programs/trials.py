@@ -52,7 +52,14 @@ class Ends(tune.Callback):
 def start_ray(num_cpus: int = 8, **more: Any) -> None:
     """Start a Ray of this program's own. ``num_cpus`` is what Ray hands out, not what the machine has."""
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
-    ray.init("local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR", **more)
+    ray.init(
+        "local",
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        **more,
+    )
 
 
 def search(trainable: Any, kind: str, trials: int, **run_options: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""How long `hvd.init()` takes for N ranks on this machine, from the last rank that calls it to the last it lets go.
+"""How long `hvd.init()` takes for N ranks on this machine: from the last call of it to the last return.
 
 Under `horovodrun`, in a first trial, and in a second trial on the same workers.
 """

@@ -1,0 +1,175 @@
+"""What is measured: which programs run in turns, and which ratio of their figures is to reach what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The ``figure`` of one way divided by that of another is at most, or at least, a bound."""
+
+    text: str
+    figure: str
+    ours: str
+    other: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def is_reached(self, ratio: float) -> bool:
+        if self.at_most is not None:
+            return ratio <= self.at_most
+        assert self.at_least is not None
+        return ratio >= self.at_least
+
+    @property
+    def target(self) -> str:
+        return f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A figure of one way that is to be at most ``at_most`` in itself."""
+
+    text: str
+    figure: str
+    way: str
+    at_most: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """One question. ``ways`` are the programs (module and arguments) that run in turns, once a round."""
+
+    question: str
+    unit: str
+    figure: str
+    ways: Mapping[str, str]
+    claims: tuple[Claim, ...] = ()
+    bounds: tuple[Bound, ...] = ()
+    lower_is_better: bool = True
+    runs: int | None = None
+
+
+FLOOR, OURS = "plain Tune class (floor)", "horovod_tune"
+EXECUTOR, RUN, TRAIN = "RayExecutor per trial", "horovodrun per trial", "Ray Train V2 per trial"
+
+PARTS = {
+    "turnaround": Part(
+        "One short trial after another (2 ranks, 3 reports): seconds from one trial's end to the next one's",
+        "s",
+        "trial_s",
+        {
+            FLOOR: "floor turnaround --trials 40",
+            OURS: "ours turnaround --trials 40",
+            EXECUTOR: "ray_executor turnaround --trials 3",
+            RUN: "horovodrun_trial turnaround --trials 3",
+            TRAIN: "ray_train turnaround --trials 3",
+        },
+        claims=(
+            Claim("40 trials, the first included, against the floor", "trial_mean_s", OURS, FLOOR, at_most=2),
+            Claim("RayExecutor against ours", "trial_s", EXECUTOR, OURS, at_least=40),
+            Claim("Ray Train V2 against ours", "trial_s", TRAIN, OURS, at_least=130),
+            Claim("a warm trial against the floor's", "trial_s", OURS, FLOOR, at_most=2),
+        ),
+    ),
+    "concurrent": Part(
+        "16 trials of 3 x 0.7 s, four at a time: ideal time / wall time, the cold start included",
+        "of the ideal",
+        "efficiency",
+        {
+            FLOOR: "floor concurrent --trials 16",
+            OURS: "ours concurrent --trials 16",
+            EXECUTOR: "ray_executor concurrent --trials 16",
+        },
+        claims=(Claim("ours against the floor", "efficiency", OURS, FLOOR, at_least=0.8),),
+        lower_is_better=False,
+    ),
+    "first_trial": Part(
+        "The first trial: seconds until its last report, from tune.run or from the start of horovodrun",
+        "s",
+        "first_trial_s",
+        {"horovodrun": "first_trial horovodrun", OURS: "first_trial ours"},
+        claims=(Claim("ours against horovodrun", "first_trial_s", OURS, "horovodrun", at_most=1),),
+    ),
+    **{
+        f"world_{size}": Part(
+            f"hvd.init() of {size} ranks on one machine: seconds",
+            "s",
+            "init_s",
+            {"horovodrun": f"world horovodrun {size}", OURS: f"world ours {size}"},
+            claims=(Claim("ours against horovodrun", "init_s", OURS, "horovodrun", at_most=1),),
+            bounds=(
+                Bound("a new world", "init_s", OURS, at_most=bound),
+                Bound("a warm world", "warm_init_s", OURS, at_most=0.05),
+            ),
+        )
+        for size, bound in ((8, 0.7), (16, 2.0))
+    },
+    "training": Part(
+        "Training itself: steps a second, 2 ranks, one thread each",
+        "steps/s",
+        "steps_per_s",
+        {"horovodrun": "training horovodrun", OURS: "training ours"},
+        claims=(Claim("ours against horovodrun", "steps_per_s", OURS, "horovodrun", at_least=0.98),),
+        lower_is_better=False,
+    ),
+    "reports": Part(
+        "Reports a second that reach Tune",
+        "reports/s",
+        "reports_per_s",
+        {
+            "plain Tune function": "reports plain",
+            "horovod_tune, 2 ranks": "reports ours --ranks 2",
+            "horovod_tune, 16 ranks": "reports ours --ranks 16",
+        },
+        claims=(
+            Claim("2 ranks", "reports_per_s", "horovod_tune, 2 ranks", "plain Tune function", at_least=0.5),
+            Claim(
+                "16 ranks", "reports_per_s", "horovod_tune, 16 ranks", "plain Tune function", at_least=0.25
+            ),
+        ),
+        lower_is_better=False,
+    ),
+    "exploit": Part(
+        "PBT: seconds from the decision to exploit (10 MB checkpoint) to the first report after it",
+        "s",
+        "exploit_s",
+        {OURS: "exploit warm", "new workers for every trial": "exploit cold"},
+        claims=(
+            Claim(
+                "cold workers against warm ones",
+                "exploit_s",
+                "new workers for every trial",
+                OURS,
+                at_least=10,
+            ),
+        ),
+    ),
+    "checkpoint": Part(
+        "A checkpoint of 1 GB to local storage: time / time of a plain copy",
+        "of a copy",
+        "save_to_copy",
+        {OURS: "checkpoint"},
+        bounds=(
+            Bound("time against a plain copy", "save_to_copy", OURS, at_most=1.5),
+            Bound("MB that any rank grew by", "grown_mb", OURS, at_most=100),
+        ),
+    ),
+    "accumulation": Part(
+        "500 trials on the same workers: growth for every 100 trials after the first 20",
+        "MB",
+        "memory_mb_per_100_trials",
+        {OURS: "accumulation --trials 500"},
+        bounds=(
+            Bound("processes (coordinator and 2 ranks)", "processes", OURS, at_most=3),
+            Bound("MB of memory for every 100 trials", "memory_mb_per_100_trials", OURS, at_most=1),
+            Bound("threads for every 100 trials", "threads_per_100_trials", OURS, at_most=0.1),
+            Bound("open files for every 100 trials", "files_per_100_trials", OURS, at_most=0.1),
+            Bound("listening ports for every 100 trials", "ports_per_100_trials", OURS, at_most=0.1),
+            Bound("MB of shared memory for every 100 trials", "shared_memory_mb_per_100_trials", OURS, 1),
+        ),
+        runs=1,
+    ),
+}

@@ -76,6 +76,8 @@ class Coordinator:
             case Report(index=index, metrics=metrics, checkpoint_path=path):
                 return self._store(index, metrics, path)
             case Finished():
+                if self._reuse_workers:
+                    self._group.begin_to_tidy()
                 self._finish_logs()
                 return None
 

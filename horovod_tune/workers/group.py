@@ -63,6 +63,7 @@ class WorkerGroup:
         self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
         self._first_member = 0
+        self._tidying: list[Any] = []
 
     @property
     def is_up(self) -> bool:
@@ -304,11 +305,16 @@ class WorkerGroup:
             return [f"the world could not be closed: {error}"]
         return []
 
+    def begin_to_tidy(self) -> None:
+        """Begin to make the members fit for the next trial, while Tune deals with the finished one."""
+        self._tidying = [member.tidy.remote(1.0) for member in self._members]
+
     def _tidy(self) -> list[str]:
+        if not self._tidying:
+            self.begin_to_tidy()
+        tidying, self._tidying = self._tidying, []
         try:
-            tidied: list[Tidied] = ray.get(
-                [member.tidy.remote(1.0) for member in self._members], timeout=UNWIND_S + 5
-            )
+            tidied: list[Tidied] = ray.get(tidying, timeout=UNWIND_S + 5)
         except RayError as error:
             return [f"a rank could not be tidied: {error}"]
         return [problem for each in tidied for problem in each.problems]
@@ -321,6 +327,6 @@ class WorkerGroup:
             ray.wait(worlds, num_returns=len(worlds), timeout=CLOSE_S)
         members, facts = self._members, self._facts
         self._members, self._facts, self._ranks, self._descriptions = [], [], [], []
-        self._polls, self._running = {}, set()
+        self._polls, self._running, self._tidying = {}, set(), []
         processes.end_actors(members, facts)
         self._launcher.close()

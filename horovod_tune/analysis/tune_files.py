@@ -95,8 +95,11 @@ def _staged(folder: Folder, state_name: str | None, state: dict[str, Any] | None
     if state_name is None or (state is not None and not _unfinished(state)):
         return None
     for candidate in driver_folders(folder.name):
-        if candidate.read(state_name) is not None:  # the name has the moment the driver started
-            return candidate
+        try:
+            if candidate.read(state_name) is not None:  # the name has the moment the driver started
+                return candidate
+        except PermissionError:  # another user's search of the same name
+            continue
     return None
 
 

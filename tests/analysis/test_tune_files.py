@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,43 @@ def test_metric_and_mode_that_the_progress_callback_left_are_used(home):
     assert analyze(home).record.mode is None, "the state speaks of another metric"
     facts.write_text("{")
     assert "horovod_tune_run.json: not readable" in str(analyze(home, mode="min").problems[0])
+
+
+def staged(home: Path, ray_folder: Path) -> Path:
+    """The driver's own copy of an experiment, where Ray's session keeps it."""
+    place = ray_folder / "session_2026-11-20_12-00-00_1_1" / "artifacts" / "2026-11-20" / home.name
+    shutil.copytree(home, place / "driver_artifacts")
+    return place / "driver_artifacts"
+
+
+def unfinished(home: Path, reports: int) -> None:
+    """Make the experiment one that runs, of which the storage has so many reports of each trial."""
+    (state,) = home.glob("experiment_state-*.json")
+    state.write_text(state.read_text().replace("TERMINATED", "RUNNING"))
+    for result in home.glob("*/result.json"):
+        result.write_text("".join(result.read_text().splitlines(keepends=True)[:reports]))
+
+
+def test_what_the_driver_has_not_copied_yet_is_read_from_its_own_folder(home, tmp_path, monkeypatch):
+    unfinished(home, 20)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
+    staged(home, tmp_path / "ray")
+    unfinished(home, 5)
+    assert [len(trial.rows) for trial in read(home).trials] == [20] * 6
+
+
+def test_a_finished_experiment_is_read_from_its_storage_alone(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
+    other = staged(home, tmp_path / "ray")
+    (other / "train_abcd1_00000" / "result.json").write_text("{" * 10**6)
+    assert read(home).problems == ()
+
+
+def test_another_search_of_the_same_name_is_not_mixed_in(home, tmp_path, monkeypatch):
+    unfinished(home, 5)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
+    other = staged(home, tmp_path / "ray")
+    (state,) = other.glob("experiment_state-*.json")
+    state.rename(other / "experiment_state-2026-11-20_13-00-00.json")
+    (other / "train_abcd1_00000" / "result.json").write_text("{" * 10**6)
+    assert read(home).problems == ()

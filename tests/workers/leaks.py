@@ -55,7 +55,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "sys.argv": (lambda: sys.argv[:], lambda: sys.argv.append("--leak")),
     "sys.stdout": (lambda: type(sys.stdout).__name__, lambda: setattr(sys, "stdout", io.BytesIO())),
     "file descriptor 1": (lambda: os.readlink("/proc/self/fd/1") == os.devnull, lambda: _close_stdout()),
-    "sys.excepthook": (lambda: sys.excepthook is print, lambda: setattr(sys, "excepthook", print)),
+    "sys.excepthook": (lambda: sys.excepthook is len, lambda: setattr(sys, "excepthook", len)),
     "the recursion limit": (sys.getrecursionlimit, lambda: sys.setrecursionlimit(5000)),
     "the switch interval": (sys.getswitchinterval, lambda: sys.setswitchinterval(0.1)),
     "the garbage collector": (gc.isenabled, gc.disable),

@@ -5,8 +5,6 @@ Each kind runs where what it needs is installed: Gloo where Horovod is, torch_xl
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import json
 import os
 import signal
@@ -19,82 +17,12 @@ import cloudpickle
 import psutil
 import pytest
 import ray
+from worker_kinds import NEEDS, Workers, skip_unless_installed
 
 from horovod_tune.errors import TrainingFailed
-from horovod_tune.messages import CheckpointPlace, Finished, LogChunk, Report, TrialOrder
-from horovod_tune.spec import make_spec
-from horovod_tune.workers.group import WorkerGroup
+from horovod_tune.messages import CheckpointPlace, Finished, LogChunk, Report
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-NEEDS = {"gloo": "horovod", "plain": "torch", "torch_xla": "torch_xla"}
-RANKS = {"gloo": 2, "plain": 2, "torch_xla": 1}
-"""torch_xla's CPU device is one."""
-
-
-class Workers:
-    """One worker group of a kind; `begin` starts a trial on it, `events` runs it to its end."""
-
-    def __init__(self, kind: str, folder: Path, *, timeout_s: float = 60.0) -> None:
-        self.size = RANKS[kind]
-        spec = make_spec(num_slots=self.size, use_tpu=kind != "gloo", timeout_s=timeout_s)
-        self._placement_group = ray.util.placement_group([{"CPU": self.size}])
-        assert self._placement_group.wait(60)
-        where: dict[str, Any] = {"node_id": ray.get_runtime_context().get_node_id()}
-        launcher: Any
-        if kind == "gloo":
-            from horovod_tune.workers.gloo.launch import GlooLauncher
-
-            launcher = GlooLauncher(spec, self._placement_group, **where)
-        else:
-            from horovod_tune.workers.xla.launch import XlaLauncher
-
-            launcher = XlaLauncher(spec, self._placement_group, runtime=kind, **where)
-        self.group = WorkerGroup(launcher, timeout_s=timeout_s)
-        self.folder = folder
-        self._numbers = itertools.count(1)
-
-    def begin(
-        self,
-        train: Callable[[dict[str, Any]], Any],
-        *,
-        checkpoint: CheckpointPlace | None = None,
-        **config: Any,
-    ) -> Path:
-        """Begin a trial; returns its working directory, where the function writes what the test looks at."""
-        number = next(self._numbers)
-        directory = self.folder / f"trial_{number}"
-        order = TrialOrder(
-            trial_id=f"{number:05}",
-            trial_name=f"trial_{number}",
-            trial_dir=str(directory),
-            working_dir=str(directory),
-            experiment_name="experiment",
-            config=config,
-            function=cloudpickle.dumps(train),
-            checkpoint=checkpoint,
-        )
-        self.group.begin(order)
-        return directory
-
-    def events(self) -> list[Report | Finished]:
-        found = []
-        while True:
-            event = self.group.next_event()
-            found.append(event)
-            if isinstance(event, Finished):
-                return found
-            self.group.proceed(event.index, None)
-
-    def run(self, train: Callable[[dict[str, Any]], Any], **arguments: Any) -> tuple[Path, list[Any]]:
-        directory = self.begin(train, **arguments)
-        events = self.events()
-        assert self.group.end_trial() == []
-        return directory, events
-
-    def close(self) -> None:
-        self.group.close()
-        ray.util.remove_placement_group(self._placement_group)
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +35,7 @@ def session() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=list(NEEDS))
 def kind(request: pytest.FixtureRequest) -> str:
-    if importlib.util.find_spec(NEEDS[request.param]) is None:
-        pytest.skip(f"{NEEDS[request.param]} is not installed")
+    skip_unless_installed(request.param)
     return str(request.param)
 
 
@@ -309,7 +236,7 @@ def test_every_rank_starts_from_the_checkpoint_and_finds_the_newest(workers: Wor
         Path(f"rank_{rank_here()}.json").write_text(json.dumps([before, weights()]))
 
     here = ray.get_runtime_context().get_node_id()
-    directory = workers.begin(train, checkpoint=CheckpointPlace(str(tmp_path / "old"), node_id=here))
+    directory = workers.begin(train, start=CheckpointPlace(str(tmp_path / "old"), node_id=here))
     event = workers.group.next_event()
     assert isinstance(event, Report) and event.checkpoint_path is not None
     workers.group.proceed(1, CheckpointPlace(str(tmp_path / "new"), node_id=here))

@@ -1,0 +1,160 @@
+"""A Trainer's evaluations reach Tune from Horovod's ranks, torch_xla's, and those that Accelerate joins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import ray
+
+from horovod_tune.messages import CheckpointPlace, Report
+
+pytest.importorskip("transformers")
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
+
+from worker_kinds import NEEDS, Workers, skip_unless_installed
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def make_trainer(max_steps: int, checkpoint: bool, *, use_cpu: bool = False) -> Any:
+    """Make a Trainer of a very small GPT-2 on made-up bytes, which evaluates after every step."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    from horovod_tune.integrations.transformers import TuneReporterCallback
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+    )
+    rows = [{"input_ids": [i % 16] * 8, "labels": [i % 16] * 8} for i in range(16)]
+    return Trainer(
+        model=GPT2LMHeadModel(config),
+        args=TrainingArguments(
+            output_dir="trainer",
+            use_cpu=use_cpu,
+            max_steps=max_steps,
+            per_device_train_batch_size=2,
+            per_device_eval_batch_size=4,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="no",
+            optim="adamw_torch",
+            dataloader_pin_memory=False,
+            dataloader_drop_last=True,
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=rows,
+        eval_dataset=rows[:8],
+        callbacks=[TuneReporterCallback(checkpoint=checkpoint)],
+    )
+
+
+def train(config: dict[str, Any]) -> None:
+    import os
+
+    from horovod_tune import get_checkpoint, session
+
+    if config["count_processes"]:
+        # As any script that `accelerate launch` or torchrun starts: RANK and its friends join the ranks.
+        assert os.environ["WORLD_SIZE"] == "2"
+    trainer = make_trainer(config["steps"], config["checkpoint"], use_cpu=config["count_processes"])
+    start = get_checkpoint()
+    trainer.train(resume_from_checkpoint=start.path if start else None)
+    live = session.current()
+    assert live is not None
+    facts = {
+        "reports": live.reports,
+        "trainers_world": trainer.args.world_size,
+        "at": trainer.state.global_step,
+    }
+    Path(f"rank_{live.world.rank}.json").write_text(json.dumps(facts))
+    if config["count_processes"]:
+        import torch.distributed
+
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    ray.shutdown()
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=list(NEEDS))
+def workers(session: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
+    skip_unless_installed(request.param)
+    made = Workers(request.param, tmp_path)
+    yield made
+    made.close()
+
+
+def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_goes_on_from_it(
+    workers: Workers, tmp_path: Path
+) -> None:
+    joined = workers.kind == "plain"
+    directory = workers.begin(train, steps=2, checkpoint=True, count_processes=joined)
+    stored = tmp_path / "stored"
+    reports: list[Report] = []
+    while isinstance(event := workers.group.next_event(), Report):
+        reports.append(event)
+        assert event.checkpoint_path is not None
+        assert {"model.safetensors", "trainer_state.json"} <= {
+            each.name for each in Path(event.checkpoint_path).iterdir()
+        }
+        if event.index == 1:
+            import shutil
+
+            shutil.copytree(event.checkpoint_path, stored)
+        workers.group.proceed(event.index, None)
+    assert [each.metrics["step"] for each in reports] == [1, 2]
+    assert all(each.metrics["eval_loss"] > 0 for each in reports)
+    facts = [json.loads(Path(directory, f"rank_{rank}.json").read_text()) for rank in range(workers.size)]
+    assert facts == [{"reports": 2, "trainers_world": 2 if joined else 1, "at": 2}] * workers.size
+    workers.group.end_trial()
+
+    here = ray.get_runtime_context().get_node_id()
+    workers.begin(
+        train,
+        start=CheckpointPlace(str(stored), node_id=here),
+        steps=3,
+        checkpoint=True,
+        count_processes=joined,
+    )
+    steps = [event.metrics["step"] for event in workers.events() if isinstance(event, Report)]
+    assert steps == [2, 3]
+
+
+def test_without_a_trial_accelerates_launch_runs_the_same_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
+        "import logging; logging.basicConfig(level=logging.INFO)\n"
+        "import test_transformers\n"
+        "trainer = test_transformers.make_trainer(2, checkpoint=True)\n"
+        "trainer.train()\n"
+        "print('evaluated', sum('eval_loss' in each for each in trainer.state.log_history))\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "1",
+        str(script),
+    ]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "evaluated 2" in ran.stdout
+    assert ran.stderr.count("no trial runs this training") == 1

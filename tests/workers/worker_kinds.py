@@ -1,0 +1,91 @@
+"""The kinds of workers, behind one face: a worker group that runs trials without Tune."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import ray
+
+from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialOrder
+from horovod_tune.spec import make_spec
+from horovod_tune.workers.group import WorkerGroup
+
+NEEDS = {"gloo": "horovod", "plain": "torch", "torch_xla": "torch_xla"}
+RANKS = {"gloo": 2, "plain": 2, "torch_xla": 1}
+"""torch_xla's CPU device is one."""
+
+
+class Workers:
+    """One worker group of a kind; `begin` starts a trial on it, `events` runs it to its end."""
+
+    def __init__(self, kind: str, folder: Path, *, timeout_s: float = 60.0) -> None:
+        self.kind, self.size = kind, RANKS[kind]
+        spec = make_spec(num_slots=self.size, use_tpu=kind != "gloo", timeout_s=timeout_s)
+        self._placement_group = ray.util.placement_group([{"CPU": self.size}])
+        assert self._placement_group.wait(60)
+        where: dict[str, Any] = {"node_id": ray.get_runtime_context().get_node_id()}
+        launcher: Any
+        if kind == "gloo":
+            from horovod_tune.workers.gloo.launch import GlooLauncher
+
+            launcher = GlooLauncher(spec, self._placement_group, **where)
+        else:
+            from horovod_tune.workers.xla.launch import XlaLauncher
+
+            launcher = XlaLauncher(spec, self._placement_group, runtime=kind, **where)
+        self.group = WorkerGroup(launcher, timeout_s=timeout_s)
+        self.folder = folder
+        self._numbers = itertools.count(1)
+
+    def begin(
+        self,
+        train: Callable[[dict[str, Any]], Any],
+        *,
+        start: CheckpointPlace | None = None,
+        **config: Any,
+    ) -> Path:
+        """Begin a trial; returns its working directory, where the function writes what the test looks at."""
+        number = next(self._numbers)
+        directory = self.folder / f"trial_{number}"
+        order = TrialOrder(
+            trial_id=f"{number:05}",
+            trial_name=f"trial_{number}",
+            trial_dir=str(directory),
+            working_dir=str(directory),
+            experiment_name="experiment",
+            config=config,
+            function=cloudpickle.dumps(train),
+            checkpoint=start,
+        )
+        self.group.begin(order)
+        return directory
+
+    def events(self) -> list[Report | Finished]:
+        found = []
+        while True:
+            event = self.group.next_event()
+            found.append(event)
+            if isinstance(event, Finished):
+                return found
+            self.group.proceed(event.index, None)
+
+    def run(self, train: Callable[[dict[str, Any]], Any], **arguments: Any) -> tuple[Path, list[Any]]:
+        directory = self.begin(train, **arguments)
+        events = self.events()
+        assert self.group.end_trial() == []
+        return directory, events
+
+    def close(self) -> None:
+        self.group.close()
+        ray.util.remove_placement_group(self._placement_group)
+
+
+def skip_unless_installed(kind: str) -> None:
+    if importlib.util.find_spec(NEEDS[kind]) is None:
+        pytest.skip(f"{NEEDS[kind]} is not installed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -38,11 +37,9 @@ def test_up_submit_down_leaves_nothing_running(lab: Lab) -> None:
     in_checkout = "cd ~/checkout && "
     lab.run("laptop", in_checkout + "ray get-auth-token --generate", timeout_s=30)
     lab.run("laptop", in_checkout + "ray up -y cluster/on-premise.yaml", timeout_s=120)
-    wait_until(
-        lambda: len(re.findall("ALIVE", lab.run("n1", "ray list nodes", timeout_s=60).stdout)) == 3,
-        timeout_s=60,
-        what="three nodes",
-    )
+    joined = "python -m horovod_tune.cluster.wait_for_nodes --address auto --nodes 3 --timeout-s 150"
+    missing = lab.run("n1", f"{joined} || tail -n 50 /tmp/ray/session_latest/logs/monitor*", timeout_s=200)
+    assert "3 nodes after" in missing.stdout, missing.stdout
     for host in lab.hosts:
         mode = lab.run(host, "stat -c %a ~/.ray/auth_token", timeout_s=10).stdout.strip()
         assert mode == "600", f"{host} has its token at mode {mode}"

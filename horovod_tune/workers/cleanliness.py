@@ -71,7 +71,7 @@ class Baseline:
                 for thread in threading.enumerate()
                 if thread not in self._threads
                 and thread is not threading.current_thread()
-                and not _belongs_to_ray(thread)
+                and not _may_stay(thread)
             ]
             if not left or time.monotonic() > end:
                 return [f"the thread {thread.name!r} still runs" for thread in left]
@@ -100,9 +100,11 @@ def _is_open(number: int) -> bool:
     return os.path.lexists(f"/proc/self/fd/{number}")
 
 
-def _belongs_to_ray(thread: threading.Thread) -> bool:
-    # Ray runs actor methods in threads that Python knows as dummies, and starts import and log threads.
-    return isinstance(thread, threading._DummyThread) or thread.name.startswith(("ray_", "ray.", "AsyncIO"))
+def _may_stay(thread: threading.Thread) -> bool:
+    # Ray runs actor methods in threads that Python knows as dummies, and starts import and log threads. tqdm
+    # watches its progress bars, the closed ones too, in one thread for as long as the process lives.
+    ours = ("ray_", "ray.", "AsyncIO", "tqdm_monitor")
+    return isinstance(thread, threading._DummyThread) or thread.name.startswith(ours)
 
 
 def _collect_and_freeze() -> None:

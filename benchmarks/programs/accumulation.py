@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from typing import Any
 
 import numpy as np
@@ -46,9 +45,8 @@ class Watch(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
         row = [0.0] * len(WHAT)
-        for process in psutil.Process().parent().children(recursive=True) + _ray_processes():
-            name = " ".join(process.cmdline()[:1])
-            if "TrainingActor" not in name and "train" not in name:
+        for process in psutil.Process().children(recursive=True):
+            if not process.name().startswith(("ray::TrainingA", "ray::train")):
                 continue
             self.pids.add(process.pid)
             ports = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
@@ -59,17 +57,6 @@ class Watch(tune.Callback):
         row[4] = psutil.disk_usage("/dev/shm").used / 1e6
         self.rows.append(row)
 
-
-def _ray_processes() -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter(["name", "cmdline", "create_time"]):
-        command = " ".join(process.info["cmdline"] or [])
-        if command.startswith("ray::") and process.info["create_time"] > STARTED:
-            found.append(process)
-    return found
-
-
-STARTED = time.time()
 
 if __name__ == "__main__":
     from horovod_tune import DistributedTrainableCreator
@@ -83,10 +70,10 @@ if __name__ == "__main__":
         tune.run(
             DistributedTrainableCreator(train, num_slots=trials.RANKS),
             num_samples=options.trials,
+            max_concurrent_trials=1,
             storage_path=storage,
             callbacks=[watch],
             verbose=0,
-            reuse_actors=True,
         )
     rows = np.array(watch.rows)
     numbers = np.arange(len(rows))

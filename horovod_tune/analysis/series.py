@@ -231,19 +231,24 @@ def _ranks_by_host(analysis: Analysis, index: int, known: bool) -> list[tuple[st
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
     """Return axis limits for the metric and how many values lie beyond them.
 
-    The good end is always shown whole. The bad end is cut where a few values (those of diverged trials)
-    would press all others flat: what lies beyond the quartile by three times the quartiles' distance.
+    The good end is always shown whole. The bad end is cut where a tenth of the values or fewer (those of
+    diverged trials) would press all others flat: what lies beyond the quartile by three times the quartiles'
+    distance.
     """
     finite = values[np.isfinite(values)]
     if not len(finite):
         return 0.0, 1.0, len(values)
     low, high = float(finite.min()), float(finite.max())
     first, third = np.quantile(finite, [0.25, 0.75])
-    reach = 3 * float(third - first)
-    if reach > 0 and mode == "min" and high > third + 2 * reach:
-        high = float(finite[finite <= third + reach].max())
-    if reach > 0 and mode == "max" and low < first - 2 * reach:
-        low = float(finite[finite >= first - reach].min())
+    reach, few = 3 * float(third - first), 0.1 * len(finite)
+    if mode == "min":
+        kept = finite[finite <= third + reach]
+        far = high > third + 2 * reach
+    else:
+        kept = finite[finite >= first - reach]
+        far = low < first - 2 * reach
+    if reach > 0 and far and len(finite) - len(kept) <= few:
+        low, high = float(kept.min()), float(kept.max())
     beyond = int(np.sum((finite < low) | (finite > high)))
     pad = 0.04 * (high - low) or abs(high) * 0.05 or 0.5
     return low - pad, high + pad, beyond

@@ -100,6 +100,8 @@ def test_diverged_trials_do_not_press_the_others_flat():
     assert (high > -0.1, low > -2, beyond) == (True, True, 1)
     assert series.robust_limits(values, "max")[1] > 1e6, "the good end is shown whole"
     assert series.robust_limits(np.array([np.nan]), "min") == (0.0, 1.0, 1)
+    few = np.array([0.1, 0.11, 0.12, 9.0])
+    assert series.robust_limits(few, "min")[2] == 0, "a quarter of the values is not a few"
     assert (
         series.robust_limits(np.array([2.0, 2.0]), "min")[0]
         < 2.0

@@ -212,6 +212,7 @@ if (!D.metric || !D.params.length) {
   const [pickX, pickY] = [byId('pair-x'), byId('pair-y')];
   for (const pick of [pickX, pickY]) D.params.forEach((param, k) => pick.add(new Option(param.name, k)));
   if (D.params.length < 2) {
+    document.querySelector('.pick').hidden = true;
     empty('pair', 'It takes two hyperparameters that vary.');
   } else {
     const ranked = [...document.querySelectorAll('.bar-name')].map((e) => D.params.findIndex((p) => p.name === e.textContent)).filter((k) => k >= 0);

@@ -1,0 +1,50 @@
+"""Real distributed trials (2 Horovod ranks each) in the analysis and in Tune's TensorBoard logger."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from test_tensorboard import scalars
+
+from horovod_tune import DistributedTrainableCreator
+from horovod_tune.analysis import ProgressCallback, analyze, series
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run, tmp_path):
+    def train(config):
+        import horovod.torch as hvd
+
+        from horovod_tune import report
+
+        hvd.init()
+        for step in range(3):
+            report(loss=config["lr"] / (step + 1), rank=hvd.rank())
+
+    from ray import tune
+
+    said = io.StringIO()
+    result = tune_run(
+        DistributedTrainableCreator(train, num_slots=2),
+        config={"lr": tune.grid_search([0.4, 0.1])},
+        metric="loss",
+        mode="min",
+        reuse_actors=True,
+        callbacks=[ProgressCallback("loss", "min", stream=said)],
+    )
+    for analysis in (analyze(result), analyze(tmp_path / "experiment")):
+        assert analysis.best_config == result.best_config == {"lr": 0.1}
+        table = analysis.dataframe()
+        assert table["ranks"].tolist() == [2, 2]
+        assert (table["start_s"] > 0).all()
+        drawn = series.timeline(analysis)
+        assert len(drawn.bars) == 4, "two ranks a trial"
+        assert all(bar.begin < bar.trained <= bar.end for bar in drawn.bars), "the start-up is known"
+    for trial in result.trials:
+        assert scalars(Path(trial.path))["ray/tune/loss"][:3] == pytest.approx(
+            [trial.config["lr"], trial.config["lr"] / 2, trial.config["lr"] / 3]
+        )
+    assert "search ended: 2 of 2 trials ended" in said.getvalue()

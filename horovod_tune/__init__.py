@@ -18,14 +18,15 @@ from horovod_tune.parameters import with_parameters
 from horovod_tune.session import get_checkpoint, report
 
 if TYPE_CHECKING:
+    from horovod_tune.analysis import analyze
     from horovod_tune.trainable import DistributedTrainableCreator
 
 __version__ = "0.1.0"
 
-__all__ = ["DistributedTrainableCreator", "get_checkpoint", "report", "with_parameters"]
+__all__ = ["DistributedTrainableCreator", "analyze", "get_checkpoint", "report", "with_parameters"]
 
 # What needs Ray Tune, pandas or matplotlib is imported when it is first used.
-_LAZY = {"DistributedTrainableCreator": "horovod_tune.trainable"}
+_LAZY = {"DistributedTrainableCreator": "horovod_tune.trainable", "analyze": "horovod_tune.analysis"}
 
 
 def __getattr__(name: str) -> Any:

@@ -138,7 +138,6 @@ def main():
     search = ConcurrencyLimiter(BayesOptSearch(random_state=1), max_concurrent=args.max_concurrent)
     results = tune.run(
         trainable,
-        name="bayesopt_digits",
         config={**SPACE, "epochs": args.epochs},
         metric="accuracy",
         mode="max",

@@ -17,18 +17,16 @@ from ray.tune.result import DEFAULT_METRIC
 from ray.tune.search import Searcher
 from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
-from scipy.stats import qmc
 
 from horovod_tune.search import state_file
-from horovod_tune.search.acquisition import acquisition_of, decayed
-from horovod_tune.search.belief import Belief, FittedModel, ModelOptions
+from horovod_tune.search.acquisition import acquisition_of
+from horovod_tune.search.chooser import Chooser, seed_for
+from horovod_tune.search.domains import SpaceError, from_pbounds
 from horovod_tune.search.earlier import EarlierResults, read_earlier
 from horovod_tune.search.first_points import Queued, queue_points
 from horovod_tune.search.gp_params import model_options
 from horovod_tune.search.history import Ending, History, Trial, as_number
-from horovod_tune.search.parameters import FloatArray
-from horovod_tune.search.proposal import propose
-from horovod_tune.search.space import Point, SearchSpace, SpaceError, from_pbounds
+from horovod_tune.search.space import Point, SearchSpace
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +36,6 @@ _REMOVED = {
     "repeat_float_precision": "points are compared by what the training function gets, to the last bit",
     "verbose": "set the level of the logger 'horovod_tune.search' instead",
 }
-#: Points of a finite space that are looked at one by one when it is nearly used up.
-_ENUMERABLE = 100_000
 
 
 class BayesOptSearch(Searcher):
@@ -113,16 +109,14 @@ class BayesOptSearch(Searcher):
         super().__init__(metric=metric, mode=mode)
         self._metric, self._mode = metric, mode
         self._seed = _seed_of(random_state)
-        self._steps = random_search_steps
-        self._acquisition, self._lie = acquisition_of(
+        acquisition, lie = acquisition_of(
             acquisition_function, None if utility_kwargs is None else dict(utility_kwargs)
         )
-        self._options: ModelOptions = model_options(gp_params or {})
+        self._chooser = Chooser(acquisition, lie, model_options(gp_params or {}), random_search_steps)
         self._given = (copy.deepcopy(points_to_evaluate), evaluated_rewards)
         self._earlier = None if analysis is None else read_earlier(analysis)
         self._queue: list[Queued] = []
         self._history = History()
-        self._fitted: tuple[Any, FittedModel] | None = None
         self._unread_state: dict[str, Any] | None = None
         self._said: set[str] = set()
         self._space: SearchSpace | None = None
@@ -158,9 +152,15 @@ class BayesOptSearch(Searcher):
             queued = self._queue.pop(0)
             point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
-            point = self._next_point(space)
+            point = self._chooser.next_point(space, self._history, self._seed, self._mode == "max")
+            if self._history.rounds(space.size) and not space.sampled:
+                self._say_once(
+                    "exhausted",
+                    f"every one of the {int(space.size)} points of the search space has been suggested; from "
+                    "here on points are repeated, the most promising first",
+                )
         self._history.add(Trial(trial_id, point))
-        return space.config(point, self._seed_for("sampled"), given)
+        return space.config(point, seed_for(self._seed, self._history, "sampled"), given)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Remember the latest metric, for a trial that ends without a final result."""
@@ -211,8 +211,7 @@ class BayesOptSearch(Searcher):
         """Change the Gaussian process: `alpha` fixes the noise's variance, in standardised units, that
         otherwise is estimated; `n_restarts_optimizer` adds starting points (0 to 3) to its fit.
         """
-        self._options = model_options(params, self._options)
-        self._fitted = None
+        self._chooser.options = model_options(params, self._chooser.options)
 
     def save(self, checkpoint_path: str) -> None:
         """Write everything the search has learned to a JSON file."""
@@ -242,79 +241,6 @@ class BayesOptSearch(Searcher):
         self._unread_state = state_file.read(checkpoint_path)
         if self._space is not None:
             self._take_state(self._space)
-
-    # How a point is found.
-
-    def _next_point(self, space: SearchSpace) -> Point:
-        taken_before = self._history.rounds(space.size)
-        if taken_before and not space.sampled:
-            self._say_once(
-                "exhausted",
-                f"every one of the {int(space.size)} points of the search space has been suggested; from "
-                "here on points are repeated, the most promising first",
-            )
-
-        def taken(point: Point) -> bool:
-            return self._history.counts[point] > taken_before
-
-        scored = self._history.with_ending(Ending.SCORED)
-        steps = self._steps if self._steps is not None else min(max(space.dimension + 1, 4), 10)
-        if len(self._history.trials) < steps or len(scored) < 2 or space.dimension == 0:
-            start = self._sobol(space, taken)
-            return start if start is not None else self._leftover(space, taken, None)
-        belief = self._believe(space, scored)
-        best = sorted(scored, key=lambda t: -self._gain(t.value))[:5]
-        centres = np.asarray([trial.point for trial in best])
-        found = propose(belief, space, centres, taken, self._seed_for("proposal"))
-        return found if found is not None else self._leftover(space, taken, belief)
-
-    def _believe(self, space: SearchSpace, scored: list[Trial]) -> Belief:
-        points = np.asarray([trial.point for trial in scored])
-        targets = np.asarray([self._gain(trial.value) for trial in scored])
-        key = (points.tobytes(), targets.tobytes())
-        if self._fitted is None or self._fitted[0] != key:
-            model = FittedModel(space.features(points), targets, space.feature_groups, self._options)
-            self._fitted = (key, model)
-        return Belief(
-            self._fitted[1],
-            self._features_of(space, Ending.RUNNING),
-            self._features_of(space, Ending.FAILED),
-            decayed(self._acquisition, len(self._history.trials)),
-            self._seed_for("draws"),
-            self._lie,
-        )
-
-    def _features_of(self, space: SearchSpace, ending: Ending) -> FloatArray:
-        points = [trial.point for trial in self._history.with_ending(ending)]
-        return space.features(np.asarray(points, dtype=float).reshape(len(points), space.dimension))
-
-    def _sobol(self, space: SearchSpace, taken: Any) -> Point | None:
-        """Return the next free point of a scrambled Sobol sequence."""
-        for _ in range(64):
-            sequence = qmc.Sobol(max(space.dimension, 1), seed=np.random.default_rng(self._seed))
-            if self._history.drawn:
-                sequence.fast_forward(self._history.drawn)
-            quantiles = sequence.random(1)[:, : space.dimension]
-            self._history.drawn += 1
-            point = space.canonical(space.from_quantiles(quantiles)[0])
-            if not taken(point):
-                return point
-        return None
-
-    def _leftover(self, space: SearchSpace, taken: Any, belief: Belief | None) -> Point:
-        """Return a free point of a space that is nearly used up, the most promising if there is a belief."""
-        if space.size <= _ENUMERABLE:
-            free = np.asarray([point for point in space.every_point() if not taken(space.canonical(point))])
-        else:
-            generator = np.random.default_rng(self._seed_for("leftover"))
-            pool = space.from_quantiles(generator.random((10_000, space.dimension)))
-            free = np.asarray([point for point in pool if not taken(space.canonical(point))])
-        index = 0
-        if belief is not None and len(free):
-            index = int(np.argmax(belief(space.features(free))))
-        if not len(free):
-            raise RuntimeError(f"no free point found among the {space.size} of the search space")
-        return space.canonical(free[index])
 
     # The books.
 
@@ -365,7 +291,6 @@ class BayesOptSearch(Searcher):
         self._seed = state["seed"]
         self._queue = [Queued.from_json(entry) for entry in state["queue"]]
         self._history = History.from_json(state["trials"], state["drawn"])
-        self._fitted = None
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
         """Take up a trial that was not suggested under this id, as Tune makes when it restarts one."""
@@ -379,14 +304,6 @@ class BayesOptSearch(Searcher):
             return False
         self._history.add(Trial(trial_id, point))
         return True
-
-    def _gain(self, value: float | None) -> float:
-        assert value is not None
-        return value if self._mode == "max" else -value
-
-    def _seed_for(self, purpose: str) -> int:
-        words = [self._seed, len(self._history.trials), *purpose.encode()]
-        return int(np.random.SeedSequence(words).generate_state(1)[0])
 
     def _say_once(self, topic: str, message: str) -> None:
         if topic not in self._said:

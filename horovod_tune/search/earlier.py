@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
+from horovod_tune.search.domains import MISSING, Path, SpaceError, path_name, value_at
 from horovod_tune.search.history import as_number
-from horovod_tune.search.space import MISSING, Path, Point, SearchSpace, SpaceError, path_name, value_at
+from horovod_tune.search.space import Point, SearchSpace
 
 
 @dataclass

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_tune.search.space import Path, Point, SearchSpace, SpaceError
+from horovod_tune.search.domains import Path, SpaceError
+from horovod_tune.search.space import Point, SearchSpace
 
 
 @dataclass

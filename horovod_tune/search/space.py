@@ -9,30 +9,24 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
 import numpy as np
-from bayes_opt.parameter import CategoricalParameter, FloatParameter, IntParameter
-from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
-from ray.tune.search.variant_generator import RecursiveDependencyError, assign_value, parse_spec_vars
+from ray.tune.search.sample import Domain
+from ray.tune.search.variant_generator import assign_value, parse_spec_vars
 
+from horovod_tune.search.domains import MISSING, Path, SpaceError, parameter_of, path_name, value_at
 from horovod_tune.search.parameters import Categories, FloatArray, FloatRange, Grid, Parameter
+from horovod_tune.search.sampling import draw_sampled
 
-Path = tuple[Any, ...]
 Point = tuple[float, ...]
 
 _GRID_CURE = (
     "tune.grid_search at '{name}' cannot be searched by a model: use tune.choice([...]) there, or leave "
     "search_alg out to run the whole grid"
 )
-
-
-class SpaceError(ValueError):
-    """A search space, or a configuration for it, cannot be used; the message names the parameter."""
 
 
 class SearchSpace:
@@ -136,7 +130,7 @@ class SearchSpace:
             assign_value(full, path, copy.deepcopy(parameter.to_value(coordinate)))
         for path, value in (given or {}).items():
             assign_value(full, path, copy.deepcopy(value))
-        _draw_sampled(full, {p: d for p, d in self.sampled.items() if p not in (given or {})}, seed)
+        draw_sampled(full, {p: d for p, d in self.sampled.items() if p not in (given or {})}, seed)
         if self._include_constants:
             return full
         varied = [*self._settled, *self.paths, *self.sampled]
@@ -181,176 +175,6 @@ class SearchSpace:
                 given[path] = value
         _refuse_unknown(config, self._spec, ())
         return coordinates, given
-
-
-class _Missing:
-    """Stands for a value that is not there, where None is a value."""
-
-
-MISSING = _Missing()
-
-
-def path_name(path: Path) -> str:
-    """Return the name under which Tune shows a nested parameter, such as `model/depth`."""
-    return "/".join(str(part) for part in path)
-
-
-def value_at(config: Any, path: Path, default: Any) -> Any:
-    """Return the value at `path` in nested dictionaries, lists and tuples."""
-    for part in path:
-        try:
-            config = config[part]
-        except (KeyError, IndexError, TypeError):
-            return default
-    return config
-
-
-def from_pbounds(pbounds: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate bayesian-optimization's own space into a Tune one.
-
-    `(low, high)` and `(low, high, float)` are floats, `(low, high, int)` integers with both bounds
-    included, any other sequence categories; its parameter objects are taken too. A `/` in a name nests.
-
-    >>> sorted(from_pbounds({"x": (0, 1), "model/depth": (2, 8, int)}))
-    ['model', 'x']
-    """
-    spec: dict[str, Any] = {}
-    for name, bounds in pbounds.items():
-        *parents, key = name.split("/")
-        place = spec
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[key] = _domain_of_bounds(name, bounds)
-    return spec
-
-
-def _domain_of_bounds(name: str, bounds: Any) -> Domain:
-    if isinstance(bounds, FloatParameter):
-        bounds = (*bounds.bounds, float)
-    elif isinstance(bounds, IntParameter):
-        bounds = (*bounds.bounds, int)
-    elif isinstance(bounds, CategoricalParameter):
-        return Categorical(bounds.categories).uniform()
-    try:
-        length = len(bounds)
-    except TypeError:
-        raise SpaceError(
-            f"'{name}' must be (low, high), (low, high, int), a sequence of categories or a Tune domain, "
-            f"got {bounds!r}"
-        ) from None
-    numeric = length >= 2 and all(
-        isinstance(b, (int, float, np.number)) and not isinstance(b, bool) for b in bounds[:2]
-    )
-    if numeric and (length == 2 or (length == 3 and bounds[2] in (float, int))):
-        low, high = bounds[0], bounds[1]
-        if not low < high:
-            raise SpaceError(f"'{name}' needs a lower bound below its upper bound, got {bounds!r}")
-        if length == 3 and bounds[2] is int:
-            return Integer(int(low), int(high) + 1).uniform()
-        return Float(float(low), float(high)).uniform()
-    return Categorical(bounds).uniform()
-
-
-def parameter_of(name: str, domain: Domain) -> Parameter | None:
-    """Return the modelled parameter for a Tune domain; None where it is to be sampled beside the model.
-
-    Bounds are Tune's: an integer's upper bound is left out, unless it is quantised with q > 1.
-    """
-    sampler = domain.get_sampler()
-    step: float = 1
-    quantised = isinstance(sampler, Quantized)
-    if quantised:
-        step, sampler = sampler.q, sampler.get_sampler()
-    if isinstance(domain, Categorical):
-        if not domain.categories:
-            raise SpaceError(f"'{name}' is a choice among nothing; give it at least one value")
-        return Categories(domain.categories)
-    if not isinstance(domain, (Float, Integer)) or isinstance(sampler, Normal):
-        return None
-    lower, upper = domain.lower, domain.upper
-    if not (math.isfinite(lower) and math.isfinite(upper)) or lower > upper:
-        raise SpaceError(f"'{name}' must have finite bounds in order, got {domain.domain_str}")
-    log = isinstance(sampler, LogUniform)
-    if isinstance(domain, Float) and not quantised:
-        return Categories([float(lower)]) if lower == upper else FloatRange(lower, upper, log)
-    first, last = _grid_ends(lower, upper, step)
-    if isinstance(domain, Integer) and step == 1:
-        last -= 1
-    if log and first < 1:
-        first = 1
-    if last < first:
-        raise SpaceError(f"'{name}' has no value: no multiple of {step} in {domain.domain_str}")
-    step = int(step) if isinstance(domain, Integer) else float(step)
-    return (
-        Categories([Grid(first, first + 1, step).to_value(0.0)])
-        if first == last
-        else Grid(first, last, step, log)
-    )
-
-
-def _grid_ends(lower: float, upper: float, step: float) -> tuple[int, int]:
-    """Return the first and last k with `lower <= k * step <= upper`, forgiving rounding in the bounds."""
-    ends = []
-    for bound, inwards in ((lower, math.ceil), (upper, math.floor)):
-        nearest = round(bound / step)
-        ends.append(nearest if math.isclose(bound / step, nearest) else inwards(bound / step))
-    return ends[0], ends[1]
-
-
-def _draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: int) -> None:
-    """Draw what stands beside the model, in an order that respects what refers to what."""
-    waiting = dict(domains)
-    generator = np.random.default_rng(seed)
-    while waiting:
-        stuck: Exception | None = None
-        for path, domain in list(waiting.items()):
-            try:
-                with _seeded(int(generator.integers(2**32))):
-                    value = domain.sample(_Resolved(config), random_state=generator)
-            except RecursiveDependencyError as error:
-                stuck = error
-                continue
-            assign_value(config, path, value)
-            del waiting[path]
-            stuck = None
-            break
-        if stuck is not None:
-            raise SpaceError(f"'{path_name(next(iter(waiting)))}' cannot be sampled: {stuck}") from stuck
-
-
-class _Resolved(dict):
-    """A configuration as a `sample_from` function sees it: reading what is not drawn yet is told apart."""
-
-    def __getitem__(self, key: Any) -> Any:
-        value = super().__getitem__(key)
-        if isinstance(value, Domain):
-            raise RecursiveDependencyError(f"it depends on '{key}', which is not drawn yet")
-        return _Resolved(value) if isinstance(value, dict) else value
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators that `sample_from` functions draw from, and put them back afterwards."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 def _only(full: Any, paths: list[Path]) -> Any:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
-from ray import cloudpickle
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -75,7 +75,7 @@ def test_asha_ends_when_its_time_is_up(example: Any, tmp_path: Path) -> None:
 
 def test_hyperopt_with_asha_runs_until_the_time_is_up(example: Any, tmp_path: Path) -> None:
     pytest.importorskip("hyperopt", reason="pip install 'horovod_tune[hyperopt]'")
-    analysis = example("hyperopt_asha_digits").main(time_budget_s=15, storage_path=str(tmp_path))
+    analysis = example("hyperopt_asha_digits").main(time_budget_s=30, storage_path=str(tmp_path))
     finished = [trial for trial in analysis.trials if trial.last_result.get("mean_loss") is not None]
     assert finished and all(5 <= trial.config["max_epochs"] <= 10 for trial in finished)
     assert all(len(epochs_of(trial)) <= trial.config["max_epochs"] for trial in finished)

@@ -309,7 +309,7 @@ def test_no_random_state_means_another_search_each_time() -> None:
 def test_a_fixed_noise_is_used() -> None:
     search = searcher(gp_params={"alpha": 0.5, "n_restarts_optimizer": 0})
     Loop(search, mixed_space()).run(12)
-    assert search._fitted is not None and search._fitted[1].hyperparameters.noise == 0.5
+    assert search._chooser.fitted is not None and search._chooser.fitted.hyperparameters.noise == 0.5
 
 
 def test_a_thousand_results_are_no_trouble() -> None:

@@ -12,8 +12,9 @@ from bayes_opt.parameter import CategoricalParameter, FloatParameter, IntParamet
 from ray import tune
 
 from horovod_tune.search import SpaceError
+from horovod_tune.search.domains import from_pbounds
 from horovod_tune.search.parameters import Grid
-from horovod_tune.search.space import SearchSpace, from_pbounds
+from horovod_tune.search.space import SearchSpace
 
 EDGES = [0.0, np.nextafter(1.0, 0.0), 0.5, 1e-17, 1 / 3]
 

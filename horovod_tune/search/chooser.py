@@ -1,0 +1,123 @@
+"""Chooses the next point from what a search remembers: a quasi-random start, then the model.
+
+The choice is a function of the history and the seed alone: not of the clock, of an earlier choice, or of the
+order in which trials ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from bayes_opt.acquisition import AcquisitionFunction
+from scipy.stats import qmc
+
+from horovod_tune.search.acquisition import decayed
+from horovod_tune.search.belief import Belief, FittedModel, ModelOptions
+from horovod_tune.search.history import Ending, History, Trial
+from horovod_tune.search.parameters import FloatArray
+from horovod_tune.search.proposal import propose
+from horovod_tune.search.space import Point, SearchSpace
+
+#: Points of a finite space that are looked at one by one when it is nearly used up.
+_ENUMERABLE = 100_000
+
+
+def seed_for(seed: int, history: History, purpose: str) -> int:
+    """Return a seed of its own for each suggestion and each purpose in it."""
+    words = [seed, len(history.trials), *purpose.encode()]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+
+class Chooser:
+    """How points are chosen; `random_search_steps` is None for a number that goes with the space."""
+
+    def __init__(
+        self,
+        acquisition: AcquisitionFunction,
+        lie: float | str | None,
+        options: ModelOptions,
+        random_search_steps: int | None,
+    ) -> None:
+        self.options = options
+        self._acquisition, self._lie, self._steps = acquisition, lie, random_search_steps
+        self._fitted: tuple[object, FittedModel] | None = None
+
+    @property
+    def fitted(self) -> FittedModel | None:
+        """The model of the latest suggestion, None before the first one it made."""
+        return self._fitted[1] if self._fitted else None
+
+    def next_point(self, space: SearchSpace, history: History, seed: int, maximise: bool) -> Point:
+        """Return the next point, one that has been suggested no more often than any other."""
+        rounds = history.rounds(space.size)
+
+        def taken(point: Point) -> bool:
+            return history.counts[point] > rounds
+
+        scored = history.with_ending(Ending.SCORED)
+        steps = self._steps if self._steps is not None else min(max(space.dimension + 1, 4), 10)
+        if len(history.trials) < steps or len(scored) < 2 or space.dimension == 0:
+            start = _sobol(space, history, seed, taken)
+            return start if start is not None else _leftover(space, taken, None, seed)
+        gains = np.asarray([_gain(trial, maximise) for trial in scored])
+        belief = self._believe(space, history, scored, gains, seed)
+        centres = np.asarray([scored[i].point for i in np.argsort(-gains, kind="stable")[:5]])
+        found = propose(belief, space, centres, taken, seed_for(seed, history, "proposal"))
+        return found if found is not None else _leftover(space, taken, belief, seed)
+
+    def _believe(
+        self, space: SearchSpace, history: History, scored: list[Trial], gains: FloatArray, seed: int
+    ) -> Belief:
+        points = np.asarray([trial.point for trial in scored])
+        key = (points.tobytes(), gains.tobytes(), self.options)
+        if self._fitted is None or self._fitted[0] != key:
+            model = FittedModel(space.features(points), gains, space.feature_groups, self.options)
+            self._fitted = (key, model)
+        return Belief(
+            self._fitted[1],
+            _features_of(space, history, Ending.RUNNING),
+            _features_of(space, history, Ending.FAILED),
+            decayed(self._acquisition, len(history.trials)),
+            seed_for(seed, history, "draws"),
+            self._lie,
+        )
+
+
+def _gain(trial: Trial, maximise: bool) -> float:
+    assert trial.value is not None
+    return trial.value if maximise else -trial.value
+
+
+def _features_of(space: SearchSpace, history: History, ending: Ending) -> FloatArray:
+    points = [trial.point for trial in history.with_ending(ending)]
+    return space.features(np.asarray(points, dtype=float).reshape(len(points), space.dimension))
+
+
+def _sobol(space: SearchSpace, history: History, seed: int, taken: Callable[[Point], bool]) -> Point | None:
+    """Return the next free point of a scrambled Sobol sequence, None if there is none for long."""
+    for _ in range(64):
+        sequence = qmc.Sobol(max(space.dimension, 1), seed=np.random.default_rng(seed))
+        if history.drawn:
+            sequence.fast_forward(history.drawn)
+        quantiles = sequence.random(1)[:, : space.dimension]
+        history.drawn += 1
+        point = space.canonical(space.from_quantiles(quantiles)[0])
+        if not taken(point):
+            return point
+    return None
+
+
+def _leftover(space: SearchSpace, taken: Callable[[Point], bool], belief: Belief | None, seed: int) -> Point:
+    """Return a free point of a space that is nearly used up, the most promising if there is a belief."""
+    if space.size <= _ENUMERABLE:
+        pool = np.asarray([space.canonical(point) for point in space.every_point()])
+    else:
+        generator = np.random.default_rng(seed)
+        pool = space.from_quantiles(generator.random((10_000, space.dimension)))
+    free = [point for point in map(space.canonical, pool) if not taken(point)]
+    if not free:
+        raise RuntimeError(f"no free point found among the {space.size} of the search space")
+    if belief is None:
+        return free[0]
+    return free[int(np.argmax(belief(space.features(np.asarray(free)))))]

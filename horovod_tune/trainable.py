@@ -20,7 +20,7 @@ from ray.tune.trainable import FunctionTrainable
 from horovod_tune import ray_adapter, shipping
 from horovod_tune.backend import require_backend
 from horovod_tune.coordinator import Coordinator
-from horovod_tune.errors import PreflightFailed
+from horovod_tune.errors import PreflightFailed, TrainingFailed
 from horovod_tune.messages import TrialOrder
 from horovod_tune.parameters import ShippedParameters, parameters_of
 from horovod_tune.spec import (
@@ -172,7 +172,15 @@ class DistributedTrainable(FunctionTrainable):
 
     def step(self) -> dict[str, Any]:
         """Return rank 0's next report, as Tune's own function trainables do (see FunctionTrainable.step)."""
-        result = self._coordinator.next_result()
+        try:
+            result = self._coordinator.next_result()
+        except TrainingFailed as failed:
+            from horovod_tune.cluster import preemption
+
+            if preemption.is_preempted(failed.lost_nodes):
+                # A machine that its cloud took away is no failure of the trial: Tune must not count it.
+                raise preemption.HostPreempted(f"pre-empted: {failed}") from failed
+            raise
         if result is None:
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
         metrics, checkpoint = result
@@ -288,6 +296,7 @@ def DistributedTrainableCreator(
     ray_adapter.keep_longer_results()
     if reuse_workers:
         ray_adapter.reuse_actors_of(_wants_reuse)
+    ray_adapter.start_in_idle_processes(_is_ours)
     name = re.sub(r"\W", "_", getattr(func, "__name__", None) or type(func).__name__)
     shipped = ShippedFunction(func, uuid.uuid4().hex)
     body = {
@@ -299,6 +308,10 @@ def DistributedTrainableCreator(
         "__module__": __name__,
     }
     return type(name, (DistributedTrainable,), body)
+
+
+def _is_ours(trainable: type) -> bool:
+    return isinstance(trainable, type) and issubclass(trainable, DistributedTrainable)
 
 
 def _wants_reuse(trainable: type) -> bool:

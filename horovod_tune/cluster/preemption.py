@@ -6,7 +6,9 @@ Tune (2.60) does not count a failure against `max_failures` when what ends the t
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 from ray.exceptions import RayActorError
 
@@ -24,17 +26,25 @@ class HostPreempted(TrainingFailed, RayActorError):
         return str(self.args[0])
 
 
-def is_preempted(errors: Iterable[BaseException], node_ids: Iterable[str]) -> bool:
-    """Return whether the loss of ranks is a pre-emption; asked right when they were lost.
+def is_preempted(node_ids: Iterable[str]) -> bool:
+    """Return whether one of these nodes was taken away, or is about to be.
 
-    Args:
-        errors: what Ray raised for the lost actors.
-        node_ids: the nodes that the lost actors were on.
+    Ray calls a lost actor unavailable before it calls its node dead, so the nodes are asked about, not the
+    actors' errors: one that is being drained counts as much as one that died after that.
+
+    Private to Ray, checked against 2.60.0.
     """
-    if any(getattr(error, "preempted", False) for error in errors):
-        return True
-    # Ray calls an actor unavailable before it calls its node dead, and only then pre-empted.
-    from ray._private.state import state  # private, checked against 2.60.0
+    import ray
+    from ray._private.state import state
 
-    draining = state.get_draining_nodes()
-    return any(node_id in draining for node_id in node_ids)
+    wanted = set(node_ids)
+    if not wanted:
+        return False
+    if wanted & set(state.get_draining_nodes()):
+        return True
+    common_pb2: Any = importlib.import_module("ray.core.generated.common_pb2")  # compiled, without types
+    taken_away = common_pb2.NodeDeathInfo.Reason.Value("AUTOSCALER_DRAIN_PREEMPTED")
+    return any(
+        node["NodeID"] in wanted and not node["Alive"] and node.get("DeathReason") == taken_away
+        for node in ray.nodes()
+    )

@@ -60,6 +60,7 @@ class WorkerGroup:
         self._newest: CheckpointPlace | None = None
         self._running: set[int] = set()
         self._failures: list[Failed] = []
+        self._lost_nodes: list[str] = []
         self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
         self._first_member = 0
@@ -93,7 +94,7 @@ class WorkerGroup:
             self.create()
         if not self._ranks:
             self._assign()
-        self._failures, self._reports, self._logs = [], [], []
+        self._failures, self._reports, self._logs, self._lost_nodes = [], [], [], []
         self._to_proceed, self._newest = None, None
         self._running = {rank for ranks in self._ranks for rank in ranks}
         self._get_all([member.begin.remote(order) for member in self._members], "to begin the trial")
@@ -219,6 +220,7 @@ class WorkerGroup:
 
     def _lose(self, member: int, kind: FailureKind, text: str) -> None:
         fact = self._facts[member]
+        self._lost_nodes.append(fact.node_id)
         for rank in self._ranks[member]:
             self._running.discard(rank)
             self._failures.append(Failed(rank, fact.host, kind, f"process {fact.pid}: {text}"))
@@ -244,7 +246,9 @@ class WorkerGroup:
         if failures.needs_cause(first):
             self._ping_the_others()
         self._collect_logs()
-        return TrainingFailed(failures.explain(first, world_size=sum(map(len, self._ranks))))
+        error = TrainingFailed(failures.explain(first, world_size=sum(map(len, self._ranks))))
+        error.lost_nodes = tuple(self._lost_nodes)
+        return error
 
     def _ping_the_others(self) -> None:
         silent = [i for i in range(len(self._members)) if self._running & set(self._ranks[i])]

@@ -115,14 +115,28 @@ def test_a_cut_of_12_seconds_is_ridden_out(training: Training) -> None:
     print(f"cut of 12 s: on again {on_again:.1f} s later")
 
 
-@pytest.mark.parametrize("how", ["drop", "down", "power off"])
+@pytest.mark.parametrize("how", ["drop", "down"])
 def test_a_host_that_goes_silent_is_named_in_time_and_left_out(training: Training, how: str) -> None:
     failures, host = training.failures, training.hosts[1]
-    if how == "power off":
-        training.lab.power_off(host)
-    else:
-        training.lab.cut(host, how)
+    training.lab.cut(host, how)
     took = training.wait_for_failure(failures + 1, f"rank 1 of 2 on {host}", timeout_s=IN_TIME_S)
     on_again = training.wait_for_progress(failures=failures + 1)
     print(f"{how}: failed after {took:.1f} s, on again {on_again:.1f} s later")
+    assert host not in training.hosts
+
+
+def test_a_host_that_its_cloud_switches_off_is_named_and_not_counted(training: Training) -> None:
+    failures, host = training.failures, training.hosts[1]
+    notice = (
+        "from horovod_tune.cluster.spot_watch import Notice, tell_ray;"
+        f"tell_ray('{training.lab.ip('n1')}:6379', '{training.lab.ip(host)}', Notice(60.0))"
+    )
+    training.lab.run(host, f'python -c "{notice}"', timeout_s=60)
+    training.lab.power_off(host)
+    wait_until(
+        lambda: f"pre-empted: rank 1 of 2 on {host}" in training.errors(),
+        timeout_s=IN_TIME_S,
+        what=f"the loss of {host}",
+    )
+    training.wait_for_progress(failures=failures)  # as many as before
     assert host not in training.hosts

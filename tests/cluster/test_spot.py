@@ -120,10 +120,10 @@ def test_a_notice_makes_a_lost_node_preempted_and_tune_does_not_count_it(tmp_pat
 
         rank = Rank.remote()
         assert ray.get(rank.answer.remote(), timeout=60) == 1
-        assert not is_preempted([], [node])
+        assert not is_preempted([node]) and not is_preempted([])
         assert spot_watch.tell_ray(cluster.address, "127.0.0.2", spot_watch.Notice(60.0)) == [node]
         # Known before the machine is gone.
-        assert is_preempted([], [node])
+        assert is_preempted([node])
         cluster.remove_node(spot, allow_graceful=False)
         end = time.monotonic() + 60
         while time.monotonic() < end:
@@ -135,6 +135,7 @@ def test_a_notice_makes_a_lost_node_preempted_and_tune_does_not_count_it(tmp_pat
             time.sleep(0.2)
         else:
             pytest.fail("Ray does not call the lost actor pre-empted")
+        assert is_preempted([node]), ray.nodes()
         with pytest.raises(RuntimeError, match=r"no alive node .* has the address 10\.9\.9\.9"):
             spot_watch.tell_ray(cluster.address, "10.9.9.9", spot_watch.Notice(1.0))
 

@@ -1,7 +1,7 @@
 """Everything private of Ray that this package touches, in one place. Checked against Ray 2.60.0.
 
 - the module-level session behind ``ray.tune.report`` and its friends (`lend_session`),
-- Tune's switch for actor reuse (`reuse_actors_of`),
+- Tune's switch for actor reuse (`reuse_actors_of`), its cache of actor classes (`start_in_idle_processes`),
 - the loggers' way of resuming a result file (`keep_longer_results`),
 - which node a job's driver runs on (`driver_node_id`),
 - the directories of a trial in Tune's StorageContext (`storage_reaches_here`),
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from horovod_tune.session import Session
 
 _SESSION_MODULE = "ray.train._internal.session"
 _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
+LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}
+"""What Tune sets in the processes of every trial."""
 
 
 class _TrialFacts:
@@ -111,6 +114,7 @@ def _accept_keywords(module: ModuleType) -> None:
 
 def prepare_rank_process() -> None:
     """Install the hooks of this process, once, before the first training function."""
+    os.environ.update(LIGHTNING_VARIABLE)
     hooks = {_SESSION_MODULE: _lend, _REPORT_MODULE: _accept_keywords}
     waiting = {}
     for name, hook in hooks.items():
@@ -176,6 +180,34 @@ def keep_longer_results() -> None:
 
     restore._horovod_tune = True  # type: ignore[attr-defined]
     LoggerCallback._restore_from_remote = restore  # type: ignore[method-assign]
+
+
+def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
+    """Let the coordinators of trials, and so their training actors, start in processes that Ray keeps ready.
+
+    Tune gives every trainable a runtime environment with a variable for Lightning in it, and a process with
+    another environment than the driver's has to be started first: two starts, one after the other, in each
+    first trial. Ours set that variable themselves (`LIGHTNING_VARIABLE`). Where the driver has variables that
+    Tune passes on (credentials), its way is left as it is. Once a process.
+    """
+    import ray
+    from ray.tune.execution import class_cache
+
+    cache_class = class_cache._ActorClassCache
+    if hasattr(cache_class.get, "_horovod_tune"):
+        return
+    original = cache_class.get
+
+    @functools.wraps(original)
+    def get(self: Any, trainable_cls: type) -> Any:
+        passed_on = class_cache.ENV_VARS_TO_PROPAGATE & set(os.environ)
+        known = class_cache.DEFAULT_ENV_VARS == LIGHTNING_VARIABLE
+        if trainable_cls not in self._cache and is_ours(trainable_cls) and known and not passed_on:
+            self._cache[trainable_cls] = ray.remote(trainable_cls)
+        return original(self, trainable_cls)
+
+    get._horovod_tune = True  # type: ignore[attr-defined]
+    cache_class.get = get
 
 
 def driver_node_id() -> str | None:

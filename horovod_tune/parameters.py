@@ -142,6 +142,26 @@ def parameters_of(func: Any) -> ShippedParameters | None:
         return None  # callable objects need not be hashable
 
 
+def refuse_tunes_parameters(func: Any) -> None:
+    """Raise TrainingFunctionError for a function of ``ray.tune.with_parameters``.
+
+    Its references into the object store are made for Tune's own pickling: a rank that asks for them waits
+    for ever, or is no Ray worker at all.
+    """
+    while isinstance(func, partial):
+        func = func.func
+    for cell in getattr(func, "__closure__", None) or ():
+        try:
+            kind = type(cell.cell_contents).__name__
+        except ValueError:
+            continue  # a name that is not bound yet
+        if kind == "_ParameterRegistry":
+            raise TrainingFunctionError(
+                f"{getattr(func, '__name__', func)} was made by ray.tune.with_parameters, whose objects ranks cannot "
+                "fetch; use horovod_tune.with_parameters in its place, with the same arguments"
+            )
+
+
 def pack_values(values: dict[str, Any]) -> bytes:
     """Return the objects as torch saves them: tensors as they lie in memory, so that a rank can map them."""
     import torch

@@ -22,7 +22,7 @@ from horovod_tune.backend import require_backend
 from horovod_tune.coordinator import Coordinator
 from horovod_tune.errors import PreflightFailed, TrainingFailed
 from horovod_tune.messages import TrialOrder
-from horovod_tune.parameters import ShippedParameters, parameters_of
+from horovod_tune.parameters import ShippedParameters, parameters_of, refuse_tunes_parameters
 from horovod_tune.spec import (
     DEFAULT_STALL_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
@@ -33,6 +33,7 @@ from horovod_tune.spec import (
     make_spec,
 )
 from horovod_tune.storage import TrialStorage
+from horovod_tune.workers.gloo.early import EarlyRanks
 from horovod_tune.workers.group import WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -277,6 +278,7 @@ def DistributedTrainableCreator(
         BackendMissing: Horovod (or torch_xla) is not installed, or built without Gloo.
     """
     check_training_function(func)
+    refuse_tunes_parameters(func)
     if replicate_pem:
         warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
     spec = make_spec(
@@ -307,7 +309,10 @@ def DistributedTrainableCreator(
         "__doc__": func.__doc__,
         "__module__": __name__,
     }
-    return type(name, (DistributedTrainable,), body)
+    metaclass: type = type(DistributedTrainable)
+    if not use_tpu:
+        metaclass = type("EarlyStart", (metaclass,), {"_early_ranks": EarlyRanks(spec, name)})
+    return metaclass(name, (DistributedTrainable,), body)
 
 
 def _is_ours(trainable: type) -> bool:

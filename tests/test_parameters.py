@@ -61,6 +61,13 @@ def test_parameters_are_found_below_partial() -> None:
     assert parameters.parameters_of(train) is None
 
 
+def test_a_function_of_tunes_own_with_parameters_is_refused_with_the_cure(ray_session: Any) -> None:
+    from ray import tune
+
+    with pytest.raises(TrainingFunctionError, match=r"use horovod_tune\.with_parameters"):
+        DistributedTrainableCreator(partial(tune.with_parameters(train, model=1)))
+
+
 def test_what_two_parameters_share_stays_shared(tmp_path: Any) -> None:
     shared = torch.ones(3)
     file = tmp_path / "packed"

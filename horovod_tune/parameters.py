@@ -157,8 +157,8 @@ def refuse_tunes_parameters(func: Any) -> None:
             continue  # a name that is not bound yet
         if kind == "_ParameterRegistry":
             raise TrainingFunctionError(
-                f"{getattr(func, '__name__', func)} was made by ray.tune.with_parameters, whose objects ranks cannot "
-                "fetch; use horovod_tune.with_parameters in its place, with the same arguments"
+                f"{getattr(func, '__name__', func)} was made by ray.tune.with_parameters, whose objects "
+                "ranks cannot fetch; use horovod_tune.with_parameters in its place, with the same arguments"
             )
 
 

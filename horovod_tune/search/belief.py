@@ -43,7 +43,7 @@ def compress(targets: FloatArray, depth: float) -> FloatArray:
     grows only logarithmically from there on. Order is kept.
 
     >>> compress(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), depth=3.0).round(2).tolist()
-    [0.0, 1.0, 2.0, -5.5, 1.0]
+    [0.0, 1.0, 2.0, -6.6, 1.0]
     """
     middle, best = float(np.median(targets)), float(np.max(targets))
     unit = best - middle

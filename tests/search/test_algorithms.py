@@ -14,7 +14,8 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.usefixtures("ray_session")
+# Generous: two Horovod worlds at a time on a machine that other work may be sharing.
+pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_bohb_pauses_trials_and_resumes_them_from_their_checkpoints(
 
 @pytest.mark.parametrize("name", ["pbt_digits", "pb2_digits"])
 def test_population_based_training_clones_the_strong(example: Any, tmp_path: Path, name: str) -> None:
-    analysis = example(name).main(population=4, epochs=8, storage_path=str(tmp_path))
+    analysis = example(name).main(population=4, epochs=6, storage_path=str(tmp_path))
     assert_all_trained(analysis)
     experiment = Path(analysis.experiment_path)
     clonings = [json.loads(line) for line in (experiment / "pbt_global.txt").read_text().splitlines()]
@@ -108,7 +109,7 @@ def test_population_based_training_clones_the_strong(example: Any, tmp_path: Pat
     for target, source, *_ in clonings:
         assert target != source
     # A clone goes on at its donor's epoch: all have trained to the end, with the donors' weights.
-    assert {epochs_of(trial)[-1] for trial in analysis.trials} == {8}
+    assert {epochs_of(trial)[-1] for trial in analysis.trials} == {6}
     exploited = {trial.trial_id for trial in analysis.trials if len(set(_rates(trial))) > 1}
     assert exploited, "no trial went on with another learning rate"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from horovod_tune.session import Session
+from horovod_tune.session import Session, current
 
 _SESSION_MODULE = "ray.train._internal.session"
 _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
@@ -50,10 +50,10 @@ class _TrialFacts:
 
     @property
     def loaded_checkpoint(self) -> Any:
-        return self._session.get_checkpoint()
+        return (current() or self._session).get_checkpoint()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
-        self._session.report(metrics, checkpoint)
+        (current() or self._session).report(metrics, checkpoint)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -99,16 +99,22 @@ class Session:
 
 
 _current: Session | None = None
+_of_thread = threading.local()
 
 
 def activate(session: Session | None) -> None:
-    """Make ``session`` the one that `report()` speaks to in this process; None ends it."""
+    """Make ``session`` the one of `report()` in this thread, and in threads without one; None ends it.
+
+    A TPU v2 or v3 has two ranks in a process, each in a thread of its own.
+    """
     global _current
     _current = session
+    _of_thread.session = session
 
 
 def current() -> Session | None:
-    return _current
+    own: Session | None = getattr(_of_thread, "session", None)
+    return own or _current
 
 
 def report(
@@ -156,9 +162,10 @@ def get_checkpoint() -> Checkpoint | None:
 
 
 def _require(caller: str) -> Session:
-    if _current is None:
+    live = current()
+    if live is None:
         raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
-    return _current
+    return live
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,6 +246,26 @@ def test_bf16_by_the_models_type_and_by_autocast(tune_run: Callable[..., Any]) -
     assert result["autocast"] == result["model"] == "torch.bfloat16"
 
 
+def test_a_trial_that_switches_bf16_on_for_its_process_does_not_switch_it_on_for_the_next(
+    tune_run: Callable[..., Any],
+) -> None:
+    def in_old_bf16(config: dict[str, Any]) -> None:
+        if config["bf16"]:
+            os.environ["XLA_USE_BF16"] = "1"
+        import torch
+        import torch_xla
+
+        x = torch.tensor([1.0 + 2**-10], device=torch_xla.device())
+        horovod_tune.report(more_than_one=(x * 1.0).item() > 1.0)
+
+    analysis = tune_run(
+        DistributedTrainableCreator(in_old_bf16, use_tpu=True),
+        config={"bf16": tune.grid_search([True, False])},
+        max_concurrent_trials=1,
+    )
+    assert [result["more_than_one"] for result in results(analysis)] == [False, True]
+
+
 def test_an_exception_in_the_function_is_told_with_its_traceback(tune_run: Callable[..., Any]) -> None:
     def fail(config: dict[str, Any]) -> None:
         raise ValueError("no such optimizer")
@@ -254,6 +274,43 @@ def test_an_exception_in_the_function_is_told_with_its_traceback(tune_run: Calla
     (trial,) = analysis.trials
     text = Path(trial.error_file).read_text()
     assert "rank 0 of 1 on" in text and "ValueError: no such optimizer" in text and "in fail" in text
+
+
+def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once(
+    tune_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    def two_devices(config: dict[str, Any]) -> None:
+        import torch
+        import torch_xla
+        import torch_xla.runtime as xr
+
+        x = torch.ones(2, device=torch_xla.device()) * (xr.global_ordinal() + 1)
+        for _ in range(2):
+            horovod_tune.report(
+                ordinal=xr.global_ordinal(), world=xr.world_size(), value=x.sum().item(), process=os.getpid()
+            )
+        Path(config["folder"], str(xr.global_ordinal())).write_text(f"{os.getpid()} {torch_xla.device()}")
+
+    def make_launcher(trial: Any) -> Any:
+        import ray
+
+        from horovod_tune.workers.xla.launch import XlaLauncher
+        from horovod_tune.workers.xla.runtimes import LaunchPlan
+
+        launcher = XlaLauncher(trial._spec, ray.util.get_current_placement_group(), node_id=trial._node_id)
+        # The CPU as two devices of one process; they dead-lock in a collective, so there is none here.
+        plan = LaunchPlan(environment={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"})
+        launcher._plans = lambda members, facts: [plan]  # type: ignore[method-assign]
+        return launcher
+
+    trainable = DistributedTrainableCreator(two_devices, use_tpu=True)
+    two = type("two", (trainable,), {"_make_launcher": make_launcher})
+    analysis = tune_run(two, config={"folder": str(tmp_path)})
+    (result,) = results(analysis)
+    assert (result["ordinal"], result["world"], result["training_iteration"]) == (0, 2, 2)
+    assert result["value"] == 2.0
+    seen = [(tmp_path / str(ordinal)).read_text().split() for ordinal in (0, 1)]
+    assert seen[0][0] == seen[1][0] and {seen[0][1], seen[1][1]} == {"xla:0", "xla:1"}
 
 
 def test_two_ranks_on_the_cpu_device_are_refused_with_the_reason(ray_session: Any) -> None:

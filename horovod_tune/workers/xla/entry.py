@@ -204,4 +204,5 @@ class _Rank:
         if self._training.is_alive:
             return [f"the training function of rank {self._rank} still runs"]
         self._training = None
-        return self._baseline.restore() + self._runtime.restore()
+        environment = dict(os.environ)
+        return self._baseline.restore() + self._runtime.restore(environment)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 Serve = Callable[..., None]
+_READ_ONCE = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,11 @@ class Runtime(Protocol):
     def begin_baseline(self) -> None:
         """Note how the device's state is before the first trial."""
 
-    def restore(self) -> list[str]:
-        """Put the device's state back; return what could not be."""
+    def restore(self, environment: Mapping[str, str]) -> list[str]:
+        """Put the device's state back, after all else; return what could not be.
+
+        ``environment`` is how the trial left it.
+        """
 
 
 class TorchXla:
@@ -113,13 +117,16 @@ class TorchXla:
         self._seed = xm.get_rng_state()
         self._spmd = xr.is_spmd()
 
-    def restore(self) -> list[str]:
+    def restore(self, environment: Mapping[str, str]) -> list[str]:
         import torch
         import torch_xla
         import torch_xla.core.xla_model as xm
         import torch_xla.debug.metrics as metrics
         import torch_xla.runtime as xr
 
+        for name in _READ_ONCE:
+            if environment.get(name) != os.environ.get(name):
+                return [f"the trial set {name}, which torch_xla reads once a process"]
         if xr.is_spmd() != self._spmd:
             return ["the trial switched SPMD on, which cannot be undone in a process"]
         torch._dynamo.reset()
@@ -186,7 +193,7 @@ class PlainProcesses:
     def begin_baseline(self) -> None:
         """There is no device."""
 
-    def restore(self) -> list[str]:
+    def restore(self, environment: Mapping[str, str]) -> list[str]:
         return []
 
 

@@ -133,10 +133,6 @@ def test_a_host_that_its_cloud_switches_off_is_named_and_not_counted(training: T
     )
     training.lab.run(host, f'python -c "{notice}"', timeout_s=60)
     training.lab.power_off(host)
-    wait_until(
-        lambda: f"pre-empted: rank 1 of 2 on {host}" in training.errors(),
-        timeout_s=IN_TIME_S,
-        what=f"the loss of {host}",
-    )
+    training.wait_for_failure(failures, f"pre-empted: rank 1 of 2 on {host}", timeout_s=IN_TIME_S)
     training.wait_for_progress(failures=failures)  # as many as before
     assert host not in training.hosts

@@ -13,7 +13,7 @@ from horovod_tune.cluster.preflight.judge import MachineLook, judge
 from horovod_tune.cluster.preflight.look import Look
 from horovod_tune.cluster.preflight.report import PreflightReport
 
-DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_TIMEOUT_S = 180.0
 CONNECT_TIMEOUT_S = 5.0
 MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -67,7 +67,10 @@ def _machines() -> dict[str, dict[str, Any]]:
         if node["Alive"] and (node["Resources"].get("CPU") or node["Resources"].get("TPU")):
             by_address.setdefault(node["NodeManagerAddress"], node)
     here = ray.util.get_node_ip_address()
-    nodes = sorted(by_address.values(), key=lambda node: node["NodeManagerAddress"] != here)
+    nodes = sorted(
+        by_address.values(),
+        key=lambda node: (node["NodeManagerAddress"] != here, node["NodeManagerHostname"]),
+    )
     return {label: node for label, node in zip(_labels(nodes), nodes, strict=True)}
 
 

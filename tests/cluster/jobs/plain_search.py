@@ -28,7 +28,7 @@ def objective(config: dict) -> None:
 
 ray.init(address="auto")
 trainable = tune.with_resources(
-    objective, tune.PlacementGroupFactory([{}] + [{"CPU": 1}] * options.hosts, strategy="SPREAD")
+    objective, tune.PlacementGroupFactory([{}] + [{"CPU": 1}] * options.hosts, strategy="STRICT_SPREAD")
 )
 results = tune.Tuner(
     trainable,

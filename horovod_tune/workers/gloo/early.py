@@ -1,0 +1,56 @@
+"""Starts a trial's training actors while its coordinator is still importing Ray Tune.
+
+A coordinator begins its life by unpickling the trainable class, whose base class needs ``ray.tune``: nearly a
+second. The ranks need torch, which takes longer. So that both go on at once, the first thing in the pickled
+class is an `EarlyRanks`, and its arrival in the coordinator starts the actors; `GlooLauncher.create` takes
+them over a moment later. They belong to the coordinator like any others, and end with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import ray
+
+from horovod_tune.spec import TrialSpec
+
+
+class EarlyRanks:
+    """Travels in the metaclass of a trainable, since cloudpickle sends that before the base classes."""
+
+    _started: ClassVar[tuple[str, list[Any]] | None] = None
+
+    def __init__(self, spec: TrialSpec, class_name: str) -> None:
+        self._spec = spec
+        self._class_name = class_name
+
+    def __reduce__(self) -> Any:
+        return EarlyRanks._arrive, (self._spec, self._class_name)
+
+    @classmethod
+    def _arrive(cls, spec: TrialSpec, class_name: str) -> EarlyRanks:
+        arrived = cls(spec, class_name)
+        if cls._started is None and arrived._is_in_coordinator():
+            from horovod_tune.workers.gloo.launch import create_members
+
+            group = ray.util.get_current_placement_group()
+            if group is not None:
+                cls._started = group.id.hex(), create_members(spec, group)
+        return arrived
+
+    def _is_in_coordinator(self) -> bool:
+        # The class is unpickled by drivers as well, and a driver may be an actor too.
+        if not ray.is_initialized():
+            return False
+        context = ray.get_runtime_context()
+        return (
+            context.get_actor_id() is not None and context.get_task_name() == f"{self._class_name}.__init__"
+        )
+
+    @classmethod
+    def take(cls, placement_group: Any) -> list[Any] | None:
+        """Return the actors that were started in ``placement_group``, once; None where there are none."""
+        if cls._started is None or cls._started[0] != placement_group.id.hex():
+            return None
+        members, cls._started = cls._started[1], None
+        return members

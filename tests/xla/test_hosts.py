@@ -239,13 +239,15 @@ def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
         assert first[2] >= 4096
 
 
-def test_two_trials_on_slices_have_a_whole_slice_each(cluster: Cluster) -> None:
+def test_two_trials_on_slices_have_a_whole_slice_each(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two placement groups as Tune makes them at once: each trial's hosts are of one slice."""
     from horovod_tune.workers.group import WorkerGroup
     from horovod_tune.workers.xla import launch
 
     spec = make_spec(use_tpu=True, num_hosts=2, num_cpus_per_slot=0.5)
-    assert "PJRT_DEVICE" not in os.environ
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
     bundles = launch.placement(spec).bundles
     assert bundles == ({"CPU": 2.0, "TPU": 4.0, "TPU-v4-16-head": 1.0},)
     asked = [ray.util.placement_group([dict(each) for each in bundles]) for _ in range(2)]

@@ -206,7 +206,6 @@ class Supervisor:
             with self._changed:
                 if self._exits is None:
                     self._exits = {self._parent.pid: self._parent.returncode}
-                    self._launch_error = "the parent of this host's ranks ended by itself"
                 self._changed.notify_all()
 
     def _drain_registry(self) -> None:
@@ -230,8 +229,10 @@ class Supervisor:
                 continue
             rank.gone = True
             exits = self._exits or {}
-            own = rank.pid in first_to_die(exits) or self._exits is None
+            own = rank.pid in first_to_die(exits) or rank.pid not in exits
             text = describe_exit(exits.get(rank.pid))
+            if exits and rank.pid not in exits:
+                text = f"it went with the parent of this host's ranks:\n{self._why_ended()}"
             last = _last_words(bytes(rank.tail))
             self._on_loss(rank, f"{text}\nThe last that it printed:\n{last}" if last and own else text, own)
 

@@ -1,0 +1,42 @@
+"""examples/transformers_tpu.py, on torch_xla's CPU device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+for name in ("torch_xla", "transformers", "accelerate", "hyperopt"):
+    pytest.importorskip(name)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BYTES_AT_RANDOM = 5.545
+"""ln 256: the loss of a model that knows nothing."""
+
+
+def test_the_example_tunes_a_transformer_on_its_own_text(tmp_path: Path) -> None:
+    run = (
+        "import json, ray, transformers_tpu as example\n"
+        "ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)\n"
+        f"analysis = example.main(time_budget_s=240, num_samples=2, storage_path={str(tmp_path)!r})\n"
+        "print('FOUND', json.dumps([analysis.best_config, analysis.best_result['eval_loss']]))\n"
+    )
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", run],
+        cwd=EXAMPLES,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    (line,) = [each for each in ran.stdout.splitlines() if each.startswith("FOUND")]
+    best, loss = json.loads(line.removeprefix("FOUND "))
+    assert set(best) == {"learning_rate", "warmup_ratio", "num_train_epochs"}
+    assert loss < BYTES_AT_RANDOM
+    assert list(tmp_path.glob("transformers_tpu/*/checkpoint_*/model.safetensors"))

@@ -1,0 +1,127 @@
+"""Signs of life, and that no process outlives the one above it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+import ray
+from xla_processes import see_them_gone
+
+from horovod_tune.errors import StartFailed, TrainingFailed
+from horovod_tune.workers.xla.supervisor import RankProcess, Supervisor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
+from worker_kinds import Workers
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def busy_rank() -> Iterator[RankProcess]:
+    """A process that computes and never says a word, as one that holds Python's lock while it compiles."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    place = {"ordinal": 0, "world_size": 1, "local_ordinal": 0, "local_size": 1}
+    nothing: Any = None
+    yield RankProcess(**place, pid=process.pid, process_started=0.0, channel=nothing, output=None)
+    process.kill()
+    process.wait()
+
+
+def supervisor_of(rank: RankProcess) -> Supervisor:
+    made = Supervisor.__new__(Supervisor)
+    made._heartbeat_s, made.ranks = 0.01, [rank]
+    return made
+
+
+def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is(busy_rank: RankProcess) -> None:
+    supervisor = supervisor_of(busy_rank)
+    process = psutil.Process(busy_rank.pid)
+
+    def used() -> float:
+        times = process.cpu_times()
+        return times.user + times.system
+
+    for _ in range(3):
+        before, end = used(), time.monotonic() + 60
+        while used() <= before + 0.02:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        supervisor.silent(1e9)  # takes note of the time that it has used
+        assert supervisor.silent(60) == []
+    os.kill(busy_rank.pid, signal.SIGSTOP)
+    end = time.monotonic() + 60
+    while supervisor.silent(0.5) != [busy_rank]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    ray.shutdown()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def workers(session: None, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers("plain", tmp_path)
+    yield made
+    made.close()
+
+
+def wait_for_ever(config: dict[str, Any]) -> None:
+    import threading
+
+    import horovod_tune
+
+    horovod_tune.report(there=1)
+    threading.Event().wait()
+
+
+def below(workers: Workers) -> list[psutil.Process]:
+    """Return the processes below the host's actor: its ranks and their parent."""
+    found = [psutil.Process(fact.pid) for fact in workers.group._launcher._below]  # type: ignore[attr-defined]
+    assert len(found) == workers.size + 1
+    return found
+
+
+@pytest.mark.parametrize("killed", ["the host's actor", "the ranks' parent"])
+def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: str) -> None:
+    workers.begin(wait_for_ever)
+    assert workers.group.next_event()
+    processes = below(workers)
+    if killed == "the host's actor":
+        os.kill(workers.group._facts[0].pid, signal.SIGKILL)
+    else:
+        (parent,) = [each for each in processes if each.pid in {other.ppid() for other in processes}]
+        parent.kill()
+    see_them_gone(processes)
+    workers.group.proceed(1, None)
+    with pytest.raises(TrainingFailed, match=r"rank 0 of 2 on .* died"):
+        workers.group.next_event()
+
+
+def test_a_host_without_torch_xla_says_so_at_the_start(session: None, tmp_path: Path) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch_xla") is not None:
+        pytest.skip("torch_xla is installed")
+    made = Workers("torch_xla", tmp_path)
+    try:
+        with pytest.raises(
+            StartFailed, match=r"(?s)ranks of .* did not come up.*No module named 'torch_xla'"
+        ):
+            made.begin(wait_for_ever)
+    finally:
+        made.close()

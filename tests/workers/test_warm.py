@@ -251,22 +251,30 @@ def test_process_sets_of_a_trial_are_gone_after_it(runner):
     assert is_kept(runner, look)
 
 
-def test_a_trial_gets_the_world_that_its_environment_asks_for(runner, tmp_path):
-    def train(config):
+def test_a_trial_gets_the_world_that_its_environment_asks_for(runner):
+    """A new world counts its collectives from 1; a kept one goes on counting."""
+
+    def first_number(config):
         import horovod.torch as hvd
         import torch
 
         os.environ.update(config["environment"])
         hvd.init()
-        hvd.allreduce(torch.ones(1), name="traced")
-        hvd.shutdown() if config["environment"] else None
+        handle = hvd.allreduce_async(torch.ones(1))
+        hvd.synchronize(handle)
+        report(number=handle)
 
-    timeline = tmp_path / "timeline.json"
-    assert is_kept(runner, train, environment={"HOROVOD_TIMELINE": str(timeline)})
-    size = timeline.stat().st_size
-    assert "traced" in timeline.read_text()
-    assert is_kept(runner, train, environment={})
-    assert timeline.stat().st_size == size
+    def number(**environment: str) -> int:
+        (told,) = runner.run(first_number, environment=environment)
+        assert runner.replaced_because == ""
+        return told["number"]
+
+    runner.run(sound)
+    assert number() > 1
+    assert number(HOROVOD_FUSION_THRESHOLD="1000") == 1
+    assert number(HOROVOD_FUSION_THRESHOLD="1000") > 1
+    assert number() == 1
+    assert number() > 1
 
 
 def test_a_thread_that_ends_by_itself_leaves_the_workers(runner):

@@ -12,6 +12,7 @@ from lab import REPOSITORY, Lab, wait_until
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.timeout(900),
     pytest.mark.usefixtures("hosts_possible"),
     pytest.mark.skipif(
         not all(map(importlib.util.find_spec, ("moto", "boto3", "flask"))),

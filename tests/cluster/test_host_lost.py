@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lab import REPOSITORY, Lab, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("hosts_possible")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("hosts_possible")]
 JOB = REPOSITORY / "tests/cluster/jobs/steady_training.py"
 TIMEOUT_S = 15.0
 IN_TIME_S = TIMEOUT_S + 20.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from lab import REPOSITORY, Lab, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("hosts_possible")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("hosts_possible")]
 RAY_PROCESSES = "raylet|gcs_server|ray::|monitor.py|dashboard"
 
 

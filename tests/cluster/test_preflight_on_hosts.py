@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lab import Lab
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("hosts_possible")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("hosts_possible")]
 
 LOOK = """
 import dataclasses, json, sys

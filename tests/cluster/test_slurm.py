@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lab import REPOSITORY, Lab, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("slurm_possible")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm_possible")]
 SBATCH = REPOSITORY / "cluster" / "slurm.sbatch"
 JOBS = REPOSITORY / "tests/cluster/jobs"
 RAY_PROCESSES = "raylet|gcs_server|ray::|ray start|monitor.py"

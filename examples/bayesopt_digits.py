@@ -24,12 +24,12 @@ from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
 from horovod_tune.search import BayesOptSearch
 
 SPACE = {
-    "lr": tune.loguniform(1e-3, 1.0),
+    "lr": tune.loguniform(1e-3, 0.5),
     "momentum": tune.uniform(0.0, 0.95),
     "weight_decay": tune.loguniform(1e-6, 1e-2),
     "batch_size": tune.choice([16, 32, 64]),
-    "width": tune.lograndint(4, 33),
-    "epochs": 8,
+    "width": tune.lograndint(16, 65),
+    "epochs": 12,
 }
 
 
@@ -100,6 +100,8 @@ def train(config):
 
     for epoch in range(first_epoch, config["epochs"]):
         sampler.set_epoch(epoch)
+        for group in optimizer.param_groups:  # down to nearly 0, so that the last epoch is the best
+            group["lr"] = config["lr"] * (1 - epoch / config["epochs"])
         for images, targets in batches:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images.to(device)), targets.to(device))

@@ -76,8 +76,13 @@ def test_asha_ends_when_its_time_is_up(example: Any, tmp_path: Path) -> None:
 
 def test_hyperopt_with_asha_runs_until_the_time_is_up(example: Any, tmp_path: Path) -> None:
     pytest.importorskip("hyperopt", reason="pip install 'horovod_tune[hyperopt]'")
-    analysis = example("hyperopt_asha_digits").main(time_budget_s=30, storage_path=str(tmp_path))
-    finished = [trial for trial in analysis.trials if trial.last_result.get("mean_loss") is not None]
+    main = example("hyperopt_asha_digits").main
+    # A quarter of a minute is plenty, unless the machine is busy with other things.
+    for budget_s in (15, 120):
+        analysis = main(time_budget_s=budget_s, storage_path=str(tmp_path / str(budget_s)))
+        finished = [trial for trial in analysis.trials if trial.last_result.get("mean_loss") is not None]
+        if finished:
+            break
     assert finished and all(5 <= trial.config["max_epochs"] <= 10 for trial in finished)
     assert all(len(epochs_of(trial)) <= trial.config["max_epochs"] for trial in finished)
 

@@ -1,8 +1,8 @@
 """Tune a small convolutional network on handwritten digits: 2 Horovod ranks a trial, Bayesian optimisation.
 
-    python examples/bayesopt_digits.py
-    python examples/bayesopt_digits.py --num-slots 4 --num-samples 32 --max-concurrent 2 --use-gpu
-    python examples/bayesopt_digits.py --address auto --num-hosts 3      # on a Ray cluster
+python examples/bayesopt_digits.py
+python examples/bayesopt_digits.py --num-slots 4 --num-samples 32 --max-concurrent 2 --use-gpu
+python examples/bayesopt_digits.py --address auto --num-hosts 3      # on a Ray cluster
 """
 
 import argparse

@@ -207,7 +207,7 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
         return original(self, trainable_cls)
 
     get._horovod_tune = True  # type: ignore[attr-defined]
-    cache_class.get = get
+    cache_class.get = get  # type: ignore[method-assign]
 
 
 def driver_node_id() -> str | None:

@@ -1,4 +1,4 @@
-"""Checkpoints of real 2-rank trials: stored, restored on every rank, exploited by PBT, continued by Tuner.restore."""
+"""Checkpoints of real 2-rank trials: stored, restored on every rank, exploited by PBT."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def counting(config):
 
 def nested(function):
     """Return the function pickled by value: the ranks cannot import this file."""
-    import cloudpickle
-
     import sys
+
+    import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     return function
@@ -140,7 +140,9 @@ def test_remote_storage_gets_checkpoints_and_logs(ray_session, tmp_path):
     tuner = tune.Tuner(
         DistributedTrainableCreator(nested(counting), num_slots=2),
         param_space={"until": 2},
-        run_config=tune.RunConfig(storage_filesystem=storage, storage_path="results", name="remote", verbose=0),
+        run_config=tune.RunConfig(
+            storage_filesystem=storage, storage_path="results", name="remote", verbose=0
+        ),
     )
     (result,) = tuner.fit()
     folder = root / result.path

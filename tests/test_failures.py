@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import eventually, training_processes
+from processes import training_processes
 
 from horovod_tune import DistributedTrainableCreator
 

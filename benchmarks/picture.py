@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib import ticker
 
 from benchmarks.parts import OURS, PARTS
 
@@ -56,6 +57,9 @@ def _panel(axis: Any, name: str, figures: Mapping[str, list[dict[str, float]]]) 
     axis.invert_yaxis()
     if name in LOGARITHMIC:
         axis.set_xscale("log")
+        axis.set_xlim(left=min(row[part.figure] for rows in figures.values() for row in rows) / 3)
+        axis.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
     axis.margins(x=0.15)
     better = "less is better" if part.lower_is_better else "more is better"
     title, _, detail = part.question.partition(": ")

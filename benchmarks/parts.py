@@ -133,7 +133,7 @@ PARTS = {
         lower_is_better=False,
     ),
     "exploit": Part(
-        "An exploit in PBT, with a checkpoint of 10 MB: seconds from the decision to the first report after it",
+        "An exploit in PBT, 10 MB of checkpoint: seconds from the decision to the first report after it",
         "s",
         "exploit_s",
         {OURS: "exploit warm", "new workers for every trial": "exploit cold"},

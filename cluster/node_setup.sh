@@ -7,7 +7,7 @@
 #   bash node_setup.sh tpu     no Horovod: torch_xla for TPU trials
 #
 # A node that has all this already (an image of yours, a second `ray up`) is left as it is, and nothing is
-# downloaded. It adds up to two lines to ~/.bashrc. What is compiled once is kept as a wheel under ~/.cache/horovod-tune.
+# downloaded. It adds up to two lines to ~/.bashrc. What is compiled once is kept as a wheel under ~/.cache/horovod_tune.
 set -euo pipefail
 
 SRC=$HOME/.horovod-tune/src ENV=$HOME/.horovod-tune/env

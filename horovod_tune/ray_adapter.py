@@ -5,7 +5,8 @@
 - the loggers' way of resuming a result file (`keep_longer_results`),
 - which node a job's driver runs on (`driver_node_id`),
 - the directories of a trial in Tune's StorageContext (`storage_reaches_here`),
-- whether the cluster can grow (`cluster_can_grow`).
+- whether the cluster can grow (`cluster_can_grow`),
+- nodes that their cloud takes away (`is_preempted`, `drain_as_preempted`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -238,3 +240,60 @@ def cluster_can_grow() -> bool:
     from ray._private.state import state
 
     return state.get_max_resources_from_cluster_config() is not None
+
+
+def is_preempted(node_ids: Iterable[str]) -> bool:
+    """Return whether one of these nodes was taken away, or is about to be.
+
+    Ray calls a lost actor unavailable before it calls its node dead, so the nodes are asked about, not the
+    actors' errors: one that is being drained counts as much as one that died after that.
+    """
+    import ray
+    from ray._private.state import state
+
+    wanted = set(node_ids)
+    if not wanted:
+        return False
+    if wanted & set(state.get_draining_nodes()):
+        return True
+    common_pb2: Any = importlib.import_module("ray.core.generated.common_pb2")  # compiled, without types
+    taken_away = common_pb2.NodeDeathInfo.Reason.Value("AUTOSCALER_DRAIN_PREEMPTED")
+    return any(
+        node["NodeID"] in wanted and not node["Alive"] and node.get("DeathReason") == taken_away
+        for node in ray.nodes()
+    )
+
+
+def drain_as_preempted(address: str, node_address: str, *, in_s: float) -> list[str]:
+    """Let Ray drain the nodes at `node_address` as pre-empted; return their ids.
+
+    It is what the hidden command ``ray drain-node`` does.
+
+    Args:
+        address: of the head, HOST:PORT.
+        node_address: the one that Ray knows this machine by.
+        in_s: in how many seconds the machine goes.
+
+    Raises:
+        RuntimeError: no alive node has that address, or Ray refuses.
+    """
+    # Compiled modules without types.
+    _raylet: Any = importlib.import_module("ray._raylet")
+    autoscaler_pb2: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
+    gcs_pb2: Any = importlib.import_module("ray.core.generated.gcs_pb2")
+
+    gcs = _raylet.GcsClient(address=address)
+    nodes = [
+        node_id.hex()
+        for node_id, info in gcs.get_all_node_info(timeout=30).items()
+        if info.node_manager_address == node_address and info.state == gcs_pb2.GcsNodeInfo.GcsNodeState.ALIVE
+    ]
+    if not nodes:
+        raise RuntimeError(f"no alive node of {address} has the address {node_address}")
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline_ms = int((time.time() + in_s) * 1000)
+    for node in nodes:
+        accepted, why = gcs.drain_node(node, reason, "the cloud takes the machine away", deadline_ms)
+        if not accepted:
+            raise RuntimeError(f"Ray refuses to drain {node}: {why}")
+    return nodes

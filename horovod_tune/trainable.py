@@ -176,11 +176,11 @@ class DistributedTrainable(FunctionTrainable):
         try:
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
-            from horovod_tune.cluster import preemption
+            if ray_adapter.is_preempted(failed.lost_nodes):
+                from horovod_tune.cluster.preemption import HostPreempted
 
-            if preemption.is_preempted(failed.lost_nodes):
                 # A machine that its cloud took away is no failure of the trial: Tune must not count it.
-                raise preemption.HostPreempted(f"pre-empted: {failed}") from failed
+                raise HostPreempted(f"pre-empted: {failed}") from failed
             raise
         if result is None:
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}

@@ -44,7 +44,7 @@ def package_source() -> Path:
         return checkout
     version = importlib.metadata.version("horovod_tune")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "horovod-tune" / f"source-{version}"
+    folder = cache / "horovod_tune" / f"source-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in {"horovod_tune": package, "cluster": FILES.resolve()}.items():
         link = folder / name

@@ -10,7 +10,6 @@ failure of the trial. Without this nobody tells Ray (2.60), and each uses up one
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 import time
@@ -19,8 +18,8 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
+from horovod_tune import ray_adapter
 from horovod_tune.cluster.head_address import address_towards
 
 POLL_S = 2.0
@@ -100,41 +99,6 @@ def watch(look: Callable[[], Notice | None], *, poll_s: float = POLL_S) -> Notic
         time.sleep(poll_s)
 
 
-def tell_ray(address: str, node_address: str, notice: Notice) -> list[str]:
-    """Let Ray drain the nodes at `node_address` as pre-empted; return their ids.
-
-    Private to Ray, checked against 2.60.0: it is what the hidden command ``ray drain-node`` does.
-
-    Args:
-        address: of the head, HOST:PORT.
-        node_address: the one that Ray knows this machine by.
-        notice: when the machine goes.
-
-    Raises:
-        RuntimeError: no alive node has that address, or Ray refuses.
-    """
-    # Compiled modules without types.
-    _raylet: Any = importlib.import_module("ray._raylet")
-    autoscaler_pb2: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
-    gcs_pb2: Any = importlib.import_module("ray.core.generated.gcs_pb2")
-
-    gcs = _raylet.GcsClient(address=address)
-    nodes = [
-        node_id.hex()
-        for node_id, info in gcs.get_all_node_info(timeout=30).items()
-        if info.node_manager_address == node_address and info.state == gcs_pb2.GcsNodeInfo.GcsNodeState.ALIVE
-    ]
-    if not nodes:
-        raise RuntimeError(f"no alive node of {address} has the address {node_address}")
-    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    deadline_ms = int((time.time() + notice.in_s) * 1000)
-    for node in nodes:
-        accepted, why = gcs.drain_node(node, reason, "the cloud takes the machine away", deadline_ms)
-        if not accepted:
-            raise RuntimeError(f"Ray refuses to drain {node}: {why}")
-    return nodes
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Watch until there is a notice, and pass it on."""
     parser = argparse.ArgumentParser(prog="python -m horovod_tune.cluster.spot_watch", description=__doc__)
@@ -145,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         notice = watch(CLOUDS[options.cloud])
         node_address = options.node_address or address_towards(options.address.rpartition(":")[0])
-        nodes = tell_ray(options.address, node_address, notice)
+        nodes = ray_adapter.drain_as_preempted(options.address, node_address, in_s=notice.in_s)
     except (OSError, RuntimeError) as error:
         print(f"spot_watch: {error}", file=sys.stderr)
         return 1

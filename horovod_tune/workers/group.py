@@ -332,5 +332,5 @@ class WorkerGroup:
         members, facts = self._members, self._facts
         self._members, self._facts, self._ranks, self._descriptions = [], [], [], []
         self._polls, self._running, self._tidying = {}, set(), []
-        processes.end_actors(members, facts)
+        processes.end_actors(members, facts, lost_nodes=self._lost_nodes)
         self._launcher.close()

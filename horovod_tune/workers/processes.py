@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psutil
@@ -18,10 +18,15 @@ from horovod_tune.messages import MemberFacts
 GONE_S = 3.0
 """How long a killed actor's process may take to be gone before it is killed by its pid."""
 REMOTE_S = 10.0
+LOST_S = 2.0
 
 
-def end_actors(actors: Sequence[Any], facts: Sequence[MemberFacts]) -> None:
+def end_actors(
+    actors: Sequence[Any], facts: Sequence[MemberFacts], *, lost_nodes: Collection[str] = ()
+) -> None:
     """Kill the actors; where it is known which processes they are, wait until those are gone.
+
+    A node of ``lost_nodes`` may be out of reach without Ray knowing it yet: it is waited for LOST_S only.
 
     A process that is stopped (SIGSTOP) does not follow Ray's request to exit, so it is killed by its pid,
     on its own node.
@@ -38,15 +43,16 @@ def end_actors(actors: Sequence[Any], facts: Sequence[MemberFacts]) -> None:
         if node != here and node in alive:
             strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
             task = ray.remote(num_cpus=0, max_retries=0)(end_processes).options(scheduling_strategy=strategy)
-            pending.append(task.remote(processes))
+            pending.append((LOST_S if node in lost_nodes else REMOTE_S, task.remote(processes)))
     if here in targets:
         end_processes(targets[here])
-    if pending:
+    began = time.monotonic()
+    for wait_s, ref in pending:
         try:
-            ray.get(pending, timeout=REMOTE_S)
+            ray.get(ref, timeout=max(0.0, began + wait_s - time.monotonic()))
         except RayError:
             # A node that went down meanwhile took its processes with it, and Ray says so to the user.
-            return
+            continue
 
 
 def end_processes(processes: Sequence[tuple[int, float]]) -> None:

@@ -130,8 +130,8 @@ def test_a_host_that_goes_silent_is_named_in_time_and_left_out(training: Trainin
 def test_a_host_that_its_cloud_switches_off_is_named_and_not_counted(training: Training) -> None:
     failures, host = training.failures, training.hosts[1]
     notice = (
-        "from horovod_tune.cluster.spot_watch import Notice, tell_ray;"
-        f"tell_ray('{training.lab.ip('n1')}:6379', '{training.lab.ip(host)}', Notice(60.0))"
+        "from horovod_tune.ray_adapter import drain_as_preempted;"
+        f"drain_as_preempted('{training.lab.ip('n1')}:6379', '{training.lab.ip(host)}', in_s=60.0)"
     )
     training.lab.run(host, f'python -c "{notice}"', timeout_s=60)
     training.lab.power_off(host)

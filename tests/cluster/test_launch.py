@@ -179,7 +179,7 @@ def test_an_installed_package_ships_itself(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(source, "__file__", str(tmp_path / "site/horovod_tune/cluster/source.py"))
     monkeypatch.setattr(Path, "resolve", lambda path, strict=False: path)
     made = source.package_source()
-    assert made.parent == tmp_path / "cache" / "horovod-tune"
+    assert made.parent == tmp_path / "cache" / "horovod_tune"
     for name in ("horovod_tune/cli.py", "cluster/node_setup.sh", "setup.py", "README.md", "constraints.txt"):
         assert (made / name).exists(), name
     assert re.search(r'^version = "\d', (made / "pyproject.toml").read_text(), re.M)

@@ -13,7 +13,8 @@ import cloudpickle
 import pytest
 
 from horovod_tune.cluster import spot_watch
-from horovod_tune.cluster.preemption import HostPreempted, is_preempted
+from horovod_tune.cluster.preemption import HostPreempted
+from horovod_tune.ray_adapter import drain_as_preempted, is_preempted
 
 
 class Metadata(BaseHTTPRequestHandler):
@@ -121,7 +122,7 @@ def test_a_notice_makes_a_lost_node_preempted_and_tune_does_not_count_it(tmp_pat
         rank = Rank.remote()
         assert ray.get(rank.answer.remote(), timeout=60) == 1
         assert not is_preempted([node]) and not is_preempted([])
-        assert spot_watch.tell_ray(cluster.address, "127.0.0.2", spot_watch.Notice(60.0)) == [node]
+        assert drain_as_preempted(cluster.address, "127.0.0.2", in_s=60.0) == [node]
         # Known before the machine is gone.
         assert is_preempted([node])
         cluster.remove_node(spot, allow_graceful=False)
@@ -137,7 +138,7 @@ def test_a_notice_makes_a_lost_node_preempted_and_tune_does_not_count_it(tmp_pat
             pytest.fail("Ray does not call the lost actor pre-empted")
         assert is_preempted([node]), ray.nodes()
         with pytest.raises(RuntimeError, match=r"no alive node .* has the address 10\.9\.9\.9"):
-            spot_watch.tell_ray(cluster.address, "10.9.9.9", spot_watch.Notice(1.0))
+            drain_as_preempted(cluster.address, "10.9.9.9", in_s=1.0)
 
         count = tmp_path / "count"
         count.write_text("0")

@@ -259,14 +259,15 @@ def DistributedTrainableCreator(
         num_hosts: on how many different machines a trial runs (default 1).
         num_slots: ranks on each of them (default 1; with ``use_tpu``, all chips of a host).
         num_cpus_per_slot: CPUs that each rank holds (default 1).
-        timeout_s: seconds of silence after which a rank counts as lost. It bounds each phase of the start
-            too. It is not the time between reports: an epoch may take hours.
+        timeout_s: seconds of silence after which a rank counts as lost (default 60). It bounds each phase
+            of the start too. It is not the time between reports: an epoch may take hours.
         replicate_pem: accepted for old scripts; no SSH key is needed any more.
         num_workers: instead of ``num_slots``: the total of ranks, placed as tightly as they fit when
             ``num_hosts`` is not given.
         num_cpus_per_worker: another name of ``num_cpus_per_slot``.
         use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts in place of Horovod ranks.
-        stall_timeout_s: seconds after which a collective that not all ranks have entered is an error.
+        stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
+            an error.
         reuse_workers: keep the ranks' processes and their world for the next trial. Each trial still finds
             its process as a new one would be.
         nics: the network interface, or several in order of preference, for the ranks' collectives. Default:

@@ -45,7 +45,8 @@ bench: set-up
 	@$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
 test-xla: set-up-xla
-	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/xla tests/integrations tests/workers/test_contract.py -k "not gloo" $(PYTEST_ARGS)
+	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/integrations -k torch_xla $(PYTEST_ARGS)
+	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/xla tests/workers/test_contract.py -k "not gloo" $(PYTEST_ARGS)
 
 set-up: python
 	@$(PYTHON) tools/set_up.py --venv $(VENV)

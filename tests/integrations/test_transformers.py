@@ -82,7 +82,7 @@ def train(config: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
     ray.shutdown()
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()
 

@@ -21,7 +21,7 @@ BYTES_AT_RANDOM = 5.545
 def test_the_example_tunes_a_transformer_on_its_own_text(tmp_path: Path) -> None:
     run = (
         "import json, ray, transformers_tpu as example\n"
-        "ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)\n"
+        'ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)\n'
         f"analysis = example.main(time_budget_s=240, num_samples=2, storage_path={str(tmp_path)!r})\n"
         "print('FOUND', json.dumps([analysis.best_config, analysis.best_result['eval_loss']]))\n"
     )

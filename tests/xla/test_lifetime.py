@@ -68,7 +68,7 @@ def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is(busy_r
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
     ray.shutdown()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()
 

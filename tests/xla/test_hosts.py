@@ -215,6 +215,7 @@ def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
 
         dist.init_process_group("gloo")
         total = data["x"].sum().item()
+        dist.barrier()  # a page of the file that only one process has mapped yet counts as its own
         inode, dirty, resident = memory_at(data["x"].data_ptr())
         seen: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(seen, (inode, dirty, resident))

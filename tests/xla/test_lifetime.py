@@ -113,7 +113,7 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
 
 
 @pytest.mark.xfail(
-    reason="on a quiet machine the start waits for its limit: the parent's own end is missed when it comes early",
+    reason="on a quiet machine the start waits for its limit: the parent's early end is missed",
     run=False,
 )
 def test_a_host_without_torch_xla_says_so_at_the_start(session: None, tmp_path: Path) -> None:

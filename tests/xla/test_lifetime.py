@@ -112,10 +112,6 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
         workers.group.next_event()
 
 
-@pytest.mark.xfail(
-    reason="on a quiet machine the start waits for its limit: the parent's early end is missed",
-    run=False,
-)
 def test_a_host_without_torch_xla_says_so_at_the_start(session: None, tmp_path: Path) -> None:
     import importlib.util
 

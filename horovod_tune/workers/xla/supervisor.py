@@ -87,7 +87,9 @@ class Supervisor:
 
     def launch(self, plan: LaunchPlan) -> None:
         """Let the ranks start; `up` tells when they have."""
-        self._registry.send(pickle.dumps(plan))
+        # A parent that has ended already has said why, which `up` tells.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._registry.send(pickle.dumps(plan))
 
     def up(self, wait_s: float) -> list[RankProcess] | None:
         """Return the host's ranks when all are there, None after ``wait_s``.
@@ -139,7 +141,11 @@ class Supervisor:
             self._tell_deaths()
 
     def _hear_registry(self) -> None:
-        data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
+        except ConnectionResetError:
+            # The parent ended before it read its plan. That is told once; its last words are read next.
+            return
         if not data:
             self._selector.unregister(self._registry)  # the parent and every rank are gone
             return

@@ -1,0 +1,60 @@
+"""Turns messages into bytes and back: msgpack, with tuples, long integers and NumPy arrays. Data only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from horovod_tune.errors import MetricsError
+
+_TUPLE, _ARRAY, _INTEGER = 1, 2, 3
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """Return a message as bytes: numbers, text, bytes, None; dicts, lists, tuples and NumPy arrays of them.
+
+    Raises:
+        MetricsError: it has a value of another type in it.
+
+    >>> unpack(pack({"kind": "alive", "shape": (1, 2)}))
+    {'kind': 'alive', 'shape': (1, 2)}
+    """
+    packed: bytes = msgpack.packb(message, default=_pack_more, strict_types=True)
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """Return the message in ``data``.
+
+    Raises:
+        ValueError, msgpack.exceptions.UnpackException: they are no message's bytes.
+    """
+    return msgpack.unpackb(data, ext_hook=_unpack_more, strict_map_key=False)
+
+
+def _pack_more(value: Any) -> msgpack.ExtType:
+    if type(value) is tuple:
+        return msgpack.ExtType(_TUPLE, pack(list(value)))  # type: ignore[arg-type]
+    if type(value) is int:  # of more than 64 bits
+        return msgpack.ExtType(_INTEGER, str(value).encode())
+    dtype = getattr(value, "dtype", None)
+    if hasattr(value, "tobytes") and dtype is not None and not dtype.hasobject:
+        return msgpack.ExtType(_ARRAY, pack([dtype.str, list(value.shape), value.tobytes()]))  # type: ignore[arg-type]
+    raise MetricsError(
+        "what a rank sends may carry numbers, text, bytes, None, and lists, tuples, dicts and NumPy arrays "
+        f"of them, got {type(value).__module__}.{type(value).__qualname__}: {value!r:.80}"
+    )
+
+
+def _unpack_more(code: int, data: bytes) -> Any:
+    if code == _TUPLE:
+        return tuple(unpack(data))
+    if code == _INTEGER:
+        return int(data)
+    if code == _ARRAY:
+        import numpy
+
+        dtype, shape, content = unpack(data)
+        return numpy.frombuffer(content, dtype=numpy.dtype(dtype)).reshape(shape).copy()
+    raise ValueError(f"extension type {code} is none of ours")

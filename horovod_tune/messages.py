@@ -13,7 +13,8 @@ class TrialOrder:
 
     ``function`` is the training function as cloudpickle bytes, ``None`` when the rank holds it already.
     ``checkpoint`` is a directory that a restored trial starts from. ``parameters`` is where the rank finds
-    the objects of `with_parameters`: a Ray ObjectRef, or a path of its host.
+    the objects of `with_parameters`: a Ray ObjectRef, or a path of its host. ``run`` counts the trials of one
+    worker group, so that a late word about one is not taken for the next one's.
     """
 
     trial_id: str
@@ -26,6 +27,7 @@ class TrialOrder:
     checkpoint: CheckpointPlace | None = None
     resources: Any = None
     parameters: Any = None
+    run: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,11 @@ class World:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one training actor is told before its first trial: its ranks, and their environment."""
+    """What one training actor is told before its first trial: its ranks, and their environment.
+
+    ``gate`` is how it reaches a coordinator on the same host without Ray (a `workers.gate.Invitation`).
+    """
 
     worlds: tuple[World, ...]
     environment: dict[str, str] = field(default_factory=dict)
+    gate: Any = None

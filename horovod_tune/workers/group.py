@@ -29,6 +29,8 @@ from horovod_tune.messages import (
     TrialOrder,
 )
 from horovod_tune.workers import failures, processes
+from horovod_tune.workers.gate import Gate, NotOurPacket
+from horovod_tune.workers.mailbox import Mail, Mailbox
 from horovod_tune.workers.protocol import Launcher
 
 POLL_S = 10.0
@@ -54,7 +56,10 @@ class WorkerGroup:
         self._facts: list[MemberFacts] = []
         self._ranks: list[tuple[int, ...]] = []
         self._descriptions: list[Any] = []
-        self._polls: dict[Any, int] = {}
+        self._mailbox = Mailbox()
+        self._gates: dict[int, Gate] = {}
+        self._run = 0
+        self._polls: dict[int, int] = {}
         self._poll_started: dict[int, float] = {}
         self._to_proceed: tuple[int, CheckpointPlace | None] | None = None
         self._newest: CheckpointPlace | None = None
@@ -63,7 +68,6 @@ class WorkerGroup:
         self._lost_nodes: list[str] = []
         self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
-        self._first_member = 0
         self._tidying: list[Any] = []
 
     @property
@@ -97,6 +101,8 @@ class WorkerGroup:
         self._failures, self._reports, self._logs, self._lost_nodes = [], [], [], []
         self._to_proceed, self._newest = None, None
         self._running = {rank for ranks in self._ranks for rank in ranks}
+        self._run += 1
+        order = replace(order, run=self._run)
         self._get_all([member.begin.remote(order) for member in self._members], "to begin the trial")
         self._polls = {}
         for index in range(len(self._members)):
@@ -110,7 +116,8 @@ class WorkerGroup:
             "to take their ranks",
         )
         self._ranks = [tuple(world.rank for world in each.worlds) for each in assignments]
-        self._first_member = next(i for i, ranks in enumerate(self._ranks) if 0 in ranks)
+        self._gates = self._launcher.gates()
+        self._mailbox.open_gates(self._gates.values())
 
     def _get_all(self, refs: Sequence[Any], doing: str) -> list[Any]:
         try:
@@ -171,30 +178,44 @@ class WorkerGroup:
         self._to_proceed = None
         polled = set(self._polls.values())
         for i, member in enumerate(self._members):
+            gate = self._gates.get(i)
+            released = gate is not None and gate.release(self._run, index, self._newest)
             if i in polled:
-                member.proceed.remote(index, self._newest)
-            else:
-                self._poll(i, index, self._newest)  # one call for both: the way of rank 0's member
+                if not released:
+                    member.proceed.remote(index, self._newest)
+            elif self._running & set(self._ranks[i]):
+                # One call for both is the way of rank 0's member where it has no gate.
+                self._poll(i, *(() if released else (index, self._newest)))
 
     def _poll(self, member: int, *proceed: Any) -> None:
         ref = self._members[member].poll.remote(self._poll_s, *proceed)
-        self._polls[ref] = member
+        self._polls[self._mailbox.expect(ref)] = member
         self._poll_started[member] = time.monotonic()
 
     def _listen(self, wait_s: float) -> None:
         """Take in what members say within ``wait_s``, and ask them again."""
-        ready, _ = ray.wait(list(self._polls), num_returns=1, timeout=wait_s)
-        for ref in ready:
-            member = self._polls.pop(ref)
+        mail = self._open_mail(wait_s)
+        # A report that came through a gate was sent before the answer that came with it.
+        self._reports += [report for run, report in mail.reports if run == self._run]
+        for number, answer in mail.answers:
+            member = self._polls.pop(number, None)
+            if member is None:
+                continue  # of a member that is given up
             try:
-                messages = ray.get(ref)
+                messages = answer.result()
             except RayActorError as error:
                 self._lose(member, FailureKind.DIED, failures.death_text(error))
                 continue
             self._take(messages)
-            waits_for_us = member == self._first_member and self._reports
+            waits_for_us = any(isinstance(message, Report) for message in messages)
             if not waits_for_us and self._running & set(self._ranks[member]):
                 self._poll(member)
+
+    def _open_mail(self, wait_s: float) -> Mail:
+        try:
+            return self._mailbox.wait(wait_s)
+        except NotOurPacket as error:
+            raise TrainingFailed(f"something that is no rank of ours speaks: {error}") from error
 
     def _take(self, messages: Sequence[Any]) -> None:
         for message in messages:
@@ -227,11 +248,11 @@ class WorkerGroup:
 
     def _check_silence(self, entered: float) -> None:
         now = time.monotonic()
-        for ref, member in list(self._polls.items()):
+        for number, member in list(self._polls.items()):
             # Time in which nobody listened (Tune was deciding) does not count.
             since = max(self._poll_started[member] + self._poll_s, entered)
             if now - since > self._timeout_s:
-                del self._polls[ref]
+                del self._polls[number]
                 self._lose(
                     member,
                     FailureKind.SILENT,
@@ -332,5 +353,7 @@ class WorkerGroup:
         members, facts = self._members, self._facts
         self._members, self._facts, self._ranks, self._descriptions = [], [], [], []
         self._polls, self._running, self._tidying = {}, set(), []
+        self._mailbox.close_gates()
+        self._gates = {}
         processes.end_actors(members, facts, lost_nodes=self._lost_nodes)
         self._launcher.close()

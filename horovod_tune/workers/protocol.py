@@ -17,6 +17,7 @@ from horovod_tune.messages import (
     Tidied,
     TrialOrder,
 )
+from horovod_tune.workers.gate import Gate
 
 
 class Member(Protocol):
@@ -64,6 +65,9 @@ class Launcher(Protocol):
         Raises:
             StartFailed: the members landed where they cannot form the world that was asked for.
         """
+
+    def gates(self) -> dict[int, Gate]:
+        """Return the gates to the members on this host that have been through `assign`, by their place."""
 
     def close(self) -> None:
         """Undo what `assign` started; twice is harmless."""

@@ -6,6 +6,7 @@ hour between two reports still gives a sign of life.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import socket
@@ -29,11 +30,14 @@ from horovod_tune.messages import (
     World,
 )
 from horovod_tune.session import Session
+from horovod_tune.workers.gate import Invitation, RankGate
 from horovod_tune.workers.gloo.world import HorovodWorld, OutputReader, is_collective_error
 from horovod_tune.workers.training import Training
 
 if TYPE_CHECKING:
     from horovod_tune.workers.cleanliness import Baseline
+
+logger = logging.getLogger(__name__)
 
 METHODS_AT_ONCE = 4
 """`poll` waits in one thread while the others answer `proceed`, `stop_training` and `tidy`."""
@@ -54,6 +58,8 @@ class TrainingActor:
         self._world: World | None = None
         self._environment: dict[str, str] = {}
         self._baseline: Baseline | None = None
+        self._gate: RankGate | None = None
+        self._run = 0
         self._prepared = threading.Lock()
         ray_adapter.prepare_rank_process()
         # Imports take a second or two: they run while the coordinator still gathers the actors.
@@ -92,6 +98,22 @@ class TrainingActor:
         (self._world,) = assignment.worlds
         self._environment = assignment.environment
         os.environ.update(assignment.environment)
+        if assignment.gate is not None:
+            self._open_gate(assignment.gate)
+
+    def _open_gate(self, invitation: Invitation) -> None:
+        try:
+            self._gate = RankGate(invitation)
+        except OSError as error:
+            # A coordinator in another container, say. Ray's way is there for every rank.
+            logger.warning("reports take Ray's slower way, no gate to the coordinator: %s", error)
+            return
+        threading.Thread(target=self._gate.listen, args=(self._release,), name="gate", daemon=True).start()
+
+    def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
+        training = self._training
+        if training is not None and training.session.order.run == run:
+            training.session.proceed(index, checkpoint)
 
     def begin(self, order: TrialOrder) -> None:
         """Start a trial's training function; returns at once."""
@@ -99,6 +121,7 @@ class TrainingActor:
         if order.function is not None:
             self._function = order.function
         self._outbox = queue.SimpleQueue()
+        self._run = order.run
         self._output.mark()
         live = Session(order, self._world, send=self._send, fetch=self._open_checkpoint)
         self._training = Training(
@@ -123,6 +146,8 @@ class TrainingActor:
         if not isinstance(message, Report):
             # The trial is over for this rank: what it printed goes out before its last word.
             self._send_log()
+        elif self._gate is not None and self._gate.report(self._run, message):
+            return
         self._outbox.put(message)
 
     def _send_log(self) -> None:

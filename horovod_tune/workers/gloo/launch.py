@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, MemberFacts
 from horovod_tune.spec import TrialSpec
+from horovod_tune.workers.gate import Gate, Gatehouse
 from horovod_tune.workers.gloo import ranks
 from horovod_tune.workers.gloo.actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.workers.gloo.early import EarlyRanks
@@ -45,6 +46,7 @@ class GlooLauncher:
         self._group = placement_group
         self._node_id = node_id
         self._rendezvous: Rendezvous | None = None
+        self._gatehouse: Gatehouse | None = None
 
     def create(self) -> list[Any]:
         return EarlyRanks.take(self._group) or create_members(self._spec, self._group)
@@ -60,8 +62,11 @@ class GlooLauncher:
         self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
         gpus = ranks.visible_gpus(facts, worlds)
         interfaces = self._interfaces(members, facts, single_host=single_host)
+        self._gatehouse = Gatehouse()
         assignments = []
-        for fact, world, interface, visible in zip(facts, worlds, interfaces, gpus, strict=True):
+        for member, (fact, world, interface, visible) in enumerate(
+            zip(facts, worlds, interfaces, gpus, strict=True)
+        ):
             environment = ranks.horovod_environment(
                 world,
                 host_key=fact.node_id,
@@ -72,7 +77,8 @@ class GlooLauncher:
             )
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
-            assignments.append(Assignment((world,), environment))
+            gate = self._gatehouse.invite(member) if fact.node_id == self._node_id else None
+            assignments.append(Assignment((world,), environment, gate))
         return assignments
 
     def _interfaces(
@@ -94,7 +100,13 @@ class GlooLauncher:
             )
         return [chosen[fact.node_id] for fact in facts]
 
+    def gates(self) -> dict[int, Gate]:
+        gatehouse, self._gatehouse = self._gatehouse, None
+        return gatehouse.admit() if gatehouse is not None else {}
+
     def close(self) -> None:
+        for gate in self.gates().values():  # nobody took them
+            gate.close()
         if self._rendezvous is not None:
             self._rendezvous.close()
             self._rendezvous = None

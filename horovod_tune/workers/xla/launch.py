@@ -16,6 +16,7 @@ from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, MemberFacts
 from horovod_tune.spec import Placement, TrialSpec
 from horovod_tune.workers import failures, processes
+from horovod_tune.workers.gate import Gate
 from horovod_tune.workers.xla import topology
 from horovod_tune.workers.xla.host import METHODS_AT_ONCE, HostActor
 from horovod_tune.workers.xla.runtimes import LaunchPlan, Ordinals
@@ -64,6 +65,9 @@ class XlaLauncher:
         self._runtime = runtime
         self._rest: PlacementGroup | None = None
         self._below: list[MemberFacts] = []
+
+    def gates(self) -> dict[int, Gate]:
+        return {}  # a host's ranks speak to their member actor, and that through Ray
 
     def create(self) -> list[Any]:
         bundles = [(self._group, index) for index in range(self._group.bundle_count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from bayes_opt.acquisition import (
     AcquisitionFunction,
     ConstantLiar,
     ExpectedImprovement,
+    GPHedge,
     ProbabilityOfImprovement,
     UpperConfidenceBound,
 )
@@ -73,10 +75,21 @@ def log_probability_below(threshold: float, mean: FloatArray, std: FloatArray) -
     return log_ndtr((threshold - mean) / std)
 
 
-def acquisition_of(
-    acquisition_function: AcquisitionFunction | None, utility_kwargs: dict | None
-) -> tuple[AcquisitionFunction, float | str | None]:
-    """Return the acquisition function to use and, for a `ConstantLiar`, its lie.
+#: What a `ConstantLiar` pretends about points in flight: a number, or 'min', 'mean' or 'max' of the results;
+#: None is the model's own belief.
+Lie = float | str | None
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """The acquisition functions in use, each with its lie; several for a `GPHedge`, with its first gains."""
+
+    members: tuple[tuple[AcquisitionFunction, Lie], ...]
+    gains: tuple[float, ...] = (0.0,)
+
+
+def portfolio_of(acquisition_function: AcquisitionFunction | None, utility_kwargs: dict | None) -> Portfolio:
+    """Return the acquisition functions to use.
 
     `utility_kwargs` is the argument of Ray's BayesOptSearch: `kind` (ucb, ei or poi), `kappa`, `xi`.
 
@@ -86,21 +99,32 @@ def acquisition_of(
     if utility_kwargs is not None:
         if acquisition_function is not None:
             raise ValueError("give acquisition_function or utility_kwargs, not both")
-        return _from_utility(dict(utility_kwargs)), None
+        return Portfolio(((_from_utility(dict(utility_kwargs)), None),))
     if acquisition_function is None:
-        return LogExpectedImprovement(), None
-    lie = None
-    if isinstance(acquisition_function, ConstantLiar):
-        lie = acquisition_function.strategy
-        acquisition_function = acquisition_function.base_acquisition
-    own = type(acquisition_function)
-    if not isinstance(acquisition_function, AcquisitionFunction) or own.__name__ == "GPHedge":
+        return Portfolio(((LogExpectedImprovement(), None),))
+    own, lie = _without_lie(acquisition_function)
+    if not isinstance(own, GPHedge):
+        return Portfolio(((own, lie),))
+    if not own.base_acquisitions:
+        raise ValueError("acquisition_function is a GPHedge of no acquisition functions; give it some")
+    members = [_without_lie(base, lie) for base in own.base_acquisitions]
+    if any(isinstance(base, GPHedge) for base, _ in members):
+        raise TypeError(
+            "acquisition_function is a GPHedge within a GPHedge; give the outer one all functions"
+        )
+    return Portfolio(tuple(members), tuple(float(gain) for gain in own.gains))
+
+
+def _without_lie(acquisition: Any, lie: Lie = None) -> tuple[AcquisitionFunction, Lie]:
+    if isinstance(acquisition, ConstantLiar):
+        acquisition, lie = acquisition.base_acquisition, acquisition.strategy
+    if not isinstance(acquisition, AcquisitionFunction) or isinstance(acquisition, ConstantLiar):
         raise TypeError(
             "acquisition_function must be one of bayes_opt.acquisition's UpperConfidenceBound, "
-            "ExpectedImprovement, ProbabilityOfImprovement, a ConstantLiar around one, or an "
-            f"AcquisitionFunction with base_acq(mean, std); got {acquisition_function!r}"
+            "ExpectedImprovement, ProbabilityOfImprovement, a ConstantLiar around one, a GPHedge of several, "
+            f"or an AcquisitionFunction with base_acq(mean, std); got {acquisition!r}"
         )
-    return acquisition_function, lie
+    return acquisition, lie
 
 
 def decayed(acquisition: AcquisitionFunction, suggestions: int) -> AcquisitionFunction:

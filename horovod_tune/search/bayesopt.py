@@ -19,12 +19,12 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
 
 from horovod_tune.search import state_file
-from horovod_tune.search.acquisition import acquisition_of
+from horovod_tune.search.acquisition import portfolio_of
 from horovod_tune.search.chooser import Chooser, seed_for
 from horovod_tune.search.domains import SpaceError, from_pbounds
 from horovod_tune.search.earlier import EarlierResults, read_earlier
 from horovod_tune.search.first_points import Queued, queue_points
-from horovod_tune.search.gp_params import model_options
+from horovod_tune.search.gp_params import check_kernel, model_options
 from horovod_tune.search.history import Ending, History, Trial, as_number
 from horovod_tune.search.space import Point, SearchSpace
 
@@ -55,7 +55,8 @@ class BayesOptSearch(Searcher):
     * `points_to_evaluate`: configurations to run first; what one leaves open is filled in.
       `evaluated_rewards`: their metric values, where they are known already; they are not run then.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
-      `acquisition_function`: an object of `bayes_opt.acquisition` instead. Best left out.
+      `acquisition_function`: an object of `bayes_opt.acquisition` instead, also a `GPHedge`. Best left
+      out.
     * `random_state`: an int, a NumPy generator, or None for a different search each time. The same state
       and the same results give the same suggestions, whatever the clock says.
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
@@ -109,10 +110,10 @@ class BayesOptSearch(Searcher):
         super().__init__(metric=metric, mode=mode)
         self._metric, self._mode = metric, mode
         self._seed = _seed_of(random_state)
-        acquisition, lie = acquisition_of(
+        portfolio = portfolio_of(
             acquisition_function, None if utility_kwargs is None else dict(utility_kwargs)
         )
-        self._chooser = Chooser(acquisition, lie, model_options(gp_params or {}), random_search_steps)
+        self._chooser = Chooser(portfolio, model_options(gp_params or {}), random_search_steps)
         self._given = (copy.deepcopy(points_to_evaluate), evaluated_rewards)
         self._earlier = None if analysis is None else read_earlier(analysis)
         self._queue: list[Queued] = []
@@ -148,18 +149,21 @@ class BayesOptSearch(Searcher):
         """Return the next configuration. Never None and never `FINISHED`."""
         space = self._ready()
         given: dict[Any, Any] = {}
+        candidates: tuple[Point, ...] = ()
         if self._queue:
             queued = self._queue.pop(0)
             point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
-            point = self._chooser.next_point(space, self._history, self._seed, self._mode == "max")
+            point, candidates = self._chooser.next_point(
+                space, self._history, self._seed, self._mode == "max"
+            )
             if self._history.rounds(space.size) and not space.sampled:
                 self._say_once(
                     "exhausted",
                     f"every one of the {int(space.size)} points of the search space has been suggested; from "
                     "here on points are repeated, the most promising first",
                 )
-        self._history.add(Trial(trial_id, point))
+        self._history.add(Trial(trial_id, point, candidates=candidates))
         return space.config(point, seed_for(self._seed, self._history, "sampled"), given)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -208,10 +212,22 @@ class BayesOptSearch(Searcher):
         """See `on_pause`."""
 
     def set_gp_params(self, **params: Any) -> None:
-        """Change the Gaussian process: `alpha` fixes the noise's variance, in standardised units, that
-        otherwise is estimated; `n_restarts_optimizer` adds starting points (0 to 3) to its fit.
+        """Change the Gaussian process.
+
+        `alpha` fixes the noise's variance, in standardised units, that otherwise is estimated;
+        `n_restarts_optimizer` adds starting points (0 to 3) to the fit. `kernel` is a kernel of scikit-learn
+        that takes the place of the search's own (None), and with it of the priors on the hyperparameters and
+        of the estimate of the noise: scikit-learn fits it to the marginal likelihood, and the noise is
+        `alpha` (1e-6 if not given) and what a `WhiteKernel` in it finds. It sees numbers as [0, 1], in the
+        log for log domains, and a choice as one column for each category, two categories at distance 1.
+
+        Raises `ValueError` for an unknown name, a value out of bounds, or a kernel that does not fit the
+        space.
         """
-        self._chooser.options = model_options(params, self._chooser.options)
+        options = model_options(params, self._chooser.options)
+        if self._space is not None:
+            check_kernel(options, self._space)
+        self._chooser.options = options
 
     def save(self, checkpoint_path: str) -> None:
         """Write everything the search has learned to a JSON file."""
@@ -260,6 +276,7 @@ class BayesOptSearch(Searcher):
 
     def _set_space(self, space: SearchSpace) -> None:
         points, rewards = self._given
+        check_kernel(self._chooser.options, space)
         queue, scored = queue_points(space, points, rewards)
         self._space = space
         if self._unread_state is not None:

@@ -5,6 +5,7 @@ Targets are to be maximised here, whatever the search's mode.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +16,17 @@ from scipy.stats import norm, qmc
 
 from horovod_tune.search import surrogate
 from horovod_tune.search.acquisition import LogExpectedImprovement, log_probability_below
-from horovod_tune.search.surrogate import Conditioned, Hyperparameters, Priors
-
-FloatArray = NDArray[np.floating[Any]]
+from horovod_tune.search.covariance import Covariance, FloatArray, Hyperparameters, MaternCovariance
+from horovod_tune.search.surrogate import Conditioned, Priors
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """How the Gaussian process is built; the defaults are what the benchmark chose."""
 
+    #: None is ours, with the `priors` and a noise that is estimated unless it is fixed. A kernel of
+    #: scikit-learn comes without both.
+    kernel: Any = None
     priors: Priors = field(default_factory=Priors)
     fixed_noise: float | None = None
     starts: int = 2
@@ -64,8 +67,12 @@ def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
     return np.sort(np.concatenate([best, spread]))
 
 
+#: The noise beside a kernel of the user's own, bayesian-optimization's default.
+_KERNEL_ALPHA = 1e-6
+
+
 class FittedModel:
-    """The hyperparameters and scaling that a set of results gives; points in flight do not change them."""
+    """The covariance and scaling that a set of results gives; points in flight do not change them."""
 
     def __init__(
         self, features: FloatArray, targets: FloatArray, groups: NDArray[np.int_], options: ModelOptions
@@ -76,9 +83,24 @@ class FittedModel:
         self.offset, self.scale = float(np.mean(raw)), float(np.std(raw)) or 1.0
         self.targets = (raw - self.offset) / self.scale
         few = thin(self.targets, options.fit_points)
-        self.hyperparameters: Hyperparameters = surrogate.fit(
-            self.features[few], self.targets[few], groups, options.priors, options.fixed_noise, options.starts
+        self.covariance = self._fit(self.features[few], self.targets[few])
+
+    def _fit(self, features: FloatArray, targets: FloatArray) -> Covariance:
+        options = self.options
+        if options.kernel is not None:
+            alpha = _KERNEL_ALPHA if options.fixed_noise is None else options.fixed_noise
+            return surrogate.fit_kernel(options.kernel, features, targets, alpha, options.starts - 1)
+        hyperparameters = surrogate.fit(
+            features, targets, self.groups, options.priors, options.fixed_noise, options.starts
         )
+        return MaternCovariance(hyperparameters, self.groups)
+
+    def condition(self) -> Conditioned:
+        """Return the process given the results alone, its targets standardised."""
+        noise = np.full(len(self.features), self.covariance.noise)
+        # What comes from outside is fitted without a mean, as scikit-learn does it.
+        mean = None if self.options.kernel is None else 0.0
+        return Conditioned(self.features, self.targets[:, None], noise, self.covariance, mean)
 
 
 class Belief:
@@ -97,16 +119,10 @@ class Belief:
         seed: int,
         lie: float | str | None = None,
     ) -> None:
-        self._acquisition, self._model = acquisition, model
-        self._logarithmic = isinstance(acquisition, LogExpectedImprovement)
-        # Expectations and probabilities are multiplied by the probability that the trial does not fail,
-        # their logarithms get its logarithm added, and so do bounds, in the objective's unit.
-        improvement = isinstance(acquisition, (ExpectedImprovement, ProbabilityOfImprovement))
-        self._multiplied = improvement and not self._logarithmic
-        self._unit = 1.0 if self._logarithmic else model.scale
-        groups, h = model.groups, model.hyperparameters
-        noise = np.full(len(model.features), h.noise)
-        known = Conditioned(model.features, model.targets[:, None], noise, groups, h)
+        self._model = model
+        self._look_through(acquisition)
+        noise = np.full(len(model.features), model.covariance.noise)
+        known = model.condition()
         points = np.concatenate([model.features, pending])
         if lie is not None:
             lies = np.full(len(pending), self._standard(lie))
@@ -117,10 +133,25 @@ class Belief:
         else:
             targets = np.concatenate([model.targets, known.predict(pending)[0][:, 0]])[:, None]
         noise = np.concatenate([noise, np.full(len(pending), noise[0])])
-        self._process = Conditioned(points, targets, noise, groups, h, mean=known.mean)
+        self._process = Conditioned(points, targets, noise, model.covariance, mean=known.mean)
         best = targets if targets.shape[1] > 1 else self._process.predict(points)[0]
         self.incumbents = best.max(axis=0)
         self._safety = _Safety(model, failed) if len(failed) else None
+
+    def through(self, acquisition: AcquisitionFunction) -> Belief:
+        """Return the same belief with another acquisition function."""
+        other = copy.copy(self)
+        other._look_through(acquisition)
+        return other
+
+    def _look_through(self, acquisition: AcquisitionFunction) -> None:
+        self._acquisition = acquisition
+        self._logarithmic = isinstance(acquisition, LogExpectedImprovement)
+        # Expectations and probabilities are multiplied by the probability that the trial does not fail,
+        # their logarithms get its logarithm added, and so do bounds, in the objective's unit.
+        improvement = isinstance(acquisition, (ExpectedImprovement, ProbabilityOfImprovement))
+        self._multiplied = improvement and not self._logarithmic
+        self._unit = 1.0 if self._logarithmic else self._model.scale
 
     def _standard(self, lie: float | str) -> float:
         if isinstance(lie, str):
@@ -205,17 +236,11 @@ class _Safety:
     def __init__(self, model: FittedModel, failed: FloatArray) -> None:
         features = np.concatenate([model.features, failed])
         labels = np.concatenate([np.zeros(len(model.features)), np.ones(len(failed))])
-        count = len(model.hyperparameters.lengths)
+        count = int(model.groups.max()) + 1 if len(model.groups) else 0
         lengths = np.full(count, _FAILURE_LENGTH * max(1, count) ** 0.5)
-        h = Hyperparameters(lengths, 0.25, 0.01)
-        self._process = Conditioned(
-            features,
-            labels[:, None],
-            np.full(len(labels), h.noise),
-            model.groups,
-            h,
-            mean=float(labels.mean()),
-        )
+        covariance = MaternCovariance(Hyperparameters(lengths, 0.25, 0.01), model.groups)
+        noise = np.full(len(labels), covariance.noise)
+        self._process = Conditioned(features, labels[:, None], noise, covariance, mean=float(labels.mean()))
 
     def log_probability(self, features: FloatArray) -> FloatArray:
         """Return the logarithm of the probability of not failing, shape (queries,)."""

@@ -6,14 +6,14 @@ order in which trials ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from bayes_opt.acquisition import AcquisitionFunction
 from scipy.stats import qmc
 
-from horovod_tune.search.acquisition import decayed
+from horovod_tune.search.acquisition import Lie, Portfolio, decayed
 from horovod_tune.search.belief import Belief, FittedModel, ModelOptions
+from horovod_tune.search.hedge import draw, gains_of
 from horovod_tune.search.history import Ending, History, Trial
 from horovod_tune.search.parameters import FloatArray
 from horovod_tune.search.proposal import propose
@@ -34,13 +34,12 @@ class Chooser:
 
     def __init__(
         self,
-        acquisition: AcquisitionFunction,
-        lie: float | str | None,
+        portfolio: Portfolio,
         options: ModelOptions,
         random_search_steps: int | None,
     ) -> None:
         self.options = options
-        self._acquisition, self._lie, self._steps = acquisition, lie, random_search_steps
+        self._portfolio, self._steps = portfolio, random_search_steps
         self._fitted: tuple[object, FittedModel] | None = None
 
     @property
@@ -48,8 +47,13 @@ class Chooser:
         """The model of the latest suggestion, None before the first one it made."""
         return self._fitted[1] if self._fitted else None
 
-    def next_point(self, space: SearchSpace, history: History, seed: int, maximise: bool) -> Point:
-        """Return the next point, one that has been suggested no more often than any other."""
+    def next_point(
+        self, space: SearchSpace, history: History, seed: int, maximise: bool
+    ) -> tuple[Point, tuple[Point, ...]]:
+        """Return the next point, one that has been suggested no more often than any other.
+
+        With a `GPHedge` also what each of its functions would have suggested, otherwise nothing.
+        """
         rounds = history.rounds(space.size)
 
         def taken(point: Point) -> bool:
@@ -59,29 +63,40 @@ class Chooser:
         steps = self._steps if self._steps is not None else min(max(space.dimension + 1, 4), 10)
         if len(history.trials) < steps or len(scored) < 2 or space.dimension == 0:
             start = _sobol(space, history, seed, taken)
-            return start if start is not None else _leftover(space, taken, None, seed)
+            return (start if start is not None else _leftover(space, taken, None, seed)), ()
         gains = np.asarray([_gain(trial, maximise) for trial in scored])
-        belief = self._believe(space, history, scored, gains, seed)
+        model = self._fit(space, scored, gains)
         centres = np.asarray([scored[i].point for i in np.argsort(-gains, kind="stable")[:5]])
-        found = propose(belief, space, centres, taken, seed_for(seed, history, "proposal"))
-        return found if found is not None else _leftover(space, taken, belief, seed)
+        candidates = []
+        for belief in self._beliefs(model, space, history, seed):
+            found = propose(belief, space, centres, taken, seed_for(seed, history, "proposal"))
+            candidates.append(found if found is not None else _leftover(space, taken, belief, seed))
+        if len(candidates) == 1:
+            return candidates[0], ()
+        chosen = draw(gains_of(self._portfolio, model, space, history), seed_for(seed, history, "hedge"))
+        return candidates[chosen], tuple(candidates)
 
-    def _believe(
-        self, space: SearchSpace, history: History, scored: list[Trial], gains: FloatArray, seed: int
-    ) -> Belief:
+    def _fit(self, space: SearchSpace, scored: list[Trial], gains: FloatArray) -> FittedModel:
         points = np.asarray([trial.point for trial in scored])
         key = (points.tobytes(), gains.tobytes(), self.options)
         if self._fitted is None or self._fitted[0] != key:
             model = FittedModel(space.features(points), gains, space.feature_groups, self.options)
             self._fitted = (key, model)
-        return Belief(
-            self._fitted[1],
-            _features_of(space, history, Ending.RUNNING),
-            _features_of(space, history, Ending.FAILED),
-            decayed(self._acquisition, len(history.trials)),
-            seed_for(seed, history, "draws"),
-            self._lie,
-        )
+        return self._fitted[1]
+
+    def _beliefs(
+        self, model: FittedModel, space: SearchSpace, history: History, seed: int
+    ) -> Iterator[Belief]:
+        """Yield what is believed through each acquisition function."""
+        pending = _features_of(space, history, Ending.RUNNING)
+        failed = _features_of(space, history, Ending.FAILED)
+        by_lie: dict[Lie, Belief] = {}
+        for plain, lie in self._portfolio.members:
+            acquisition = decayed(plain, len(history.trials))
+            if lie not in by_lie:
+                draws = seed_for(seed, history, "draws")
+                by_lie[lie] = Belief(model, pending, failed, acquisition, draws, lie)
+            yield by_lie[lie].through(acquisition)
 
 
 def _gain(trial: Trial, maximise: bool) -> float:

@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from horovod_tune.search.belief import ModelOptions
+import numpy as np
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import Kernel
 
-_KNOWN = "alpha and n_restarts_optimizer"
+from horovod_tune.search.belief import ModelOptions
+from horovod_tune.search.domains import SpaceError, path_name
+from horovod_tune.search.space import SearchSpace
+
+_KNOWN = "alpha, kernel and n_restarts_optimizer"
 
 
 def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -> ModelOptions:
@@ -28,10 +34,28 @@ def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -
                 raise ValueError(f"gp_params['n_restarts_optimizer'] must be 0, 1, 2 or 3, got {value!r}")
             options = replace(options, starts=1 + value)
         elif name == "kernel":
-            raise ValueError(
-                "gp_params['kernel'] cannot be set: the kernel is Matérn-5/2 with a length scale for each "
-                f"parameter, and distances that know categories; it knows {_KNOWN}"
-            )
+            if value is not None and not isinstance(value, Kernel):
+                raise ValueError(
+                    "gp_params['kernel'] must be a kernel of sklearn.gaussian_process.kernels, or None for "
+                    f"the search's own, got {value!r}"
+                )
+            options = replace(options, kernel=None if value is None else clone(value))
         else:
             raise ValueError(f"gp_params knows {_KNOWN}, got {name!r}")
     return options
+
+
+def check_kernel(options: ModelOptions, space: SearchSpace) -> None:
+    """Raise `SpaceError` where a kernel of the user's own does not fit the features of `space`."""
+    if options.kernel is None or space.dimension == 0:
+        return
+    features = space.features(space.from_quantiles(np.full((1, space.dimension), 0.5)))
+    try:
+        options.kernel(features, features)
+    except ValueError as error:
+        widths = np.bincount(space.feature_groups)
+        names = ", ".join(f"'{path_name(p)}' {w}" for p, w in zip(space.paths, widths, strict=True))
+        raise SpaceError(
+            f"gp_params['kernel'] does not fit the search space, which has {features.shape[1]} features "
+            f"({names}; a choice has one for each category): {error}"
+        ) from None

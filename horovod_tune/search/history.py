@@ -35,6 +35,8 @@ class Trial:
     ending: Ending = Ending.RUNNING
     value: float | None = None
     last: float | None = None
+    #: What each acquisition function of a `GPHedge` would have suggested; `point` is one of them.
+    candidates: tuple[Point, ...] = ()
 
 
 @dataclass
@@ -78,9 +80,9 @@ class History:
         history = cls(drawn=drawn)
         for entry in trials:
             point = tuple(float(c) for c in entry["point"])
-            history.add(
-                Trial(entry["trial_id"], point, Ending(entry["ending"]), entry["value"], entry["last"])
-            )
+            candidates = tuple(tuple(float(c) for c in other) for other in entry.get("candidates", ()))
+            ending = Ending(entry["ending"])
+            history.add(Trial(entry["trial_id"], point, ending, entry["value"], entry["last"], candidates))
         return history
 
 

@@ -1,18 +1,14 @@
-r"""A Gaussian process with an ARD Matérn-5/2 kernel, a constant mean and noise, fitted by MAP.
+"""A Gaussian process with a constant mean and noise; its Matérn-5/2 kernel is fitted by MAP.
 
-.. math::
-
-    k(x, x') = s\,\big(1 + \sqrt5 r + \tfrac53 r^2\big)e^{-\sqrt5 r},\qquad
-    r^2 = \sum_g (x_g - x'_g)^2 / \ell_g^2
-
-(Rasmussen & Williams, 2006, eq. 4.17; one length scale :math:`\ell_g` per parameter.) The hyperparameters
-maximise the marginal likelihood times log-normal priors; the length scales' prior grows with the dimension as
-in Hvarfner et al. (2024), without which a maximum-likelihood fit to a few dozen points is overconfident.
+The hyperparameters maximise the marginal likelihood times log-normal priors; the length scales' prior grows
+with the dimension as in Hvarfner et al. (2024), without which a maximum-likelihood fit to a few dozen points
+is overconfident. A kernel of the user's own is fitted by scikit-learn, to the marginal likelihood alone.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +17,18 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.linalg.lapack import dpotri
 from scipy.optimize import minimize
+from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessRegressor
 
-FloatArray = NDArray[np.floating[Any]]
+from horovod_tune.search.covariance import (
+    Covariance,
+    FloatArray,
+    Hyperparameters,
+    KernelCovariance,
+    matern52,
+    matern52_slope,
+)
 
-_SQRT5 = math.sqrt(5.0)
 #: Added to the diagonal, relative to the signal, so that close points do not make it singular.
 JITTER = 1e-8
 
@@ -41,31 +45,6 @@ class Priors:
     signal_std: float = 0.7
     noise_mean: float = -7.0
     noise_std: float = 2.5
-
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """Length scales by parameter, the signal's variance and the noise's, for standardised targets."""
-
-    lengths: FloatArray
-    signal: float
-    noise: float
-
-
-def matern52(squared: FloatArray) -> FloatArray:
-    """Return the Matérn-5/2 correlation at squared scaled distances.
-
-    >>> matern52(np.array([0.0, 1.0])).round(4).tolist()
-    [1.0, 0.524]
-    """
-    root = _SQRT5 * np.sqrt(squared)
-    return (1.0 + root + (5.0 / 3.0) * squared) * np.exp(-root)
-
-
-def matern52_slope(squared: FloatArray) -> FloatArray:
-    """Return the derivative of `matern52` by its argument; finite at 0."""
-    root = _SQRT5 * np.sqrt(squared)
-    return -(5.0 / 6.0) * (1.0 + root) * np.exp(-root)
 
 
 def fit(
@@ -167,6 +146,33 @@ class _Posterior:
         return float(value), gradient + standard / self._stds
 
 
+def fit_kernel(
+    kernel: Any, features: FloatArray, targets: FloatArray, alpha: float, restarts: int
+) -> KernelCovariance:
+    """Return a kernel of scikit-learn with the hyperparameters of the largest marginal likelihood.
+
+    It starts from the kernel's own hyperparameters, and from `restarts` random places within its bounds where
+    these are finite; always the same ones.
+
+    Raises `ValueError` for a kernel that is no covariance function.
+    """
+    finite = bool(np.all(np.isfinite(kernel.bounds))) if kernel.n_dims else False
+    process = GaussianProcessRegressor(
+        clone(kernel), alpha=alpha, n_restarts_optimizer=restarts if finite else 0, random_state=0
+    )
+    with warnings.catch_warnings():
+        # It warns of every hyperparameter that ends at a bound.
+        warnings.simplefilter("ignore")
+        try:
+            process.fit(features, targets)
+        except np.linalg.LinAlgError as error:
+            raise ValueError(
+                f"gp_params['kernel'] gives no positive definite matrix for {len(features)} results and "
+                f"alpha={alpha:g}: {kernel!r}"
+            ) from error
+    return KernelCovariance(process.kernel_, alpha, features)
+
+
 class Conditioned:
     """The process given observations; several columns of targets share one set of points.
 
@@ -179,62 +185,41 @@ class Conditioned:
         features: FloatArray,
         targets: FloatArray,
         noise: FloatArray,
-        groups: NDArray[np.int_],
-        hyperparameters: Hyperparameters,
+        covariance: Covariance,
         mean: float | None = None,
     ) -> None:
-        self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
-        self._signal = hyperparameters.signal
-        self._scaled = features * self._scale
-        covariance = self.covariance(features, features)
-        covariance[np.diag_indices(len(features))] += noise + JITTER * self._signal
-        self._factor = cholesky(covariance, lower=True, check_finite=False)
+        self._points, self._covariance = features, covariance
+        self._least = 1e-12 * covariance.signal
+        matrix = covariance.between(features, features)
+        matrix[np.diag_indices(len(features))] += noise + JITTER * covariance.signal
+        self._factor = cholesky(matrix, lower=True, check_finite=False)
         if mean is None:
             sums = cho_solve((self._factor, True), np.ones(len(features)), check_finite=False)
             mean = float(np.mean(sums @ targets) / sums.sum())
         self.mean = mean
         self._solved = cho_solve((self._factor, True), targets - mean, check_finite=False)
 
-    def covariance(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        """Return the prior covariance, shape (left points, right points)."""
-        a, b = left * self._scale, right * self._scale
-        squared = np.square(a).sum(1)[:, None] + np.square(b).sum(1)[None, :] - 2.0 * a @ b.T
-        return self._signal * matern52(np.maximum(squared, 0.0))
-
     def predict(self, queries: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return means, shape (queries, draws), and noise-free standard deviations, shape (queries,)."""
-        cross = self._cross(queries)
+        cross = self._covariance.between(queries, self._points)
         half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
-        variance = self._signal - np.square(half).sum(0)
-        return self.mean + cross @ self._solved, np.sqrt(np.maximum(variance, 1e-12 * self._signal))
+        variance = self._covariance.variance(queries) - np.square(half).sum(0)
+        return self.mean + cross @ self._solved, np.sqrt(np.maximum(variance, self._least))
 
     def predict_joint(self, queries: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return means, shape (queries, draws), and the noise-free covariance, shape (queries, queries)."""
-        cross = self._cross(queries)
+        cross = self._covariance.between(queries, self._points)
         half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
-        return self.mean + cross @ self._solved, self.covariance(queries, queries) - half.T @ half
+        return self.mean + cross @ self._solved, self._covariance.between(queries, queries) - half.T @ half
 
     def predict_with_slopes(self, query: FloatArray) -> tuple[FloatArray, float, FloatArray, FloatArray]:
         """Return mean (draws,), standard deviation, and their slopes (features, draws) and (features,)."""
-        difference = query * self._scale - self._scaled
-        squared = np.square(difference).sum(1)
-        cross = self._signal * matern52(squared)
-        jacobian = (2.0 * self._signal * matern52_slope(squared))[:, None] * difference * self._scale
+        cross, jacobian, prior, prior_slope = self._covariance.slopes(query, self._points)
         backwards = cho_solve((self._factor, True), cross, check_finite=False)
-        variance = self._signal - float(cross @ backwards)
-        std = math.sqrt(max(variance, 1e-12 * self._signal))
+        std = math.sqrt(max(prior - float(cross @ backwards), self._least))
         return (
             self.mean + cross @ self._solved,
             std,
             jacobian.T @ self._solved,
-            -(jacobian.T @ backwards) / std,
+            (0.5 * prior_slope - jacobian.T @ backwards) / std,
         )
-
-    def _cross(self, queries: FloatArray) -> FloatArray:
-        scaled = queries * self._scale
-        squared = (
-            np.square(scaled).sum(1)[:, None]
-            + np.square(self._scaled).sum(1)[None, :]
-            - 2.0 * scaled @ self._scaled.T
-        )
-        return self._signal * matern52(np.maximum(squared, 0.0))

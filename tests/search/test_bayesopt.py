@@ -12,14 +12,17 @@ import pytest
 from bayes_opt.acquisition import (
     ConstantLiar,
     ExpectedImprovement,
+    GPHedge,
     ProbabilityOfImprovement,
     UpperConfidenceBound,
 )
 from conformance import METRIC, Loop, loss, mixed_space
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from horovod_tune.search import BayesOptSearch, SpaceError
+from horovod_tune.search.covariance import KernelCovariance
 
 
 def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
@@ -259,7 +262,7 @@ def test_without_space_metric_or_mode_it_says_what_is_missing() -> None:
         ({"verbose": 1}, TypeError, "verbose is gone"),
         ({"nonsense": 1}, TypeError, "no argument 'nonsense'"),
         ({"gp_params": {"alpha": 0}}, ValueError, "'alpha'.* must be a positive number, got 0"),
-        ({"gp_params": {"kernel": None}}, ValueError, "'kernel'.* cannot be set"),
+        ({"gp_params": {"kernel": "rbf"}}, ValueError, "'kernel'.* must be a kernel .*, got 'rbf'"),
         ({"gp_params": {"n_restarts_optimizer": 9}}, ValueError, "must be 0, 1, 2 or 3, got 9"),
         ({"analysis": 3}, TypeError, "analysis must be .* got int"),
         ({"analysis": "/nowhere/at/all"}, ValueError, "'/nowhere/at/all' is none"),
@@ -277,6 +280,7 @@ def test_bad_arguments_are_named(kwargs: Any, error: type[Exception], message: s
         ExpectedImprovement(xi=0.01),
         ProbabilityOfImprovement(xi=0.01),
         ConstantLiar(UpperConfidenceBound(), strategy="max"),
+        GPHedge([UpperConfidenceBound(), ExpectedImprovement(xi=0.01)]),
     ],
 )
 def test_bayesian_optimizations_acquisition_functions_can_be_used(acquisition: Any) -> None:
@@ -309,7 +313,30 @@ def test_no_random_state_means_another_search_each_time() -> None:
 def test_a_fixed_noise_is_used() -> None:
     search = searcher(gp_params={"alpha": 0.5, "n_restarts_optimizer": 0})
     Loop(search, mixed_space()).run(12)
-    assert search._chooser.fitted is not None and search._chooser.fitted.hyperparameters.noise == 0.5
+    assert search._chooser.fitted is not None and search._chooser.fitted.covariance.noise == 0.5
+
+
+def test_a_kernel_of_scikit_learn_takes_the_place_of_ours() -> None:
+    kernel = RBF(0.5) + WhiteKernel(1e-3)
+    search = searcher(gp_params={"kernel": kernel})
+    configs = Loop(search, mixed_space()).run(30)
+    fitted = search._chooser.fitted
+    assert fitted is not None and isinstance(fitted.covariance, KernelCovariance)
+    assert fitted.covariance.kernel != kernel == RBF(0.5) + WhiteKernel(1e-3), "the user's object stays"
+    assert np.median([loss(c) for c in configs[20:]]) < 0.5 * np.median([loss(c) for c in configs[:10]])
+    search.set_gp_params(kernel=None)
+    assert search.suggest("t") and not isinstance(search._chooser.fitted.covariance, KernelCovariance)
+
+
+def test_a_kernel_for_another_number_of_features_is_refused_with_theirs() -> None:
+    message = r"has 5 features \('lr' 1, 'momentum' 1, 'layers' 1, 'model/activation' 2; .* same number"
+    with pytest.raises(SpaceError, match=message):
+        searcher(gp_params={"kernel": RBF([1.0, 1.0])}).set_search_properties(METRIC, "min", mixed_space())
+    search = searcher(gp_params={"kernel": RBF([1.0] * 5)})
+    search.set_search_properties(METRIC, "min", mixed_space())
+    with pytest.raises(SpaceError, match=message):
+        search.set_gp_params(kernel=RBF([1.0] * 4))
+    assert len(Loop(search, None).run(10)) == 10
 
 
 def test_a_thousand_results_are_no_trouble() -> None:

@@ -7,12 +7,13 @@ import pytest
 from bayes_opt.acquisition import ConstantLiar, ExpectedImprovement, GPHedge, UpperConfidenceBound
 from scipy.optimize import check_grad
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel, Matern, WhiteKernel
 
 from horovod_tune.search import LogExpectedImprovement
-from horovod_tune.search.acquisition import acquisition_of, log_h
+from horovod_tune.search.acquisition import log_h, portfolio_of
 from horovod_tune.search.belief import Belief, FittedModel, ModelOptions, compress, thin
-from horovod_tune.search.surrogate import Conditioned, Hyperparameters, Priors, _Posterior, fit, matern52
+from horovod_tune.search.covariance import Hyperparameters, KernelCovariance, MaternCovariance, matern52
+from horovod_tune.search.surrogate import Conditioned, Priors, _Posterior, fit, fit_kernel
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((25, 3))
@@ -22,7 +23,7 @@ H = Hyperparameters(np.array([0.4, 0.9, 2.0]), 1.3, 0.01)
 
 
 def conditioned(mean: float | None = None) -> Conditioned:
-    return Conditioned(X, Y[:, None], np.full(25, H.noise), GROUPS, H, mean=mean)
+    return Conditioned(X, Y[:, None], np.full(25, H.noise), MaternCovariance(H, GROUPS), mean=mean)
 
 
 def test_predictions_are_those_of_scikit_learn() -> None:
@@ -42,8 +43,12 @@ def test_the_joint_covariance_has_the_single_variances_on_its_diagonal() -> None
     np.testing.assert_allclose(np.diag(covariance), std**2, atol=1e-10)
 
 
-def test_slopes_are_those_of_finite_differences() -> None:
+@pytest.mark.parametrize("own_kernel", [False, True])
+def test_slopes_are_those_of_finite_differences(own_kernel: bool) -> None:
     process, query, step = conditioned(), np.array([0.3, 0.6, 0.5]), 1e-6
+    if own_kernel:
+        kernel = KernelCovariance(Matern(nu=2.5) + 0.3 * DotProduct(), 0.01, X)
+        process = Conditioned(X, Y[:, None], np.full(25, 0.01), kernel)
     _, _, mean_slope, std_slope = process.predict_with_slopes(query)
     for i in range(3):
         shift = step * np.eye(3)[i]
@@ -60,6 +65,54 @@ def test_the_likelihoods_gradient_is_that_of_finite_differences() -> None:
     for start in objective.starts(3):
         error = check_grad(lambda t: objective(t)[0], lambda t: objective(t)[1], start)
         assert error < 1e-3 * np.linalg.norm(objective(start)[1])
+
+
+def test_our_kernel_is_scikit_learns_and_has_its_slopes() -> None:
+    ours = MaternCovariance(H, GROUPS)
+    theirs = KernelCovariance(ConstantKernel(H.signal) * Matern(H.lengths, nu=2.5), H.noise, X)
+    assert (theirs.signal, theirs.noise) == pytest.approx((ours.signal, ours.noise))
+    queries = GENERATOR.random((8, 3))
+    np.testing.assert_allclose(ours.between(queries, X), theirs.between(queries, X), atol=1e-10)
+    np.testing.assert_allclose(ours.variance(queries), theirs.variance(queries))
+    for mine, other in zip(ours.slopes(queries[0], X), theirs.slopes(queries[0], X), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-6)
+
+
+KERNELS = [
+    ConstantKernel() * RBF([0.5, 0.5, 0.5]) + WhiteKernel(0.1),
+    Matern(nu=1.5) + DotProduct() + WhiteKernel(0.1),
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=["stationary", "not stationary"])
+def test_a_kernel_of_scikit_learn_predicts_as_there_and_its_white_noise_is_noise(kernel: Kernel) -> None:
+    targets = (Y - Y.mean()) / Y.std()
+    found = fit_kernel(kernel, X, targets, alpha=1e-4, restarts=1)
+    peer = GaussianProcessRegressor(kernel, alpha=1e-4, n_restarts_optimizer=1, random_state=0)
+    peer.fit(X, targets)
+    white = found.noise - 1e-4
+    assert white == pytest.approx(np.exp(peer.kernel_.theta[-1])) and white > 0
+    process = Conditioned(X, targets[:, None], np.full(25, found.noise), found, mean=0.0)
+    queries = GENERATOR.random((20, 3))
+    mean, std = process.predict(queries)
+    peer_mean, peer_std = peer.predict(queries, return_std=True)
+    np.testing.assert_allclose(mean[:, 0], peer_mean, atol=1e-5)
+    np.testing.assert_allclose(std**2 + white, peer_std**2, atol=1e-5)
+
+
+class Impossible(RBF):
+    """No covariance function: variances are negative."""
+
+    def __call__(self, left: object, right: object = None, eval_gradient: bool = False) -> object:
+        found = super().__call__(left, right, eval_gradient)
+        return (-found[0], -found[1]) if eval_gradient else -found
+
+
+def test_a_kernel_that_is_no_covariance_function_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"gp_params\['kernel'\] gives no positive definite matrix.*Impossible"
+    ):
+        fit_kernel(Impossible(), X, Y, alpha=1e-6, restarts=0)
 
 
 def test_the_fit_tells_relevant_parameters_from_idle_ones() -> None:
@@ -139,7 +192,9 @@ def test_the_acquisitions_gradient_is_that_of_finite_differences(acquisition: ob
 
 def test_a_constant_liar_is_taken_apart_and_its_lie_used() -> None:
     inner = UpperConfidenceBound()
-    assert acquisition_of(ConstantLiar(inner, strategy="min"), None) == (inner, "min")
+    assert portfolio_of(ConstantLiar(inner, strategy="min"), None).members == ((inner, "min"),)
+    hedge = ConstantLiar(GPHedge([inner, ConstantLiar(inner, strategy=0.5)]), strategy="mean")
+    assert portfolio_of(hedge, None).members == ((inner, "mean"), (inner, 0.5))
     pending = np.array([[0.5, 0.5, 0.5]])
     low = belief(pending, acquisition=inner, lie="min")(pending)[0]
     high = belief(pending, acquisition=inner, lie="max")(pending)[0]
@@ -147,11 +202,15 @@ def test_a_constant_liar_is_taken_apart_and_its_lie_used() -> None:
 
 
 def test_what_cannot_be_used_as_an_acquisition_function_is_said() -> None:
-    with pytest.raises(TypeError, match="acquisition_function must be one of"):
-        acquisition_of(GPHedge([UpperConfidenceBound()]), None)
+    with pytest.raises(TypeError, match=r"acquisition_function must be one of.* got 7"):
+        portfolio_of(GPHedge([UpperConfidenceBound(), 7]), None)
+    with pytest.raises(TypeError, match="a GPHedge within a GPHedge"):
+        portfolio_of(GPHedge([GPHedge([UpperConfidenceBound()])]), None)
+    with pytest.raises(ValueError, match="a GPHedge of no acquisition functions"):
+        portfolio_of(GPHedge([]), None)
     with pytest.raises(TypeError, match="got 'ucb'"):
-        acquisition_of("ucb", None)  # type: ignore[arg-type]
+        portfolio_of("ucb", None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"'kind'.* got 'best'"):
-        acquisition_of(None, {"kind": "best"})
+        portfolio_of(None, {"kind": "best"})
     with pytest.raises(ValueError, match="not both"):
-        acquisition_of(UpperConfidenceBound(), {"kind": "ei"})
+        portfolio_of(UpperConfidenceBound(), {"kind": "ei"})

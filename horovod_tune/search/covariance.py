@@ -1,0 +1,135 @@
+r"""Covariance functions: our ARD Matérn-5/2, and any kernel of scikit-learn behind the same interface.
+
+.. math::
+
+    k(x, x') = s\,\big(1 + \sqrt5 r + \tfrac53 r^2\big)e^{-\sqrt5 r},\qquad
+    r^2 = \sum_g (x_g - x'_g)^2 / \ell_g^2
+
+(Rasmussen & Williams, 2006, eq. 4.17; one length scale :math:`\ell_g` per parameter.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.floating[Any]]
+
+_SQRT5 = math.sqrt(5.0)
+
+
+def matern52(squared: FloatArray) -> FloatArray:
+    """Return the Matérn-5/2 correlation at squared scaled distances.
+
+    >>> matern52(np.array([0.0, 1.0])).round(4).tolist()
+    [1.0, 0.524]
+    """
+    root = _SQRT5 * np.sqrt(squared)
+    return (1.0 + root + (5.0 / 3.0) * squared) * np.exp(-root)
+
+
+def matern52_slope(squared: FloatArray) -> FloatArray:
+    """Return the derivative of `matern52` by its argument; finite at 0."""
+    root = _SQRT5 * np.sqrt(squared)
+    return -(5.0 / 6.0) * (1.0 + root) * np.exp(-root)
+
+
+class Covariance(Protocol):
+    """The covariance of the noise-free objective, and what the results' noise adds to it."""
+
+    @property
+    def noise(self) -> float:
+        """The variance of the noise, for standardised targets."""
+
+    @property
+    def signal(self) -> float:
+        """A typical prior variance, to which numerical thresholds are relative."""
+
+    def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        """Return the covariance, shape (left points, right points)."""
+
+    def variance(self, queries: FloatArray) -> FloatArray:
+        """Return the prior variance, shape (queries,)."""
+
+    def slopes(
+        self, query: FloatArray, points: FloatArray
+    ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
+        """Return, for one query of shape (features,), its covariance with the points, shape (points,), that
+        covariance's slopes by the query, shape (points, features), its prior variance, and its slope.
+        """
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Length scales by parameter, the signal's variance and the noise's, for standardised targets."""
+
+    lengths: FloatArray
+    signal: float
+    noise: float
+
+
+class MaternCovariance:
+    """The module's formula; `groups` names the parameter that each feature belongs to."""
+
+    def __init__(self, hyperparameters: Hyperparameters, groups: NDArray[np.int_]) -> None:
+        self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
+        self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
+
+    def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        a, b = left * self._scale, right * self._scale
+        squared = np.square(a).sum(1)[:, None] + np.square(b).sum(1)[None, :] - 2.0 * a @ b.T
+        return self.signal * matern52(np.maximum(squared, 0.0))
+
+    def variance(self, queries: FloatArray) -> FloatArray:
+        return np.full(len(queries), self.signal)
+
+    def slopes(
+        self, query: FloatArray, points: FloatArray
+    ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
+        difference = query * self._scale - points * self._scale
+        squared = np.square(difference).sum(1)
+        jacobian = (2.0 * self.signal * matern52_slope(squared))[:, None] * difference * self._scale
+        return self.signal * matern52(squared), jacobian, self.signal, np.zeros(len(query))
+
+
+#: Kernels of scikit-learn have no slopes by their points; they are measured over twice this distance.
+_STEP = 1e-5
+
+
+class KernelCovariance:
+    """A fitted kernel of scikit-learn; `alpha` is the noise's variance beside the kernel's own.
+
+    A `WhiteKernel` in it is noise, not a part of the objective. `points`, shape (points, features), are some
+    places to tell the two apart at.
+    """
+
+    def __init__(self, kernel: Any, alpha: float, points: FloatArray) -> None:
+        self.kernel = kernel
+        # With a second argument a kernel of scikit-learn leaves its white noise out.
+        free = np.diag(kernel(points, points))
+        self._white = float(np.median(kernel.diag(points) - free))
+        self.noise, self.signal = alpha + self._white, float(np.mean(free))
+
+    def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        return self.kernel(left, right)
+
+    def variance(self, queries: FloatArray) -> FloatArray:
+        return self.kernel.diag(queries) - self._white
+
+    def slopes(
+        self, query: FloatArray, points: FloatArray
+    ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
+        steps = _STEP * np.eye(len(query))
+        around = np.concatenate([query[None, :], query + steps, query - steps])
+        covariances, variances = self.between(around, points), self.variance(around)
+        ahead, behind = slice(1, len(query) + 1), slice(len(query) + 1, None)
+        return (
+            covariances[0],
+            (covariances[ahead] - covariances[behind]).T / (2 * _STEP),
+            float(variances[0]),
+            (variances[ahead] - variances[behind]) / (2 * _STEP),
+        )

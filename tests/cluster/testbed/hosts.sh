@@ -30,6 +30,13 @@ export NC_STATE NC_NET NC_NET2 NC_FIRST NC_NICS NC_DECOY NC_BIND NC_PATH NC_TMPF
 SELF=$(readlink -f "$0")
 
 die() { echo "hosts.sh: $*" >&2; exit 1; }
+within() {  # SECONDS COMMAND…: repeat the command until it succeeds, or say that it did not in time
+  local end=$((SECONDS + $1)); shift
+  until "$@" >/dev/null 2>&1; do
+    [ $SECONDS -lt $end ] || { echo "hosts.sh: not in time: $*" >&2; return 1; }
+    sleep 0.05
+  done
+}
 lab_pid() { cat "$NC_STATE/lab.pid" 2>/dev/null; }
 alive() { [ -n "${1:-}" ] && [ -d "/proc/$1/ns" ]; }
 in_lab() { nsenter -t "$(lab_pid)" -n -m -p -- "$@"; }     # inside the outer ns: PIDs are lab-relative
@@ -76,10 +83,10 @@ host_init() {  # PID 1 of host $1, in new net/mount/pid/uts/ipc namespaces
   hostname "$n"; fresh_root "$n"; umount -l /mnt/.old
   common_home
   ip link set lo up
-  for _ in $(seq 100); do ip link show eth0 >/dev/null 2>&1 && break; sleep 0.05; done
+  within 60 ip link show eth0
   ip addr add "$NC_NET.$((NC_FIRST-1+${n#n}))/24" dev eth0; ip link set eth0 up
   if [ "$NC_NICS" = 2 ]; then
-    for _ in $(seq 100); do ip link show eth1 >/dev/null 2>&1 && break; sleep 0.05; done
+    within 60 ip link show eth1
     ip addr add "$NC_NET2.$((NC_FIRST-1+${n#n}))/24" dev eth1; ip link set eth1 up
   fi
   if [ "$NC_DECOY" = 1 ]; then ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up; fi
@@ -112,7 +119,7 @@ lab_init() {  # PID 1 of the lab (the "laptop")
   mkdir -p /run/nc
   for i in $(seq 1 "$n"); do
     unshare -n -m -u -i -p -f --kill-child -- "$SELF" _host "n$i" >/run/nc/n$i.log 2>&1 </dev/null &
-    for _ in $(seq 100); do p=$(pgrep -P $! 2>/dev/null || true); [ -n "$p" ] && break; sleep 0.02; done
+    within 60 pgrep -P $!; p=$(pgrep -P $!)
     echo "$p" > /run/nc/n$i.pid
     for nic in $(seq 0 $((NC_NICS-1))); do
       ip link add "v$i.$nic" type veth peer name eth$nic netns "$p"
@@ -120,7 +127,7 @@ lab_init() {  # PID 1 of the lab (the "laptop")
     done
   done
   for i in $(seq 1 "$n"); do
-    for _ in $(seq 200); do (exec 3<>"/dev/tcp/$NC_NET.$((NC_FIRST-1+i))/22") 2>/dev/null && break; sleep 0.05; done
+    within 60 bash -c "</dev/tcp/$NC_NET.$((NC_FIRST-1+i))/22"
   done
   touch /run/nc/ready
   while :; do sleep 3600 & wait $!; done          # bash as PID 1 reaps children
@@ -136,11 +143,11 @@ up)
   NC_KEY=$(cat "$NC_STATE/id") NC_PUB=$(cat "$NC_STATE/id.pub"); export NC_KEY NC_PUB   # the state directory is not visible in the hosts
   setsid unshare -n -m -u -i -p -f --kill-child -- "$SELF" _lab "$n" >"$NC_STATE/lab.log" 2>&1 </dev/null &
   o=$!; echo $o > "$NC_STATE/outer.pid"
-  for _ in $(seq 100); do p=$(pgrep -P $o || true); [ -n "$p" ] && break; sleep 0.02; done
+  within 60 pgrep -P $o; p=$(pgrep -P $o)
   echo "$p" > "$NC_STATE/lab.pid"; echo "$n" > "$NC_STATE/n"
-  for _ in $(seq 400); do alive "$p" || { cat "$NC_STATE/lab.log" >&2; die "lab died"; }
-    in_lab test -e /run/nc/ready 2>/dev/null && break; sleep 0.05; done
-  in_lab test -e /run/nc/ready || { cat "$NC_STATE/lab.log" >&2; die "not ready"; }
+  ready() { ! alive "$p" || in_lab test -e /run/nc/ready; }      # or dead
+  within 120 ready || { cat "$NC_STATE/lab.log" >&2; die "not ready"; }
+  alive "$p" || { cat "$NC_STATE/lab.log" >&2; die "lab died"; }
   ;;
 exec)
   h=$2; shift 2; alive "$(lab_pid)" || die "not up"
@@ -162,7 +169,7 @@ heal)
 off) in_lab sh -c "kill -9 \$(cat /run/nc/$2.pid)" ;;
 down)
   p=$(lab_pid || true)
-  if alive "$p"; then kill -9 "$p"; for _ in $(seq 100); do alive "$p" || break; sleep 0.05; done; fi
+  if alive "$p"; then kill -9 "$p"; gone() { ! alive "$p"; }; within 60 gone; fi
   rm -rf "$NC_STATE" ;;
-*) sed -n '2,30p' "$SELF"; exit 2 ;;
+*) sed -n '2,26p' "$SELF"; exit 2 ;;
 esac

@@ -76,16 +76,16 @@ class Lab:
     def __enter__(self) -> Lab:
         try:
             if self._slurm_cpus is None:
-                self._run("hosts.sh", "up", str(len(self.hosts)), timeout_s=60)
+                self._run("hosts.sh", "up", str(len(self.hosts)), timeout_s=240)
             else:
-                self._run("slurm.sh", "up", str(len(self.hosts)), str(self._slurm_cpus), timeout_s=120)
+                self._run("slurm.sh", "up", str(len(self.hosts)), str(self._slurm_cpus), timeout_s=360)
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._run("hosts.sh", "down", timeout_s=60)
+        self._run("hosts.sh", "down", timeout_s=120)
 
     def run(
         self, host: str, command: str | Sequence[str], *, timeout_s: float, check: bool = True
@@ -129,13 +129,16 @@ class Lab:
             if host != "n1":
                 where = f"--address={address} --node-ip-address={self.ip(host)}"
             own = f"--num-cpus={head_cpus if host == 'n1' else cpus} "
-            self.run(host, settings + start + own + where, timeout_s=90)
+            # `ray start` itself waits 30 s and no longer: too little where a machine is busy elsewhere.
+            again = "".join(f" || (ray stop --force; {start + own + where})" for _ in range(2))
+            self.run(host, settings + start + own + where + again, timeout_s=240)
 
         join("n1")
-        with ThreadPoolExecutor() as pool:
+        # All at once they would be in each other's way: these hosts share one machine's cores.
+        with ThreadPoolExecutor(max_workers=2) as pool:
             list(pool.map(join, self.hosts[1:]))
         wait = f"python -m horovod_tune.cluster.wait_for_nodes --address {address} --nodes {len(self.hosts)}"
-        self.run("n1", f"{wait} --timeout-s 60", timeout_s=90)
+        self.run("n1", f"{wait} --timeout-s 120", timeout_s=180)
 
     def check_out(self, host: str) -> None:
         """Give a host a checkout of its own in ~/checkout, with what the cluster files ship and examples."""
@@ -151,20 +154,20 @@ class Lab:
 
     def processes(self, host: str, pattern: str) -> list[str]:
         """The command lines on a host that match a regular expression."""
-        result = self.run(host, ["pgrep", "-af", pattern], timeout_s=20, check=False)
+        result = self.run(host, ["pgrep", "-af", pattern], timeout_s=60, check=False)
         return [line for line in result.stdout.splitlines() if "pgrep" not in line]
 
     def cut(self, host: str, how: str = "down") -> None:
         """Unplug a host: `down` (its cable), `drop` (packets vanish) or `local` (its interface goes)."""
-        self._run("hosts.sh", "cut", host, how, timeout_s=20)
+        self._run("hosts.sh", "cut", host, how, timeout_s=60)
 
     def heal(self, host: str) -> None:
         """Plug a host back in."""
-        self._run("hosts.sh", "heal", host, timeout_s=20)
+        self._run("hosts.sh", "heal", host, timeout_s=60)
 
     def power_off(self, host: str) -> None:
         """Pull a host's power cord."""
-        self._run("hosts.sh", "off", host, timeout_s=20)
+        self._run("hosts.sh", "off", host, timeout_s=60)
 
     def _in_host(self, host: str, command: str | Sequence[str]) -> list[str]:
         words = ["bash", "-lc", command] if isinstance(command, str) else list(command)

@@ -39,8 +39,10 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
-SlurmctldTimeout=30
-SlurmdTimeout=30
+SlurmctldTimeout=60
+SlurmdTimeout=60
+MessageTimeout=30
+BatchStartTimeout=60
 KillWait=5
 InactiveLimit=0
 NodeName=n[1-$n] CPUs=$cpus Boards=1 SocketsPerBoard=1 CoresPerSocket=$cpus ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN
@@ -50,7 +52,7 @@ S
   done
   "$NC" exec n1 bash -c '/usr/sbin/slurmctld </dev/null >/dev/null 2>&1'
   for i in $(seq 1 "$n"); do "$NC" exec "n$i" bash -c '/usr/sbin/slurmd </dev/null >/dev/null 2>&1'; done
-  for _ in $(seq 100); do
+  for _ in $(seq 300); do
     [ "$("$NC" exec n1 sinfo -h -N -t idle -o %N 2>/dev/null | sort -u | wc -l)" = "$n" ] && exit 0; sleep 0.2
   done
   "$NC" exec n1 bash -c 'sinfo -N -l; tail -n 20 /var/log/slurm/slurmctld.log /var/log/slurm/slurmd.log' >&2; exit 1 ;;

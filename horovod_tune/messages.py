@@ -12,9 +12,10 @@ class TrialOrder:
     """One trial's work, as the coordinator hands it to every rank.
 
     ``function`` is the training function as cloudpickle bytes, ``None`` when the rank holds it already.
-    ``checkpoint`` is a directory that a restored trial starts from. ``parameters`` is where the rank finds
-    the objects of `with_parameters`: a Ray ObjectRef, or a path of its host. ``run`` counts the trials of one
-    worker group, so that a late word about one is not taken for the next one's.
+    ``checkpoint`` is a directory that a restored trial starts from; ``resources`` is Tune's
+    PlacementGroupFactory, pickled. ``parameters`` is where the rank finds the objects of `with_parameters`: a
+    Ray ObjectRef, or a path of its host. ``run`` counts the trials of one worker group, so that a late word
+    about one is not taken for the next one's.
     """
 
     trial_id: str
@@ -25,7 +26,7 @@ class TrialOrder:
     config: dict[str, Any]
     function: bytes | None
     checkpoint: CheckpointPlace | None = None
-    resources: Any = None
+    resources: bytes = b""
     parameters: Any = None
     run: int = 0
 
@@ -74,7 +75,8 @@ class FailureKind(Enum):
     DIED = 2
     SILENT = 3
     STALLED = 4
-    DISCONNECTED = 5
+    HUNG = 5
+    DISCONNECTED = 6
 
 
 @dataclass(frozen=True)

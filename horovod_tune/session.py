@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ray.tune import Checkpoint
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+_RANK_VARIABLE = "HOROVOD_TUNE_RANK"
+"""Set to RANK:PID while a rank's training function runs, for the processes that the function starts."""
 
 
 class StopTraining(BaseException):
@@ -39,6 +41,7 @@ class Session:
     ) -> None:
         self.order = order
         self.world = world
+        self._pid = os.getpid()
         self._send = send
         self._fetch = fetch
         self._place = order.checkpoint
@@ -56,6 +59,7 @@ class Session:
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
         """Send rank 0's metrics and wait, on every rank, until Tune has decided that the trial goes on."""
+        self._refuse_in_a_fork("report()")
         plain = plain_metrics(metrics)
         path = _checkpoint_path(checkpoint)
         self._reports += 1
@@ -91,11 +95,34 @@ class Session:
 
     def get_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint of the trial, or None where there is none."""
+        self._refuse_in_a_fork("get_checkpoint()")
         if self._place is None:
             return None
         if self._checkpoint is None:
             self._checkpoint = self._fetch(self._place)
         return self._checkpoint
+
+    def _refuse_in_a_fork(self, caller: str) -> None:
+        # A fork has our memory, this session with it, but nobody listens to what it says.
+        if os.getpid() != self._pid:
+            raise NotInTraining(_of_another_process(caller, self.world.rank, self._pid))
+
+
+def _of_another_process(caller: str, rank: int, pid: int) -> str:
+    return (
+        f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} (process "
+        f"{pid}) started. Only the function itself can speak to Tune. It runs in every rank already: one "
+        "process per slot, or per TPU chip. So give DistributedTrainableCreator the function that a launcher "
+        "(torch_xla.launch, xmp.spawn, notebook_launcher, mp.spawn) is to run, without the launcher; or "
+        "bring what such a process finds out back to the function, and report it there."
+    )
+
+
+def refuse_below_a_rank(caller: str) -> None:
+    """Raise NotInTraining where a training function has started this process, which is no rank itself."""
+    rank, _, pid = os.environ.get(_RANK_VARIABLE, "").partition(":")
+    if pid and int(pid) != os.getpid():
+        raise NotInTraining(_of_another_process(caller, int(rank), int(pid)))
 
 
 _current: Session | None = None
@@ -110,6 +137,10 @@ def activate(session: Session | None) -> None:
     global _current
     _current = session
     _of_thread.session = session
+    if session is None:
+        os.environ.pop(_RANK_VARIABLE, None)
+    else:
+        os.environ[_RANK_VARIABLE] = f"{session.world.rank}:{os.getpid()}"
 
 
 def current() -> Session | None:
@@ -135,7 +166,8 @@ def report(
             storage together with these metrics. The directory may be removed as soon as this returns.
 
     Raises:
-        NotInTraining: called outside a training function that a trial runs.
+        NotInTraining: called outside a training function that a trial runs, or in a process that such a
+            function has started.
         MetricsError: a value cannot be sent, or the checkpoint is no directory.
 
     Example:
@@ -156,7 +188,8 @@ def get_checkpoint() -> Checkpoint | None:
     Every rank gets the same one, on whatever host it runs.
 
     Raises:
-        NotInTraining: called outside a training function that a trial runs.
+        NotInTraining: called outside a training function that a trial runs, or in a process that such a
+            function has started.
     """
     return _require("get_checkpoint()").get_checkpoint()
 
@@ -164,6 +197,7 @@ def get_checkpoint() -> Checkpoint | None:
 def _require(caller: str) -> Session:
     live = current()
     if live is None:
+        refuse_below_a_rank(caller)
         raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
     return live
 

@@ -27,7 +27,8 @@ class TuneReporterCallback(TrainerCallback):
     Works in Horovod trials, in TPU trials and where Accelerate joins a trial's ranks; give it to the Trainer
     of every rank, since every rank waits at a report until Tune has decided. A trial that a scheduler stops,
     stops in its evaluation. In a script that `accelerate launch` runs without Tune there is nothing to
-    report to: the callback says so once in the log and does nothing.
+    report to: the callback says so once in the log and does nothing. In a process that a trial's training
+    function has launched, it raises `NotInTraining`, as `report()` does there.
 
     Args:
         checkpoint: whether the Trainer saves at each evaluation, and the checkpoint goes to the trial's
@@ -52,6 +53,7 @@ class TuneReporterCallback(TrainerCallback):
         """Report, or have the Trainer save first."""
         live = session.current()
         if live is None:
+            session.refuse_below_a_rank("TuneReporterCallback")
             if not self._said:
                 logger.info("no trial runs this training: TuneReporterCallback reports nothing")
                 self._said = True

@@ -41,6 +41,7 @@ _VERBS = {
     FailureKind.DIED: "died",
     FailureKind.SILENT: "fell silent",
     FailureKind.STALLED: "waited in a collective that not all ranks entered",
+    FailureKind.HUNG: "hung",
     FailureKind.DISCONNECTED: "lost contact with the others",
 }
 

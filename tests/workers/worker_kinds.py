@@ -24,9 +24,16 @@ RANKS = {"gloo": 2, "plain": 2, "torch_xla": 1}
 class Workers:
     """One worker group of a kind; `begin` starts a trial on it, `events` runs it to its end."""
 
-    def __init__(self, kind: str, folder: Path, *, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, kind: str, folder: Path, *, timeout_s: float = 60.0, stall_timeout_s: float = 1800.0
+    ) -> None:
         self.kind, self.size = kind, RANKS[kind]
-        spec = make_spec(num_slots=self.size, use_tpu=kind != "gloo", timeout_s=timeout_s)
+        spec = make_spec(
+            num_slots=self.size,
+            use_tpu=kind != "gloo",
+            timeout_s=timeout_s,
+            stall_timeout_s=stall_timeout_s,
+        )
         self._placement_group = ray.util.placement_group([{"CPU": self.size}])
         assert self._placement_group.wait(60)
         where: dict[str, Any] = {"node_id": ray.get_runtime_context().get_node_id()}

@@ -31,14 +31,14 @@ def frame(data: bytes) -> bytes:
 
 def test_messages_come_whole_and_in_order_however_they_are_cut(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
-    data = frame(pack({"kind": "alive"})) + frame(pack({"kind": "stopped"}))
+    data = frame(pack({"kind": "finished"})) + frame(pack({"kind": "stopped"}))
     got = []
     for i in range(len(data)):
         other.sendall(data[i : i + 1])
         messages, there = channel.receive(1)
         assert there
         got += messages
-    assert got == [{"kind": "alive"}, {"kind": "stopped"}]
+    assert got == [{"kind": "finished"}, {"kind": "stopped"}]
     other.shutdown(socket.SHUT_WR)
     assert channel.receive(1) == ([], False)
 
@@ -100,11 +100,13 @@ def test_a_report_too_large_is_the_functions_error(ends: tuple[Channel, socket.s
         None,
         {"no": "kind"},
         {"kind": "run", "code": "print()"},
-        {"kind": "alive", "more": 1},
+        {"kind": "finished", "more": 1},
         {"kind": "report", "index": "1", "metrics": {}, "checkpoint_path": None},
         {"kind": "report", "index": True, "metrics": {}, "checkpoint_path": None},
         {"kind": "report", "index": 1, "metrics": [], "checkpoint_path": None},
         {"kind": "failed", "traceback": "x"},
+        {"kind": "failed", "failure_kind": 99, "traceback": "x"},
+        {"kind": "stands", "stack": "", "reports": 1},
         {"kind": ["report"]},
     ],
     ids=repr,
@@ -116,7 +118,7 @@ def test_what_is_no_message_of_ours_is_an_error(message: object) -> None:
 
 def test_an_extension_of_others_is_an_error(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
-    other.sendall(frame(msgpack.packb({"kind": "alive", "x": msgpack.ExtType(77, b"")})))
+    other.sendall(frame(msgpack.packb({"kind": "finished", "x": msgpack.ExtType(77, b"")})))
     with pytest.raises(NotOurMessage):
         channel.receive(1)
 
@@ -124,7 +126,8 @@ def test_an_extension_of_others_is_an_error(ends: tuple[Channel, socket.socket])
 def test_the_one_that_died_by_itself_is_told_from_those_that_were_ended() -> None:
     assert first_to_die({1: -15, 2: -9, 3: -15}) == {2}
     assert first_to_die({1: 0, 2: 7}) == {2}
-    assert first_to_die({1: 0}) == set()
+    assert first_to_die({1: 0, 2: -15}) == {1}
+    assert first_to_die({1: None}) == {1}
 
 
 def test_how_a_process_ended_says_what_it_mostly_means() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgpack
 
 from horovod_tune.errors import HorovodTuneError, MetricsError
+from horovod_tune.messages import FailureKind
 from horovod_tune.workers.packing import pack, unpack
 
 MAX_FRAME_BYTES = 1 << 30
@@ -24,15 +25,17 @@ MAX_UPWARD_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 
 UPWARD: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "alive": {},
+    "alive": {"operations": int},
     "report": {"index": int, "metrics": dict, "checkpoint_path": (str, type(None))},
     "finished": {},
     "stopped": {},
     "failed": {"failure_kind": int, "traceback": str},
     "fetch": {"path": str, "node_id": (str, type(None))},
     "tidied": {"problems": (list, tuple)},
+    "stands": {"stack": str, "reports": bool},
 }
 """What a rank may say: the kinds of messages, and the type of each field."""
+_FAILURES = {kind.value for kind in FailureKind}
 
 
 class NotOurMessage(HorovodTuneError, ValueError):
@@ -45,15 +48,18 @@ def check_upward(message: Any) -> dict[str, Any]:
     Raises:
         NotOurMessage: it is of no kind that a rank sends, or lacks a field, or has one too many.
 
-    >>> check_upward({"kind": "alive"})
-    {'kind': 'alive'}
+    >>> check_upward({"kind": "alive", "operations": 3})
+    {'kind': 'alive', 'operations': 3}
     """
     fields = UPWARD.get(str(message.get("kind"))) if type(message) is dict else None
     if fields is None or set(message) - {"kind"} != set(fields):
         raise NotOurMessage(f"{message!r:.200} is no message of ours")
     for name, kinds in fields.items():
-        if not isinstance(message[name], kinds) or isinstance(message[name], bool):
+        # True is an int to Python, but no number of ours.
+        if not isinstance(message[name], kinds) or (isinstance(message[name], bool) and kinds is not bool):
             raise NotOurMessage(f"{message!r:.200} is no message of ours: {name} is {message[name]!r:.80}")
+    if message["kind"] == "failed" and message["failure_kind"] not in _FAILURES:
+        raise NotOurMessage(f"{message!r:.200} is no message of ours: there is no such failure_kind")
     return message
 
 

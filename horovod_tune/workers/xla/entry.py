@@ -14,10 +14,12 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
+from horovod_tune import session
 from horovod_tune.messages import (
     CheckpointPlace,
     Failed,
@@ -30,14 +32,17 @@ from horovod_tune.messages import (
     World,
 )
 from horovod_tune.session import Session
+from horovod_tune.workers import training
 from horovod_tune.workers.training import Training
 from horovod_tune.workers.xla.channel import Channel
 from horovod_tune.workers.xla.lifetime import die_with_parent
 from horovod_tune.workers.xla.runtimes import RUNTIMES, Runtime
+from horovod_tune.workers.xla.standstill import Whereabouts
 
 if TYPE_CHECKING:
     from horovod_tune.workers.cleanliness import Baseline
 
+_ABOVE_THE_FUNCTION = {threading.__file__, training.__file__}
 _output_lock = threading.Lock()
 _output: int | None = None
 
@@ -49,9 +54,24 @@ def serve(ordinal: int, registry_fd: int, runtime_name: str, parent: int, heartb
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(None)  # a fork has its parent's
-    runtime = RUNTIMES[runtime_name]()
-    channel = _join(registry_fd, runtime)
-    _Rank(runtime, channel).run(heartbeat_s)
+    try:
+        runtime = RUNTIMES[runtime_name]()
+        _Rank(runtime, _join(registry_fd, runtime)).run(heartbeat_s)
+    except BaseException:
+        give_up(registry_fd)
+    # The actor has gone, or lets go: at once, since the runtime's own way out may wait for other hosts.
+    os._exit(0)
+
+
+def give_up(registry_fd: int) -> NoReturn:
+    """Tell the host's actor of the exception that this rank cannot go on after, and end it.
+
+    To the launchers an exception is a result, to be handed on when every other rank has ended as well.
+    """
+    text = traceback.format_exc(limit=-12)
+    registry = socket.socket(fileno=os.dup(registry_fd))
+    registry.send(json.dumps({"kind": "lost", "pid": os.getpid(), "error": text[-20000:]}).encode())
+    os._exit(1)
 
 
 def _join(registry_fd: int, runtime: Runtime) -> Channel:
@@ -123,15 +143,15 @@ class _Rank:
             for message in messages:
                 self._take(message)
             if there and not messages:
-                self._channel.send("alive")
-        # The actor has gone, or lets go: at once, since the runtime's own way out may wait for other hosts.
-        os._exit(0)
+                try:
+                    self._channel.send("alive", operations=self._runtime.operations())
+                except OSError:
+                    return
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:
             case {"kind": "begin", "order": order, "world": world}:
-                # From our own host's actor, over a pair of sockets that only it and we have.
-                self._begin(pickle.loads(order), World(*world))
+                self._begin(order, World(*world))
             case {"kind": "proceed", "index": index, "checkpoint": place}:
                 if self._training is not None:
                     self._training.session.proceed(index, pickle.loads(place) if place else None)
@@ -142,12 +162,23 @@ class _Rank:
                 with self._fetch_answered:
                     self._fetched = message
                     self._fetch_answered.notify_all()
+            case {"kind": "where"}:
+                at = self._where()
+                self._channel.send("stands", stack=at.stack, reports=at.reports)
             case {"kind": "tidy", "join_s": join_s}:
                 self._channel.send("tidied", problems=self._tidy(join_s))
             case _:
                 raise RuntimeError(f"the host's actor sent {message!r:.200}, which no rank knows")
 
-    def _begin(self, order: TrialOrder, world: World) -> None:
+    def _begin(self, packed: bytes, world: World) -> None:
+        try:
+            # From our own host's actor, over a pair of sockets that only it and we have.
+            order: TrialOrder = pickle.loads(packed)
+        except Exception as error:
+            # A class in the config, say, whose module this host has not.
+            text = f"the trial's config cannot be read here:\n{traceback.format_exc()}"
+            self._send(Failed(world.rank, self._host, self._describe_failure(error)[0], text))
+            return
         if order.function is not None:
             self._function = order.function
         self._rank = world.rank
@@ -178,7 +209,19 @@ class _Rank:
 
     def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
         lost = self._runtime.lost_another(error)
-        return FailureKind.DISCONNECTED if lost else FailureKind.RAISED, ""
+        return FailureKind.DISCONNECTED if lost else FailureKind.RAISED, self._runtime.advice(error)
+
+    def _where(self) -> Whereabouts:
+        """Return where the training function stands, from our caller's frame of it on."""
+        thread = self._training.thread if self._training is not None else None
+        frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+        if frame is None:
+            return Whereabouts("", reports=False)
+        stack = traceback.extract_stack(frame)
+        while len(stack) > 1 and stack[0].filename in _ABOVE_THE_FUNCTION:
+            del stack[0]
+        reports = any(each.filename == session.__file__ and each.name == "report" for each in stack)
+        return Whereabouts("".join(traceback.format_list(stack)), reports)
 
     def _fetch(self, place: CheckpointPlace) -> Any:
         """Return the checkpoint as one that this process can read; the host's actor brings it, once."""

@@ -7,14 +7,15 @@ It never touches the device itself. Its methods are called by the coordinator's 
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import socket
 import sys
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
+import cloudpickle
 import psutil
 import ray
 
@@ -33,13 +34,17 @@ from horovod_tune.messages import (
     TrialOrder,
     World,
 )
+from horovod_tune.workers.xla import standstill
 from horovod_tune.workers.xla.runtimes import LaunchPlan, Ordinals
 from horovod_tune.workers.xla.shared_file import SharedFile
+from horovod_tune.workers.xla.standstill import Standstill, Whereabouts
 from horovod_tune.workers.xla.supervisor import RankProcess, Supervisor
 
 METHODS_AT_ONCE = 5
 HEARTBEAT_S = 5.0
 """How often an idle rank says that it is there (a tenth of timeout_s where that is shorter)."""
+ANSWER_S = 5.0
+"""How long ranks that stand still may take to say where."""
 TIDY_S = 6.0
 """How long the ranks may take to put their processes back to how new ones are."""
 LOG_CHUNK_BYTES = 1 << 16
@@ -48,16 +53,20 @@ LOG_CHUNK_BYTES = 1 << 16
 class HostActor:
     """The ranks of one host; a member in the sense of `workers.protocol`."""
 
-    def __init__(self, runtime: str, timeout_s: float) -> None:
+    def __init__(self, runtime: str, timeout_s: float, stall_timeout_s: float) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._host = socket.gethostname()
         self._timeout_s = timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._standstill = Standstill(stall_timeout_s)
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._worlds: dict[int, World] = {}
         self._running: set[int] = set()
         self._reports = 0
         self._logs: dict[int, bytearray] = {}
+        self._logging = threading.Lock()
         self._tidied: dict[int, list[str]] = {}
+        self._where: dict[int, Whereabouts] = {}
         self._state = threading.Condition()
         self._parameters = SharedFile()
         self._order: TrialOrder | None = None
@@ -117,12 +126,15 @@ class HostActor:
     def begin(self, order: TrialOrder) -> None:
         """Start a trial's training function on every rank; returns at once."""
         self._outbox = queue.SimpleQueue()
-        self._logs = {}
+        with self._logging:
+            self._logs = {}
         self._reports = 0
+        self._standstill.restart()
         if order.checkpoint is not None:
             self._note_place(order.checkpoint)
         self._order = order
-        packed = pickle.dumps(replace(order, parameters=self._parameters.path_of(order.parameters)))
+        # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
+        packed = cloudpickle.dumps(replace(order, parameters=self._parameters.path_of(order.parameters)))
         self._running = set(self._worlds)
         for rank in self._supervisor.ranks:
             world = self._worlds[rank.ordinal]
@@ -157,6 +169,13 @@ class HostActor:
         if proceed:
             self.proceed(proceed, checkpoint)
         self._check_silence()
+        began = time.monotonic()
+        messages = self._wait_for_messages(wait_s)
+        if self._running:
+            self._check_standstill(time.monotonic() - began)
+        return messages
+
+    def _wait_for_messages(self, wait_s: float) -> list[Message]:
         messages: list[Message] = []
         try:
             messages.append(self._outbox.get(timeout=wait_s))
@@ -164,7 +183,7 @@ class HostActor:
                 messages.append(self._outbox.get_nowait())
         except queue.Empty:
             if not messages:
-                for rank in list(self._logs):
+                for rank in list(self._worlds):
                     self._send_log(rank)
             return messages
 
@@ -175,10 +194,37 @@ class HostActor:
                     rank, FailureKind.SILENT, f"gave no sign of life for timeout_s={self._timeout_s:g} s"
                 )
 
+    def _check_standstill(self, listened_s: float) -> None:
+        if self._fetching.locked():
+            # A checkpoint comes from somewhere, by this process: the rank that asked for it has to wait.
+            self._standstill.restart()
+            return
+        if not self._standstill.note(listened_s, self._supervisor.work()):
+            return
+        self._standstill.restart()
+        running = set(self._running)
+        found = standstill.explain(self._where_ranks_stand(running), self._stall_timeout_s)
+        if found is None or running != self._running:
+            return
+        ordinal, text = found
+        rank = next(each for each in self._supervisor.ranks if each.ordinal == ordinal)
+        self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
+
+    def _where_ranks_stand(self, running: set[int]) -> dict[int, Whereabouts | None]:
+        with self._state:
+            self._where = {}
+        for rank in self._supervisor.ranks:
+            if rank.ordinal in running:
+                self._tell(rank, "where")
+        with self._state:
+            self._state.wait_for(lambda: len(self._where) == len(running), timeout=ANSWER_S)
+            return {ordinal: self._where.get(ordinal) for ordinal in running}
+
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+        self._standstill.restart()
         if checkpoint is not None:
             self._note_place(checkpoint)
-        place = pickle.dumps(checkpoint) if checkpoint is not None else None
+        place = cloudpickle.dumps(checkpoint) if checkpoint is not None else None
         self._tell_all("proceed", index=index, checkpoint=place)
 
     def stop_training(self) -> None:
@@ -225,6 +271,10 @@ class HostActor:
                 with self._state:
                     self._tidied[rank.ordinal] = [str(problem) for problem in problems]
                     self._state.notify_all()
+            case {"kind": "stands", "stack": stack, "reports": reports}:
+                with self._state:
+                    self._where[rank.ordinal] = Whereabouts(stack, reports)
+                    self._state.notify_all()
             case {"kind": "fetch", "path": path, "node_id": node_id}:
                 # In a thread of its own: a copy from another host may take minutes.
                 threading.Thread(target=self._fetch, args=(rank, path, node_id), daemon=True).start()
@@ -253,13 +303,15 @@ class HostActor:
         lines = text.decode("utf-8", "replace").splitlines()
         sys.stdout.write("".join(f"{prefix}{line}\n" for line in lines))
         sys.stdout.flush()
-        log = self._logs.setdefault(rank.ordinal, bytearray())
-        log += text
+        with self._logging:
+            log = self._logs.setdefault(rank.ordinal, bytearray())
+            log += text
         if len(log) > LOG_CHUNK_BYTES:
             self._send_log(rank.ordinal)
 
     def _send_log(self, rank: int) -> None:
-        text = self._logs.pop(rank, None)
+        with self._logging:
+            text = self._logs.pop(rank, None)
         if text:
             self._outbox.put(LogChunk(rank, bytes(text)))
 

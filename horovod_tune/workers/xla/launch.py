@@ -89,7 +89,7 @@ class XlaLauncher:
                     group, placement_group_bundle_index=index
                 ),
             )
-            .remote(self._runtime, self._spec.timeout_s)
+            .remote(self._runtime, self._spec.timeout_s, self._spec.stall_timeout_s)
         )
 
     @property

@@ -50,8 +50,11 @@ def first_to_die(exits: Mapping[int, int | None]) -> set[int]:
 
     >>> first_to_die({10: -15, 11: -11, 12: -15})
     {11}
+    >>> first_to_die({10: -15, 11: 0})  # os._exit(0) in the training function
+    {11}
     >>> first_to_die({10: -15})
     {10}
     """
     own = {pid for pid, code in exits.items() if code not in (0, None, -signal.SIGTERM)}
-    return own or {pid for pid, code in exits.items() if code != 0}
+    left = {pid for pid, code in exits.items() if code == 0}
+    return own or left or set(exits)

@@ -6,6 +6,7 @@ an actor with Ray's threads may not.
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing.process
 import os
@@ -44,7 +45,8 @@ def main(registry_fd: int, runtime_name: str, actor_pid: int, heartbeat_s: float
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         # Python warns of forking with threads since 3.12; here are none but idle ones that imports left.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
-        runtime.launch(entry.serve, plan, (registry_fd, runtime_name, os.getpid(), heartbeat_s))
+        give_up = functools.partial(entry.give_up, registry_fd)
+        runtime.launch(entry.serve, plan, (registry_fd, runtime_name, os.getpid(), heartbeat_s), give_up)
     except Exception:
         error = traceback.format_exc(limit=-12)
     exits = {process.pid: process.exitcode for process in _started if process.pid is not None}

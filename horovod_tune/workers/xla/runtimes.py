@@ -8,14 +8,20 @@ users `torch_xla.experimental.plugins` (which processes a host has) and `torch_x
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 Serve = Callable[..., None]
+_LAUNCHED_ALREADY = """
+The training function runs in each of torch_xla's processes already, one per chip, so it cannot launch any.
+Give DistributedTrainableCreator the function that torch_xla.launch, xmp.spawn or notebook_launcher is to run,
+not the one that calls them.
+"""
 _READ_ONCE = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
 
@@ -51,8 +57,14 @@ class Runtime(Protocol):
     def load(self) -> None:
         """Import what ranks need. Runs in the parent, before it forks, and must not touch a device."""
 
-    def launch(self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...]) -> None:
-        """Run ``serve(ordinal, *arguments)`` in every rank; returns or raises when they have ended."""
+    def launch(
+        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], give_up: Callable[[], NoReturn]
+    ) -> None:
+        """Run ``serve(ordinal, *arguments)`` in every rank; returns or raises when they have ended.
+
+        ``give_up()`` is for a process that fails before ``serve``, called in its exception's handler: the
+        others may wait for it.
+        """
 
     def ordinals(self) -> Ordinals:
         """Return this rank's place. Runs in the thread that ``serve`` was called in."""
@@ -62,6 +74,12 @@ class Runtime(Protocol):
 
     def lost_another(self, error: BaseException) -> bool:
         """Whether a function raised because another rank left, so that its traceback is not the cause."""
+
+    def advice(self, error: BaseException) -> str:
+        """Return what there is to add to the traceback of an error of the training function's."""
+
+    def operations(self) -> int:
+        """Return a number that changes when this process does anything with its device."""
 
     def begin_baseline(self) -> None:
         """Note how the device's state is before the first trial."""
@@ -82,9 +100,12 @@ class TorchXla:
         import torch_xla.debug.metrics
         import torch_xla.runtime  # noqa: F401
 
-    def launch(self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...]) -> None:
+    def launch(
+        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], give_up: Callable[[], NoReturn]
+    ) -> None:
         import torch_xla
 
+        _give_up_where_a_device_cannot_be_had(give_up)
         # A rank of torchrun is what torch_xla would take us for.
         os.environ.pop("TORCHELASTIC_RUN_ID", None)
         if plan.of_each:
@@ -109,6 +130,19 @@ class TorchXla:
         # How the runtime's own status codes for a peer that is gone begin (absl's canonical errors).
         gone = ("UNAVAILABLE:", "ABORTED:", "DEADLINE_EXCEEDED:")
         return isinstance(error, RuntimeError) and (str(error).startswith(gone) or _lost_peer(error))
+
+    def advice(self, error: BaseException) -> str:
+        # torch_xla's own words where it is to launch processes and cannot.
+        nested = isinstance(error, (RuntimeError, ValueError)) and str(error).startswith(
+            ("Runtime is already initialized", "Unsupported nprocs")
+        )
+        return _LAUNCHED_ALREADY if nested else ""
+
+    def operations(self) -> int:
+        import torch_xla.debug.metrics as metrics
+
+        # Tensors made and ended, graphs found and compiled, transfers: a step is hundreds of these.
+        return sum(metrics.counter_value(name) or 0 for name in metrics.counter_names())
 
     def begin_baseline(self) -> None:
         import torch_xla.core.xla_model as xm
@@ -160,6 +194,22 @@ def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
     plugins.register_plugin("TPU", SomeChips())
 
 
+def _give_up_where_a_device_cannot_be_had(give_up: Callable[[], NoReturn]) -> None:
+    """End a process whose chip cannot be had: the other processes of the slice wait for it in their start."""
+    from torch_xla._internal import pjrt
+
+    initialize = pjrt.initialize_multiprocess
+
+    @functools.wraps(initialize)
+    def initialize_or_give_up(local_rank: int, local_world_size: int) -> None:
+        try:
+            initialize(local_rank, local_world_size)
+        except Exception:
+            give_up()
+
+    pjrt.initialize_multiprocess = initialize_or_give_up
+
+
 class PlainProcesses:
     """Ranks as plain processes with ordinals, for torch.distributed: several of them without a TPU.
 
@@ -169,7 +219,9 @@ class PlainProcesses:
     def load(self) -> None:
         import torch  # noqa: F401
 
-    def launch(self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...]) -> None:
+    def launch(
+        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], give_up: Callable[[], NoReturn]
+    ) -> None:
         # The same pool as torch_xla's, so that processes start, fail and end in the same way.
         with concurrent.futures.ProcessPoolExecutor(
             plan.processes, mp_context=multiprocessing.get_context("fork")
@@ -189,6 +241,13 @@ class PlainProcesses:
 
     def lost_another(self, error: BaseException) -> bool:
         return _lost_peer(error)
+
+    def advice(self, error: BaseException) -> str:
+        return ""
+
+    def operations(self) -> int:
+        """There is no device."""
+        return 0
 
     def begin_baseline(self) -> None:
         """There is no device."""

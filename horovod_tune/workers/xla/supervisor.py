@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from horovod_tune.workers.xla import channel as channels
 from horovod_tune.workers.xla.channel import Channel, NotOurMessage
 from horovod_tune.workers.xla.lifetime import describe_exit, first_to_die
 from horovod_tune.workers.xla.runtimes import LaunchPlan
+from horovod_tune.workers.xla.standstill import Work
 
 TICK_S = 0.5
 EXITS_S = 5.0
@@ -48,6 +50,8 @@ class RankProcess:
     output: int | None
     heard: float = field(default_factory=time.monotonic)
     cpu_s: float = -1.0
+    messages: int = 0
+    operations: int = 0
     gone: bool = False
     tail: bytearray = field(default_factory=bytearray)
 
@@ -78,6 +82,7 @@ class Supervisor:
         self._exits: dict[int, int | None] | None = None
         self._deaths: dict[int, float] = {}
         self._launch_error = ""
+        self._last_errors: dict[int, str] = {}
         self._changed = threading.Condition()
         self.ranks: list[RankProcess] = []
         # A process that asked the kernel to die with its parent dies with the *thread* that started it, so
@@ -122,10 +127,28 @@ class Supervisor:
 
     def _why_ended(self) -> str:
         exits = self._exits or {}
-        lines = [f"process {pid}: {describe_exit(exits[pid])}" for pid in sorted(first_to_die(exits))]
+        lines = [
+            f"process {pid}: {describe_exit(exits[pid])}\n{self._last_errors.get(pid, '')}".rstrip()
+            for pid in sorted(first_to_die(exits))
+        ]
         return "\n".join([*lines, self._launch_error]).strip()
 
     def _run(self) -> None:
+        try:
+            self._supervise()
+        except Exception:
+            # This thread's end is the end of the ranks: nobody is to wait for them.
+            text = traceback.format_exc()
+            with self._changed:
+                self._exits = self._exits or {}
+                self._launch_error = text
+                self._changed.notify_all()
+            for rank in self.ranks:
+                if not rank.gone:
+                    rank.gone = True
+                    self._on_loss(rank, f"its host's actor could not look after it:\n{text}", True)
+
+    def _supervise(self) -> None:
         command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(self._theirs.fileno())]
         self._parent = subprocess.Popen(
             [*command, self._runtime, str(os.getpid()), str(self._heartbeat_s)],
@@ -153,6 +176,8 @@ class Supervisor:
         with self._changed:
             if message["kind"] == "hello":
                 self._add(message, descriptors)
+            elif message["kind"] == "lost":
+                self._last_errors[message["pid"]] = message["error"]
             else:
                 self._exits = {int(pid): code for pid, code in message["exits"].items()}
                 self._launch_error = message["error"]
@@ -184,8 +209,11 @@ class Supervisor:
         for message in messages:
             if message["kind"] in ("finished", "stopped", "failed"):
                 self._read_output(rank)  # what it printed goes out before its last word
-            if message["kind"] != "alive":
-                self._on_message(rank, message)
+            if message["kind"] == "alive":
+                rank.operations = message["operations"]
+                continue
+            rank.messages += message["kind"] != "stands"
+            self._on_message(rank, message)
         if not there:
             self._selector.unregister(rank.channel)
             self._read_output(rank)
@@ -239,8 +267,18 @@ class Supervisor:
             text = describe_exit(exits.get(rank.pid))
             if exits and rank.pid not in exits:
                 text = f"it went with the parent of this host's ranks:\n{self._why_ended()}"
-            last = _last_words(bytes(rank.tail))
+            last = self._last_errors.get(rank.pid) or _last_words(bytes(rank.tail))
             self._on_loss(rank, f"{text}\nThe last that it printed:\n{last}" if last and own else text, own)
+
+    def work(self) -> Work:
+        """Return what the ranks have done so far."""
+        # TPU v2 and v3 have two ranks in a process.
+        pids = {rank.pid for rank in self.ranks if not rank.gone}
+        return Work(
+            messages=sum(rank.messages for rank in self.ranks),
+            operations=sum(rank.operations for rank in self.ranks),
+            cpu_s=sum(_family_cpu_s(pid) for pid in pids),
+        )
 
     def silent(self, timeout_s: float) -> list[RankProcess]:
         """Return the ranks that have neither spoken nor computed for ``timeout_s``.
@@ -260,6 +298,21 @@ class Supervisor:
             if now - rank.heard > timeout_s:
                 silent.append(rank)
         return silent
+
+
+def _family_cpu_s(pid: int) -> float:
+    """Return the CPU time in s of a process, of all below it, and of those that they have waited for."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    used_s = 0.0
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            used_s += times.user + times.system + times.children_user + times.children_system
+    return used_s
 
 
 def _last_words(tail: bytes) -> str:

@@ -3,7 +3,7 @@
 - the module-level session behind ``ray.tune.report`` and its friends (`lend_session`),
 - Tune's switch for actor reuse (`reuse_actors_of`), its cache of actor classes (`start_in_idle_processes`),
 - the loggers' way of resuming a result file (`keep_longer_results`),
-- which node a job's driver runs on (`driver_node_id`),
+- which node a job's driver runs on (`driver_node_id`), Ray's directory on a host (`session_directory`),
 - the directories of a trial in Tune's StorageContext (`storage_reaches_here`),
 - whether the cluster can grow (`cluster_can_grow`),
 - nodes that their cloud takes away (`is_preempted`, `drain_as_preempted`).
@@ -15,6 +15,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +40,6 @@ class _TrialFacts:
         self.trial_id = order.trial_id
         self.trial_name = order.trial_name
         self.trial_dir = order.trial_dir
-        self.trial_resources = order.resources
         self.experiment_name = order.experiment_name
         self.run_id = None
         self.world_rank = world.rank
@@ -49,6 +49,10 @@ class _TrialFacts:
         self.node_rank = world.cross_rank
         self.metadata: dict[str, Any] = {}
         self.accelerator = None
+
+    @property
+    def trial_resources(self) -> Any:
+        return pickle.loads(self._session.order.resources)
 
     @property
     def loaded_checkpoint(self) -> Any:
@@ -210,6 +214,15 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
 
     get._horovod_tune = True  # type: ignore[attr-defined]
     cache_class.get = get  # type: ignore[method-assign]
+
+
+def session_directory() -> Path | None:
+    """Return the directory of this Ray session on this host, in a process that Ray started; else None."""
+    import ray
+
+    node = getattr(ray._private.worker, "_global_node", None)
+    path = Path(node.get_session_dir_path()) if node is not None else None
+    return path if path is not None and path.is_dir() else None
 
 
 def driver_node_id() -> str | None:

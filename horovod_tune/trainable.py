@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 import re
 import uuid
 import warnings
@@ -133,6 +134,7 @@ class DistributedTrainable(FunctionTrainable):
         return cls._spec.placement()
 
     def setup(self, config: dict[str, Any]) -> None:
+        EarlyRanks.imports_are_done()
         self._node_id = ray.get_runtime_context().get_node_id()
         self._last_training_result: _TrainingResult | None = None
         self._coordinator = Coordinator(
@@ -165,7 +167,8 @@ class DistributedTrainable(FunctionTrainable):
             experiment_name=storage.experiment_dir_name,
             config=copy.deepcopy(config),
             function=None,
-            resources=self.trial_resources,
+            # Closed: to open it, a rank would import Ray Tune before torch, a second that few functions need.
+            resources=pickle.dumps(self.trial_resources),
             parameters=self._parameters.reference() if self._parameters is not None else None,
         )
         self._trial_storage = TrialStorage(storage, self._node_id)

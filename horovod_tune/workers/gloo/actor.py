@@ -11,6 +11,7 @@ import os
 import queue
 import socket
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -33,6 +34,7 @@ from horovod_tune.session import Session
 from horovod_tune.workers.gate import Invitation, RankGate
 from horovod_tune.workers.gloo.world import HorovodWorld, OutputReader, is_collective_error
 from horovod_tune.workers.training import Training
+from horovod_tune.workers.turns import turn
 
 if TYPE_CHECKING:
     from horovod_tune.workers.cleanliness import Baseline
@@ -68,7 +70,8 @@ class TrainingActor:
     def _import_quietly(self) -> None:
         # An import error here is met again, and then reported, by the training thread.
         try:
-            with self._prepared:
+            directory = ray_adapter.session_directory()
+            with self._prepared, turn(directory) if directory is not None else nullcontext():
                 self._horovod.load()
         except Exception:
             return

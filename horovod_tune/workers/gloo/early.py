@@ -12,13 +12,16 @@ from typing import Any, ClassVar
 
 import ray
 
+from horovod_tune import ray_adapter
 from horovod_tune.spec import TrialSpec
+from horovod_tune.workers.turns import Turn
 
 
 class EarlyRanks:
     """Travels in the metaclass of a trainable, since cloudpickle sends that before the base classes."""
 
     _started: ClassVar[tuple[str, list[Any]] | None] = None
+    _turn: ClassVar[Turn | None] = None
 
     def __init__(self, spec: TrialSpec, class_name: str) -> None:
         self._spec = spec
@@ -36,6 +39,10 @@ class EarlyRanks:
             group = ray.util.get_current_placement_group()
             if group is not None:
                 cls._started = group.id.hex(), create_members(spec, group)
+            directory = ray_adapter.session_directory()
+            if directory is not None:
+                cls._turn = Turn(directory)
+                cls._turn.take()
         return arrived
 
     def _is_in_coordinator(self) -> bool:
@@ -46,6 +53,13 @@ class EarlyRanks:
         return (
             context.get_actor_id() is not None and context.get_task_name() == f"{self._class_name}.__init__"
         )
+
+    @classmethod
+    def imports_are_done(cls) -> None:
+        """Let another process import: this one has Ray Tune."""
+        if cls._turn is not None:
+            cls._turn.end()
+            cls._turn = None
 
     @classmethod
     def take(cls, placement_group: Any) -> list[Any] | None:

@@ -143,7 +143,11 @@ class HorovodWorld:
 
         if mpi_ops._handle_map:
             return [f"{len(mpi_ops._handle_map)} collective(s) were started and never waited for"]
-        if set(self._basics._get_process_set_ids_and_ranks()) != {0}:
+        try:
+            process_sets = set(self._basics._get_process_set_ids_and_ranks())
+        except ValueError:
+            return []  # another rank has come to the next line already, which ends the world for all
+        if process_sets != {0}:
             self.close()  # all ranks have the same process sets, so that all of them come here
             return []
         try:

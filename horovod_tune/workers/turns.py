@@ -1,0 +1,71 @@
+"""Processes that start at the same time import in turns, as many at once as there are CPUs for them.
+
+Four trials of two ranks on two CPUs want eight times torch, and four times Ray Tune. All at once they are all
+ready at the end; in turns the first trial trains while the last one imports, and nothing is slower. A turn is
+a courtesy: one that does not come within `TURN_S` is not waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+TURN_S = 20.0
+
+
+class Turn:
+    """One process's turn; `take` waits for it, `end` or the end of the process gives it to the next one.
+
+    ``directory`` is one that the processes of this host share and others cannot write to. A number drawn from
+    a file in it says after whom the turn comes, and a lock that the kernel takes back says when.
+    """
+
+    def __init__(self, directory: Path, at_once: int | None = None) -> None:
+        self._directory = directory
+        self._at_once = at_once or len(os.sched_getaffinity(0))
+        self._over = threading.Event()
+        self._has_it = threading.Event()
+
+    def take(self, timeout_s: float = TURN_S) -> bool:
+        """Wait for the turn; False when it did not come within ``timeout_s``."""
+        # The kernel serves those who wait in their order only if they wait inside flock().
+        threading.Thread(target=self._hold, name="import-turn", daemon=True).start()
+        return self.comes_within(timeout_s)
+
+    def comes_within(self, timeout_s: float) -> bool:
+        """Whether the turn has come, or comes within ``timeout_s``; after `take`."""
+        return self._has_it.wait(timeout_s)
+
+    def end(self) -> None:
+        """Give the turn to the next process, also if it has not come yet; twice is harmless."""
+        self._over.set()
+
+    def _hold(self) -> None:
+        with (self._directory / f"turn_{self._draw() % self._at_once}").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._has_it.set()
+            self._over.wait(TURN_S)
+
+    def _draw(self) -> int:
+        descriptor = os.open(self._directory / "turns_drawn", os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+") as drawn:
+            fcntl.flock(drawn, fcntl.LOCK_EX)
+            number = int(drawn.read() or 0)
+            drawn.seek(0)
+            drawn.write(str(number + 1))
+        return number
+
+
+@contextlib.contextmanager
+def turn(directory: Path) -> Iterator[None]:
+    """Run the body in this process's turn."""
+    own = Turn(directory)
+    own.take()
+    try:
+        yield
+    finally:
+        own.end()

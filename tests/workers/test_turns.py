@@ -1,0 +1,70 @@
+"""Turns at importing: in order, as many at once as is said, and never lost with a process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from horovod_tune.workers.turns import Turn
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def turns(tmp_path: Path) -> list[Turn]:
+    return [Turn(tmp_path, at_once=2) for _ in range(4)]
+
+
+def test_as_many_at_once_as_there_are_cpus_and_then_in_order(turns: list[Turn]) -> None:
+    first, second, third, fourth = turns
+    assert first.take(WAIT_S) and second.take(WAIT_S)
+    assert not third.take(0.2)
+    assert not fourth.take(0.2)
+    first.end()
+    assert third.comes_within(WAIT_S)
+    assert not fourth.comes_within(0)
+    second.end()
+    assert fourth.comes_within(WAIT_S)
+    third.end()
+    fourth.end()
+    fourth.end()
+
+
+def hold(directory: Path, ready: Connection) -> None:
+    assert Turn(directory, at_once=1).take(WAIT_S)
+    ready.send("has it")
+    signal.pause()
+
+
+def test_a_process_that_dies_gives_its_turn_back(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=hold, args=(tmp_path, theirs))
+    process.start()
+    try:
+        assert ours.poll(WAIT_S) and ours.recv() == "has it"
+        next_one = Turn(tmp_path, at_once=1)
+        assert not next_one.take(0.2)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        assert next_one.comes_within(WAIT_S)
+        next_one.end()
+    finally:
+        process.kill()
+        process.join(WAIT_S)
+
+
+def test_a_turn_given_up_before_it_came_is_not_kept(turns: list[Turn], tmp_path: Path) -> None:
+    only = [Turn(tmp_path / "one", at_once=1) for _ in range(3)]
+    (tmp_path / "one").mkdir()
+    assert only[0].take(WAIT_S)
+    assert not only[1].take(0.1)
+    only[1].end()
+    only[0].end()
+    assert only[2].take(WAIT_S)
+    only[2].end()

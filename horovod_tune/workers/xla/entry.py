@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from horovod_tune.workers.cleanliness import Baseline
 
 _ABOVE_THE_FUNCTION = {threading.__file__, training.__file__}
-_output_lock = threading.Lock()
+_one_at_a_time = threading.Lock()
+"""TPU v2 and v3 have two ranks in a process."""
 _output: int | None = None
 
 
@@ -56,6 +57,8 @@ def serve(ordinal: int, registry_fd: int, runtime_name: str, parent: int, heartb
         numpy.random.seed(None)  # a fork has its parent's
     try:
         runtime = RUNTIMES[runtime_name]()
+        with _one_at_a_time:
+            runtime.open_cache()
         _Rank(runtime, _join(registry_fd, runtime)).run(heartbeat_s)
     except BaseException:
         give_up(registry_fd)
@@ -99,7 +102,7 @@ def _join(registry_fd: int, runtime: Runtime) -> Channel:
 def _redirect_output() -> list[int]:
     """Send what this process prints, C++ included, into a pipe; return its reading end, once a process."""
     global _output
-    with _output_lock:
+    with _one_at_a_time:
         if _output is not None:
             return []
         for stream in (sys.stdout, sys.stderr):

@@ -1,0 +1,78 @@
+"""The graphs that torch_xla has compiled, kept on disk for the processes to come. Runs in each rank.
+
+torch_xla 2.9 keeps an executable in a file named by the hash of its graph, of the compiler's flags, and of
+the device's topology and libtpu (`PersistentCache` and `hash_comp_env` in its sources). It writes that file
+in place, without a lock, and a reader may come too early. So each chip of each host has a directory of its
+own: a chip is one process's at a time, by libtpu's own lock, and so is its directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "HOROVOD_TUNE_XLA_CACHE"
+"""A directory, or `off`. torch_xla's own XLA_PERSISTENT_CACHE_PATH comes before it."""
+LIMIT_BYTES = 2 << 30
+"""What a chip's directory may hold when a process starts; what was used longest ago goes first."""
+
+
+def directory_of(
+    environ: Mapping[str, str], *, device: str, host: str, chip: str, version: str
+) -> Path | None:
+    """Return the directory of a chip's compiled graphs; None where there is none to be set.
+
+    Args:
+        environ: of the process.
+        device: as torch_xla names it. Its CPU device can write executables and not read them (`Deserializing
+            serialized executable not supported`), so it has none unless the variable names one.
+        version: torch_xla's; another may compile the same graph differently.
+
+    Raises:
+        ValueError: the variable is neither an absolute path nor `off`.
+
+    >>> chip = {"host": "h", "chip": "2", "version": "2.9.0"}
+    >>> directory_of({"HOME": "/home/u"}, device="TPU", **chip)
+    PosixPath('/home/u/.cache/horovod_tune/xla/2.9.0/h/chip-2')
+    >>> directory_of({"HOME": "/home/u", "HOROVOD_TUNE_XLA_CACHE": "off"}, device="TPU", **chip)
+    >>> directory_of({"HOME": "/home/u"}, device="CPU", **chip)
+    """
+    if environ.get("XLA_PERSISTENT_CACHE_PATH"):
+        return None
+    asked = environ.get(VARIABLE, "")
+    if asked == "off" or (device == "CPU" and not asked):
+        return None
+    if asked and not os.path.isabs(asked):
+        raise ValueError(f"{VARIABLE} must be an absolute path or 'off', got {asked!r}")
+    base = Path(asked) if asked else _of_this_user(environ)
+    return base / version / host / f"chip-{chip}"
+
+
+def _of_this_user(environ: Mapping[str, str]) -> Path:
+    of_caches = environ.get("XDG_CACHE_HOME", "")
+    # The standard has relative paths ignored.
+    root = Path(of_caches) if os.path.isabs(of_caches) else Path(environ.get("HOME") or Path.home(), ".cache")
+    return root / "horovod_tune" / "xla"
+
+
+def make_room(directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+    """Make the directory, for this user alone; remove what was used longest ago beyond the limit.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files = [
+        (max(status.st_atime, status.st_mtime), status.st_size, path) for path, status in _files(directory)
+    ]
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= limit_bytes:
+            return
+        path.unlink(missing_ok=True)
+        total -= size
+
+
+def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
+    return [(path, path.stat()) for path in directory.iterdir() if path.is_file()]

@@ -1,0 +1,104 @@
+"""Compiled graphs are kept where one process at a time reads and writes them, and within bounds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import ray
+
+from horovod_tune.workers.xla.compile_cache import directory_of, make_room
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
+from worker_kinds import Workers
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def of_chip(chip: str = "0", *, device: str = "TPU", host: str = "a", **environ: str) -> Path | None:
+    return directory_of({"HOME": "/home/u", **environ}, device=device, host=host, chip=chip, version="2.9.0")
+
+
+def test_every_chip_of_every_host_has_a_directory_of_its_own() -> None:
+    found = {of_chip(chip, host=host) for chip in "0123" for host in "ab"}
+    assert len(found) == 8 and None not in found
+
+
+def test_the_users_own_choice_comes_first() -> None:
+    assert of_chip(XDG_CACHE_HOME="/big") == Path("/big/horovod_tune/xla/2.9.0/a/chip-0")
+    assert of_chip(HOROVOD_TUNE_XLA_CACHE="/disk") == Path("/disk/2.9.0/a/chip-0")
+    assert of_chip(HOROVOD_TUNE_XLA_CACHE="off") is None
+    assert of_chip(XLA_PERSISTENT_CACHE_PATH="/own", HOROVOD_TUNE_XLA_CACHE="/disk") is None
+    with pytest.raises(ValueError, match="must be an absolute path or 'off', got 'disk'"):
+        of_chip(HOROVOD_TUNE_XLA_CACHE="disk")
+
+
+def test_the_cpu_device_which_cannot_read_what_it_wrote_keeps_nothing() -> None:
+    assert of_chip(device="CPU") is None
+
+
+def test_what_was_used_longest_ago_goes_first_and_the_rest_stays(tmp_path: Path) -> None:
+    for i, name in enumerate(("newest", "oldest", "second")):
+        (tmp_path / name).write_bytes(bytes(100))
+        age = {"newest": 0, "second": 10, "oldest": 20}[name]
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age - i))
+    make_room(tmp_path, 250)
+    assert {path.name for path in tmp_path.iterdir()} == {"newest", "second"}
+    make_room(tmp_path, 250)
+    assert {path.name for path in tmp_path.iterdir()} == {"newest", "second"}
+
+
+def test_the_directory_is_for_this_user_alone(tmp_path: Path) -> None:
+    make_room(tmp_path / "new" / "chip-0")
+    assert (tmp_path / "new" / "chip-0").stat().st_mode & 0o077 == 0
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Path]:
+    pytest.importorskip("torch_xla")
+    ray.shutdown()
+    directory = tmp_path / "cache"
+    variables = {"HOROVOD_TUNE_XLA_CACHE": str(directory)}
+    ray.init(
+        "local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        runtime_env={"env_vars": variables},
+    )
+    yield directory
+    ray.shutdown()
+
+
+def compute(config: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    import torch_xla
+    import torch_xla.debug.metrics as metrics
+
+    x = torch.ones(8, 8, device=torch_xla.device())
+    value = (x @ x).sum().item()
+    names = ("PersistentCacheMiss", "PersistentCacheHit", "PersistentCacheDeserializeFailure")
+    return {"value": value, **{name: metrics.counter_value(name) or 0 for name in names}}
+
+
+def test_a_process_keeps_its_graphs_and_the_next_one_looks_for_them(session: Path, tmp_path: Path) -> None:
+    seen = []
+    for number in (1, 2):
+        workers = Workers("torch_xla", tmp_path / str(number))
+        workers.begin(compute)
+        report, _ = workers.events()
+        seen.append(report.metrics)  # type: ignore[union-attr]
+        workers.close()
+    (directory,) = session.glob("*/*/*")
+    assert directory.name == "chip-0" and list(directory.iterdir())
+    assert [each["value"] for each in seen] == [512.0, 512.0]
+    assert seen[0]["PersistentCacheMiss"] >= 1
+    # A TPU finds them here. The CPU device finds the file, cannot read it, and compiles again.
+    assert seen[1]["PersistentCacheMiss"] == 0
+    assert seen[1]["PersistentCacheHit"] + seen[1]["PersistentCacheDeserializeFailure"] >= 1

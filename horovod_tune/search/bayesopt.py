@@ -20,6 +20,7 @@ from ray.tune.utils import flatten_dict
 
 from horovod_tune.search import state_file
 from horovod_tune.search.acquisition import portfolio_of
+from horovod_tune.search.blas import one_thread
 from horovod_tune.search.chooser import Chooser, seed_for
 from horovod_tune.search.domains import SpaceError, from_pbounds
 from horovod_tune.search.earlier import EarlierResults, read_earlier
@@ -154,9 +155,10 @@ class BayesOptSearch(Searcher):
             queued = self._queue.pop(0)
             point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
-            point, candidates = self._chooser.next_point(
-                space, self._history, self._seed, self._mode == "max"
-            )
+            with one_thread():
+                point, candidates = self._chooser.next_point(
+                    space, self._history, self._seed, self._mode == "max"
+                )
             if self._history.rounds(space.size) and not space.sampled:
                 self._say_once(
                     "exhausted",

@@ -9,18 +9,30 @@ from typing import Any
 import numpy as np
 from ray.tune.search import bohb
 
+from horovod_tune.search.sampling import seeded
+
 
 class TuneBOHB(bohb.TuneBOHB):
     """BOHB's model as a searcher, for use with Ray's `HyperBandForBOHB`; arguments as in Ray's class.
 
-    Three things differ. Configurations hold Python's own numbers and strings, where ConfigSpace 1.x gives
+    Four things differ. Configurations hold Python's own numbers and strings, where ConfigSpace 1.x gives
     NumPy's (`np.str_`, `np.int64`), which neither compare by type nor go into JSON. A report without the
     metric, or with one that is no finite number, counts as infinitely bad in place of ending the search.
-    A trial that this search did not suggest, as Tune makes when it restarts one, may end.
+    A trial that this search did not suggest, as Tune makes when it restarts one, may end. With a `seed`, the
+    same results lead to the same suggestions: hpbandster draws from NumPy's global generator, which is seeded
+    for each suggestion and put back after it.
     """
 
+    _suggestions = 0
+
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        suggestion = super().suggest(trial_id)
+        if self._seed is None:
+            suggestion = super().suggest(trial_id)
+        else:
+            words = np.random.SeedSequence([self._seed, self._suggestions])
+            with seeded(int(words.generate_state(1)[0])):
+                suggestion = super().suggest(trial_id)
+        self._suggestions += suggestion is not None
         return suggestion if suggestion is None else _plain(suggestion)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:

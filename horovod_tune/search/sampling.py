@@ -22,7 +22,7 @@ def draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: i
         stuck: Exception | None = None
         for path, domain in list(waiting.items()):
             try:
-                with _seeded(int(generator.integers(2**32))):
+                with seeded(int(generator.integers(2**32))):
                     value = domain.sample(_Resolved(config), random_state=generator)
             except RecursiveDependencyError as error:
                 stuck = error
@@ -58,7 +58,7 @@ class _Resolved(dict):
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators that `sample_from` functions draw from, and put them back afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)

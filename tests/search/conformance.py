@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -43,13 +43,20 @@ def in_mixed_space(config: dict[str, Any]) -> bool:
 class Loop:
     """The part of Tune that talks to a searcher, with trials that are plain function calls."""
 
-    def __init__(self, searcher: Searcher, space: dict[str, Any] | None, in_flight: int = 4) -> None:
+    def __init__(
+        self,
+        searcher: Searcher,
+        space: dict[str, Any] | None,
+        in_flight: int = 4,
+        report: dict[str, Any] | None = None,
+    ) -> None:
         self.searcher = ConcurrencyLimiter(searcher, max_concurrent=in_flight)
         if space is not None:
             assert self.searcher.set_search_properties(METRIC, "min", space)
         self.live: dict[str, dict[str, Any]] = {}
         self.configs: list[dict[str, Any]] = []
         self._started = 0
+        self._report = {"training_iteration": 1} | (report or {})
 
     def start(self) -> dict[str, Any] | None:
         """Ask for one more configuration, as Tune does whenever it could start a trial."""
@@ -66,7 +73,7 @@ class Loop:
         if error:
             self.searcher.on_trial_complete(trial_id, error=True)
             return
-        result = {"training_iteration": 1} | ({METRIC: value} if value is not None else {})
+        result = self._report | ({METRIC: value} if value is not None else {})
         self.searcher.on_trial_result(trial_id, result)
         self.searcher.on_trial_complete(trial_id, result | {"done": True})
 
@@ -99,29 +106,34 @@ class SearcherConformance:
     deterministic = True
     #: How the last ten losses of fifty compare with the first ten, at most.
     improvement = 0.5
+    #: What a scheduler that the searcher needs adds to each report.
+    report: ClassVar[dict[str, Any]] = {}
 
     def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
         raise NotImplementedError
 
+    def loop(self, seed: int = 1, in_flight: int = 4) -> Loop:
+        return Loop(self.make(seed), mixed_space(), in_flight, self.report)
+
     def test_every_suggestion_lies_in_the_space(self) -> None:
-        for config in Loop(self.make(), mixed_space()).run(25):
+        for config in self.loop().run(25):
             assert in_mixed_space(config), config
 
     def test_integers_are_integers_and_floats_floats(self) -> None:
-        config = Loop(self.make(), mixed_space()).start()
+        config = self.loop().start()
         assert config is not None
         assert isinstance(config["layers"], (int, np.integer)) and isinstance(config["lr"], float)
 
     def test_all_trials_are_started_whatever_becomes_of_them(self) -> None:
         endings = iter([1.0, RuntimeError("crash"), 0.5, 2.0, RuntimeError("crash")] * 6)
-        assert len(Loop(self.make(), mixed_space()).run(30, lambda config: next(endings))) == 30
+        assert len(self.loop().run(30, lambda config: next(endings))) == 30
 
     def test_a_run_of_nothing_but_failures_goes_on(self) -> None:
-        loop = Loop(self.make(), mixed_space())
+        loop = self.loop()
         assert len(loop.run(20, lambda config: RuntimeError("crash"))) == 20
 
     def test_points_in_flight_differ(self) -> None:
-        loop = Loop(self.make(), mixed_space(), in_flight=8)
+        loop = self.loop(in_flight=8)
         loop.run(16)
         together = [loop.start() for _ in range(8)]
         assert len({str(config) for config in together}) == 8
@@ -130,7 +142,7 @@ class SearcherConformance:
         """The last 10 of 50 trials are better than the first 10, over three seeds."""
         early, late = [], []
         for seed in range(3):
-            losses = [loss(config) for config in Loop(self.make(seed), mixed_space()).run(50)]
+            losses = [loss(config) for config in self.loop(seed).run(50)]
             early += losses[:10]
             late += losses[-10:]
         assert np.median(late) < self.improvement * np.median(early)
@@ -138,14 +150,14 @@ class SearcherConformance:
     def test_the_same_seed_gives_the_same_suggestions(self) -> None:
         if not self.deterministic:
             pytest.skip("this searcher does not promise it")
-        first, second = (Loop(self.make(5), mixed_space()).run(15) for _ in range(2))
+        first, second = (self.loop(5).run(15) for _ in range(2))
         assert first == second
 
     def test_a_restored_search_goes_on(self, tmp_path: Any) -> None:
-        loop = Loop(self.make(), mixed_space(), in_flight=1)
+        loop = self.loop(in_flight=1)
         loop.run(15)
         loop.searcher.save(str(tmp_path / "state"))
-        resumed = Loop(self.make(), mixed_space(), in_flight=1)
+        resumed = self.loop(in_flight=1)
         resumed.searcher.restore(str(tmp_path / "state"))
         resumed._started = 15
         for config in resumed.run(20):

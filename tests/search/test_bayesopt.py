@@ -20,6 +20,7 @@ from conformance import METRIC, Loop, loss, mixed_space
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from horovod_tune.search import BayesOptSearch, SpaceError
 from horovod_tune.search.covariance import KernelCovariance
@@ -303,6 +304,35 @@ def test_the_clock_has_no_say(monkeypatch: Any) -> None:
     np.random.seed(99)
     assert Loop(searcher(), mixed_space()).run(15) == plain
     assert Loop(searcher(2), mixed_space()).run(15) != plain
+
+
+class CountsThreads(UpperConfidenceBound):
+    """Notes how many threads BLAS may use while it is asked."""
+
+    def __init__(self, seen: set[int]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __deepcopy__(self, memo: Any) -> CountsThreads:
+        return self
+
+    def base_acq(self, mean: Any, std: Any) -> Any:
+        self._seen |= blas_threads()
+        return super().base_acq(mean, std)
+
+
+def blas_threads() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_linear_algebra_has_one_thread_and_afterwards_as_many_as_before() -> None:
+    """Threads that wait for one another on busy cores make a suggestion of 40 ms take seconds."""
+    suggested, seen = [], set[int]()
+    for threads in (3, 1):
+        with threadpool_limits(threads, user_api="blas"):
+            suggested.append(Loop(searcher(acquisition_function=CountsThreads(seen)), mixed_space()).run(12))
+            assert blas_threads() == {threads}
+    assert seen == {1} and suggested[0] == suggested[1]
 
 
 def test_no_random_state_means_another_search_each_time() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from conformance import METRIC, SearcherConformance
@@ -27,6 +27,28 @@ class TestHyperOptSearch(SearcherConformance):
 
     def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
         pytest.importorskip("hyperopt", reason="pip install horovod_tune[hyperopt]")
-        from ray.tune.search.hyperopt import HyperOptSearch
+        from horovod_tune.search import HyperOptSearch
 
         return HyperOptSearch(metric=METRIC, mode="min", random_state_seed=seed, n_initial_points=8)
+
+
+class TestOptunaSearch(SearcherConformance):
+    improvement = 0.9
+
+    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+        optuna = pytest.importorskip("optuna", reason="pip install horovod_tune[optuna]")
+        from horovod_tune.search import OptunaSearch
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        return OptunaSearch(metric=METRIC, mode="min", seed=seed)
+
+
+class TestTuneBOHB(SearcherConformance):
+    improvement = 0.9
+    report: ClassVar = {"hyperband_info": {"budget": 9}}
+
+    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+        pytest.importorskip("hpbandster", reason="pip install horovod_tune[bohb]")
+        from horovod_tune.search import TuneBOHB
+
+        return TuneBOHB(metric=METRIC, mode="min", seed=seed)

@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-MODULES = ["acquisition", "belief", "domains", "parameters", "surrogate"]
+MODULES = ["acquisition", "belief", "domains", "parameters", "covariance"]
 
 
 @pytest.mark.parametrize("name", MODULES)

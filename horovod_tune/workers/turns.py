@@ -21,12 +21,14 @@ class Turn:
     """One process's turn; `take` waits for it, `end` or the end of the process gives it to the next one.
 
     ``directory`` is one that the processes of this host share and others cannot write to. A number drawn from
-    a file in it says after whom the turn comes, and a lock that the kernel takes back says when.
+    a file in it says after whom the turn comes, and a lock that the kernel takes back says when. ``queue``
+    names those among whom it comes, ``at_once`` of them at a time.
     """
 
-    def __init__(self, directory: Path, at_once: int | None = None) -> None:
+    def __init__(self, directory: Path, queue: str, at_once: int) -> None:
         self._directory = directory
-        self._at_once = at_once or len(os.sched_getaffinity(0))
+        self._queue = queue
+        self._at_once = at_once
         self._over = threading.Event()
         self._has_it = threading.Event()
 
@@ -45,13 +47,13 @@ class Turn:
         self._over.set()
 
     def _hold(self) -> None:
-        with (self._directory / f"turn_{self._draw() % self._at_once}").open("w") as lock:
+        with (self._directory / f"{self._queue}_turn_{self._draw() % self._at_once}").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._has_it.set()
             self._over.wait(TURN_S)
 
     def _draw(self) -> int:
-        descriptor = os.open(self._directory / "turns_drawn", os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(self._directory / f"{self._queue}_turns_drawn", os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+") as drawn:
             fcntl.flock(drawn, fcntl.LOCK_EX)
             number = int(drawn.read() or 0)
@@ -60,12 +62,21 @@ class Turn:
         return number
 
 
+def coordinators_turn(directory: Path) -> Turn:
+    """Return the turn of a coordinator, which imports Ray Tune. Half of the CPUs are left to the ranks."""
+    return Turn(directory, "coordinators", at_once=max(1, _cpus() // 2))
+
+
 @contextlib.contextmanager
-def turn(directory: Path) -> Iterator[None]:
-    """Run the body in this process's turn."""
-    own = Turn(directory)
+def ranks_turn(directory: Path) -> Iterator[None]:
+    """Run the body, in which a rank imports torch and Horovod, in the rank's turn."""
+    own = Turn(directory, "ranks", at_once=_cpus())
     own.take()
     try:
         yield
     finally:
         own.end()
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0))

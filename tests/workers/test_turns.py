@@ -17,7 +17,7 @@ WAIT_S = 60
 
 @pytest.fixture
 def turns(tmp_path: Path) -> list[Turn]:
-    return [Turn(tmp_path, at_once=2) for _ in range(4)]
+    return [Turn(tmp_path, "ranks", 2) for _ in range(4)]
 
 
 def test_as_many_at_once_as_there_are_cpus_and_then_in_order(turns: list[Turn]) -> None:
@@ -36,7 +36,7 @@ def test_as_many_at_once_as_there_are_cpus_and_then_in_order(turns: list[Turn]) 
 
 
 def hold(directory: Path, ready: Connection) -> None:
-    assert Turn(directory, at_once=1).take(WAIT_S)
+    assert Turn(directory, "ranks", 1).take(WAIT_S)
     ready.send("has it")
     signal.pause()
 
@@ -48,7 +48,7 @@ def test_a_process_that_dies_gives_its_turn_back(tmp_path: Path) -> None:
     process.start()
     try:
         assert ours.poll(WAIT_S) and ours.recv() == "has it"
-        next_one = Turn(tmp_path, at_once=1)
+        next_one = Turn(tmp_path, "ranks", 1)
         assert not next_one.take(0.2)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
@@ -60,7 +60,7 @@ def test_a_process_that_dies_gives_its_turn_back(tmp_path: Path) -> None:
 
 
 def test_a_turn_given_up_before_it_came_is_not_kept(turns: list[Turn], tmp_path: Path) -> None:
-    only = [Turn(tmp_path / "one", at_once=1) for _ in range(3)]
+    only = [Turn(tmp_path / "one", "ranks", 1) for _ in range(3)]
     (tmp_path / "one").mkdir()
     assert only[0].take(WAIT_S)
     assert not only[1].take(0.1)

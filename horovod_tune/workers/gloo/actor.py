@@ -34,7 +34,7 @@ from horovod_tune.session import Session
 from horovod_tune.workers.gate import Invitation, RankGate
 from horovod_tune.workers.gloo.world import HorovodWorld, OutputReader, is_collective_error
 from horovod_tune.workers.training import Training
-from horovod_tune.workers.turns import turn
+from horovod_tune.workers.turns import ranks_turn
 
 if TYPE_CHECKING:
     from horovod_tune.workers.cleanliness import Baseline
@@ -71,7 +71,7 @@ class TrainingActor:
         # An import error here is met again, and then reported, by the training thread.
         try:
             directory = ray_adapter.session_directory()
-            with self._prepared, turn(directory) if directory is not None else nullcontext():
+            with self._prepared, ranks_turn(directory) if directory is not None else nullcontext():
                 self._horovod.load()
         except Exception:
             return

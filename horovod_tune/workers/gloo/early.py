@@ -14,7 +14,7 @@ import ray
 
 from horovod_tune import ray_adapter
 from horovod_tune.spec import TrialSpec
-from horovod_tune.workers.turns import Turn
+from horovod_tune.workers.turns import Turn, coordinators_turn
 
 
 class EarlyRanks:
@@ -41,7 +41,7 @@ class EarlyRanks:
                 cls._started = group.id.hex(), create_members(spec, group)
             directory = ray_adapter.session_directory()
             if directory is not None:
-                cls._turn = Turn(directory)
+                cls._turn = coordinators_turn(directory)
                 cls._turn.take()
         return arrived
 

@@ -3,6 +3,7 @@
 python examples/bayesopt_digits.py
 python examples/bayesopt_digits.py --num-slots 4 --num-samples 32 --max-concurrent 2 --use-gpu
 python examples/bayesopt_digits.py --address auto --num-hosts 3      # on a Ray cluster
+python examples/bayesopt_digits.py --resume mine       # a second time: goes on where it was
 """
 
 import argparse
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
+from horovod_tune.cluster.resume import resume_or_start
 from horovod_tune.search import BayesOptSearch
 
 SPACE = {
@@ -125,6 +127,7 @@ def main():
     parser.add_argument("--use-gpu", action="store_true", help="one GPU a rank")
     parser.add_argument("--address", help="of a Ray cluster, e.g. auto; default: this machine alone")
     parser.add_argument("--storage-path", help="where results go, a directory or URI (default ~/ray_results)")
+    parser.add_argument("--resume", metavar="NAME", help="continue the experiment of this name, or start it")
     args = parser.parse_args()
 
     if args.address:
@@ -138,24 +141,25 @@ def main():
         train, num_hosts=args.num_hosts, num_slots=args.num_slots, use_gpu=args.use_gpu
     )
     search = ConcurrencyLimiter(BayesOptSearch(random_state=1), max_concurrent=args.max_concurrent)
-    results = tune.run(
+    tuner = (resume_or_start if args.resume else tune.Tuner)(
         trainable,
-        config={**SPACE, "epochs": args.epochs},
-        metric="accuracy",
-        mode="max",
-        search_alg=search,
-        num_samples=args.num_samples,
-        storage_path=args.storage_path,
-        verbose=1,
+        param_space={**SPACE, "epochs": args.epochs},
+        tune_config=tune.TuneConfig(
+            metric="accuracy", mode="max", search_alg=search, num_samples=args.num_samples
+        ),
+        run_config=tune.RunConfig(name=args.resume, storage_path=args.storage_path, verbose=1),
     )
+    results = tuner.fit()
 
     columns = ["accuracy", "training_iteration", *(f"config/{name}" for name in SPACE)]
-    table = results.dataframe(metric="accuracy", mode="max").sort_values("accuracy", ascending=False)
+    table = results.get_dataframe(filter_metric="accuracy", filter_mode="max")
+    table = table.sort_values("accuracy", ascending=False)
     print(table[columns].to_string(index=False, float_format="{:.4g}".format))
-    print("best_config:", results.best_config)
+    best = results.get_best_result()
+    print("best_config:", best.config)
 
-    model = Network(results.best_config["width"])
-    with results.best_checkpoint.as_directory() as directory:
+    model = Network(best.config["width"])
+    with best.get_best_checkpoint("accuracy", "max").as_directory() as directory:
         model.load_state_dict(torch.load(os.path.join(directory, "state.pt"), map_location="cpu")["model"])
     test_set = digits()[2]
     print(f"accuracy on {len(test_set)} held-out digits: {accuracy(model, test_set):.1%}")

@@ -45,6 +45,7 @@ MessageTimeout=30
 BatchStartTimeout=60
 KillWait=5
 InactiveLimit=0
+SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0,batch_sched_delay=0
 NodeName=n[1-$n] CPUs=$cpus Boards=1 SocketsPerBoard=1 CoresPerSocket=$cpus ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 S

@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError, TrainingFunctionError
+from horovod_tune.tpu_types import shape_of
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STALL_TIMEOUT_S = 1800.0
@@ -29,7 +30,7 @@ class TrialSpec:
 
     ``num_hosts`` is ``None`` when only a total of ranks was given, which is then placed as tightly as it
     fits; otherwise exactly ``num_slots`` ranks run on each of ``num_hosts`` different machines. On a TPU
-    ``num_slots`` is ``None`` for all chips of a host.
+    ``num_slots`` is ``None`` for all chips of a host, and ``tpu_type`` names the type of slice.
 
     Raises:
         SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
@@ -41,6 +42,7 @@ class TrialSpec:
     num_cpus_per_slot: float
     use_gpu: bool
     use_tpu: bool
+    tpu_type: str | None
     timeout_s: float
     stall_timeout_s: float
     reuse_workers: bool
@@ -87,6 +89,7 @@ def make_spec(
     num_cpus_per_worker: float | None = None,
     use_gpu: bool = False,
     use_tpu: bool = False,
+    tpu_type: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
     reuse_workers: bool = True,
@@ -116,6 +119,11 @@ def make_spec(
     _check_positive(cpus_name, cpus)
     _check_positive("timeout_s", timeout_s)
     _check_positive("stall_timeout_s", stall_timeout_s)
+    if tpu_type is not None:
+        if not use_tpu:
+            raise SpecError(f"tpu_type needs use_tpu=True, got tpu_type={tpu_type!r}")
+        hosts_of_type, _ = shape_of(tpu_type)
+        num_hosts = num_hosts or hosts_of_type
     hosts, slots = _hosts_and_slots(num_hosts, num_slots, num_workers, use_tpu=use_tpu)
     return TrialSpec(
         num_hosts=hosts,
@@ -124,6 +132,7 @@ def make_spec(
         num_cpus_per_slot=float(cpus),
         use_gpu=use_gpu,
         use_tpu=use_tpu,
+        tpu_type=tpu_type,
         timeout_s=float(timeout_s),
         stall_timeout_s=float(stall_timeout_s),
         reuse_workers=reuse_workers,

@@ -246,6 +246,7 @@ def DistributedTrainableCreator(
     num_workers: int | None = None,
     num_cpus_per_worker: float | None = None,
     use_tpu: bool = False,
+    tpu_type: str | None = None,
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
     reuse_workers: bool = True,
     nics: str | Sequence[str] | None = None,
@@ -269,8 +270,12 @@ def DistributedTrainableCreator(
             ``num_hosts`` is not given.
         num_cpus_per_worker: another name of ``num_cpus_per_slot``.
         use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts in place of Horovod ranks.
+            ``num_slots`` then counts chips.
+        tpu_type: with ``use_tpu``, the type of slice that a trial takes, as Ray and Cloud TPU name it
+            (``"v4-32"``); it says ``num_hosts`` too. Needed where the cluster has several types.
         stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
-            an error.
+            an error. With ``use_tpu``: seconds in which a host's ranks do nothing at all (no report, no
+            operation of torch_xla's, no computation) while Tune waits for them.
         reuse_workers: keep the ranks' processes and their world for the next trial. Each trial still finds
             its process as a new one would be.
         nics: the network interface, or several in order of preference, for the ranks' collectives. Default:
@@ -293,6 +298,7 @@ def DistributedTrainableCreator(
         num_cpus_per_worker=num_cpus_per_worker,
         use_gpu=use_gpu,
         use_tpu=use_tpu,
+        tpu_type=tpu_type,
         timeout_s=timeout_s,
         stall_timeout_s=stall_timeout_s,
         reuse_workers=reuse_workers,

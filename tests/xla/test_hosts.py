@@ -247,7 +247,7 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
     from horovod_tune.workers.group import WorkerGroup
     from horovod_tune.workers.xla import launch
 
-    spec = make_spec(use_tpu=True, num_hosts=2, num_cpus_per_slot=0.5)
+    spec = make_spec(use_tpu=True, tpu_type="v4-16", num_cpus_per_slot=0.5)
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
     bundles = launch.placement(spec).bundles
     assert bundles == ({"CPU": 2.0, "TPU": 4.0, "TPU-v4-16-head": 1.0},)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
 from horovod_tune.messages import MemberFacts
 from horovod_tune.spec import make_spec
+from horovod_tune.tpu_types import shape_of
 from horovod_tune.workers.xla import topology
 from horovod_tune.workers.xla.runtimes import Ordinals
 from horovod_tune.workers.xla.topology import TpuHost
@@ -168,8 +170,110 @@ def test_processes_that_are_no_world_are_refused() -> None:
     twice = [[Ordinals(0, 2, 0, 1)], [Ordinals(0, 2, 0, 1)]]
     with pytest.raises(StartFailed, match=r"ordinals \[0, 0\], which is no world of 2"):
         topology.assignments_of(twice, num_slots=None)
-    with pytest.raises(StartFailed, match=r"needs 2 rank\(s\) on each host, torch_xla started 1"):
+    with pytest.raises(StartFailed, match=r"for each of 2 chip\(s\) on each host, torch_xla started 1"):
         topology.assignments_of([[Ordinals(0, 1, 0, 1)]], num_slots=2)
+
+
+def test_a_chip_of_v2_or_v3_is_two_ranks() -> None:
+    # torch_xla 2.9, tpu.num_logical_cores_per_chip: 2 up to version 3, each a device of its chip's process.
+    ranks = [[Ordinals(i, 4, i, 4) for i in range(4)]]
+    (assignment,) = topology.assignments_of(ranks, num_slots=2)
+    assert [(world.rank, world.local_rank) for world in assignment.worlds] == [(i, i) for i in range(4)]
+    with pytest.raises(StartFailed, match=r"for each of 1 chip\(s\) on each host, torch_xla started 4"):
+        topology.assignments_of(ranks, num_slots=1)
+
+
+@pytest.mark.parametrize(
+    ("tpu_type", "hosts", "chips"),
+    [
+        # Cloud TPU's tables of configurations: 4 chips a host, but one host of v5e and v6e has up to 8.
+        ("v2-8", 1, 4),
+        ("v3-8", 1, 4),
+        ("v3-32", 4, 4),
+        ("v4-8", 1, 4),
+        ("v4-32", 4, 4),
+        ("v4-4096", 512, 4),
+        ("v5litepod-1", 1, 1),
+        ("v5litepod-4", 1, 4),
+        ("v5litepod-8", 1, 8),
+        ("v5litepod-16", 4, 4),
+        ("v5p-8", 1, 4),
+        ("v5p-32", 4, 4),
+        ("v6e-8", 1, 8),
+        ("v6e-256", 64, 4),
+        ("v7x-16", 2, 4),
+    ],
+)
+def test_a_type_says_its_hosts_and_chips(tpu_type: str, hosts: int, chips: int) -> None:
+    assert shape_of(tpu_type) == (hosts, chips)
+    assert spec(tpu_type=tpu_type).num_hosts == hosts
+
+
+@pytest.mark.parametrize(
+    "tpu_type", ["v4-32 ", "v5e-16", "v9-8", "v4-0", "v4", "v4-3", "TPU-v4-32-head", 4, ""]
+)
+def test_what_is_no_type_is_refused_with_the_names_there_are(tpu_type: object) -> None:
+    with pytest.raises(SpecError, match=f"tpu_type must be .*v5litepod.*got {re.escape(repr(tpu_type))}"):
+        spec(tpu_type=tpu_type)
+
+
+def test_a_type_without_a_tpu_is_refused() -> None:
+    with pytest.raises(SpecError, match="tpu_type needs use_tpu=True, got tpu_type='v4-8'"):
+        make_spec(tpu_type="v4-8")
+
+
+def test_a_type_chooses_among_slices_of_one_size() -> None:
+    hosts = [*make_slice("a", 2), *make_slice("b", 2, pod_type="v5p-16")]
+    for tpu_type in ("v4-16", "v5p-16"):
+        (bundle,) = topology.tpu_placement(spec(tpu_type=tpu_type), hosts).bundles
+        assert bundle == {"CPU": 4.0, "TPU": 4.0, f"TPU-{tpu_type}-head": 1.0}
+
+
+def test_a_type_chooses_among_single_hosts_and_leaves_their_head_to_others() -> None:
+    hosts = [*make_slice("a", 1, pod_type="v4-8"), *make_slice("b", 1, pod_type="v6e-8", chips=8)]
+    (bundle,) = topology.tpu_placement(spec(tpu_type="v6e-8"), hosts).bundles
+    assert bundle == {"CPU": 8.0, "TPU": 8.0, "TPU-v6e-8-head": topology.PIN}
+    (bundle,) = topology.tpu_placement(spec(tpu_type="v6e-8", num_slots=4), hosts).bundles
+    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v6e-8-head": topology.PIN}
+
+
+def test_the_hosts_that_the_cluster_has_count_more_than_the_table() -> None:
+    # GKE offers v6e-8 as two machines of four chips as well (ct6e-standard-4t, topology 2x4).
+    hosts = make_slice("a", 2, pod_type="v6e-8")
+    (bundle,) = topology.tpu_placement(spec(tpu_type="v6e-8", num_hosts=2), hosts).bundles
+    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v6e-8-head": 1.0}
+    with pytest.raises(ResourcesUnavailable, match=r"num_hosts=3 hosts of tpu_type 'v6e-8'; there is a: 2"):
+        topology.tpu_placement(spec(tpu_type="v6e-8", num_hosts=3), hosts)
+
+
+def test_a_slice_that_an_autoscaler_is_to_bring_is_asked_for_by_its_type() -> None:
+    (bundle,) = topology.tpu_placement(spec(tpu_type="v4-32"), []).bundles
+    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v4-32-head": 1.0}
+    (bundle,) = topology.tpu_placement(spec(tpu_type="v5litepod-8"), []).bundles
+    assert bundle == {"CPU": 8.0, "TPU": 8.0, "TPU-v5litepod-8-head": topology.PIN}
+    with pytest.raises(SpecError, match="num_hosts must be 4 for tpu_type 'v4-32', or left out, got 2"):
+        topology.tpu_placement(spec(tpu_type="v4-32", num_hosts=2), [])
+
+
+def test_hosts_of_v7x_are_taken_whole_and_left_to_torch_xla() -> None:
+    # torch_xla 2.9, tpu.configure_topology: TPU_PROCESS_BOUNDS has a fourth number on version 7.
+    with pytest.raises(SpecError, match="num_slots must be all chips of a host on TPU v7x, got 2"):
+        topology.tpu_placement(spec(num_slots=2), make_slice("s", 1, pod_type="v7x-8"))
+    with pytest.raises(StartFailed, match="all chips of a host on TPU v7x, got 2"):
+        topology.plan_for_chips(("0", "1"), 4, "v7x-8")
+    assert topology.plan_for_chips(("0", "1", "2", "3"), 4, "v7x-8").of_each == ()
+    plans = topology.plans_for_slice(make_facts("a", "b"), [1, 0], 4, "v7x-16")
+    assert [plan.of_each for plan in plans] == [(), ()]
+
+
+def test_processes_do_not_inherit_which_chips_ray_gave_their_actor_as_a_whole() -> None:
+    # Ray 2.60, set_current_process_visible_accelerator_ids: TPU_VISIBLE_CHIPS=0,1,2,3 where Ray did not count
+    # the chips itself; torch_xla 2.9 sets its own by setdefault only.
+    whole = topology.plan_for_chips(("0", "1", "2", "3"), 4)
+    part = topology.plan_for_chips(("0", "1"), 4)
+    (of_slice, _) = topology.plans_for_slice(make_facts("a", "b"), [0, 1], 4)
+    for plan in (whole, part, of_slice):
+        assert set(plan.without) == {"TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS"}
 
 
 def test_the_cpu_device_is_one_rank_on_one_host() -> None:

@@ -94,7 +94,8 @@ class XlaLauncher:
 
     @property
     def _is_slice(self) -> bool:
-        return any(name.endswith("-head") for name in self._group.bundle_specs[0])
+        has_head = any(name.endswith("-head") for name in self._group.bundle_specs[0])
+        return has_head and self._spec.num_hosts != 1
 
     def _ask_for_rest(self) -> PlacementGroup:
         """Ask for the other hosts of the slice whose head Tune gave us; Ray ends it with this coordinator."""
@@ -130,9 +131,10 @@ class XlaLauncher:
         hosts = tpu_hosts()
         if self._is_slice:
             workers = topology.check_slice(facts, hosts)
-            return topology.plans_for_slice(facts, workers, int(bundle["TPU"]))
-        chips_of_host = next(host.chips for host in hosts if host.node_id == facts[0].node_id)
-        return [topology.plan_for_chips(facts[0].tpu_ids, chips_of_host)]
+            pod_type = next(host.pod_type for host in hosts if host.node_id == facts[0].node_id)
+            return topology.plans_for_slice(facts, workers, int(bundle["TPU"]), pod_type)
+        here = next(host for host in hosts if host.node_id == facts[0].node_id)
+        return [topology.plan_for_chips(facts[0].tpu_ids, here.chips, here.pod_type)]
 
     def _wait_for_ranks(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[list[Ordinals]]:
         """Wait until every rank of every host has come up; a host that fails fails the start at once."""

@@ -39,6 +39,8 @@ def main(registry_fd: int, runtime_name: str, actor_pid: int, heartbeat_s: float
         runtime.load()
         ray_adapter.prepare_rank_process()
         plan = _receive_plan(registry)
+        for name in plan.without:
+            os.environ.pop(name, None)
         os.environ.update(plan.environment)
         _remember_started_processes()
         # Runs in a rank's main thread, before anything of torch_xla's: our handler is not for ranks.

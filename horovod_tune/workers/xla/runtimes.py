@@ -34,11 +34,13 @@ class LaunchPlan:
     """What a host is told before its ranks start.
 
     ``environment`` is common to the host's ranks; ``of_each`` holds what one process has for itself, by the
-    order of processes on the host (empty: torch_xla works it out). ``first_ordinal``, ``processes`` and
-    ``world_size`` are for plain processes only: torch_xla finds out itself.
+    order of processes on the host (empty: torch_xla works it out); ``without`` are variables that they must
+    not have from their host's actor. ``first_ordinal``, ``processes`` and ``world_size`` are for plain
+    processes only: torch_xla finds out itself.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
     of_each: tuple[dict[str, str], ...] = ()
     first_ordinal: int = 0
     processes: int = 1

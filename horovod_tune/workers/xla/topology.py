@@ -14,12 +14,23 @@ from typing import Any
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
 from horovod_tune.messages import Assignment, MemberFacts, World
 from horovod_tune.spec import Placement, TrialSpec
+from horovod_tune.tpu_types import generation_of, shape_of
 from horovod_tune.workers.xla.runtimes import LaunchPlan, Ordinals
 
 CHIP_COUNTS = (1, 2, 4, 8)
 """What Ray lets one actor ask for: TPU_VALID_CHIP_OPTIONS."""
 PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 """How the chips of one host form a mesh (x,y,z), a process each."""
+PIN = 0.001
+"""So much of a resource as says on which kind of host a bundle is to land, without taking it from others."""
+RANKS_OF_A_CHIP = (1, 2)
+"""A chip of v2 or v3 is two devices, and so two ranks, in one process."""
+SET_BY_RAY = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
+"""What Ray tells a process with all its actor's chips. Ours have one each, which torch_xla or we tell."""
+_UNDIVIDED = (
+    "num_slots must be all chips of a host on TPU v7x, got {chips}: how torch_xla 2.9 places processes on "
+    "part of one is not documented"
+)
 FIRST_PORT = 8476
 """The first of the ports on which a host's TPU processes find each other; torch_xla's own default."""
 
@@ -80,35 +91,59 @@ def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
     ({'CPU': 1.0, 'TPU': 1.0},)
     """
     if spec.num_hosts == 1:
-        chips = spec.num_slots if spec.num_slots is not None else _chips_of_a_host(hosts)
-        if chips not in CHIP_COUNTS:
-            raise SpecError(f"num_slots must be one of {CHIP_COUNTS} with use_tpu, got {chips}")
-        return Placement((_bundle(spec, chips),), "PACK")
+        return _placement_on_a_host(spec, hosts)
     pod_type, chips = _slice_shape(spec, hosts)
-    return Placement(({**_bundle(spec, chips), f"TPU-{pod_type}-head": 1.0},), "PACK")
+    return Placement(({**_bundle(spec, chips), head_of(pod_type): 1.0},), "PACK")
+
+
+def head_of(pod_type: str) -> str:
+    """Return the resource that Ray gives worker 0 of every slice of this type."""
+    return f"TPU-{pod_type}-head"
+
+
+def _placement_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
+    sizes = Counter(host.slice_name for host in hosts)
+    alone = [
+        host for host in hosts if host.chips and (host.slice_name is None or sizes[host.slice_name] == 1)
+    ]
+    if spec.tpu_type is not None:
+        alone = [host for host in alone if host.pod_type == spec.tpu_type]
+    chips = spec.num_slots if spec.num_slots is not None else _chips_of_a_host(spec, alone)
+    if chips not in CHIP_COUNTS:
+        raise SpecError(f"num_slots must be one of {CHIP_COUNTS} with use_tpu, got {chips}")
+    if alone and all(is_undivided(host.pod_type) and host.chips > chips for host in alone):
+        raise SpecError(_UNDIVIDED.format(chips=chips))
+    bundle = _bundle(spec, chips)
+    if spec.tpu_type is not None:
+        # A host that is a whole slice is its worker 0. Hardly any of that: several trials may share the host.
+        bundle[head_of(spec.tpu_type)] = PIN
+    return Placement((bundle,), "PACK")
 
 
 def _bundle(spec: TrialSpec, chips: int) -> dict[str, float]:
     return {"CPU": spec.num_cpus_per_slot * chips, "TPU": float(chips)}
 
 
-def _chips_of_a_host(hosts: Sequence[TpuHost]) -> int:
-    sizes = Counter(host.slice_name for host in hosts)
-    counts = {
-        host.chips
-        for host in hosts
-        if host.chips and (host.slice_name is None or sizes[host.slice_name] == 1)
-    }
+def is_undivided(pod_type: str | None) -> bool:
+    """Whether hosts of this type are taken whole: on v7x torch_xla 2.9 gives processes a fourth dimension."""
+    return generation_of(pod_type) == "v7x"
+
+
+def _chips_of_a_host(spec: TrialSpec, alone: Sequence[TpuHost]) -> int:
+    counts = {host.chips for host in alone}
     if len(counts) == 1:
         return counts.pop()
     if counts:
         raise SpecError(
             f"the cluster's TPU hosts have {' and '.join(map(str, sorted(counts)))} chips: say with "
-            "num_slots how many a trial takes"
+            "num_slots how many a trial takes, or with tpu_type which hosts"
         )
+    if spec.tpu_type is not None:
+        return shape_of(spec.tpu_type)[1]
     raise ResourcesUnavailable(
         "the cluster has no TPU host that is a slice by itself. Give num_hosts for a slice of several, "
-        "num_slots where an autoscaler is to start a host, or set PJRT_DEVICE=CPU to try it on the CPU."
+        "num_slots or tpu_type where an autoscaler is to start a host, or set PJRT_DEVICE=CPU to try it on "
+        "the CPU."
     )
 
 
@@ -126,28 +161,47 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
     shapes = Counter(
         (members[0].pod_type, members[0].chips)
         for members in slices.values()
-        if len(members) == spec.num_hosts and members[0].pod_type is not None
+        if len(members) == spec.num_hosts
+        and members[0].pod_type is not None
+        and spec.tpu_type in (None, members[0].pod_type)
     )
     if not shapes:
-        there = "; ".join(
-            f"{name}: {len(members)} host(s) of type {members[0].pod_type}"
-            for name, members in slices.items()
-        )
-        raise ResourcesUnavailable(
-            f"no TPU slice of the cluster has num_hosts={spec.num_hosts} hosts; there is "
-            f"{there or 'no slice'}"
-        )
+        return _shape_to_come(spec, slices)
     if len(shapes) > 1:
         raise ResourcesUnavailable(
             f"the cluster has several kinds of TPU slices with {spec.num_hosts} hosts: "
-            f"{', '.join(str(kind) for kind, _ in shapes)}; a trial cannot tell which it is to take"
+            f"{', '.join(str(kind) for kind, _ in shapes)}; say with tpu_type which it is to be"
         )
     ((pod_type, chips),) = shapes
+    _check_whole_hosts(spec, chips)
+    return str(pod_type), chips
+
+
+def _shape_to_come(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> tuple[str, int]:
+    """Return the shape of a slice that the cluster has not, or not yet."""
+    of_type = [members for members in slices.values() if members[0].pod_type == spec.tpu_type]
+    if spec.tpu_type is not None and not of_type:
+        count, chips = shape_of(spec.tpu_type)
+        if spec.num_hosts != count:
+            raise SpecError(
+                f"num_hosts must be {count} for tpu_type {spec.tpu_type!r}, or left out, got {spec.num_hosts}"
+            )
+        _check_whole_hosts(spec, chips)
+        return spec.tpu_type, chips
+    there = "; ".join(
+        f"{name}: {len(members)} host(s) of type {members[0].pod_type}" for name, members in slices.items()
+    )
+    raise ResourcesUnavailable(
+        f"no TPU slice of the cluster has num_hosts={spec.num_hosts} hosts"
+        f"{f' of tpu_type {spec.tpu_type!r}' if spec.tpu_type else ''}; there is {there or 'no slice'}"
+    )
+
+
+def _check_whole_hosts(spec: TrialSpec, chips: int) -> None:
     if spec.num_slots not in (None, chips):
         raise SpecError(
             f"num_slots must be all {chips} chips of a host in a slice of several hosts, got {spec.num_slots}"
         )
-    return str(pod_type), chips
 
 
 def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> list[dict[str, float]]:
@@ -190,8 +244,12 @@ def check_slice(facts: Sequence[MemberFacts], hosts: Sequence[TpuHost]) -> list[
     return workers
 
 
-def plans_for_slice(facts: Sequence[MemberFacts], workers: Sequence[int], chips: int) -> list[LaunchPlan]:
+def plans_for_slice(
+    facts: Sequence[MemberFacts], workers: Sequence[int], chips: int, pod_type: str | None = None
+) -> list[LaunchPlan]:
     """Return what each host of a slice is told: every process's address, in the order of the worker ids.
+
+    On v7x torch_xla works it out itself, from the metadata of the slice.
 
     >>> facts = [MemberFacts("a", "10.0.0.1", "ha", 1, 0.0), MemberFacts("b", "10.0.0.2", "hb", 1, 0.0)]
     >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["TPU_PROCESS_ADDRESSES"]
@@ -199,11 +257,14 @@ def plans_for_slice(facts: Sequence[MemberFacts], workers: Sequence[int], chips:
     >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["CLOUD_TPU_TASK_ID"]
     '1'
     """
+    if is_undivided(pod_type):
+        return [LaunchPlan(environment={"PJRT_DEVICE": "TPU"}, without=SET_BY_RAY)] * len(facts)
     ips = [fact.node_ip for _, fact in sorted(zip(workers, facts, strict=True), key=lambda pair: pair[0])]
     addresses = ",".join(f"{ip}:{FIRST_PORT + chip}" for ip in ips for chip in range(chips))
     return [
         LaunchPlan(
             environment={"PJRT_DEVICE": "TPU"},
+            without=SET_BY_RAY,
             of_each=tuple(
                 {
                     "TPU_PROCESS_ADDRESSES": addresses,
@@ -218,10 +279,13 @@ def plans_for_slice(facts: Sequence[MemberFacts], workers: Sequence[int], chips:
     ]
 
 
-def plan_for_chips(chips: Sequence[str], chips_of_host: int) -> LaunchPlan:
+def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | None = None) -> LaunchPlan:
     """Return what a single host is told: nothing where the trial has all its chips, else which ones.
 
     Two trials on one host must not meet on a port, so a chip's port is its own.
+
+    Raises:
+        StartFailed: the trial landed on part of a host that has to be taken whole.
 
     >>> plan_for_chips(["0", "1", "2", "3"], 4).of_each
     ()
@@ -231,11 +295,14 @@ def plan_for_chips(chips: Sequence[str], chips_of_host: int) -> LaunchPlan:
     """
     common = {"PJRT_DEVICE": "TPU"}
     if len(chips) >= chips_of_host:
-        return LaunchPlan(environment=common)
+        return LaunchPlan(environment=common, without=SET_BY_RAY)
+    if is_undivided(pod_type):
+        raise StartFailed(_UNDIVIDED.format(chips=len(chips)))
     addresses = ",".join(f"localhost:{FIRST_PORT + int(chip)}" for chip in chips)
     bounds = PROCESS_BOUNDS[len(chips)]
     return LaunchPlan(
         environment=common,
+        without=SET_BY_RAY,
         of_each=tuple(
             {
                 "TPU_VISIBLE_CHIPS": chip,
@@ -273,6 +340,10 @@ def plans_for_plain(
 def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | None) -> list[Assignment]:
     """Return each host's ranks, as its processes said them: on a TPU the topology decides who is rank 0.
 
+    Args:
+        ordinals: of each host's ranks.
+        num_slots: how many chips of each host were asked for; None where that is known only now.
+
     Raises:
         StartFailed: they do not make up a world, or not the one that was asked for.
 
@@ -289,9 +360,10 @@ def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | N
     first_of = sorted(range(len(ordinals)), key=lambda i: min(each.ordinal for each in ordinals[i]))
     assignments = []
     for i, host in enumerate(ordinals):
-        if num_slots is not None and len(host) != num_slots:
+        if num_slots is not None and len(host) not in [num_slots * ranks for ranks in RANKS_OF_A_CHIP]:
             raise StartFailed(
-                f"the trial needs {num_slots} rank(s) on each host, torch_xla started {len(host)}"
+                f"the trial needs a rank (two on v2 and v3) for each of {num_slots} chip(s) on each host, "
+                f"torch_xla started {len(host)}"
             )
         assignments.append(
             Assignment(

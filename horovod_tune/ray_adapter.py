@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
+import json
 import os
 import pickle
 import sys
@@ -249,10 +250,21 @@ def storage_reaches_here(storage: Any) -> bool:
 
 
 def cluster_can_grow() -> bool:
-    """Whether an autoscaler may add nodes, so that today's nodes say nothing about what can ever fit."""
-    from ray._private.state import state
+    """Whether an autoscaler may add nodes, so that today's nodes say nothing about what can ever fit.
 
-    return state.get_max_resources_from_cluster_config() is not None
+    Ray has no question for that. Under an autoscaler of the second version nodes carry their type as a label,
+    the head of `ray up` from the start; one of the first publishes the types of its nodes. A head without a
+    cluster file has a monitor too, which calls its nodes ``node_`` and their id; the provider ``local`` has
+    the machines that its file names and no more.
+    """
+    import ray
+    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    types = {node.get("Labels", {}).get("ray.io/node-group") for node in ray.nodes() if node["Alive"]}
+    status = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or b"{}")
+    types.update((status.get("autoscaler_report") or {}).get("active_nodes") or {})
+    return any(name and name != "local.cluster.node" and not name.startswith("node_") for name in types)
 
 
 def is_preempted(node_ids: Iterable[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from lab import REPOSITORY, Lab, wait_until
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
     pytest.mark.usefixtures("hosts_possible"),
     pytest.mark.skipif(
         not all(map(importlib.util.find_spec, ("moto", "boto3", "flask"))),
@@ -49,7 +50,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     # moto gives out a subnet's addresses from .4 on.
     with Lab(3, NC_FIRST="4") as lab:
         for host in ["laptop", *lab.hosts]:
-            lab.run(host, f"echo '{SETTINGS}' >> ~/.bashrc", timeout_s=10)
+            lab.run(host, f"echo '{SETTINGS}' >> ~/.bashrc", timeout_s=60)
         log = tmp_path_factory.mktemp("aws") / "moto.log"
         server = lab.start(
             "laptop",
@@ -59,9 +60,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         try:
             wait_until(
                 lambda: (
-                    not lab.run("laptop", f"</dev/tcp/{LAPTOP}/5000", timeout_s=5, check=False).returncode
+                    not lab.run("laptop", f"</dev/tcp/{LAPTOP}/5000", timeout_s=30, check=False).returncode
                 ),
-                timeout_s=60,
+                timeout_s=180,
                 what="moto",
             )
             lab.check_out("laptop")
@@ -72,7 +73,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def in_python(lab: Lab, program: str) -> Any:
-    output = lab.run("laptop", ["bash", "-lc", 'python -c "$0"', program], timeout_s=60).stdout
+    output = lab.run("laptop", ["bash", "-lc", 'python -c "$0"', program], timeout_s=180).stdout
     return json.loads(output.strip().splitlines()[-1])
 
 
@@ -82,8 +83,9 @@ def edited(account: dict[str, str]) -> str:
     for was, now in {
         "&image ami-00000000000000000": f"&image {account['image']}",
         "[sg-00000000000000000]": f"[{account['group']}]",
-        # No workers at the start: the search asks for them.
+        # No workers at the start: the search asks for them. Without it they leave after some seconds.
         "&least 3": "&least 0",
+        "idle_timeout_minutes: 5": "idle_timeout_minutes: 0.2",
         "node_setup.sh nccl": "node_setup.sh cpu",
         # The hosts' addresses are private ones, their user is root, and they know the lab's key.
         "type: aws": "type: aws\n  use_internal_ips: true",
@@ -95,17 +97,39 @@ def edited(account: dict[str, str]) -> str:
     return text
 
 
-def test_launch_brings_it_up_runs_a_search_fetches_and_terminates_every_instance(lab: Lab) -> None:
+def states(lab: Lab) -> dict[str, str]:
+    return dict(map(tuple, in_python(lab, INSTANCES)))
+
+
+def test_a_search_gets_the_instances_that_its_trials_need_and_gives_them_back(
+    lab: Lab, tmp_path: Path
+) -> None:
     account = in_python(lab, ACCOUNT)
     lab.put("laptop", "~/checkout/cluster/cluster.yaml", edited(account))
-    job = REPOSITORY / "tests/cluster/jobs/plain_search.py"
-    launch = f"cd ~/checkout && horovod-tune launch aws --file cluster/cluster.yaml -- python {job} --hosts 3"
-    output = lab.run("laptop", launch, timeout_s=280).stdout
-    # Three instances took part; two of them came because the trials waited for them.
-    assert "--nodes 1 " in output
-    assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in output, output[-4000:]
-    fetched = lab.run("laptop", "ls ~/checkout/ray_results/*/*/result.json", timeout_s=10).stdout
+    job = f"python {REPOSITORY}/tests/cluster/jobs/rank_search.py --hosts 3 --until /shared/enough"
+    launch = f"cd ~/checkout && horovod-tune launch aws --file cluster/cluster.yaml -- {job}"
+    log = tmp_path / "launch.log"
+    launched = lab.start("laptop", ["bash", "-lc", launch], log)
+    try:
+
+        def searched() -> bool:
+            assert launched.poll() is None, log.read_text()[-6000:]
+            return "best_config" in log.read_text()
+
+        wait_until(searched, timeout_s=600, what="the search")
+        # Three instances took part; two of them came because the trials waited for them, and are idle now.
+        assert "--nodes 1 " in log.read_text()
+        assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in log.read_text(), log.read_text()[-4000:]
+        head = {lab.ip("n1"): "running"}
+        given_back = {lab.ip(host): "terminated" for host in ("n2", "n3")}
+        wait_until(lambda: states(lab) == head | given_back, timeout_s=180, what="idle instances to go")
+        lab.run("n1", "touch /shared/enough", timeout_s=30)
+        assert launched.wait(timeout=180) == 0, log.read_text()[-6000:]
+    finally:
+        launched.kill()
+        launched.wait(timeout=20)
+    # The launch brought the results back and took the rest down.
+    fetched = lab.run("laptop", "ls ~/checkout/ray_results/*/*/result.json", timeout_s=30).stdout
     assert len(fetched.splitlines()) == 3, fetched
-    instances = in_python(lab, INSTANCES)
-    assert sorted(set(map(tuple, instances))) == sorted((lab.ip(host), "terminated") for host in lab.hosts)
-    assert lab.run("laptop", "stat -c %a ~/.ray/auth_token", timeout_s=10).stdout.strip() == "600"
+    assert states(lab) == {lab.ip(host): "terminated" for host in lab.hosts}
+    assert lab.run("laptop", "stat -c %a ~/.ray/auth_token", timeout_s=30).stdout.strip() == "600"

@@ -56,60 +56,40 @@ def train(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as directory:
             xm.save({"weight": weight.detach(), "step": step}, Path(directory, "state.pt"))
             horovod_tune.report(metrics, checkpoint=directory)
-        if step == config.get("dies_after") and not Path(config["marker"]).exists():
-            Path(config["marker"]).touch()
-            os.kill(os.getpid(), config["signal"])
+        if step == config.get("dies_after"):
+            marker = Path(f"{config['marker']}{config['signal']}")
+            if not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), config["signal"])
 
 
 def results(analysis: Any) -> list[dict[str, Any]]:
     return [trial.last_result for trial in analysis.trials]
 
 
-def test_a_search_finds_the_best_config_in_one_xla_process(tune_run: Callable[..., Any]) -> None:
-    analysis = tune_run(
-        DistributedTrainableCreator(train, use_tpu=True),
-        config={"lr": tune.grid_search([0.01, 0.4, 0.1]), "steps": 3},
-        metric="loss",
-        mode="min",
-        max_concurrent_trials=1,
-    )
-    assert analysis.best_config["lr"] == 0.4
-    assert [result["training_iteration"] for result in results(analysis)] == [3, 3, 3]
-    assert len({result["process"] for result in results(analysis)}) == 1
-
-
-def test_a_trial_that_asha_stops_stops_at_its_report(tune_run: Callable[..., Any]) -> None:
+def test_asha_searches_in_one_xla_process_and_stops_trials_at_their_report(
+    tune_run: Callable[..., Any],
+) -> None:
     from ray.tune.schedulers import ASHAScheduler
 
     analysis = tune_run(
         DistributedTrainableCreator(train, use_tpu=True),
         config={"lr": tune.grid_search([0.4, 0.01, 0.001]), "steps": 6},
-        scheduler=ASHAScheduler(metric="loss", mode="min", max_t=6, grace_period=2, reduction_factor=3),
+        metric="loss",
+        mode="min",
+        scheduler=ASHAScheduler(max_t=6, grace_period=2, reduction_factor=3),
         max_concurrent_trials=1,
     )
+    assert analysis.best_config["lr"] == 0.4
     assert [result["step"] for result in results(analysis)] == [6, 2, 2]
+    assert [result["training_iteration"] for result in results(analysis)] == [6, 2, 2]
     assert len({result["process"] for result in results(analysis)}) == 1
 
 
-def test_ray_tunes_own_functions_work_in_an_xla_process(tune_run: Callable[..., Any]) -> None:
-    def with_tune(config: dict[str, Any]) -> None:
-        from ray import tune
-
-        context = tune.get_context()
-        assert tune.get_checkpoint() is None
-        tune.report({"id": context.get_trial_id(), "name": context.get_experiment_name()})
-
-    analysis = tune_run(DistributedTrainableCreator(with_tune, use_tpu=True))
-    (result,) = results(analysis)
-    assert (result["id"], result["name"]) == (analysis.trials[0].trial_id, "experiment")
-
-
-@pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGKILL, "memory runs out"), (signal.SIGSEGV, "lack of memory")]
-)
 def test_a_trial_whose_process_died_goes_on_from_its_checkpoint(
-    tune_run: Callable[..., Any], tmp_path: Path, number: signal.Signals, said: str
+    tune_run: Callable[..., Any], tmp_path: Path
 ) -> None:
+    numbers = [signal.SIGKILL, signal.SIGSEGV]
     analysis = tune_run(
         DistributedTrainableCreator(train, use_tpu=True),
         config={
@@ -117,15 +97,17 @@ def test_a_trial_whose_process_died_goes_on_from_its_checkpoint(
             "steps": 5,
             "save": True,
             "dies_after": 3,
-            "signal": int(number),
-            "marker": str(tmp_path / "died"),
+            "signal": tune.grid_search([int(number) for number in numbers]),
+            "marker": str(tmp_path / "died_by_"),
         },
         max_failures=1,
+        max_concurrent_trials=1,
     )
-    (trial,) = analysis.trials
-    assert (trial.last_result["step"], trial.last_result["training_iteration"]) == (5, 5)
-    text = Path(trial.error_file).read_text()
-    assert "rank 0 of 1" in text and f"was ended by {number.name}" in text and said in text
+    said_of = {signal.SIGKILL: "memory runs out", signal.SIGSEGV: "lack of memory"}
+    for trial, number in zip(analysis.trials, numbers, strict=True):
+        assert (trial.last_result["step"], trial.last_result["training_iteration"]) == (5, 5)
+        text = Path(trial.error_file).read_text()
+        assert "rank 0 of 1" in text and f"was ended by {number.name}" in text and said_of[number] in text
 
 
 def test_population_based_training_exploits_checkpoints(tune_run: Callable[..., Any]) -> None:
@@ -148,130 +130,181 @@ def test_population_based_training_exploits_checkpoints(tune_run: Callable[..., 
     assert all(result["loss"] < 0.5 for result in results(analysis)), "the bad one took over the good weights"
 
 
-def test_a_graph_is_compiled_once_for_all_trials_of_a_process(tune_run: Callable[..., Any]) -> None:
-    def count_compilations(config: dict[str, Any]) -> None:
-        import torch
-        import torch_xla
-        import torch_xla.debug.metrics as metrics
+def own_functions(model: Any) -> dict[str, Any]:
+    from ray import tune
 
-        x = torch.ones(8, 8, device=torch_xla.device())
-        y = (x @ x).relu().sum() * 3
-        torch_xla.sync(wait=True)
-        horovod_tune.report(
-            value=y.item(),
-            compiled=metrics.counter_value("UncachedCompile") or 0,
-            found=metrics.counter_value("CachedCompile") or 0,
-        )
+    context = tune.get_context()
+    assert tune.get_checkpoint() is None
+    return {"id": context.get_trial_id(), "name": context.get_experiment_name()}
 
-    analysis = tune_run(
-        DistributedTrainableCreator(count_compilations, use_tpu=True), num_samples=2, max_concurrent_trials=1
+
+def count_compilations(model: Any) -> dict[str, Any]:
+    import torch
+    import torch_xla
+    import torch_xla.debug.metrics as metrics
+
+    x = torch.ones(8, 8, device=torch_xla.device())
+    y = (x @ x).relu().sum() * 3
+    torch_xla.sync(wait=True)
+    return {
+        "value": y.item(),
+        "compiled": metrics.counter_value("UncachedCompile") or 0,
+        "found": metrics.counter_value("CachedCompile") or 0,
+    }
+
+
+def draw(model: Any) -> dict[str, Any]:
+    import torch
+    import torch_xla
+
+    return {"drawn": torch.rand(4, device=torch_xla.device()).cpu().tolist()}
+
+
+def spoil(model: Any) -> dict[str, Any]:
+    import torch
+    import torch_xla
+
+    before = model.weight.sum().item()
+    with torch.no_grad():
+        model.weight.zero_()
+    moved = model.to(torch_xla.device())
+    return {"before": before, "after": moved.weight.sum().item()}
+
+
+def autocast(model: Any) -> dict[str, Any]:
+    import torch
+    import torch_xla
+
+    device = torch_xla.device()
+    model = torch.nn.Linear(4, 4).to(device)
+    x = torch.ones(2, 4, device=device)
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        cast = model(x).dtype
+    return {"autocast": str(cast), "model": str(model.to(torch.bfloat16)(x.bfloat16()).dtype)}
+
+
+def leave_tensors(model: Any) -> dict[str, Any]:
+    import torch
+    import torch_xla
+
+    torch.left_behind = torch.ones(3, device=torch_xla.device())  # type: ignore[attr-defined]
+    return {}
+
+
+def in_old_bf16(model: Any) -> dict[str, Any]:
+    os.environ["XLA_USE_BF16"] = "1"
+    return more_than_one(model)
+
+
+def more_than_one(model: Any) -> dict[str, Any]:
+    import torch
+    import torch_xla
+
+    x = torch.tensor([1.0 + 2**-10], device=torch_xla.device())
+    return {"more_than_one": (x * 1.0).item() > 1.0}
+
+
+def fail(model: Any) -> dict[str, Any]:
+    raise ValueError("no such optimizer")
+
+
+CASES = {
+    each.__name__: each
+    for each in (own_functions, count_compilations, draw, spoil, autocast, leave_tensors, in_old_bf16, fail)
+} | {"more_than_one": more_than_one}
+ORDER = [
+    "own_functions",
+    *("count_compilations", "draw", "spoil") * 2,
+    "autocast",
+    "leave_tensors",
+    "in_old_bf16",  # in a new process: the variable is read with a process's first tensor
+    "more_than_one",
+    "fail",
+]
+"""One trial after another, in one process where it can be: each finds what those before it have left."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    import torch
+
+    return torch.nn.Linear(4, 4)
+
+
+@pytest.fixture(scope="module")
+def trials(ray_session: Any, model: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """The trials of ORDER in one experiment, by name."""
+
+    def run(config: dict[str, Any], model: Any) -> None:
+        name = ORDER[config["number"]]
+        horovod_tune.report(CASES[name](model), case=name, process=os.getpid())
+
+    analysis = tune.run(
+        DistributedTrainableCreator(with_parameters(run, model=model), use_tpu=True),
+        config={"number": tune.grid_search(list(range(len(ORDER))))},
+        max_concurrent_trials=1,
+        raise_on_failed_trial=False,
+        storage_path=str(tmp_path_factory.mktemp("cases")),
+        name="experiment",
+        verbose=0,
     )
-    first, second = results(analysis)
+    found: dict[str, list[Any]] = {}
+    for name, trial in zip(ORDER, analysis.trials, strict=True):
+        found.setdefault(name, []).append(trial)
+        assert name == "fail" or trial.last_result.get("case") == name, trial.error_file
+    return found
+
+
+def results_of(trials: dict[str, list[Any]], name: str) -> list[dict[str, Any]]:
+    return [trial.last_result for trial in trials[name]]
+
+
+def test_trials_run_in_one_process_while_each_leaves_it_fit(trials: dict[str, list[Any]]) -> None:
+    in_order = {name: iter(results_of(trials, name)) for name in trials}
+    processes = [next(in_order[name])["process"] for name in ORDER if name != "fail"]
+    pairs = zip(ORDER, processes, processes[1:], strict=False)
+    replaced_after = [name for name, process, next_process in pairs if process != next_process]
+    assert replaced_after == ["leave_tensors", "in_old_bf16"]
+
+
+def test_ray_tunes_own_functions_work_in_an_xla_process(trials: dict[str, list[Any]]) -> None:
+    (trial,) = trials["own_functions"]
+    assert (trial.last_result["id"], trial.last_result["name"]) == (trial.trial_id, "experiment")
+
+
+def test_a_graph_is_compiled_once_for_all_trials_of_a_process(trials: dict[str, list[Any]]) -> None:
+    first, second = results_of(trials, "count_compilations")
     assert first["value"] == second["value"] == 8 * 8 * 8 * 3
     assert first["compiled"] >= 1
     assert second["compiled"] == 0 and second["found"] >= 1
 
 
-def test_a_trial_that_leaves_tensors_on_the_device_gets_its_process_replaced(
-    tune_run: Callable[..., Any],
-) -> None:
-    def leave_tensors(config: dict[str, Any]) -> None:
-        import torch
-        import torch_xla
-
-        torch.left_behind = torch.ones(3, device=torch_xla.device())  # type: ignore[attr-defined]
-        horovod_tune.report(process=os.getpid())
-
-    analysis = tune_run(
-        DistributedTrainableCreator(leave_tensors, use_tpu=True), num_samples=2, max_concurrent_trials=1
-    )
-    assert len({result["process"] for result in results(analysis)}) == 2
-
-
-def test_the_devices_random_numbers_start_anew_with_every_trial(tune_run: Callable[..., Any]) -> None:
-    def draw(config: dict[str, Any]) -> None:
-        import torch
-        import torch_xla
-
-        drawn = torch.rand(4, device=torch_xla.device()).cpu().tolist()
-        horovod_tune.report(drawn=drawn, process=os.getpid())
-
-    analysis = tune_run(
-        DistributedTrainableCreator(draw, use_tpu=True), num_samples=2, max_concurrent_trials=1
-    )
-    first, second = results(analysis)
-    assert first["process"] == second["process"]
+def test_the_devices_random_numbers_start_anew_with_every_trial(trials: dict[str, list[Any]]) -> None:
+    first, second = results_of(trials, "draw")
     assert first["drawn"] == second["drawn"]
 
 
 def test_a_model_made_outside_reaches_the_ranks_and_is_whole_again_for_the_next_trial(
-    tune_run: Callable[..., Any],
+    trials: dict[str, list[Any]], model: Any
 ) -> None:
-    import torch
-
-    def spoil(config: dict[str, Any], model: torch.nn.Module) -> None:
-        import torch
-        import torch_xla
-
-        before = model.weight.sum().item()
-        with torch.no_grad():
-            model.weight.zero_()
-        moved = model.to(torch_xla.device())
-        horovod_tune.report(before=before, after=moved.weight.sum().item(), process=os.getpid())
-
-    model = torch.nn.Linear(4, 4)
     expected = model.weight.sum().item()
-    analysis = tune_run(
-        DistributedTrainableCreator(with_parameters(spoil, model=model), use_tpu=True),
-        num_samples=2,
-        max_concurrent_trials=1,
-    )
-    assert [(result["before"], result["after"]) for result in results(analysis)] == [(expected, 0.0)] * 2
-    assert len({result["process"] for result in results(analysis)}) == 1
+    assert [(each["before"], each["after"]) for each in results_of(trials, "spoil")] == [(expected, 0.0)] * 2
 
 
-def test_bf16_by_the_models_type_and_by_autocast(tune_run: Callable[..., Any]) -> None:
-    def in_bf16(config: dict[str, Any]) -> None:
-        import torch
-        import torch_xla
-
-        device = torch_xla.device()
-        model = torch.nn.Linear(4, 4).to(device)
-        x = torch.ones(2, 4, device=device)
-        with torch.autocast("xla", dtype=torch.bfloat16):
-            cast = model(x).dtype
-        horovod_tune.report(autocast=str(cast), model=str(model.to(torch.bfloat16)(x.bfloat16()).dtype))
-
-    (result,) = results(tune_run(DistributedTrainableCreator(in_bf16, use_tpu=True)))
+def test_bf16_by_the_models_type_and_by_autocast(trials: dict[str, list[Any]]) -> None:
+    (result,) = results_of(trials, "autocast")
     assert result["autocast"] == result["model"] == "torch.bfloat16"
 
 
 def test_a_trial_that_switches_bf16_on_for_its_process_does_not_switch_it_on_for_the_next(
-    tune_run: Callable[..., Any],
+    trials: dict[str, list[Any]],
 ) -> None:
-    def in_old_bf16(config: dict[str, Any]) -> None:
-        if config["bf16"]:
-            os.environ["XLA_USE_BF16"] = "1"
-        import torch
-        import torch_xla
-
-        x = torch.tensor([1.0 + 2**-10], device=torch_xla.device())
-        horovod_tune.report(more_than_one=(x * 1.0).item() > 1.0)
-
-    analysis = tune_run(
-        DistributedTrainableCreator(in_old_bf16, use_tpu=True),
-        config={"bf16": tune.grid_search([True, False])},
-        max_concurrent_trials=1,
-    )
-    assert [result["more_than_one"] for result in results(analysis)] == [False, True]
+    (in_bf16,), (after,) = results_of(trials, "in_old_bf16"), results_of(trials, "more_than_one")
+    assert (in_bf16["more_than_one"], after["more_than_one"]) == (False, True)
 
 
-def test_an_exception_in_the_function_is_told_with_its_traceback(tune_run: Callable[..., Any]) -> None:
-    def fail(config: dict[str, Any]) -> None:
-        raise ValueError("no such optimizer")
-
-    analysis = tune_run(DistributedTrainableCreator(fail, use_tpu=True), raise_on_failed_trial=False)
-    (trial,) = analysis.trials
+def test_an_exception_in_the_function_is_told_with_its_traceback(trials: dict[str, list[Any]]) -> None:
+    (trial,) = trials["fail"]
     text = Path(trial.error_file).read_text()
     assert "rank 0 of 1 on" in text and "ValueError: no such optimizer" in text and "in fail" in text
 

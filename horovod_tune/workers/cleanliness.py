@@ -37,7 +37,9 @@ class Baseline:
         self._children = set(_children())
         self._files = len(os.listdir("/proc/self/fd"))
         self._output = [os.dup(1), os.dup(2)]
-        _collect_and_freeze()
+        # Modules live as long as the process: the collector need not look at them after every trial. It does
+        # not look at them now either: the first trial waits for 0.1 s of that, and it would find nothing big.
+        gc.freeze()
 
     def restore(self) -> list[str]:
         """Put everything back; return what could not be."""
@@ -48,10 +50,9 @@ class Baseline:
             self._torch.forget_compiled()
         imported = self._modules.forget_users()
         reseed()
+        gc.collect()
         if imported:
-            _collect_and_freeze()
-        else:
-            gc.collect()
+            gc.freeze()
         # After the collection, since an object that nobody holds any more ends its threads and processes.
         problems += self._threads_left() + self._children_left() + self._files_left()
         if self._torch is not None:
@@ -105,12 +106,6 @@ def _may_stay(thread: threading.Thread) -> bool:
     # watches its progress bars, the closed ones too, in one thread for as long as the process lives.
     ours = ("ray_", "ray.", "AsyncIO", "tqdm_monitor")
     return isinstance(thread, threading._DummyThread) or thread.name.startswith(ours)
-
-
-def _collect_and_freeze() -> None:
-    # Modules live as long as the process: the collector need not look at them again after every trial.
-    gc.collect()
-    gc.freeze()
 
 
 def _children() -> list[int]:

@@ -10,11 +10,14 @@ initialised, and what it then finds is a world that was made with the environmen
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
@@ -38,13 +41,14 @@ class HorovodWorld:
         with self._lock:
             if self._basics is not None:
                 return
-            from horovod.common.basics import HorovodBasics
+            with _collector_paused():
+                from horovod.common.basics import HorovodBasics
 
-            self._guard(HorovodBasics)
-            import horovod.torch  # noqa: F401
-            from horovod.torch.mpi_ops import _basics
+                self._guard(HorovodBasics)
+                import horovod.torch  # noqa: F401
+                from horovod.torch.mpi_ops import _basics
 
-            self._basics = _basics
+                self._basics = _basics
 
     def _guard(self, basics_class: Any) -> None:
         real_init, real_shutdown = basics_class.init, basics_class.shutdown
@@ -146,7 +150,7 @@ class HorovodWorld:
         try:
             process_sets = set(self._basics._get_process_set_ids_and_ranks())
         except ValueError:
-            return []  # another rank has come to the next line already, which ends the world for all
+            process_sets = set()  # another rank has shut down, which ends the world for all of them
         if process_sets != {0}:
             self.close()  # all ranks have the same process sets, so that all of them come here
             return []
@@ -162,6 +166,18 @@ class HorovodWorld:
             return [f"a collective of all ranks failed: {error}"]
         self._kept = True
         return []
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Import without garbage collection, which is a tenth of what importing torch costs and finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _horovod_environment() -> dict[str, str]:

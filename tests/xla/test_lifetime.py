@@ -18,7 +18,8 @@ import ray
 from xla_processes import see_them_gone
 
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.workers.xla.supervisor import RankProcess, Supervisor
+from horovod_tune.workers.xla.rank_process import RankProcess
+from horovod_tune.workers.xla.supervisor import Supervisor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from worker_kinds import Workers

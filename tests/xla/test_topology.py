@@ -11,9 +11,9 @@ from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
 from horovod_tune.messages import MemberFacts
 from horovod_tune.spec import make_spec
 from horovod_tune.tpu_types import shape_of
-from horovod_tune.workers.xla import topology
-from horovod_tune.workers.xla.runtimes import Ordinals
-from horovod_tune.workers.xla.topology import TpuHost
+from horovod_tune.workers.xla import slices, topology
+from horovod_tune.workers.xla.runtime import Ordinals
+from horovod_tune.workers.xla.slices import TpuHost
 
 
 def make_slice(name: str, count: int, *, chips: int = 4, pod_type: str = "v4-16") -> list[TpuHost]:
@@ -43,42 +43,42 @@ def test_a_node_says_its_slice_as_ray_labels_it() -> None:
             "ray.io/tpu-pod-type": "v4-16",
         },
     }
-    assert topology.host_of(node) == TpuHost("n", 4, "my-slice", 1, "v4-16")
-    assert topology.host_of({"NodeID": "m", "Resources": {"CPU": 2.0}, "Labels": None}) == TpuHost("m", 0)
+    assert slices.host_of(node) == TpuHost("n", 4, "my-slice", 1, "v4-16")
+    assert slices.host_of({"NodeID": "m", "Resources": {"CPU": 2.0}, "Labels": None}) == TpuHost("m", 0)
 
 
 def test_one_host_gives_all_its_chips_unless_told_otherwise() -> None:
     hosts = [TpuHost("head", 0), TpuHost("a", 8), TpuHost("b", 8)]
-    assert topology.tpu_placement(spec(), hosts).bundles == ({"CPU": 8.0, "TPU": 8.0},)
-    assert topology.tpu_placement(spec(num_slots=2), hosts).bundles == ({"CPU": 2.0, "TPU": 2.0},)
-    half = topology.tpu_placement(spec(num_cpus_per_slot=0.5), hosts).bundles
+    assert slices.tpu_placement(spec(), hosts).bundles == ({"CPU": 8.0, "TPU": 8.0},)
+    assert slices.tpu_placement(spec(num_slots=2), hosts).bundles == ({"CPU": 2.0, "TPU": 2.0},)
+    half = slices.tpu_placement(spec(num_cpus_per_slot=0.5), hosts).bundles
     assert half == ({"CPU": 4.0, "TPU": 8.0},)
 
 
 def test_hosts_with_different_chips_need_to_be_told() -> None:
     with pytest.raises(SpecError, match="4 and 8 chips: say with num_slots"):
-        topology.tpu_placement(spec(), [TpuHost("a", 4), TpuHost("b", 8)])
+        slices.tpu_placement(spec(), [TpuHost("a", 4), TpuHost("b", 8)])
 
 
 def test_a_host_within_a_larger_slice_is_not_taken_alone() -> None:
     with pytest.raises(ResourcesUnavailable, match="no TPU host that is a slice by itself"):
-        topology.tpu_placement(spec(), make_slice("s", 2))
+        slices.tpu_placement(spec(), make_slice("s", 2))
 
 
 @pytest.mark.parametrize("chips", [3, 5, 16])
 def test_only_rays_chip_counts_can_be_asked_for(chips: int) -> None:
     # Ray 2.60, TPU_VALID_CHIP_OPTIONS.
     with pytest.raises(SpecError, match=rf"one of \(1, 2, 4, 8\) with use_tpu, got {chips}"):
-        topology.tpu_placement(spec(num_slots=chips), [TpuHost("a", 8)])
+        slices.tpu_placement(spec(num_slots=chips), [TpuHost("a", 8)])
 
 
 def test_a_trial_on_several_hosts_takes_the_head_of_a_slice_of_that_size() -> None:
     # Ray's way to a whole slice: its head, then the others by the slice's name (ray.util.tpu).
     hosts = [*make_slice("small", 2), *make_slice("large", 4, pod_type="v4-32")]
-    assert topology.tpu_placement(spec(num_hosts=2), hosts).bundles == (
+    assert slices.tpu_placement(spec(num_hosts=2), hosts).bundles == (
         {"CPU": 4.0, "TPU": 4.0, "TPU-v4-16-head": 1.0},
     )
-    rest = topology.rest_of_slice(spec(num_hosts=4), "large-0", hosts)
+    rest = slices.rest_of_slice(spec(num_hosts=4), "large-0", hosts)
     assert rest == [{"CPU": 4.0, "TPU": 4.0, "large": 1.0}] * 3
 
 
@@ -86,20 +86,20 @@ def test_a_slice_that_the_cluster_has_not_is_named_with_those_it_has() -> None:
     with pytest.raises(
         ResourcesUnavailable, match=r"num_hosts=8 hosts; there is s: 2 host\(s\) of type v4-16"
     ):
-        topology.tpu_placement(spec(num_hosts=8), make_slice("s", 2))
+        slices.tpu_placement(spec(num_hosts=8), make_slice("s", 2))
     with pytest.raises(ResourcesUnavailable, match="there is no slice"):
-        topology.tpu_placement(spec(num_hosts=8), [TpuHost("a", 4)])
+        slices.tpu_placement(spec(num_hosts=8), [TpuHost("a", 4)])
 
 
 def test_part_of_a_host_in_a_slice_is_refused() -> None:
     with pytest.raises(SpecError, match="all 4 chips of a host in a slice of several hosts, got 2"):
-        topology.tpu_placement(spec(num_hosts=2, num_slots=2), make_slice("s", 2))
+        slices.tpu_placement(spec(num_hosts=2, num_slots=2), make_slice("s", 2))
 
 
 def test_two_kinds_of_slices_of_one_size_are_ambiguous() -> None:
     hosts = [*make_slice("a", 2), *make_slice("b", 2, pod_type="v5p-16")]
     with pytest.raises(ResourcesUnavailable, match="several kinds of TPU slices with 2 hosts"):
-        topology.tpu_placement(spec(num_hosts=2), hosts)
+        slices.tpu_placement(spec(num_hosts=2), hosts)
 
 
 def test_a_whole_host_is_left_to_torch_xla() -> None:
@@ -148,11 +148,11 @@ def test_the_processes_of_a_slice_know_each_others_addresses_by_worker_id() -> N
 def test_hosts_of_two_slices_or_half_a_slice_are_no_world() -> None:
     hosts = [*make_slice("s", 2), *make_slice("t", 2)]
     with pytest.raises(StartFailed, match=r"not one whole TPU slice: host-s-0 \(slice s, worker 0\)"):
-        topology.check_slice(make_facts("s-0", "t-1"), hosts)
+        slices.check_slice(make_facts("s-0", "t-1"), hosts)
     with pytest.raises(StartFailed, match="not one whole TPU slice"):
-        topology.check_slice(make_facts("s-1", "s-1"), hosts)
+        slices.check_slice(make_facts("s-1", "s-1"), hosts)
     with pytest.raises(StartFailed, match=r"has 2 host\(s\) in Ray, num_hosts=3"):
-        topology.rest_of_slice(spec(num_hosts=3), "s-0", hosts)
+        slices.rest_of_slice(spec(num_hosts=3), "s-0", hosts)
 
 
 def test_the_world_is_as_the_processes_say_not_as_hosts_were_listed() -> None:
@@ -225,40 +225,40 @@ def test_a_type_without_a_tpu_is_refused() -> None:
 def test_a_type_chooses_among_slices_of_one_size() -> None:
     hosts = [*make_slice("a", 2), *make_slice("b", 2, pod_type="v5p-16")]
     for tpu_type in ("v4-16", "v5p-16"):
-        (bundle,) = topology.tpu_placement(spec(tpu_type=tpu_type), hosts).bundles
+        (bundle,) = slices.tpu_placement(spec(tpu_type=tpu_type), hosts).bundles
         assert bundle == {"CPU": 4.0, "TPU": 4.0, f"TPU-{tpu_type}-head": 1.0}
 
 
 def test_a_type_chooses_among_single_hosts_and_leaves_their_head_to_others() -> None:
     hosts = [*make_slice("a", 1, pod_type="v4-8"), *make_slice("b", 1, pod_type="v6e-8", chips=8)]
-    (bundle,) = topology.tpu_placement(spec(tpu_type="v6e-8"), hosts).bundles
-    assert bundle == {"CPU": 8.0, "TPU": 8.0, "TPU-v6e-8-head": topology.PIN}
-    (bundle,) = topology.tpu_placement(spec(tpu_type="v6e-8", num_slots=4), hosts).bundles
-    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v6e-8-head": topology.PIN}
+    (bundle,) = slices.tpu_placement(spec(tpu_type="v6e-8"), hosts).bundles
+    assert bundle == {"CPU": 8.0, "TPU": 8.0, "TPU-v6e-8-head": slices.PIN}
+    (bundle,) = slices.tpu_placement(spec(tpu_type="v6e-8", num_slots=4), hosts).bundles
+    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v6e-8-head": slices.PIN}
 
 
 def test_the_hosts_that_the_cluster_has_count_more_than_the_table() -> None:
     # GKE offers v6e-8 as two machines of four chips as well (ct6e-standard-4t, topology 2x4).
     hosts = make_slice("a", 2, pod_type="v6e-8")
-    (bundle,) = topology.tpu_placement(spec(tpu_type="v6e-8", num_hosts=2), hosts).bundles
+    (bundle,) = slices.tpu_placement(spec(tpu_type="v6e-8", num_hosts=2), hosts).bundles
     assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v6e-8-head": 1.0}
     with pytest.raises(ResourcesUnavailable, match=r"num_hosts=3 hosts of tpu_type 'v6e-8'; there is a: 2"):
-        topology.tpu_placement(spec(tpu_type="v6e-8", num_hosts=3), hosts)
+        slices.tpu_placement(spec(tpu_type="v6e-8", num_hosts=3), hosts)
 
 
 def test_a_slice_that_an_autoscaler_is_to_bring_is_asked_for_by_its_type() -> None:
-    (bundle,) = topology.tpu_placement(spec(tpu_type="v4-32"), []).bundles
+    (bundle,) = slices.tpu_placement(spec(tpu_type="v4-32"), []).bundles
     assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v4-32-head": 1.0}
-    (bundle,) = topology.tpu_placement(spec(tpu_type="v5litepod-8"), []).bundles
-    assert bundle == {"CPU": 8.0, "TPU": 8.0, "TPU-v5litepod-8-head": topology.PIN}
+    (bundle,) = slices.tpu_placement(spec(tpu_type="v5litepod-8"), []).bundles
+    assert bundle == {"CPU": 8.0, "TPU": 8.0, "TPU-v5litepod-8-head": slices.PIN}
     with pytest.raises(SpecError, match="num_hosts must be 4 for tpu_type 'v4-32', or left out, got 2"):
-        topology.tpu_placement(spec(tpu_type="v4-32", num_hosts=2), [])
+        slices.tpu_placement(spec(tpu_type="v4-32", num_hosts=2), [])
 
 
 def test_hosts_of_v7x_are_taken_whole_and_left_to_torch_xla() -> None:
     # torch_xla 2.9, tpu.configure_topology: TPU_PROCESS_BOUNDS has a fourth number on version 7.
     with pytest.raises(SpecError, match="num_slots must be all chips of a host on TPU v7x, got 2"):
-        topology.tpu_placement(spec(num_slots=2), make_slice("s", 1, pod_type="v7x-8"))
+        slices.tpu_placement(spec(num_slots=2), make_slice("s", 1, pod_type="v7x-8"))
     with pytest.raises(StartFailed, match="all chips of a host on TPU v7x, got 2"):
         topology.plan_for_chips(("0", "1"), 4, "v7x-8")
     assert topology.plan_for_chips(("0", "1", "2", "3"), 4, "v7x-8").of_each == ()
@@ -277,6 +277,6 @@ def test_processes_do_not_inherit_which_chips_ray_gave_their_actor_as_a_whole() 
 
 
 def test_the_cpu_device_is_one_rank_on_one_host() -> None:
-    assert topology.cpu_placement(spec()).bundles == ({"CPU": 1.0},)
+    assert slices.cpu_placement(spec()).bundles == ({"CPU": 1.0},)
     with pytest.raises(SpecError, match="num_hosts=2"):
-        topology.cpu_placement(spec(num_hosts=2))
+        slices.cpu_placement(spec(num_hosts=2))

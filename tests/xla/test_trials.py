@@ -328,7 +328,7 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once(
         import ray
 
         from horovod_tune.workers.xla.launch import XlaLauncher
-        from horovod_tune.workers.xla.runtimes import LaunchPlan
+        from horovod_tune.workers.xla.runtime import LaunchPlan
 
         launcher = XlaLauncher(trial._spec, ray.util.get_current_placement_group(), node_id=trial._node_id)
         # The CPU as two devices of one process; they dead-lock in a collective, so there is none here.

@@ -36,7 +36,8 @@ from horovod_tune.workers import training
 from horovod_tune.workers.training import Training
 from horovod_tune.workers.xla.channel import Channel
 from horovod_tune.workers.xla.lifetime import die_with_parent
-from horovod_tune.workers.xla.runtimes import RUNTIMES, Runtime
+from horovod_tune.workers.xla.runtime import Runtime
+from horovod_tune.workers.xla.runtimes import RUNTIMES
 from horovod_tune.workers.xla.standstill import Whereabouts
 
 if TYPE_CHECKING:

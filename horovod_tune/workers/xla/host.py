@@ -35,10 +35,12 @@ from horovod_tune.messages import (
     World,
 )
 from horovod_tune.workers.xla import standstill
-from horovod_tune.workers.xla.runtimes import LaunchPlan, Ordinals
+from horovod_tune.workers.xla.checkpoint_desk import CheckpointDesk
+from horovod_tune.workers.xla.rank_process import RankProcess
+from horovod_tune.workers.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.workers.xla.shared_file import SharedFile
 from horovod_tune.workers.xla.standstill import Standstill, Whereabouts
-from horovod_tune.workers.xla.supervisor import RankProcess, Supervisor
+from horovod_tune.workers.xla.supervisor import Supervisor
 
 METHODS_AT_ONCE = 5
 HEARTBEAT_S = 5.0
@@ -70,9 +72,7 @@ class HostActor:
         self._state = threading.Condition()
         self._parameters = SharedFile()
         self._order: TrialOrder | None = None
-        self._checkpoints: dict[tuple[str, str | None], CheckpointPlace] = {}
-        self._fetching = threading.Lock()
-        self._fetched: dict[tuple[str, str | None], str] = {}
+        self._checkpoints = CheckpointDesk(self._node_id)
         self._supervisor = Supervisor(
             runtime,
             heartbeat_s=min(HEARTBEAT_S, timeout_s / 10),
@@ -131,7 +131,7 @@ class HostActor:
         self._reports = 0
         self._standstill.restart()
         if order.checkpoint is not None:
-            self._note_place(order.checkpoint)
+            self._checkpoints.note(order.checkpoint)
         self._order = order
         # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
         packed = cloudpickle.dumps(replace(order, parameters=self._parameters.path_of(order.parameters)))
@@ -195,7 +195,7 @@ class HostActor:
                 )
 
     def _check_standstill(self, listened_s: float) -> None:
-        if self._fetching.locked():
+        if self._checkpoints.is_busy:
             # A checkpoint comes from somewhere, by this process: the rank that asked for it has to wait.
             self._standstill.restart()
             return
@@ -223,7 +223,7 @@ class HostActor:
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         self._standstill.restart()
         if checkpoint is not None:
-            self._note_place(checkpoint)
+            self._checkpoints.note(checkpoint)
         place = cloudpickle.dumps(checkpoint) if checkpoint is not None else None
         self._tell_all("proceed", index=index, checkpoint=place)
 
@@ -248,7 +248,7 @@ class HostActor:
             answers = dict(self._tidied)
         problems = [f"rank {rank}: {problem}" for rank, found in answers.items() for problem in found]
         problems += [f"rank {rank} did not tidy up in time" for rank in ranks if rank not in answers]
-        self._checkpoints, self._fetched = {}, {}
+        self._checkpoints.forget()
         return Tidied(ranks, tuple(problems))
 
     # What follows runs in the supervisor's thread.
@@ -317,26 +317,11 @@ class HostActor:
 
     # What follows runs in a thread for one fetch.
 
-    def _note_place(self, place: CheckpointPlace) -> None:
-        self._checkpoints[place.path, place.node_id] = place
-
     def _fetch(self, rank: RankProcess, path: str, node_id: str | None) -> None:
         try:
-            local, error = self._bring(path, node_id), ""
+            assert self._order is not None, "ranks ask in a trial"
+            local, error = self._checkpoints.bring(path, node_id, self._order.working_dir), ""
         except Exception as problem:
+            # Whatever it is: the rank waits for an answer, and raises it in the training function.
             local, error = "", f"{type(problem).__name__}: {problem}"
         self._tell(rank, "fetched", path=local, error=error)
-
-    def _bring(self, path: str, node_id: str | None) -> str:
-        place = self._checkpoints.get((path, node_id))
-        if place is None or self._order is None:
-            raise LookupError(f"{path} is no checkpoint of this trial")
-        with self._fetching:  # once a host, whichever of its ranks asks first
-            if (path, node_id) not in self._fetched:
-                from ray.tune import Checkpoint
-
-                from horovod_tune.storage import open_checkpoint
-
-                here = open_checkpoint(place, self._node_id, self._order.working_dir, Checkpoint)
-                self._fetched[path, node_id] = here.path
-            return self._fetched[path, node_id]

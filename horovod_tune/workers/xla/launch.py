@@ -17,9 +17,9 @@ from horovod_tune.messages import Assignment, MemberFacts
 from horovod_tune.spec import Placement, TrialSpec
 from horovod_tune.workers import failures, processes
 from horovod_tune.workers.gate import Gate
-from horovod_tune.workers.xla import topology
+from horovod_tune.workers.xla import slices, topology
 from horovod_tune.workers.xla.host import METHODS_AT_ONCE, HostActor
-from horovod_tune.workers.xla.runtimes import LaunchPlan, Ordinals
+from horovod_tune.workers.xla.runtime import LaunchPlan, Ordinals
 
 LAUNCH_TIMEOUT_S = 900.0
 """How long the ranks of a slice may take to come up: minutes on a large one, where each waits for all."""
@@ -34,13 +34,13 @@ def placement(spec: TrialSpec) -> Placement:
         ResourcesUnavailable: the cluster has TPU slices, but none of this shape.
     """
     if os.environ.get("PJRT_DEVICE") == "CPU":
-        return topology.cpu_placement(spec)
-    return topology.tpu_placement(spec, tpu_hosts() if ray.is_initialized() else [])
+        return slices.cpu_placement(spec)
+    return slices.tpu_placement(spec, tpu_hosts() if ray.is_initialized() else [])
 
 
-def tpu_hosts() -> list[topology.TpuHost]:
+def tpu_hosts() -> list[slices.TpuHost]:
     """Return the cluster's nodes as they are now."""
-    return [topology.host_of(node) for node in ray.nodes() if node["Alive"]]
+    return [slices.host_of(node) for node in ray.nodes() if node["Alive"]]
 
 
 class XlaLauncher:
@@ -100,7 +100,7 @@ class XlaLauncher:
     def _ask_for_rest(self) -> PlacementGroup:
         """Ask for the other hosts of the slice whose head Tune gave us; Ray ends it with this coordinator."""
         head = placement_group_table(self._group)["bundles_to_node_id"][0]
-        bundles = topology.rest_of_slice(self._spec, head, tpu_hosts())
+        bundles = slices.rest_of_slice(self._spec, head, tpu_hosts())
         return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
 
     def assign(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[Assignment]:
@@ -130,7 +130,7 @@ class XlaLauncher:
             return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]
         hosts = tpu_hosts()
         if self._is_slice:
-            workers = topology.check_slice(facts, hosts)
+            workers = slices.check_slice(facts, hosts)
             pod_type = next(host.pod_type for host in hosts if host.node_id == facts[0].node_id)
             return topology.plans_for_slice(facts, workers, int(bundle["TPU"]), pod_type)
         here = next(host for host in hosts if host.node_id == facts[0].node_id)

@@ -21,7 +21,8 @@ from types import FrameType
 from horovod_tune import ray_adapter
 from horovod_tune.workers.xla import entry
 from horovod_tune.workers.xla.lifetime import die_with_parent
-from horovod_tune.workers.xla.runtimes import RUNTIMES, LaunchPlan
+from horovod_tune.workers.xla.runtime import LaunchPlan
+from horovod_tune.workers.xla.runtimes import RUNTIMES
 
 _MAX_PLAN_BYTES = 1 << 17
 _started: list[multiprocessing.process.BaseProcess] = []

@@ -14,7 +14,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -22,7 +21,8 @@ import psutil
 from horovod_tune.workers.xla import channel as channels
 from horovod_tune.workers.xla.channel import Channel, NotOurMessage
 from horovod_tune.workers.xla.lifetime import describe_exit, first_to_die
-from horovod_tune.workers.xla.runtimes import LaunchPlan
+from horovod_tune.workers.xla.rank_process import RankProcess, family_cpu_s, last_words
+from horovod_tune.workers.xla.runtime import LaunchPlan
 from horovod_tune.workers.xla.standstill import Work
 
 TICK_S = 0.5
@@ -32,28 +32,6 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 _BOOT += "import horovod_tune.workers.xla.parent as p; "
 _BOOT += "p.main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))"
 _TAIL_BYTES = 16000
-_NOISE = "Extension modules: "
-"""What Python's fault handler says last, and at length."""
-
-
-@dataclass
-class RankProcess:
-    """One rank, as its host sees it."""
-
-    ordinal: int
-    world_size: int
-    local_ordinal: int
-    local_size: int
-    pid: int
-    process_started: float
-    channel: Channel
-    output: int | None
-    heard: float = field(default_factory=time.monotonic)
-    cpu_s: float = -1.0
-    messages: int = 0
-    operations: int = 0
-    gone: bool = False
-    tail: bytearray = field(default_factory=bytearray)
 
 
 class Supervisor:
@@ -267,7 +245,7 @@ class Supervisor:
             text = describe_exit(exits.get(rank.pid))
             if exits and rank.pid not in exits:
                 text = f"it went with the parent of this host's ranks:\n{self._why_ended()}"
-            last = self._last_errors.get(rank.pid) or _last_words(bytes(rank.tail))
+            last = self._last_errors.get(rank.pid) or last_words(bytes(rank.tail))
             self._on_loss(rank, f"{text}\nThe last that it printed:\n{last}" if last and own else text, own)
 
     def work(self) -> Work:
@@ -277,7 +255,7 @@ class Supervisor:
         return Work(
             messages=sum(rank.messages for rank in self.ranks),
             operations=sum(rank.operations for rank in self.ranks),
-            cpu_s=sum(_family_cpu_s(pid) for pid in pids),
+            cpu_s=sum(family_cpu_s(pid) for pid in pids),
         )
 
     def silent(self, timeout_s: float) -> list[RankProcess]:
@@ -298,23 +276,3 @@ class Supervisor:
             if now - rank.heard > timeout_s:
                 silent.append(rank)
         return silent
-
-
-def _family_cpu_s(pid: int) -> float:
-    """Return the CPU time in s of a process, of all below it, and of those that they have waited for."""
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0.0
-    used_s = 0.0
-    for each in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = each.cpu_times()
-            used_s += times.user + times.system + times.children_user + times.children_system
-    return used_s
-
-
-def _last_words(tail: bytes) -> str:
-    lines = tail.decode("utf-8", "replace").splitlines()
-    return "\n".join(line for line in lines if not line.startswith(_NOISE)).strip()

@@ -1,0 +1,80 @@
+"""What both ways in which the ranks of a host come to be have in common. For the parent and the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+Serve = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What a host is told before its ranks start.
+
+    ``environment`` is common to the host's ranks; ``of_each`` holds what one process has for itself, by the
+    order of processes on the host (empty: torch_xla works it out); ``without`` are variables that they must
+    not have from their host's actor. ``first_ordinal``, ``processes`` and ``world_size`` are for plain
+    processes only: torch_xla finds out itself.
+    """
+
+    environment: dict[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    of_each: tuple[dict[str, str], ...] = ()
+    first_ordinal: int = 0
+    processes: int = 1
+    world_size: int = 1
+
+
+@dataclass(frozen=True)
+class Ordinals:
+    """A rank's place, as its runtime says it: among ``world_size``, and among ``local_size`` on its host."""
+
+    ordinal: int
+    world_size: int
+    local_ordinal: int
+    local_size: int
+
+
+class Runtime(Protocol):
+    """The two ways in which ranks come to be."""
+
+    def load(self) -> None:
+        """Import what ranks need. Runs in the parent, before it forks, and must not touch a device."""
+
+    def launch(
+        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], give_up: Callable[[], NoReturn]
+    ) -> None:
+        """Run ``serve(ordinal, *arguments)`` in every rank; returns or raises when they have ended.
+
+        ``give_up()`` is for a process that fails before ``serve``, called in its exception's handler: the
+        others may wait for it.
+        """
+
+    def open_cache(self) -> None:
+        """Say where compiled graphs are kept. Runs in each rank, before it computes anything."""
+
+    def ordinals(self) -> Ordinals:
+        """Return this rank's place. Runs in the thread that ``serve`` was called in."""
+
+    def enter_thread(self) -> Callable[[], None]:
+        """Return a function that lets another thread of this process act as this rank."""
+
+    def lost_another(self, error: BaseException) -> bool:
+        """Whether a function raised because another rank left, so that its traceback is not the cause."""
+
+    def advice(self, error: BaseException) -> str:
+        """Return what there is to add to the traceback of an error of the training function's."""
+
+    def operations(self) -> int:
+        """Return a number that changes when this process does anything with its device."""
+
+    def begin_baseline(self) -> None:
+        """Note how the device's state is before the first trial."""
+
+    def restore(self, environment: Mapping[str, str]) -> list[str]:
+        """Put the device's state back, after all else; return what could not be.
+
+        ``environment`` is how the trial left it.
+        """

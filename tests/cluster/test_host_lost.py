@@ -12,11 +12,12 @@ from lab import REPOSITORY, Lab, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("hosts_possible")]
 JOB = REPOSITORY / "tests/cluster/jobs/steady_training.py"
-TIMEOUT_S = 15.0
-IN_TIME_S = TIMEOUT_S + 20.0
+TIMEOUT_S = 30.0
+"""More than twice the cut that is to be ridden out: TCP asks again after 12, 13 or up to 24 s then."""
+IN_TIME_S = TIMEOUT_S + 15.0
 """timeout_s, a quarter of it between two looks, then the look for the cause and the end of the others."""
-RESTART_S = 60.0
-"""What a new start on other hosts may take on a busy machine."""
+RESTART_S = 240.0
+"""What new starts on other hosts may take on a busy machine."""
 
 
 class Training:
@@ -54,29 +55,41 @@ class Training:
             raise AssertionError(f"{late}\n{self._log.read_text()[-6000:]}") from late
 
     def errors(self) -> str:
-        return self.lab.run("n1", "cat ~/ray_results/steady/*/error.txt", timeout_s=20, check=False).stdout
+        return self.lab.run("n1", "cat ~/ray_results/steady/*/error.txt", timeout_s=60, check=False).stdout
 
-    def wait_for_failure(self, number: int, who: str, host: str, *, timeout_s: float) -> float:
-        """Wait until Tune's error file names who was lost in that failure; return the seconds."""
-        # The coordinator takes no CPU and may be on any host; lost with it, Ray names the host instead.
+    def wait_for_failure(self, who: str, host: str, *, after: int, timeout_s: float) -> float:
+        """Wait until a failure that Tune's error file did not hold `after` so many names who was lost.
+
+        One before it may be a start that took longer than `timeout_s` on a busy machine. Returns the seconds.
+        """
+        # The coordinator is with rank 0; lost with its host, Ray names that one's address instead.
         coordinator = f" ip: {self.lab.ip(host)}"
 
         def named() -> bool:
-            _, found, error = self.errors().partition(f"Failure # {number} ")
-            return bool(found) and (who in error or coordinator in error)
+            new = self.failures_told()[after:]
+            return any(who in error or coordinator in error for error in new)
 
         try:
-            return wait_until(named, timeout_s=timeout_s, what=f"failure {number}, {who}")
+            return wait_until(named, timeout_s=timeout_s, what=f"a failure that names {who}")
         except AssertionError as late:
             raise AssertionError(f"{late}\n{self.errors()[-3000:]}") from late
 
-    def wait_for_progress(self, *, failures: int) -> float:
-        """Wait until the trial has got past where it is, after so many failures; return the seconds."""
-        step = self.step
+    def failures_told(self) -> list[str]:
+        """Every failure in Tune's error file, those that were not counted too, in order."""
+        return self.errors().split("Failure # ")[1:]
+
+    def counted_failures(self, before: int) -> int:
+        """How many failures Tune has counted since there were `before`, starts that were too slow aside."""
+        slow = sum("StartFailed" in error for error in self.failures_told())
+        return self.failures - slow - before
+
+    def wait_for_progress(self, *, without: str | None = None) -> float:
+        """Wait until the trial has got past where it is, on hosts without one; return the seconds."""
+        step, lines = self.step, len(self.seen())
         return wait_until(
-            lambda: self.failures == failures and self.step > step,
+            lambda: len(self.seen()) > lines and self.step > step and without not in self.hosts,
             timeout_s=RESTART_S,
-            what=f"the trial to go on after {failures} failures",
+            what=f"the trial to go on without {without}",
         )
 
 
@@ -88,10 +101,10 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
         driver = lab.start("n1", ["bash", "-lc", f"exec python {JOB} {TIMEOUT_S}"], log)
         try:
             training = Training(lab, log)
-            training.wait_for_step(3, timeout_s=200)
+            training.wait_for_step(3, timeout_s=400)
             yield training
-            lab.run("n1", "touch /shared/stop", timeout_s=10)
-            assert driver.wait(timeout=60) == 0, log.read_text()[-4000:]
+            lab.run("n1", "touch /shared/stop", timeout_s=30)
+            assert driver.wait(timeout=180) == 0, log.read_text()[-4000:]
             # Everything the trial held is free again on the hosts that are left.
             assert re.search(r"^ENDED errors 0$", log.read_text(), re.M)
             assert re.search(r"^CPUS ([\d.]+) free of \1$", log.read_text(), re.M), log.read_text()[-500:]
@@ -101,40 +114,41 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
 
 
 def test_a_killed_process_is_named_and_the_trial_goes_on(training: Training) -> None:
-    host = training.hosts[1]
-    training.lab.run(host, ["kill", "-KILL", str(training.processes[1])], timeout_s=10)
-    took = training.wait_for_failure(1, f"rank 1 of 2 on {host} died", host, timeout_s=IN_TIME_S)
-    on_again = training.wait_for_progress(failures=1)
+    told, host = len(training.failures_told()), training.hosts[1]
+    training.lab.run(host, ["kill", "-KILL", str(training.processes[1])], timeout_s=30)
+    took = training.wait_for_failure(f"rank 1 of 2 on {host} died", host, after=told, timeout_s=IN_TIME_S)
+    on_again = training.wait_for_progress()
     print(f"process killed: failed after {took:.1f} s, on again {on_again:.1f} s later")
 
 
 def test_a_cut_of_12_seconds_is_ridden_out(training: Training) -> None:
-    failures = training.failures
+    told = training.failures_told()
     training.lab.cut(training.hosts[1])
     time.sleep(12)  # the length of the cut is what is tested
     training.lab.heal(training.hosts[1])
-    on_again = training.wait_for_progress(failures=failures)
+    on_again = training.wait_for_progress()
     print(f"cut of 12 s: on again {on_again:.1f} s later")
+    assert training.failures_told() == told
 
 
 @pytest.mark.parametrize("how", ["drop", "down"])
 def test_a_host_that_goes_silent_is_named_in_time_and_left_out(training: Training, how: str) -> None:
-    failures, host = training.failures, training.hosts[1]
+    told, host = len(training.failures_told()), training.hosts[1]
     training.lab.cut(host, how)
-    took = training.wait_for_failure(failures + 1, f"rank 1 of 2 on {host}", host, timeout_s=IN_TIME_S)
-    on_again = training.wait_for_progress(failures=failures + 1)
+    took = training.wait_for_failure(f"rank 1 of 2 on {host}", host, after=told, timeout_s=IN_TIME_S)
+    on_again = training.wait_for_progress(without=host)
     print(f"{how}: failed after {took:.1f} s, on again {on_again:.1f} s later")
-    assert host not in training.hosts
 
 
 def test_a_host_that_its_cloud_switches_off_is_named_and_not_counted(training: Training) -> None:
-    failures, host = training.failures, training.hosts[1]
+    told, counted, host = len(training.failures_told()), training.counted_failures(0), training.hosts[1]
     notice = (
         "from horovod_tune.ray_adapter import drain_as_preempted;"
         f"drain_as_preempted('{training.lab.ip('n1')}:6379', '{training.lab.ip(host)}', in_s=60.0)"
     )
-    training.lab.run(host, f'python -c "{notice}"', timeout_s=60)
+    training.lab.run(host, f'python -c "{notice}"', timeout_s=120)
     training.lab.power_off(host)
-    training.wait_for_failure(failures, f"pre-empted: rank 1 of 2 on {host}", host, timeout_s=IN_TIME_S)
-    training.wait_for_progress(failures=failures)  # as many as before
-    assert host not in training.hosts
+    who = f"pre-empted: rank 1 of 2 on {host}"
+    training.wait_for_failure(who, host, after=told, timeout_s=IN_TIME_S)
+    training.wait_for_progress(without=host)
+    assert training.counted_failures(counted) == 0  # as many as before

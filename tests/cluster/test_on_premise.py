@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from lab import REPOSITORY, Lab, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("hosts_possible")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefixtures("hosts_possible")]
 RAY_PROCESSES = "raylet|gcs_server|ray::|monitor.py|dashboard"
 
 
@@ -35,26 +35,28 @@ def edit_addresses(lab: Lab) -> None:
 
 def test_up_submit_down_leaves_nothing_running(lab: Lab) -> None:
     in_checkout = "cd ~/checkout && "
-    lab.run("laptop", in_checkout + "ray get-auth-token --generate", timeout_s=30)
-    lab.run("laptop", in_checkout + "ray up -y cluster/on-premise.yaml", timeout_s=120)
-    joined = "python -m horovod_tune.cluster.wait_for_nodes --address auto --nodes 3 --timeout-s 150"
-    missing = lab.run("n1", f"{joined} || tail -n 50 /tmp/ray/session_latest/logs/monitor*", timeout_s=200)
+    lab.run("laptop", in_checkout + "ray get-auth-token --generate", timeout_s=90)
+    lab.run("laptop", in_checkout + "ray up -y cluster/on-premise.yaml", timeout_s=300)
+    joined = "python -m horovod_tune.cluster.wait_for_nodes --address auto --nodes 3 --timeout-s 300"
+    missing = lab.run("n1", f"{joined} || tail -n 50 /tmp/ray/session_latest/logs/monitor*", timeout_s=360)
     assert "3 nodes after" in missing.stdout, missing.stdout
     for host in lab.hosts:
-        mode = lab.run(host, "stat -c %a ~/.ray/auth_token", timeout_s=10).stdout.strip()
+        mode = lab.run(host, "stat -c %a ~/.ray/auth_token", timeout_s=60).stdout.strip()
         assert mode == "600", f"{host} has its token at mode {mode}"
 
     search = "--address auto --num-hosts 3 --num-slots 1 --num-samples 2 --epochs 2"
     submit = f"ray submit cluster/on-premise.yaml examples/bayesopt_digits.py -- {search}"
-    output = lab.run("laptop", in_checkout + submit, timeout_s=180).stdout
+    output = lab.run("laptop", in_checkout + submit, timeout_s=400).stdout
     assert "best_config: {'lr':" in output, output[-4000:]
     assert "held-out digits" in output
     # No shared file system: the checkpoints came back to the head, whose driver wrote them.
-    saved = lab.run("n1", "ls -d ~/ray_results/*/*/checkpoint_*/*.pt", timeout_s=10).stdout
+    saved = lab.run("n1", "ls -d ~/ray_results/*/*/checkpoint_*/*.pt", timeout_s=60).stdout
     assert len(saved.splitlines()) == 4, saved
 
-    lab.run("laptop", in_checkout + "ray down -y cluster/on-premise.yaml", timeout_s=60)
+    lab.run("laptop", in_checkout + "ray down -y cluster/on-premise.yaml", timeout_s=180)
     for host in lab.hosts:
         wait_until(
-            lambda host=host: not lab.processes(host, RAY_PROCESSES), timeout_s=60, what=f"{host} without Ray"
+            lambda host=host: not lab.processes(host, RAY_PROCESSES),
+            timeout_s=120,
+            what=f"{host} without Ray",
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lab import Lab
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("hosts_possible")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefixtures("hosts_possible")]
 
 LOOK = """
 import dataclasses, json, sys
@@ -17,7 +17,7 @@ import ray
 from horovod_tune.cluster import preflight
 ray.init(address="auto", log_to_driver=False)
 nics = json.loads(sys.argv[1])
-report = preflight.check(["json", "sklearn.datasets"], num_hosts=2, timeout_s=100, nics=nics)
+report = preflight.check(["json", "sklearn.datasets"], num_hosts=2, timeout_s=240, nics=nics)
 print(report)
 print(json.dumps({
     "ok": report.ok,
@@ -34,7 +34,7 @@ PACKAGES = "$(python -c 'import torch, os; print(os.path.dirname(os.path.dirname
 def seen() -> Iterator[tuple[dict[str, Any], str]]:
     with Lab(4, nics=2) as lab:
         # n2: what Debian's installer writes.
-        lab.run("n2", "sed -i '/ n2$/d' /etc/hosts; echo '127.0.1.1 n2' >> /etc/hosts", timeout_s=10)
+        lab.run("n2", "sed -i '/ n2$/d' /etc/hosts; echo '127.0.1.1 n2' >> /etc/hosts", timeout_s=60)
         # n3: no Horovod, and n2 cannot reach it on the interface that is asked for.
         without = (
             f"p={PACKAGES}; mkdir /mnt/o; mount -t tmpfs none /mnt/o; mkdir /mnt/o/u /mnt/o/w;"
@@ -42,19 +42,19 @@ def seen() -> Iterator[tuple[dict[str, Any], str]]:
             "rm -rf $p/horovod $p/horovod-*;"
             f"iptables -I INPUT -s {lab.ip('n2').replace('10.77.', '10.88.')} -j DROP"
         )
-        lab.run("n3", without, timeout_s=20)
+        lab.run("n3", without, timeout_s=60)
         # n4: another torch, and no second interface.
         older = (
             f"v={PACKAGES}/torch/version.py; sed 's/2.13.0/2.12.1/' $v > /tmp/v; mount --bind /tmp/v $v;"
             "ip link del eth1"
         )
-        lab.run("n4", older, timeout_s=10)
+        lab.run("n4", older, timeout_s=60)
         lab.start_ray()
         words = ["bash", "-lc", 'python -c "$0" "$1"', LOOK, json.dumps(["eth1"])]
-        output = lab.run("n1", words, timeout_s=150).stdout
+        output = lab.run("n1", words, timeout_s=300).stdout
         yield json.loads(output.strip().splitlines()[-1]), output
         # The doctor says the same: n3 without Horovod, n4 with another torch; exit status 1.
-        doctor = lab.run("n1", "horovod-tune doctor --address auto", timeout_s=150, check=False)
+        doctor = lab.run("n1", "horovod-tune doctor --address auto", timeout_s=300, check=False)
         assert doctor.returncode == 1, doctor.stdout
         assert "n3: Horovod is not installed" in doctor.stdout
         assert "A trial across these 4 machines cannot run." in doctor.stdout

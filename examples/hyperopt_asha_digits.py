@@ -18,13 +18,13 @@ SPACE = {
 }
 
 
-def main(time_budget_s=60, storage_path=None):
+def main(time_budget_s=60, num_samples=-1, storage_path=None):
     return tune.run(
         DistributedTrainableCreator(train, num_slots=2),
         name="hyperopt_asha_digits",
         config=SPACE,
         time_budget_s=time_budget_s,
-        num_samples=-1,
+        num_samples=num_samples,
         search_alg=HyperOptSearch(metric="mean_loss", mode="min"),
         scheduler=ASHAScheduler(metric="mean_loss", mode="min", max_t=10),
         storage_path=storage_path,

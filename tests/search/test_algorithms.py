@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -50,17 +51,19 @@ def assert_all_trained(analysis: Any) -> None:
 
 
 def test_grid_and_random_search(example: Any, tmp_path: Path) -> None:
-    analysis = example("grid_random_digits").main(num_samples=2, epochs=2, storage_path=str(tmp_path))
+    analysis = example("grid_random_digits").main(num_samples=1, epochs=2, storage_path=str(tmp_path))
     assert_all_trained(analysis)
     configs = [trial.config for trial in analysis.trials]
-    assert sorted(config["batch_size"] for config in configs) == [32, 32, 128, 128]
+    assert sorted(config["batch_size"] for config in configs) == [32, 128]
     assert all(config["momentum"] == (0.9 if config["lr"] < 0.1 else 0.5) for config in configs)
     assert len({config["lr"] for config in configs}) > 1
     assert all(epochs_of(trial) == [1, 2] for trial in analysis.trials)
 
 
 def test_asha_starts_with_the_given_point_and_stops_the_worse_ones(example: Any, tmp_path: Path) -> None:
-    analysis = example("asha_digits").main(num_samples=7, storage_path=str(tmp_path))
+    # The given learning rate, 0.1, and then 0.01, 0.1 and 0.02: the last is worse than half of the others.
+    np.random.seed(9)
+    analysis = example("asha_digits").main(num_samples=4, storage_path=str(tmp_path))
     assert_all_trained(analysis)
     first = analysis.trials[0].config
     assert (first["lr"], first["batch_size"]) == (0.1, 128)
@@ -74,26 +77,25 @@ def test_asha_ends_when_its_time_is_up(example: Any, tmp_path: Path) -> None:
     assert 0 < len(analysis.trials) < 10_000
 
 
-def test_hyperopt_with_asha_runs_until_the_time_is_up(example: Any, tmp_path: Path) -> None:
+def test_hyperopt_with_asha_and_a_time_budget(example: Any, tmp_path: Path) -> None:
     pytest.importorskip("hyperopt", reason="pip install 'horovod_tune[hyperopt]'")
     main = example("hyperopt_asha_digits").main
-    # A quarter of a minute is plenty, unless the machine is busy with other things.
-    for budget_s in (15, 120):
-        analysis = main(time_budget_s=budget_s, storage_path=str(tmp_path / str(budget_s)))
-        finished = [trial for trial in analysis.trials if trial.last_result.get("mean_loss") is not None]
-        if finished:
-            break
-    assert finished and all(5 <= trial.config["max_epochs"] <= 10 for trial in finished)
-    assert all(len(epochs_of(trial)) <= trial.config["max_epochs"] for trial in finished)
+    # It ends after two trials; that the budget ends a search is seen above, at less cost.
+    analysis = main(time_budget_s=600, num_samples=2, storage_path=str(tmp_path))
+    assert_all_trained(analysis)
+    assert all(5 <= trial.config["max_epochs"] <= 10 for trial in analysis.trials)
+    assert all(0 < len(epochs_of(trial)) <= trial.config["max_epochs"] for trial in analysis.trials)
 
 
-@pytest.mark.parametrize("use_tune_space", [False, True], ids=["ConfigSpace", "Tune space"])
+@pytest.mark.parametrize(
+    ("use_tune_space", "max_t"), [(False, 9), (True, 3)], ids=["ConfigSpace", "Tune space"]
+)
 def test_bohb_pauses_trials_and_resumes_them_from_their_checkpoints(
-    example: Any, tmp_path: Path, use_tune_space: bool
+    example: Any, tmp_path: Path, use_tune_space: bool, max_t: int
 ) -> None:
     pytest.importorskip("hpbandster", reason="pip install 'horovod_tune[bohb]'")
     analysis = example("bohb_digits").main(
-        num_samples=9, max_t=9, use_tune_space=use_tune_space, storage_path=str(tmp_path)
+        num_samples=max_t, max_t=max_t, use_tune_space=use_tune_space, storage_path=str(tmp_path)
     )
     assert_all_trained(analysis)
     histories = [epochs_of(trial) for trial in analysis.trials]
@@ -106,7 +108,7 @@ def test_bohb_pauses_trials_and_resumes_them_from_their_checkpoints(
 
 @pytest.mark.parametrize("name", ["pbt_digits", "pb2_digits"])
 def test_population_based_training_clones_the_strong(example: Any, tmp_path: Path, name: str) -> None:
-    analysis = example(name).main(population=4, epochs=6, storage_path=str(tmp_path))
+    analysis = example(name).main(population=3, epochs=3, storage_path=str(tmp_path))
     assert_all_trained(analysis)
     experiment = Path(analysis.experiment_path)
     clonings = [json.loads(line) for line in (experiment / "pbt_global.txt").read_text().splitlines()]
@@ -114,7 +116,7 @@ def test_population_based_training_clones_the_strong(example: Any, tmp_path: Pat
     for target, source, *_ in clonings:
         assert target != source
     # A clone goes on at its donor's epoch: all have trained to the end, with the donors' weights.
-    assert {epochs_of(trial)[-1] for trial in analysis.trials} == {6}
+    assert {epochs_of(trial)[-1] for trial in analysis.trials} == {3}
     exploited = {trial.trial_id for trial in analysis.trials if len(set(_rates(trial))) > 1}
     assert exploited, "no trial went on with another learning rate"
 
@@ -124,7 +126,9 @@ def _rates(trial: Any) -> list[float]:
 
 
 def test_median_stopping_stops_those_below_the_median(example: Any, tmp_path: Path) -> None:
-    analysis = example("median_stopping_digits").main(num_samples=7, epochs=6, storage_path=str(tmp_path))
+    # Learning rates of 0.3, 0.7, 0.3, 0.01 and 0.0009.
+    np.random.seed(8)
+    analysis = example("median_stopping_digits").main(num_samples=5, epochs=4, storage_path=str(tmp_path))
     assert_all_trained(analysis)
     lengths = [len(epochs_of(trial)) for trial in analysis.trials]
-    assert min(lengths) >= 2 and max(lengths) == 6 and min(lengths) < 6
+    assert min(lengths) >= 2 and max(lengths) == 4 and min(lengths) < 4

@@ -1,4 +1,4 @@
-"""Saving, restoring, and starting from an earlier experiment; and whole searches run by Tune."""
+"""Saving, restoring, and starting from an earlier experiment."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import json
 import logging
 import math
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
-import conformance
 import pandas as pd
 import pytest
 from conformance import METRIC, Loop, loss, mixed_space
-from ray import cloudpickle, tune
-from ray.tune.search import ConcurrencyLimiter
+from ray import tune
 
 from horovod_tune.search import BayesOptSearch, StateFileError
-
-# The trials run in other processes, which cannot import tests.
-cloudpickle.register_pickle_by_value(conformance)
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
@@ -200,118 +193,3 @@ def test_choices_that_are_dictionaries_are_found_in_a_flat_table() -> None:
     search = searcher(analysis=frame)
     search.set_search_properties(METRIC, "min", space)
     assert [trial.point for trial in search._history.trials.values()] == [(1.0,)]
-
-
-# Whole searches by Tune.
-
-
-def train(config: dict[str, Any]) -> None:
-    if config["lr"] > 0.03:
-        raise RuntimeError("diverged")
-    for step in range(1, 4):
-        tune.report({METRIC: loss(config) + 1.0 / step})
-
-
-CHOICES = [{"kind": "a", "size": 1}, None, [1, 2], "text"]
-
-
-def fit(storage: Path, search: Any, samples: int, name: str = "experiment", **config: Any) -> tune.ResultGrid:
-    return tune.Tuner(
-        train,
-        param_space=mixed_space()
-        | {"any": tune.choice(CHOICES), "twice": tune.sample_from(lambda c: 2 * c["layers"])},
-        tune_config=tune.TuneConfig(
-            metric=METRIC, mode="min", search_alg=search, num_samples=samples, **config
-        ),
-        run_config=tune.RunConfig(name=name, storage_path=str(storage), verbose=0),
-    ).fit()
-
-
-@pytest.fixture(scope="module")
-def experiment(ray_session: Any, tmp_path_factory: Any) -> tune.ResultGrid:
-    """A search of 10 trials, some of which fail and some of which ASHA stops."""
-    storage = tmp_path_factory.mktemp("bayesopt")
-    search = ConcurrencyLimiter(BayesOptSearch(), max_concurrent=4)
-    return fit(storage, search, 10, scheduler=tune.schedulers.ASHAScheduler(grace_period=1, max_t=3))
-
-
-def test_tune_runs_every_sample_and_records_what_was_suggested(experiment: tune.ResultGrid) -> None:
-    assert len(experiment) == 10
-    state = json.loads(next(Path(experiment.experiment_path).glob("searcher-state-*.json")).read_text())
-    recorded = {result.config["lr"] for result in experiment}  # type: ignore[attr-defined]
-    low, high = math.log(1e-5), math.log(1e-1)
-    suggested = [math.exp(low + trial["point"][0] * (high - low)) for trial in state["trials"]]
-    assert sorted(recorded) == pytest.approx(sorted(suggested), rel=1e-12)
-    for result in experiment:  # type: ignore[attr-defined]
-        assert result.config["any"] in CHOICES and result.config["twice"] == 2 * result.config["layers"]
-
-
-def test_failed_trials_are_known_as_such_and_early_stopped_ones_count(experiment: tune.ResultGrid) -> None:
-    state = json.loads(next(Path(experiment.experiment_path).glob("searcher-state-*.json")).read_text())
-    endings = [trial["ending"] for trial in state["trials"]]
-    assert endings.count("failed") == len(experiment.errors) and "running" not in endings
-    values = sorted(trial["value"] for trial in state["trials"] if trial["value"] is not None)
-    last = sorted(r.metrics[METRIC] for r in experiment if not r.error)  # type: ignore[attr-defined]
-    assert values == pytest.approx(last)
-
-
-@pytest.mark.parametrize("kind", ["directory", "analysis", "grid", "frame"])
-def test_an_experiment_of_tune_is_a_start(experiment: tune.ResultGrid, kind: str) -> None:
-    source: Any = {
-        "directory": lambda: experiment.experiment_path,
-        "analysis": lambda: tune.ExperimentAnalysis(experiment.experiment_path),
-        "grid": lambda: experiment,
-        "frame": experiment.get_dataframe,
-    }[kind]()
-    search = searcher(analysis=source)
-    space = mixed_space() | {"any": tune.choice(CHOICES)} if kind != "frame" else mixed_space()
-    assert search.set_search_properties(METRIC, "min", space)
-    assert len(search._history.trials) == 10 - len(experiment.errors)
-
-
-class DriverDies(tune.Callback):
-    """Raises in the driver when the given number of trials have ended; once only."""
-
-    def __init__(self, trials: int, folder: Path) -> None:
-        self._trials, self._folder = trials, folder
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        ended = sum(trial.status == "TERMINATED" for trial in trials)
-        if ended >= self._trials and not (self._folder / "died").exists():
-            (self._folder / "died").touch()
-            raise RuntimeError("the driver dies")
-
-
-def plain_train(config: dict[str, Any]) -> None:
-    tune.report({METRIC: loss(config)})
-
-
-def test_tuner_restore_continues_the_model(ray_session: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    """A search whose driver died at the 5th trial goes on as the one whose driver did not."""
-    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
-
-    def tuner(name: str, callbacks: list[Any]) -> tune.Tuner:
-        return tune.Tuner(
-            plain_train,
-            param_space=mixed_space(),
-            tune_config=tune.TuneConfig(
-                metric=METRIC,
-                mode="min",
-                search_alg=ConcurrencyLimiter(
-                    BayesOptSearch(random_state=3, random_search_steps=3), max_concurrent=1
-                ),
-                num_samples=8,
-            ),
-            run_config=tune.RunConfig(name=name, storage_path=str(tmp_path), verbose=0, callbacks=callbacks),
-        )
-
-    with pytest.raises(Exception, match="the driver dies"):
-        tuner("broken", [DriverDies(5, tmp_path)]).fit()
-    restored = tune.Tuner.restore(str(tmp_path / "broken"), plain_train, param_space=mixed_space()).fit()
-    whole = tuner("whole", []).fit()
-    assert len(restored) == len(whole) == 8
-    assert _learning_rates(restored) == _learning_rates(whole)
-
-
-def _learning_rates(results: tune.ResultGrid) -> list[float]:
-    return sorted(results[i].config["lr"] for i in range(len(results)))

@@ -99,7 +99,9 @@ class DistributedTrainable(FunctionTrainable):
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             if not ray_adapter.cluster_can_grow():
                 check_fits(placement, nodes)
-            if len(placement.bundles) > 1 and not fits_one_node(placement, nodes):
+            # Machines that are still to come are looked at before the first trial that finds them there.
+            enough = len(nodes) >= (cls._spec.num_hosts or 1)
+            if enough and len(placement.bundles) > 1 and not fits_one_node(placement, nodes):
                 cls._look_at_the_machines()
         return PlacementGroupFactory(
             [{}, *[dict(bundle) for bundle in placement.bundles]], strategy=placement.strategy

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lab import REPOSITORY, Lab, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("hosts_possible")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefixtures("hosts_possible")]
 JOB = REPOSITORY / "tests/cluster/jobs/steady_training.py"
 TIMEOUT_S = 30.0
 """More than twice the cut that is to be ridden out: TCP asks again after 12, 13 or up to 24 s then."""

@@ -21,12 +21,13 @@ from ray.tune.utils import flatten_dict
 from horovod_tune.search import state_file
 from horovod_tune.search.acquisition import portfolio_of
 from horovod_tune.search.blas import one_thread
-from horovod_tune.search.chooser import Chooser, seed_for
+from horovod_tune.search.chooser import Chooser
 from horovod_tune.search.domains import SpaceError, from_pbounds
 from horovod_tune.search.earlier import EarlierResults, read_earlier
 from horovod_tune.search.first_points import Queued, queue_points
 from horovod_tune.search.gp_params import check_kernel, model_options
 from horovod_tune.search.history import Ending, History, Trial, as_number
+from horovod_tune.search.seeds import seed_for, seed_of
 from horovod_tune.search.space import Point, SearchSpace
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class BayesOptSearch(Searcher):
             )
         super().__init__(metric=metric, mode=mode)
         self._metric, self._mode = metric, mode
-        self._seed = _seed_of(random_state)
+        self._seed = seed_of(random_state)
         portfolio = portfolio_of(
             acquisition_function, None if utility_kwargs is None else dict(utility_kwargs)
         )
@@ -328,21 +329,3 @@ class BayesOptSearch(Searcher):
         if topic not in self._said:
             self._said.add(topic)
             logger.warning(message)
-
-
-def _seed_of(random_state: Any) -> int:
-    if random_state is None:
-        return int(np.random.SeedSequence().generate_state(1)[0])
-    if isinstance(random_state, np.random.Generator):
-        return int(random_state.integers(2**32))
-    if isinstance(random_state, np.random.RandomState):
-        return int(random_state.randint(2**31))
-    if (
-        isinstance(random_state, (int, np.integer))
-        and not isinstance(random_state, bool)
-        and random_state >= 0
-    ):
-        return int(random_state)
-    raise ValueError(
-        f"random_state must be an integer of 0 or more, a NumPy generator or None, got {random_state!r}"
-    )

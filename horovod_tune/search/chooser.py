@@ -17,16 +17,11 @@ from horovod_tune.search.hedge import draw, gains_of
 from horovod_tune.search.history import Ending, History, Trial
 from horovod_tune.search.parameters import FloatArray
 from horovod_tune.search.proposal import propose
+from horovod_tune.search.seeds import seed_for
 from horovod_tune.search.space import Point, SearchSpace
 
 #: Points of a finite space that are looked at one by one when it is nearly used up.
 _ENUMERABLE = 100_000
-
-
-def seed_for(seed: int, history: History, purpose: str) -> int:
-    """Return a seed of its own for each suggestion and each purpose in it."""
-    words = [seed, len(history.trials), *purpose.encode()]
-    return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
 class Chooser:

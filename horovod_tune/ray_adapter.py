@@ -17,6 +17,7 @@ import importlib.machinery
 import json
 import os
 import pickle
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -215,6 +216,33 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
 
     get._horovod_tune = True  # type: ignore[attr-defined]
     cache_class.get = get  # type: ignore[method-assign]
+
+
+def name_lost_hosts(is_ours: Callable[[type], bool]) -> None:
+    """Put the host's name into the error of a trial whose coordinator was lost; once a process.
+
+    Nobody of the trial is left to tell then, and Ray's own text has the host's address only.
+    """
+    import ray
+    from ray.exceptions import RayActorError
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+
+    if hasattr(TuneController._process_trial_failure, "_horovod_tune"):
+        return
+    original = TuneController._process_trial_failure
+
+    @functools.wraps(original)
+    def process(self: Any, trial: Any, exception: Any) -> None:
+        lost = isinstance(exception, RayActorError) and re.search(r"\bip: (\S+)", str(exception))
+        if lost and is_ours(get_trainable_cls(trial.trainable_name)):
+            hosts = {node["NodeManagerAddress"]: node["NodeManagerHostname"] for node in ray.nodes()}
+            host = hosts.get(lost[1], lost[1])
+            exception.error_msg = f"the coordinator on {host}, beside rank 0, was lost:\n{exception}"
+        original(self, trial, exception)
+
+    process._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController._process_trial_failure = process  # type: ignore[method-assign]
 
 
 def session_directory() -> Path | None:

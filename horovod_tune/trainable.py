@@ -311,6 +311,7 @@ def DistributedTrainableCreator(
     if reuse_workers:
         ray_adapter.reuse_actors_of(_wants_reuse)
     ray_adapter.start_in_idle_processes(_is_ours)
+    ray_adapter.name_lost_hosts(_is_ours)
     name = re.sub(r"\W", "_", getattr(func, "__name__", None) or type(func).__name__)
     shipped = ShippedFunction(func, uuid.uuid4().hex)
     body = {

@@ -1,0 +1,40 @@
+"""Whether a cluster can grow, from what each kind of autoscaler of Ray 2.60 leaves to be seen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import ray
+
+from horovod_tune.ray_adapter import cluster_can_grow
+
+
+@pytest.mark.parametrize(
+    ("label", "published", "grows"),
+    [
+        ("head", None, True),  # the second version: a label on the head of `ray up`, and on KubeRay's pods
+        (None, {"ray.head.default": 1}, True),  # the first version
+        (None, {"node_5f1c": 1}, False),  # the monitor of a head without a cluster file
+        (None, {}, False),
+        (None, None, False),
+        ("local.cluster.node", {"local.cluster.node": 3}, False),  # machines of one's own
+    ],
+)
+def test_only_an_autoscaler_with_a_cluster_file_makes_a_cluster_grow(
+    label: str | None, published: dict[str, int] | None, grows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {"ray.io/node-id": "5f1c"} | ({"ray.io/node-group": label} if label else {})
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": labels}])
+    status = None if published is None else json.dumps({"autoscaler_report": {"active_nodes": published}})
+    monkeypatch.setattr(
+        "ray.experimental.internal_kv._internal_kv_get", lambda _: status.encode() if status else None
+    )
+    assert cluster_can_grow() is grows
+
+
+def test_an_autoscaler_that_has_not_reported_yet_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {}}])
+    report = json.dumps({"autoscaler_report": None}).encode()
+    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", lambda _: report)
+    assert not cluster_can_grow()

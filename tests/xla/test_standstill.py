@@ -113,7 +113,7 @@ def session() -> Iterator[None]:
 @pytest.fixture(params=[kind for kind in RANKS if kind != "gloo"])
 def workers(session: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
     skip_unless_installed(request.param)
-    made = Workers(request.param, tmp_path, timeout_s=8, stall_timeout_s=STALL_TIMEOUT_S)
+    made = Workers(request.param, tmp_path, stall_timeout_s=STALL_TIMEOUT_S)
     yield made
     made.close()
 

@@ -44,7 +44,7 @@ from horovod_tune.workers.xla.supervisor import Supervisor
 
 METHODS_AT_ONCE = 5
 HEARTBEAT_S = 5.0
-"""How often an idle rank says that it is there (a tenth of timeout_s where that is shorter)."""
+"""How often an idle rank says that it is there; more often where a time-out is shorter than usual."""
 ANSWER_S = 5.0
 """How long ranks that stand still may take to say where."""
 TIDY_S = 6.0
@@ -75,7 +75,7 @@ class HostActor:
         self._checkpoints = CheckpointDesk(self._node_id)
         self._supervisor = Supervisor(
             runtime,
-            heartbeat_s=min(HEARTBEAT_S, timeout_s / 10),
+            heartbeat_s=min(HEARTBEAT_S, timeout_s / 10, stall_timeout_s / 6),
             on_message=self._hear,
             on_output=self._take_output,
             on_loss=self._lose,
@@ -170,7 +170,7 @@ class HostActor:
             self.proceed(proceed, checkpoint)
         self._check_silence()
         began = time.monotonic()
-        messages = self._wait_for_messages(wait_s)
+        messages = self._wait_for_messages(min(wait_s, self._stall_timeout_s / 3))
         if self._running:
             self._check_standstill(time.monotonic() - began)
         return messages

@@ -7,7 +7,8 @@
 #   bash node_setup.sh tpu     no Horovod: torch_xla for TPU trials
 #
 # A node that has all this already (an image of yours, a second `ray up`) is left as it is, and nothing is
-# downloaded. It adds up to two lines to ~/.bashrc. What is compiled once is kept as a wheel under ~/.cache/horovod_tune.
+# downloaded. It adds up to two lines to ~/.bashrc, at its top and at its end. What is compiled once is kept as a
+# wheel under ~/.cache/horovod_tune.
 set -euo pipefail
 
 SRC=$HOME/.horovod-tune/src ENV=$HOME/.horovod-tune/env
@@ -31,9 +32,10 @@ assert kind != "nccl" or module.nccl_built()
 P
 }
 
-login_line() {  # once, at the top: many images' .bashrc returns early when it is not a terminal
-  grep -qxF "$1" ~/.bashrc 2>/dev/null && return
-  { printf '%s\n' "$1"; cat ~/.bashrc 2>/dev/null || true; } > ~/.bashrc.new && mv ~/.bashrc.new ~/.bashrc
+login_line() {  # at the top, since many images' .bashrc returns early when it is not a terminal, and at the end,
+  local others  # since conda or pyenv may have put a Python of theirs in front there
+  others=$(grep -vxF "$1" ~/.bashrc 2>/dev/null || true)
+  printf '%s\n' "$1" "$others" "$1" > ~/.bashrc.new && mv ~/.bashrc.new ~/.bashrc
 }
 
 if [ -f ~/.ray/auth_token ]; then chmod 600 ~/.ray/auth_token; fi   # `ray get-auth-token --generate` leaves 644

@@ -13,24 +13,24 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import RayActorError, RayError
 
-from horovod_tune.errors import StartFailed, TrainingFailed
+from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import (
     CheckpointPlace,
     Failed,
     FailureKind,
     Finished,
     LogChunk,
-    MemberFacts,
     Report,
     Stopped,
     Tidied,
     TrialOrder,
 )
-from horovod_tune.workers import failures, processes
-from horovod_tune.workers.gate import Gate, NotOurPacket
+from horovod_tune.workers import failures
+from horovod_tune.workers.gate import NotOurPacket
 from horovod_tune.workers.mailbox import Mail, Mailbox
+from horovod_tune.workers.members import Members
 from horovod_tune.workers.protocol import Launcher
 
 POLL_S = 10.0
@@ -49,15 +49,10 @@ class WorkerGroup:
     """The members of one world, kept over the trials that they run."""
 
     def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
-        self._launcher = launcher
+        self.members = Members(launcher, timeout_s=timeout_s)
         self._timeout_s = timeout_s
         self._poll_s = min(POLL_S, timeout_s / 4)
-        self._members: list[Any] = []
-        self._facts: list[MemberFacts] = []
-        self._ranks: list[tuple[int, ...]] = []
-        self._descriptions: list[Any] = []
         self._mailbox = Mailbox()
-        self._gates: dict[int, Gate] = {}
         self._run = 0
         self._polls: dict[int, int] = {}
         self._poll_started: dict[int, float] = {}
@@ -71,22 +66,13 @@ class WorkerGroup:
         self._tidying: list[Any] = []
 
     @property
-    def is_up(self) -> bool:
-        """Whether there are members that have their ranks."""
-        return bool(self._ranks)
-
-    @property
     def hosts(self) -> list[str]:
         """The host of each rank, by rank."""
-        by_rank = {
-            rank: fact.host for fact, ranks in zip(self._facts, self._ranks, strict=True) for rank in ranks
-        }
-        return [by_rank[rank] for rank in sorted(by_rank)]
+        return self.members.hosts
 
     def create(self) -> None:
         """Begin to start the members; returns at once."""
-        self._members = list(self._launcher.create())
-        self._descriptions = [member.describe.remote() for member in self._members]
+        self.members.create()
 
     def begin(self, order: TrialOrder) -> None:
         """Start a trial on all ranks, as soon as they are there.
@@ -94,53 +80,22 @@ class WorkerGroup:
         Raises:
             StartFailed: members did not come up within ``timeout_s``, or landed wrongly.
         """
-        if not self._members:
+        if not self.members.actors:
             self.create()
-        if not self._ranks:
-            self._assign()
+        if not self.members.are_assembled:
+            self.members.assemble()
+            self._mailbox.open_gates(self.members.gates.values())
         self._failures, self._reports, self._logs, self._lost_nodes = [], [], [], []
         self._to_proceed, self._newest = None, None
-        self._running = {rank for ranks in self._ranks for rank in ranks}
+        self._running = self.members.all_ranks
         self._run += 1
         order = replace(order, run=self._run)
-        self._get_all([member.begin.remote(order) for member in self._members], "to begin the trial")
-        self._polls = {}
-        for index in range(len(self._members)):
-            self._poll(index)
-
-    def _assign(self) -> None:
-        self._facts = self._get_all(self._descriptions, "to start")
-        assignments = self._launcher.assign(self._members, self._facts)
-        self._get_all(
-            [m.assign.remote(a) for m, a in zip(self._members, assignments, strict=True)],
-            "to take their ranks",
+        self.members.get_all(
+            [member.begin.remote(order) for member in self.members.actors], "to begin the trial"
         )
-        self._ranks = [tuple(world.rank for world in each.worlds) for each in assignments]
-        self._gates = self._launcher.gates()
-        self._mailbox.open_gates(self._gates.values())
-
-    def _get_all(self, refs: Sequence[Any], doing: str) -> list[Any]:
-        try:
-            return ray.get(list(refs), timeout=self._timeout_s)
-        except GetTimeoutError:
-            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0)
-            missing = [i for i, ref in enumerate(refs) if ref not in set(ready)]
-            who = ", ".join(self._name(i) for i in missing)
-            raise StartFailed(
-                f"{len(missing)} of {len(refs)} training actors took longer than timeout_s="
-                f"{self._timeout_s:g} s {doing}: {who}"
-            ) from None
-        except RayActorError as error:
-            raise StartFailed(f"a training actor died on its way {doing}: {error}") from error
-
-    def _name(self, member: int) -> str:
-        if self._facts:
-            return f"{self._ranks_text(member)} on {self._facts[member].host}"
-        return f"actor {member}"
-
-    def _ranks_text(self, member: int) -> str:
-        ranks = self._ranks[member] if self._ranks else (member,)
-        return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        self._polls = {}
+        for index in range(len(self.members)):
+            self._poll(index)
 
     def next_event(self) -> Report | Finished:
         """Wait for rank 0's next report, or for the end of the training function on every rank.
@@ -177,18 +132,18 @@ class WorkerGroup:
         self._newest = checkpoint or self._newest
         self._to_proceed = None
         polled = set(self._polls.values())
-        for i, member in enumerate(self._members):
-            gate = self._gates.get(i)
+        for i, member in enumerate(self.members.actors):
+            gate = self.members.gates.get(i)
             released = gate is not None and gate.release(self._run, index, self._newest)
             if i in polled:
                 if not released:
                     member.proceed.remote(index, self._newest)
-            elif self._running & set(self._ranks[i]):
+            elif self._running & set(self.members.ranks[i]):
                 # One call for both is the way of rank 0's member where it has no gate.
                 self._poll(i, *(() if released else (index, self._newest)))
 
     def _poll(self, member: int, *proceed: Any) -> None:
-        ref = self._members[member].poll.remote(self._poll_s, *proceed)
+        ref = self.members.actors[member].poll.remote(self._poll_s, *proceed)
         self._polls[self._mailbox.expect(ref)] = member
         self._poll_started[member] = time.monotonic()
 
@@ -208,7 +163,7 @@ class WorkerGroup:
                 continue
             self._take(messages)
             waits_for_us = any(isinstance(message, Report) for message in messages)
-            if not waits_for_us and self._running & set(self._ranks[member]):
+            if not waits_for_us and self._running & set(self.members.ranks[member]):
                 self._poll(member)
 
     def _open_mail(self, wait_s: float) -> Mail:
@@ -236,13 +191,13 @@ class WorkerGroup:
 
     def _release_reports(self) -> None:
         """Rank 0 has returned: ranks that report more often than it have nobody to wait for."""
-        for member in self._members:
+        for member in self.members.actors:
             member.proceed.remote(math.inf, self._newest)
 
     def _lose(self, member: int, kind: FailureKind, text: str) -> None:
-        fact = self._facts[member]
+        fact = self.members.facts[member]
         self._lost_nodes.append(fact.node_id)
-        for rank in self._ranks[member]:
+        for rank in self.members.ranks[member]:
             self._running.discard(rank)
             self._failures.append(Failed(rank, fact.host, kind, f"process {fact.pid}: {text}"))
 
@@ -267,13 +222,13 @@ class WorkerGroup:
         if failures.needs_cause(first):
             self._ping_the_others()
         self._collect_logs()
-        error = TrainingFailed(failures.explain(first, world_size=sum(map(len, self._ranks))))
+        error = TrainingFailed(failures.explain(first, world_size=len(self.members.all_ranks)))
         error.lost_nodes = tuple(self._lost_nodes)
         return error
 
     def _ping_the_others(self) -> None:
-        silent = [i for i in range(len(self._members)) if self._running & set(self._ranks[i])]
-        refs = {self._members[i].ping.remote(): i for i in silent}
+        silent = [i for i in range(len(self.members)) if self._running & set(self.members.ranks[i])]
+        refs = {self.members.actors[i].ping.remote(): i for i in silent}
         if not refs:
             return
         ready, waiting = ray.wait(list(refs), num_returns=len(refs), timeout=PING_S)
@@ -295,7 +250,7 @@ class WorkerGroup:
         Returns:
             why they are not, empty when they are: then they hold a sound world and clean processes.
         """
-        if not self._ranks:
+        if not self.members.are_assembled:
             return ["there are no ranks"]
         if self._failures:
             return ["a rank failed"]
@@ -306,11 +261,11 @@ class WorkerGroup:
         """Stop the training function on every rank that still runs it; return why that was not possible."""
         if not self._running:
             return []
-        for member in self._members:
+        for member in self.members.actors:
             member.stop_training.remote()
         polled = set(self._polls.values())
-        for i in range(len(self._members)):
-            if i not in polled and self._running & set(self._ranks[i]):
+        for i in range(len(self.members)):
+            if i not in polled and self._running & set(self.members.ranks[i]):
                 self._poll(i)
         start = time.monotonic()
         closing: list[Any] = []
@@ -319,7 +274,7 @@ class WorkerGroup:
             if self._running and not closing and time.monotonic() - start > 0.3:
                 # Some ranks left at their report, others wait in a collective for them (the function
                 # reports on rank 0 only): breaking the world gets those out as well.
-                closing = [member.close_world.remote() for member in self._members]
+                closing = [member.close_world.remote() for member in self.members.actors]
         if self._running:
             return [f"rank(s) {sorted(self._running)} did not leave the training function in {UNWIND_S:g} s"]
         self._failures = []  # ranks that were thrown out of a collective end with an error
@@ -332,7 +287,7 @@ class WorkerGroup:
 
     def begin_to_tidy(self) -> None:
         """Begin to make the members fit for the next trial, while Tune deals with the finished one."""
-        self._tidying = [member.tidy.remote(1.0) for member in self._members]
+        self._tidying = [member.tidy.remote(1.0) for member in self.members.actors]
 
     def _tidy(self) -> list[str]:
         if not self._tidying:
@@ -346,14 +301,10 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End every member's process, and see it gone; twice is harmless."""
-        if self._ranks and not self._running and not self._failures:
+        if self.members.are_assembled and not self._running and not self._failures:
             # Without this, the ranks that are killed last complain about those that went first.
-            worlds = [member.close_world.remote() for member in self._members]
+            worlds = [member.close_world.remote() for member in self.members.actors]
             ray.wait(worlds, num_returns=len(worlds), timeout=CLOSE_S)
-        members, facts = self._members, self._facts
-        self._members, self._facts, self._ranks, self._descriptions = [], [], [], []
         self._polls, self._running, self._tidying = {}, set(), []
         self._mailbox.close_gates()
-        self._gates = {}
-        processes.end_actors(members, facts, lost_nodes=self._lost_nodes)
-        self._launcher.close()
+        self.members.end(lost_nodes=self._lost_nodes)

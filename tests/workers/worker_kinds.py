@@ -46,6 +46,7 @@ class Workers:
             from horovod_tune.workers.xla.launch import XlaLauncher
 
             launcher = XlaLauncher(spec, self._placement_group, runtime=kind, **where)
+        self.launcher = launcher
         self.group = WorkerGroup(launcher, timeout_s=timeout_s)
         self.folder = folder
         self._numbers = itertools.count(1)

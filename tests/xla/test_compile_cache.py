@@ -12,7 +12,9 @@ import cloudpickle
 import pytest
 import ray
 
+from horovod_tune.errors import StartFailed
 from horovod_tune.workers.xla.compile_cache import directory_of, make_room
+from horovod_tune.workers.xla.runtime import LaunchPlan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from worker_kinds import Workers
@@ -58,11 +60,11 @@ def test_the_directory_is_for_this_user_alone(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "chip-0").stat().st_mode & 0o077 == 0
 
 
-@pytest.fixture
-def session(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     pytest.importorskip("torch_xla")
     ray.shutdown()
-    directory = tmp_path / "cache"
+    directory = tmp_path_factory.mktemp("cache")
     variables = {"HOROVOD_TUNE_XLA_CACHE": str(directory)}
     ray.init(
         "local",
@@ -102,3 +104,30 @@ def test_a_process_keeps_its_graphs_and_the_next_one_looks_for_them(session: Pat
     # A TPU finds them here. The CPU device finds the file, cannot read it, and compiles again.
     assert seen[1]["PersistentCacheMiss"] == 0
     assert seen[1]["PersistentCacheHit"] + seen[1]["PersistentCacheDeserializeFailure"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (
+            {"HOROVOD_TUNE_XLA_CACHE": "disk"},
+            "HOROVOD_TUNE_XLA_CACHE must be an absolute path or 'off', got 'disk'",
+        ),
+        ({"PJRT_DEVICE": "NOSUCH"}, "NOSUCH"),
+    ],
+    ids=["in our code", "in torch_xla's"],
+)
+def test_a_process_that_cannot_start_says_why_at_once(
+    session: Path, tmp_path: Path, environment: dict[str, str], said: str
+) -> None:
+    workers = Workers("torch_xla", tmp_path)
+    plan = LaunchPlan(environment={"PJRT_DEVICE": "CPU", **environment})
+    workers.launcher._plans = lambda *_: [plan]
+    try:
+        with pytest.raises(StartFailed) as caught:
+            workers.begin(compute)
+    finally:
+        workers.close()
+    text = str(caught.value)
+    assert text.startswith("the ranks of ") and said in text
+    assert "BrokenProcessPool" not in text, "only what broke it"

@@ -105,11 +105,14 @@ class Supervisor:
 
     def _why_ended(self) -> str:
         exits = self._exits or {}
-        lines = [
+        first = sorted(first_to_die(exits))
+        own = [
             f"process {pid}: {describe_exit(exits[pid])}\n{self._last_errors.get(pid, '')}".rstrip()
-            for pid in sorted(first_to_die(exits))
+            for pid in first
         ]
-        return "\n".join([*lines, self._launch_error]).strip()
+        # A process's own exception says it all; that its pool broke is what comes of it.
+        told = any(pid in self._last_errors for pid in first)
+        return "\n".join(own if told else [*own, self._launch_error]).strip()
 
     def _run(self) -> None:
         try:

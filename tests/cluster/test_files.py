@@ -104,6 +104,21 @@ def test_the_scripts_are_bash(name: str) -> None:
     subprocess.run(["bash", "-n", str(CLUSTER / name)], check=True, timeout=10)
 
 
+def test_the_nodes_environment_comes_before_a_python_of_the_bashrc(tmp_path: Path) -> None:
+    (tmp_path / ".bashrc").write_text('export PATH="/conda/bin:$PATH"\n')
+    function = re.search(r"^login_line\(\) \{.*?^\}", (CLUSTER / "node_setup.sh").read_text(), re.M | re.S)
+    assert function
+    twice = "login_line 'export PATH=/ours/bin:$PATH';" * 2
+    script = f"set -euo pipefail; {function[0]}\n{twice} source ~/.bashrc; echo $PATH; cat ~/.bashrc"
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    ran = subprocess.run(
+        ["bash", "-c", script], env=environment, check=True, timeout=20, capture_output=True, text=True
+    )
+    path, *lines = ran.stdout.splitlines()
+    assert path.startswith("/ours/bin:/conda/bin:")
+    assert (lines[0], lines[-1], len(lines)) == (lines[0], lines[0], 3), lines
+
+
 # --- Google Cloud: the bodies that Ray sends ----------------------------------------------------------------
 
 

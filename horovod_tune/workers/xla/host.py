@@ -45,6 +45,8 @@ from horovod_tune.workers.xla.supervisor import Supervisor
 METHODS_AT_ONCE = 5
 HEARTBEAT_S = 5.0
 """How often an idle rank says that it is there; more often where a time-out is shorter than usual."""
+LOOK_S = 5.0
+"""How often it is looked at what the ranks do where they say nothing: the processes of a host are many."""
 ANSWER_S = 5.0
 """How long ranks that stand still may take to say where."""
 TIDY_S = 6.0
@@ -61,6 +63,7 @@ class HostActor:
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._standstill = Standstill(stall_timeout_s)
+        self._listened_s = 0.0
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._worlds: dict[int, World] = {}
         self._running: set[int] = set()
@@ -129,7 +132,7 @@ class HostActor:
         with self._logging:
             self._logs = {}
         self._reports = 0
-        self._standstill.restart()
+        self._count_standstill_anew()
         if order.checkpoint is not None:
             self._checkpoints.note(order.checkpoint)
         self._order = order
@@ -171,8 +174,11 @@ class HostActor:
         self._check_silence()
         began = time.monotonic()
         messages = self._wait_for_messages(min(wait_s, self._stall_timeout_s / 3))
-        if self._running:
-            self._check_standstill(time.monotonic() - began)
+        self._listened_s += time.monotonic() - began
+        if any(not isinstance(message, LogChunk) for message in messages):
+            self._count_standstill_anew()
+        elif self._running and self._listened_s >= min(LOOK_S, self._stall_timeout_s / 6):
+            self._check_standstill()
         return messages
 
     def _wait_for_messages(self, wait_s: float) -> list[Message]:
@@ -194,7 +200,12 @@ class HostActor:
                     rank, FailureKind.SILENT, f"gave no sign of life for timeout_s={self._timeout_s:g} s"
                 )
 
-    def _check_standstill(self, listened_s: float) -> None:
+    def _count_standstill_anew(self) -> None:
+        self._listened_s = 0.0
+        self._standstill.restart()
+
+    def _check_standstill(self) -> None:
+        listened_s, self._listened_s = self._listened_s, 0.0
         if self._checkpoints.is_busy:
             # A checkpoint comes from somewhere, by this process: the rank that asked for it has to wait.
             self._standstill.restart()
@@ -221,7 +232,7 @@ class HostActor:
             return {ordinal: self._where.get(ordinal) for ordinal in running}
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
-        self._standstill.restart()
+        self._count_standstill_anew()
         if checkpoint is not None:
             self._checkpoints.note(checkpoint)
         place = cloudpickle.dumps(checkpoint) if checkpoint is not None else None

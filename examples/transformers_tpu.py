@@ -78,11 +78,15 @@ def windows_of(text):
     return [{"input_ids": data[i : i + WINDOW_BYTES], "labels": data[i : i + WINDOW_BYTES]} for i in starts]
 
 
-def main(num_hosts=1, num_slots=None, time_budget_s=300, num_samples=-1, storage_path=None):
+def main(num_hosts=None, num_slots=None, tpu_type=None, time_budget_s=300, num_samples=-1, storage_path=None):
     text = (Path(__file__).parent / "tides.txt").read_text()
     return tune.run(
         DistributedTrainableCreator(
-            with_parameters(train, text=text), use_tpu=True, num_hosts=num_hosts, num_slots=num_slots
+            with_parameters(train, text=text),
+            use_tpu=True,
+            num_hosts=num_hosts,
+            num_slots=num_slots,
+            tpu_type=tpu_type,
         ),
         name="transformers_tpu",
         config=SPACE,
@@ -99,13 +103,20 @@ def main(num_hosts=1, num_slots=None, time_budget_s=300, num_samples=-1, storage
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--num-hosts", type=int, default=1, help="hosts of a TPU slice that a trial takes")
+    parser.add_argument("--num-hosts", type=int, help="hosts of a TPU slice that a trial takes (default: 1)")
     parser.add_argument("--num-slots", type=int, help="chips of a host that a trial takes (default: all)")
+    parser.add_argument("--tpu-type", help="the type of slice that a trial takes, such as v4-32")
     parser.add_argument("--time-budget-s", type=float, default=300)
     parser.add_argument("--num-samples", type=int, default=-1)
     parser.add_argument("--address", help="of a running Ray cluster, as in ray.init")
     arguments = parser.parse_args()
     ray.init(address=arguments.address)
-    analysis = main(arguments.num_hosts, arguments.num_slots, arguments.time_budget_s, arguments.num_samples)
+    analysis = main(
+        arguments.num_hosts,
+        arguments.num_slots,
+        arguments.tpu_type,
+        arguments.time_budget_s,
+        arguments.num_samples,
+    )
     print("best_config:", analysis.best_config)
     print("eval_loss:", analysis.best_result["eval_loss"])

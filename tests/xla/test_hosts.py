@@ -217,6 +217,7 @@ def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
         total = data["x"].sum().item()
         dist.barrier()  # a page of the file that only one process has mapped yet counts as its own
         inode, dirty, resident = memory_at(data["x"].data_ptr())
+        assert {memory_at(each.data_ptr())[0] for each in data["model"].parameters()} == {inode}
         seen: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(seen, (inode, dirty, resident))
         data["x"] += dist.get_rank() + 1  # on a copy of its own
@@ -227,7 +228,8 @@ def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
         horovod_tune.report(total=total, seen=seen, own=own, labels=data["labels"].tolist())
 
     x = torch.ones(1 << 20)
-    data = {"x": x, "labels": numpy.arange(3)}
+    # 4 MB and more, so that a copy in a rank would not lie in the file.
+    data = {"x": x, "labels": numpy.arange(3), "model": torch.nn.Linear(1024, 1024)}
     analysis = tune_run(
         trainable(with_parameters(look, data=data), num_hosts=1), num_samples=2, max_concurrent_trials=1
     )

@@ -309,7 +309,7 @@ def test_an_exception_in_the_function_is_told_with_its_traceback(trials: dict[st
     assert "rank 0 of 1 on" in text and "ValueError: no such optimizer" in text and "in fail" in text
 
 
-def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once(
+def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once_and_stay_warm(
     tune_run: Callable[..., Any], tmp_path: Path
 ) -> None:
     def two_devices(config: dict[str, Any]) -> None:
@@ -322,7 +322,8 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once(
             horovod_tune.report(
                 ordinal=xr.global_ordinal(), world=xr.world_size(), value=x.sum().item(), process=os.getpid()
             )
-        Path(config["folder"], str(xr.global_ordinal())).write_text(f"{os.getpid()} {torch_xla.device()}")
+        seen = Path(config["folder"], f"{config['number']}_{xr.global_ordinal()}")
+        seen.write_text(f"{os.getpid()} {torch_xla.device()}")
 
     def make_launcher(trial: Any) -> Any:
         import ray
@@ -338,12 +339,20 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once(
 
     trainable = DistributedTrainableCreator(two_devices, use_tpu=True)
     two = type("two", (trainable,), {"_make_launcher": make_launcher})
-    analysis = tune_run(two, config={"folder": str(tmp_path)})
-    (result,) = results(analysis)
-    assert (result["ordinal"], result["world"], result["training_iteration"]) == (0, 2, 2)
-    assert result["value"] == 2.0
-    seen = [(tmp_path / str(ordinal)).read_text().split() for ordinal in (0, 1)]
-    assert seen[0][0] == seen[1][0] and {seen[0][1], seen[1][1]} == {"xla:0", "xla:1"}
+    analysis = tune_run(
+        two,
+        config={"folder": str(tmp_path), "number": tune.grid_search([0, 1])},
+        max_concurrent_trials=1,
+        reuse_actors=True,
+    )
+    processes = set()
+    for number, result in enumerate(results(analysis)):
+        assert (result["ordinal"], result["world"], result["training_iteration"]) == (0, 2, 2)
+        assert result["value"] == 2.0
+        seen = [(tmp_path / f"{number}_{ordinal}").read_text().split() for ordinal in (0, 1)]
+        assert {device for _, device in seen} == {"xla:0", "xla:1"}
+        processes |= {process for process, _ in seen}
+    assert len(processes) == 1, "the second trial finds the first one's process"
 
 
 def test_two_ranks_on_the_cpu_device_are_refused_with_the_reason(ray_session: Any) -> None:

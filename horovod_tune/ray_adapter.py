@@ -140,6 +140,10 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
 
     Tune refuses actor reuse together with ResourceChangingScheduler, which is therefore left alone, and
     tells cached actors apart by resources only, so an experiment of several trainables is left alone too.
+
+    Tune also ends the actor of a trial that pauses when no other trial is staged at that moment, though the
+    trial goes on later: with population-based training, every exploit would meet new workers. Ours are kept
+    while a trial is paused or pending.
     """
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.registry import get_trainable_cls
@@ -158,10 +162,46 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
                 wanted[name] = wants_reuse(get_trainable_cls(name))
             scheduler = type(self._scheduler_alg).__name__
             self._reuse_actors = wanted[name] and scheduler != "ResourceChangingScheduler"
-        return original(self, trial)
+        if not (wanted.get(trial.trainable_name) and self._reuse_actors) or self._staged_trials:
+            return original(self, trial)
+        if not (pausing.get(self) is trial or waits_for_an_actor(self)):
+            return original(self, trial)
+        # As if this trial were staged: then Tune keeps as many actors as there are such trials.
+        self._staged_trials.add(trial)
+        resources, room = trial.placement_group_factory, self._actor_cache.num_cached_objects + 1
+        self._actor_cache.increase_max(resources, room)
+        try:
+            return original(self, trial)
+        finally:
+            self._actor_cache.decrease_max(resources, room)
+            self._staged_trials.discard(trial)
+
+    original_pause = TuneController._schedule_trial_pause
+    pausing: dict[Any, Any] = {}
+
+    @functools.wraps(original_pause)
+    def pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
+        pausing[self] = trial
+        try:
+            original_pause(self, trial, should_checkpoint)
+        finally:
+            del pausing[self]
+
+    def waits_for_an_actor(controller: Any) -> bool:
+        return any(each.status in ("PAUSED", "PENDING") for each in controller._trials)
+
+    original_cleanup = TuneController._cleanup_cached_actors
+
+    @functools.wraps(original_cleanup)
+    def cleanup(self: Any, force_all: bool = False) -> None:
+        ours = self._reuse_actors and any(wanted.get(each.trainable_name) for each in self._trials)
+        if force_all or not (ours and waits_for_an_actor(self)):
+            original_cleanup(self, force_all)
 
     maybe_cache._horovod_tune = True  # type: ignore[attr-defined]
     TuneController._maybe_cache_trial_actor = maybe_cache  # type: ignore[method-assign]
+    TuneController._schedule_trial_pause = pause  # type: ignore[method-assign]
+    TuneController._cleanup_cached_actors = cleanup  # type: ignore[method-assign]
 
 
 def keep_longer_results() -> None:

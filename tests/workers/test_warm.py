@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from processes import eventually
 from trial_runner import TrialRunner, exists
 
-from horovod_tune import report
+from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.errors import TrainingFailed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -372,3 +373,45 @@ def test_without_reuse_every_trial_has_new_processes(ray_session, tmp_path):
     assert len(set(pids)) == 4
     runner.close()
     assert not any(map(exists, pids))
+
+
+def test_a_trial_that_pauses_finds_warm_workers_when_it_goes_on(ray_session, tmp_path):
+    """With one trial left to run, Tune itself would end the actor of the trial that pauses."""
+    from ray import tune
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    def train(config):
+        import tempfile
+
+        from horovod_tune import get_checkpoint, report
+
+        start = get_checkpoint()
+        done = int(Path(start.path, "step").read_text()) if start is not None else 0
+        for step in range(done + 1, 9):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "step").write_text(str(step))
+                report(step=step, score=config["x"] * step, pid=os.getpid(), checkpoint=folder)
+
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        hyperparam_mutations={"x": tune.uniform(0.1, 1)},
+        quantile_fraction=0.5,
+        synch=True,
+    )
+    analysis = tune.run(
+        DistributedTrainableCreator(train, num_slots=1),
+        config={"x": tune.grid_search([0.1, 0.9])},
+        scheduler=scheduler,
+        metric="score",
+        mode="max",
+        storage_path=str(tmp_path),
+        verbose=0,
+    )
+    frames = [trial.last_result for trial in analysis.trials]
+    assert [frame["step"] for frame in frames] == [8, 8]
+    pids = set()
+    for trial in analysis.trials:
+        with Path(trial.local_path, "result.json").open() as results:
+            pids |= {json.loads(line)["pid"] for line in results}
+    assert len(pids) == 2

@@ -89,11 +89,12 @@ class DriverDies(tune.Callback):
     """Raises in the driver when the given number of trials have ended; once only."""
 
     def __init__(self, trials: int, folder: Path) -> None:
-        self._trials, self._folder = trials, folder
+        self._trials, self._folder, self._steps = trials, folder, 0
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        ended = sum(trial.status == "TERMINATED" for trial in trials)
-        if ended >= self._trials and not (self._folder / "died").exists():
+        # One step later than they ended, so that it has been saved that they did.
+        self._steps += sum(trial.status == "TERMINATED" for trial in trials) >= self._trials
+        if self._steps >= 2 and not (self._folder / "died").exists():
             (self._folder / "died").touch()
             raise RuntimeError("the driver dies")
 
@@ -111,7 +112,7 @@ def test_tuner_restore_continues_the_model(ray_session: Any, tmp_path: Path, mon
         plain_train,
         param_space=mixed_space(),
         tune_config=tune.TuneConfig(
-            search_alg=ConcurrencyLimiter(BayesOptSearch(**settings), max_concurrent=1), num_samples=5
+            search_alg=ConcurrencyLimiter(BayesOptSearch(**settings), max_concurrent=1), num_samples=4
         ),
         run_config=tune.RunConfig(
             name="broken", storage_path=str(tmp_path), verbose=0, callbacks=[DriverDies(3, tmp_path)]
@@ -120,7 +121,7 @@ def test_tuner_restore_continues_the_model(ray_session: Any, tmp_path: Path, mon
     with pytest.raises(Exception, match="the driver dies"):
         tuner.fit()
     restored = tune.Tuner.restore(str(tmp_path / "broken"), plain_train, param_space=mixed_space()).fit()
-    uninterrupted = Loop(BayesOptSearch(**settings), mixed_space(), in_flight=1).run(5)
+    uninterrupted = Loop(BayesOptSearch(**settings), mixed_space(), in_flight=1).run(4)
     assert sorted(restored[i].config["lr"] for i in range(len(restored))) == sorted(
         config["lr"] for config in uninterrupted
     )

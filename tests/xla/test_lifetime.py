@@ -76,7 +76,7 @@ def session() -> Iterator[None]:
 
 @pytest.fixture
 def workers(session: None, tmp_path: Path) -> Iterator[Workers]:
-    made = Workers("plain", tmp_path)
+    made = Workers("plain", tmp_path, timeout_s=180)
     yield made
     made.close()
 

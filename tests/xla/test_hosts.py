@@ -238,8 +238,9 @@ def test_the_tensors_of_with_parameters_are_one_memory_for_the_ranks_of_a_host(
         assert result["own"] == [2.0, 3.0]
         (first, second) = result["seen"]
         assert first[0] == second[0] != "0", "both ranks map one file"
-        assert first[1] == second[1] == 0, "nobody has a page of his own before writing"
-        assert first[2] >= 4096
+        assert min(first[2], second[2]) >= 4096
+        # The kernel maps neighbours of a page that is touched: some of the model's in one process only.
+        assert max(first[1], second[1]) < 400, "a copy before writing would be 4096 kB"
 
 
 def test_two_trials_on_slices_have_a_whole_slice_each(

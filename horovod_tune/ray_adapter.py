@@ -20,6 +20,7 @@ import pickle
 import re
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -151,18 +152,17 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
     if hasattr(TuneController._maybe_cache_trial_actor, "_horovod_tune"):
         return
     original = TuneController._maybe_cache_trial_actor
-    wanted: dict[str, bool] = {}
+    # By experiment: the next one of this process may have another trainable of the same name.
+    wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     @functools.wraps(original)
     def maybe_cache(self: Any, trial: Any) -> bool:
         names = {each.trainable_name for each in self._trials}
-        if names == {trial.trainable_name} and not self._reuse_actors:
-            name = trial.trainable_name
-            if name not in wanted:
-                wanted[name] = wants_reuse(get_trainable_cls(name))
-            scheduler = type(self._scheduler_alg).__name__
-            self._reuse_actors = wanted[name] and scheduler != "ResourceChangingScheduler"
-        if not (wanted.get(trial.trainable_name) and self._reuse_actors) or self._staged_trials:
+        if names == {trial.trainable_name} and self not in wanted:
+            wanted[self] = wants_reuse(get_trainable_cls(trial.trainable_name))
+            if wanted[self] and type(self._scheduler_alg).__name__ != "ResourceChangingScheduler":
+                self._reuse_actors = True
+        if not (wanted.get(self) and self._reuse_actors) or self._staged_trials:
             return original(self, trial)
         if not (pausing.get(self) is trial or waits_for_an_actor(self)):
             return original(self, trial)
@@ -194,7 +194,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
 
     @functools.wraps(original_cleanup)
     def cleanup(self: Any, force_all: bool = False) -> None:
-        ours = self._reuse_actors and any(wanted.get(each.trainable_name) for each in self._trials)
+        ours = self._reuse_actors and wanted.get(self)
         if force_all or not (ours and waits_for_an_actor(self)):
             original_cleanup(self, force_all)
 

@@ -416,3 +416,27 @@ def test_a_trial_that_pauses_finds_warm_workers_when_it_goes_on(ray_session, tmp
         with Path(trial.local_path, "result.json").open() as results:
             pids |= {json.loads(line)["pid"] for line in results}
     assert len(pids) == 2
+
+
+def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ray_session, tmp_path):
+    from ray import tune
+
+    def processes(trainable: Any) -> int:
+        analysis = tune.run(
+            trainable, num_samples=2, max_concurrent_trials=1, storage_path=str(tmp_path), verbose=0
+        )
+        return len({trial.last_result["pid"] for trial in analysis.trials})
+
+    def plain() -> Any:
+        def train(config):
+            tune.report({"pid": os.getpid()})
+
+        return train
+
+    def train(config):
+        report(pid=os.getpid())
+
+    assert processes(plain()) == 2
+    assert processes(DistributedTrainableCreator(train)) == 1
+    assert processes(DistributedTrainableCreator(train, reuse_workers=False)) == 2
+    assert processes(DistributedTrainableCreator(train)) == 1

@@ -157,8 +157,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
 
     @functools.wraps(original)
     def maybe_cache(self: Any, trial: Any) -> bool:
-        names = {each.trainable_name for each in self._trials}
-        if names == {trial.trainable_name} and self not in wanted:
+        if self not in wanted and {each.trainable_name for each in self._trials} == {trial.trainable_name}:
             wanted[self] = wants_reuse(get_trainable_cls(trial.trainable_name))
             if wanted[self] and type(self._scheduler_alg).__name__ != "ResourceChangingScheduler":
                 self._reuse_actors = True
@@ -177,7 +176,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
             self._staged_trials.discard(trial)
 
     original_pause = TuneController._schedule_trial_pause
-    pausing: dict[Any, Any] = {}
+    pausing: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     @functools.wraps(original_pause)
     def pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
@@ -185,7 +184,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
         try:
             original_pause(self, trial, should_checkpoint)
         finally:
-            del pausing[self]
+            pausing.pop(self, None)
 
     def waits_for_an_actor(controller: Any) -> bool:
         return any(each.status in ("PAUSED", "PENDING") for each in controller._trials)

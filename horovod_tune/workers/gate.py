@@ -173,19 +173,25 @@ class RankGate:
         return True
 
     def listen(self, on_release: Callable[[int, float, CheckpointPlace | None], None]) -> None:
-        """Call ``on_release(run, index, checkpoint)`` for each packet, until the coordinator is gone."""
-        while True:
-            with contextlib.suppress(InterruptedError):
-                try:
-                    packet = self._socket.recv(MAX_PACKET_BYTES)
-                except ConnectionError:
-                    return
-                if not packet:
-                    return
+        """Call ``on_release(run, index, checkpoint)`` for each packet, until the coordinator is gone.
+
+        However it ends, the gate is closed with it: releases then come through Ray, and no report waits for
+        one that nobody would hear.
+        """
+        try:
+            while packet := self._next_packet():
                 message = unpack(packet)
                 index, place = message["index"], message["place"]
                 checkpoint = None if place is None else CheckpointPlace(place[0], None, place[1], place[2])
                 on_release(message["run"], math.inf if index is None else index, checkpoint)
+        finally:
+            self.close()
+
+    def _next_packet(self) -> bytes:
+        try:
+            return self._socket.recv(MAX_PACKET_BYTES)
+        except OSError:  # the coordinator is gone, or this end is closed
+            return b""
 
     def close(self) -> None:
         """Leave; `listen` returns in its thread."""

@@ -28,14 +28,15 @@ export AWS_DEFAULT_REGION=us-west-2 AWS_EC2_METADATA_DISABLED=true
 """
 # What an AWS account has before: a network, here with the lab's addresses, and a security group.
 ACCOUNT = """
-import boto3, json
+import boto3, json, os
 ec2 = boto3.client("ec2")
 vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
 zone = ec2.describe_availability_zones()["AvailabilityZones"][0]["ZoneName"]
 subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.77.0.0/24", AvailabilityZone=zone)["Subnet"]["SubnetId"]
 group = ec2.create_security_group(GroupName="ours", Description="ours", VpcId=vpc)["GroupId"]
 image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
-ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=open("/root/.ssh/authorized_keys", "rb").read())
+key = os.path.expanduser("~/.ssh/authorized_keys")
+ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=open(key, "rb").read())
 # Ray has been here before: it takes half a minute over making these.
 iam = boto3.client("iam")
 who = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}

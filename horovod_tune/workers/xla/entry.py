@@ -236,6 +236,8 @@ class _Rank:
         with self._fetch_answered:
             self._fetched = None
             self._channel.send("fetch", path=place.path, node_id=place.node_id)
+            # Without a limit: the actor answers whatever happens to the copy, whose own limit is in
+            # `storage.open_checkpoint`, and this process dies with the actor.
             self._fetch_answered.wait_for(lambda: self._fetched is not None)
             assert self._fetched is not None
             answer = self._fetched

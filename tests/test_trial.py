@@ -180,8 +180,9 @@ def test_a_trial_that_a_scheduler_stops_runs_no_further_step(tune_run, tmp_path)
     for trial in analysis.trials:
         reports = len(results_of(trial))
         stopped += reports < 8
-        for rank in (0, 1):
-            assert len(list(log.glob(f"{trial.config['quality']}-{rank}-*"))) == reports
+        steps = [len(list(log.glob(f"{trial.config['quality']}-{rank}-*"))) for rank in (0, 1)]
+        assert steps[0] == reports
+        assert steps[1] <= reports  # it may be behind rank 0 when the trial is stopped
     assert stopped == 3
 
 

@@ -144,7 +144,8 @@ class DistributedTrainable(FunctionTrainable):
             self._shipped.pickled(),
             reuse_workers=self._spec.reuse_workers,
         )
-        self._coordinator.begin_workers()
+        if self._spec.use_tpu:  # otherwise EarlyRanks has begun
+            self._coordinator.begin_workers()
         self._set_trial(config)
 
     def _make_launcher(self) -> Any:
@@ -308,6 +309,7 @@ def DistributedTrainableCreator(
     )
     require_backend(use_tpu=use_tpu)
     ray_adapter.keep_longer_results()
+    ray_adapter.forget_stops_of_paused_trials()
     if reuse_workers:
         ray_adapter.reuse_actors_of(_wants_reuse)
     ray_adapter.start_in_idle_processes(_is_ours)

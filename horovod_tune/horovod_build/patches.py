@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from horovod_tune.horovod_build.patching import Patch
 
-PATCH_LEVEL = "ht3"
+PATCH_LEVEL = "ht4"
 """Stands in the built version (``0.28.1+ht3.cpu``); raised whenever a patch below changes."""
 
 _GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
@@ -228,6 +228,57 @@ INIT_RAISES = (
     ),
 )
 
+_IDLE_WHY = (
+    "Horovod's thread asks all ranks for work a thousand times a second, also while none has any: a tenth of "
+    "a CPU for each rank, which the ranks of other trials could use"
+)
+
+IDLE_CYCLES = (
+    Patch(
+        name="longer cycles when idle",
+        why=_IDLE_WHY,
+        path=_OPERATIONS,
+        before="""\
+  auto sleep_duration = state.last_cycle_start +
+                        std::chrono::microseconds(long(
+                            state.parameter_manager.CycleTimeMs() * 1000.)) -
+                        start_time;
+""",
+        after="""\
+  // horovod_tune: the longer nothing was to do, the longer is a cycle, up to
+  // 10 ms. So work that comes waits 1 % longer than the ranks had none. Not
+  // where HOROVOD_CYCLE_TIME=0 asks for no waiting at all.
+  thread_local auto last_work = start_time;
+  std::chrono::steady_clock::duration cycle = std::chrono::microseconds(
+      long(state.parameter_manager.CycleTimeMs() * 1000.));
+  if (cycle.count() > 0) {
+    cycle = std::max(cycle, std::min<std::chrono::steady_clock::duration>(
+                                (start_time - last_work) / 100,
+                                std::chrono::milliseconds(10)));
+  }
+  auto sleep_duration = state.last_cycle_start + cycle - start_time;
+""",
+    ),
+    Patch(
+        name="longer cycles when idle: work",
+        why=_IDLE_WHY,
+        path=_OPERATIONS,
+        before="""\
+    if (process_set.IsCurrentProcessIncluded()) {
+      int global_rank = state.global_controller->GetRank();
+      for (auto& response : response_list.responses()) {
+""",
+        after="""\
+    if (process_set.IsCurrentProcessIncluded()) {
+      int global_rank = state.global_controller->GetRank();
+      if (!response_list.responses().empty()) {
+        last_work = state.last_cycle_start;
+      }
+      for (auto& response : response_list.responses()) {
+""",
+    ),
+)
+
 _OPTIMIZER = "horovod/torch/optimizer.py"
 _ZERO_GRAD_WHY = "torch's own optimizers take set_to_none, and training code passes it"
 
@@ -267,6 +318,7 @@ def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
         *INIT_RAISES,
         *ZERO_GRAD,
         STALL_INSPECTOR,
+        *IDLE_CYCLES,
         NO_DEBUG_INFORMATION,
         *ANY_FOLDER,
     )

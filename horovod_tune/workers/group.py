@@ -71,7 +71,7 @@ class WorkerGroup:
         return self.members.hosts
 
     def create(self) -> None:
-        """Begin to start the members; returns at once."""
+        """Begin to start the members; does not wait for them."""
         self.members.create()
 
     def begin(self, order: TrialOrder) -> None:

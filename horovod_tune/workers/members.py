@@ -55,7 +55,7 @@ class Members:
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def create(self) -> None:
-        """Begin to start them; returns at once."""
+        """Begin to start them, in their turn; does not wait for them."""
         self.actors = list(self.launcher.create())
         self._descriptions = [actor.describe.remote() for actor in self.actors]
 

@@ -57,7 +57,7 @@ class Launcher(Protocol):
     """Starts the members of one trial's world and tells each what it is."""
 
     def create(self) -> Sequence[Any]:
-        """Create the member actors and return their handles at once, without waiting for them."""
+        """Create the member actors and return their handles, without waiting for them."""
 
     def assign(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> Sequence[Assignment]:
         """Return each member's ranks and environment.

@@ -1,24 +1,22 @@
-"""Processes that start at the same time import in turns, as many at once as there are CPUs for them.
+"""Trials of one host start in turns, as many at once as there are CPUs for their ranks.
 
-Four trials of two ranks on two CPUs want eight times torch, and four times Ray Tune. All at once they are all
-ready at the end; in turns the first trial trains while the last one imports, and nothing is slower. A turn is
-a courtesy: one that does not come within `TURN_S` is not waited for.
+Four trials of two ranks on two CPUs want eight new processes with torch in each, and four times Ray Tune. All
+at once they are all ready at the end; in turns the first trial trains while the last one starts, and nothing
+is slower. A turn is a courtesy: one that does not come within `TURN_S` is not waited for.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 TURN_S = 20.0
 
 
 class Turn:
-    """One process's turn; `take` waits for it, `end` or the end of the process gives it to the next one.
+    """One process's turn: asked for with `ask`, given to the next one by `end` or the end of the process.
 
     ``directory`` is one that the processes of this host share and others cannot write to. A number drawn from
     a file in it says after whom the turn comes, and a lock that the kernel takes back says when. ``queue``
@@ -32,14 +30,14 @@ class Turn:
         self._over = threading.Event()
         self._has_it = threading.Event()
 
-    def take(self, timeout_s: float = TURN_S) -> bool:
-        """Wait for the turn; False when it did not come within ``timeout_s``."""
+    def ask(self) -> Turn:
+        """Queue up for the turn; returns at once."""
         # The kernel serves those who wait in their order only if they wait inside flock().
-        threading.Thread(target=self._hold, name="import-turn", daemon=True).start()
-        return self.comes_within(timeout_s)
+        threading.Thread(target=self._hold, name="turn", daemon=True).start()
+        return self
 
     def comes_within(self, timeout_s: float) -> bool:
-        """Whether the turn has come, or comes within ``timeout_s``; after `take`."""
+        """Whether the turn has come, or comes within ``timeout_s`` of now; after `ask`."""
         return self._has_it.wait(timeout_s)
 
     def end(self) -> None:
@@ -62,20 +60,14 @@ class Turn:
         return number
 
 
-def coordinators_turn(directory: Path) -> Turn:
-    """Return the turn of a coordinator, which imports Ray Tune. Half of the CPUs are left to the ranks."""
-    return Turn(directory, "coordinators", at_once=max(1, _cpus() // 2))
+def imports_turn(directory: Path) -> Turn:
+    """Return the turn of a coordinator to import Ray Tune. Half of the CPUs are left to the ranks."""
+    return Turn(directory, "imports", at_once=max(1, _cpus() // 2))
 
 
-@contextlib.contextmanager
-def ranks_turn(directory: Path) -> Iterator[None]:
-    """Run the body, in which a rank imports torch and Horovod, in the rank's turn."""
-    own = Turn(directory, "ranks", at_once=_cpus())
-    own.take()
-    try:
-        yield
-    finally:
-        own.end()
+def starts_turn(directory: Path, ranks: int) -> Turn:
+    """Return the turn of a trial that starts ``ranks`` training actors on this host; until they are ready."""
+    return Turn(directory, f"starts_of_{ranks}", at_once=max(1, _cpus() // ranks))
 
 
 def _cpus() -> int:

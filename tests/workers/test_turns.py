@@ -22,9 +22,9 @@ def turns(tmp_path: Path) -> list[Turn]:
 
 def test_as_many_at_once_as_there_are_cpus_and_then_in_order(turns: list[Turn]) -> None:
     first, second, third, fourth = turns
-    assert first.take(WAIT_S) and second.take(WAIT_S)
-    assert not third.take(0.2)
-    assert not fourth.take(0.2)
+    assert first.ask().comes_within(WAIT_S) and second.ask().comes_within(WAIT_S)
+    assert not third.ask().comes_within(0.2)
+    assert not fourth.ask().comes_within(0.2)
     first.end()
     assert third.comes_within(WAIT_S)
     assert not fourth.comes_within(0)
@@ -36,7 +36,7 @@ def test_as_many_at_once_as_there_are_cpus_and_then_in_order(turns: list[Turn]) 
 
 
 def hold(directory: Path, ready: Connection) -> None:
-    assert Turn(directory, "ranks", 1).take(WAIT_S)
+    assert Turn(directory, "ranks", 1).ask().comes_within(WAIT_S)
     ready.send("has it")
     signal.pause()
 
@@ -49,7 +49,7 @@ def test_a_process_that_dies_gives_its_turn_back(tmp_path: Path) -> None:
     try:
         assert ours.poll(WAIT_S) and ours.recv() == "has it"
         next_one = Turn(tmp_path, "ranks", 1)
-        assert not next_one.take(0.2)
+        assert not next_one.ask().comes_within(0.2)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         assert next_one.comes_within(WAIT_S)
@@ -62,9 +62,9 @@ def test_a_process_that_dies_gives_its_turn_back(tmp_path: Path) -> None:
 def test_a_turn_given_up_before_it_came_is_not_kept(turns: list[Turn], tmp_path: Path) -> None:
     only = [Turn(tmp_path / "one", "ranks", 1) for _ in range(3)]
     (tmp_path / "one").mkdir()
-    assert only[0].take(WAIT_S)
-    assert not only[1].take(0.1)
+    assert only[0].ask().comes_within(WAIT_S)
+    assert not only[1].ask().comes_within(0.1)
     only[1].end()
     only[0].end()
-    assert only[2].take(WAIT_S)
+    assert only[2].ask().comes_within(WAIT_S)
     only[2].end()

@@ -11,7 +11,6 @@ import os
 import queue
 import socket
 import threading
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -34,7 +33,6 @@ from horovod_tune.session import Session
 from horovod_tune.workers.gate import Invitation, RankGate
 from horovod_tune.workers.gloo.world import HorovodWorld, OutputReader, is_collective_error
 from horovod_tune.workers.training import Training
-from horovod_tune.workers.turns import ranks_turn
 
 if TYPE_CHECKING:
     from horovod_tune.workers.cleanliness import Baseline
@@ -70,11 +68,15 @@ class TrainingActor:
     def _import_quietly(self) -> None:
         # An import error here is met again, and then reported, by the training thread.
         try:
-            directory = ray_adapter.session_directory()
-            with self._prepared, ranks_turn(directory) if directory is not None else nullcontext():
+            with self._prepared:
                 self._horovod.load()
         except Exception:
             return
+
+    def load(self) -> None:
+        """Return when this process has what a training function needs; the next trial may then start."""
+        with self._prepared:
+            self._horovod.load()
 
     def describe(self) -> MemberFacts:
         process = psutil.Process()

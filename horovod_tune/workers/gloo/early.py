@@ -9,20 +9,26 @@ them over a moment later. They belong to the coordinator like any others, and en
 from __future__ import annotations
 
 import gc
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
 
 from horovod_tune import ray_adapter
 from horovod_tune.spec import TrialSpec
-from horovod_tune.workers.turns import Turn, coordinators_turn
+from horovod_tune.workers.turns import TURN_S, Turn, imports_turn
+
+if TYPE_CHECKING:
+    from horovod_tune.workers.gloo.start import RankStart
+
+SOON_S = 0.05
+"""How long a turn takes to come where nobody else has it."""
 
 
 class EarlyRanks:
     """Travels in the metaclass of a trainable, since cloudpickle sends that before the base classes."""
 
-    _started: ClassVar[tuple[str, list[Any]] | None] = None
-    _turn: ClassVar[Turn | None] = None
+    _start: ClassVar[RankStart | None] = None
+    _imports: ClassVar[Turn | None] = None
 
     def __init__(self, spec: TrialSpec, class_name: str) -> None:
         self._spec = spec
@@ -34,17 +40,19 @@ class EarlyRanks:
     @classmethod
     def _arrive(cls, spec: TrialSpec, class_name: str) -> EarlyRanks:
         arrived = cls(spec, class_name)
-        if cls._started is None and arrived._is_in_coordinator():
-            from horovod_tune.workers.gloo.launch import create_members
+        if cls._start is None and arrived._is_in_coordinator():
+            from horovod_tune.workers.gloo.start import RankStart
 
             group = ray.util.get_current_placement_group()
             if group is not None:
-                cls._started = group.id.hex(), create_members(spec, group)
+                cls._start = RankStart(spec, group)
+                # The trial that starts first is to import first: it asks before those that wait here.
+                cls._start.has_begun_within(SOON_S)
             directory = ray_adapter.session_directory()
             if directory is not None:
-                cls._turn = coordinators_turn(directory)
-                cls._turn.take()
-                gc.disable()  # until Ray Tune is there: a collection finds nothing among modules
+                cls._imports = imports_turn(directory).ask()
+                cls._imports.comes_within(TURN_S)
+            gc.disable()  # until Ray Tune is there: a collection finds nothing among modules
         return arrived
 
     def _is_in_coordinator(self) -> bool:
@@ -59,15 +67,15 @@ class EarlyRanks:
     @classmethod
     def imports_are_done(cls) -> None:
         """Let another process import: this one has Ray Tune."""
-        if cls._turn is not None:
-            cls._turn.end()
-            gc.enable()
-            cls._turn = None
+        if cls._imports is not None:
+            cls._imports.end()
+            cls._imports = None
+        gc.enable()
 
     @classmethod
-    def take(cls, placement_group: Any) -> list[Any] | None:
-        """Return the actors that were started in ``placement_group``, once; None where there are none."""
-        if cls._started is None or cls._started[0] != placement_group.id.hex():
+    def take(cls, placement_group: Any) -> RankStart | None:
+        """Return the start of the actors of ``placement_group``, once; None where there is none."""
+        if cls._start is None or cls._start.placement_group_id != placement_group.id.hex():
             return None
-        members, cls._started = cls._started[1], None
-        return members
+        start, cls._start = cls._start, None
+        return start

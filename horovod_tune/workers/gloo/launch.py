@@ -7,35 +7,15 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, MemberFacts
 from horovod_tune.spec import TrialSpec
 from horovod_tune.workers.gate import Gate, Gatehouse
 from horovod_tune.workers.gloo import ranks
-from horovod_tune.workers.gloo.actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.workers.gloo.early import EarlyRanks
 from horovod_tune.workers.gloo.rendezvous import Rendezvous
-
-
-def create_members(spec: TrialSpec, placement_group: PlacementGroup) -> list[Any]:
-    """Begin to start the training actors of one world; return their handles at once."""
-    actor = ray.remote(TrainingActor)
-    per_bundle = spec.num_slots if spec.num_hosts is not None else 1
-    assert per_bundle is not None
-    return [
-        actor.options(
-            num_cpus=spec.num_cpus_per_slot,
-            num_gpus=1 if spec.use_gpu else 0,
-            max_concurrency=METHODS_AT_ONCE,
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group, placement_group_bundle_index=index // per_bundle
-            ),
-        ).remote()
-        for index in range(spec.world_size)
-    ]
+from horovod_tune.workers.gloo.start import RankStart
 
 
 class GlooLauncher:
@@ -49,7 +29,8 @@ class GlooLauncher:
         self._gatehouse: Gatehouse | None = None
 
     def create(self) -> list[Any]:
-        return EarlyRanks.take(self._group) or create_members(self._spec, self._group)
+        start = EarlyRanks.take(self._group) or RankStart(self._spec, self._group)
+        return start.members()
 
     def assign(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[Assignment]:
         spec = self._spec

@@ -1,0 +1,88 @@
+"""The start of a world's training actors, in the trial's turn."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, wait
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from horovod_tune import ray_adapter
+from horovod_tune.spec import TrialSpec
+from horovod_tune.workers.gloo.actor import METHODS_AT_ONCE, TrainingActor
+from horovod_tune.workers.turns import TURN_S, Turn, starts_turn
+
+
+class RankStart:
+    """Starts ``spec.world_size`` training actors in ``placement_group`` as soon as it is the trial's turn.
+
+    The turn ends when all of them have their imports, or have failed at them.
+    """
+
+    def __init__(self, spec: TrialSpec, placement_group: PlacementGroup) -> None:
+        self._spec = spec
+        self._group = placement_group
+        directory = ray_adapter.session_directory()
+        ranks_here = spec.world_size if spec.num_hosts is None else spec.num_slots
+        assert ranks_here is not None
+        self._turn = starts_turn(directory, ranks_here).ask() if directory is not None else None
+        self._members: Future[list[Any]] = Future()
+        # In a thread of its own: meanwhile the coordinator imports, and Tune takes it for a trial that runs.
+        threading.Thread(target=self._run, name="rank-start", daemon=True).start()
+
+    @property
+    def placement_group_id(self) -> str:
+        return self._group.id.hex()
+
+    def has_begun_within(self, timeout_s: float) -> bool:
+        """Whether the actors are being started, or are within ``timeout_s``."""
+        return bool(wait([self._members], timeout_s).done)
+
+    def members(self) -> list[Any]:
+        """Return the actors' handles, when it is their turn (``TURN_S`` at the latest)."""
+        return self._members.result()
+
+    def _run(self) -> None:
+        try:
+            if self._turn is not None:
+                self._turn.comes_within(TURN_S)
+            members = _create(self._spec, self._group)
+            if self._turn is not None:
+                _end_when_loaded(self._turn, members)
+            self._members.set_result(members)
+        except Exception as error:
+            self._members.set_exception(error)
+
+
+def _create(spec: TrialSpec, placement_group: PlacementGroup) -> list[Any]:
+    actor = ray.remote(TrainingActor)
+    per_bundle = spec.num_slots if spec.num_hosts is not None else 1
+    assert per_bundle is not None
+    return [
+        actor.options(
+            num_cpus=spec.num_cpus_per_slot,
+            num_gpus=1 if spec.use_gpu else 0,
+            max_concurrency=METHODS_AT_ONCE,
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group, placement_group_bundle_index=index // per_bundle
+            ),
+        ).remote()
+        for index in range(spec.world_size)
+    ]
+
+
+def _end_when_loaded(turn: Turn, members: list[Any]) -> None:
+    missing = len(members)
+
+    def loaded(_: Any) -> None:  # Ray calls back in one thread; a member that died has an answer too
+        nonlocal missing
+        missing -= 1
+        if not missing:
+            turn.end()
+
+    for member in members:
+        member.load.remote().future().add_done_callback(loaded)

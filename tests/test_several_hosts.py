@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sessions import simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import ResourcesUnavailable
@@ -14,20 +15,9 @@ from horovod_tune.errors import ResourcesUnavailable
 @pytest.fixture(scope="module")
 def cluster():
     """A head without CPUs, and two nodes of 2."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    ray.shutdown()
-    simulated = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}, connect=False
-    )
-    for _ in range(2):
-        simulated.add_node(num_cpus=2, num_gpus=2)
-    ray.init(address=simulated.address, log_to_driver=False, configure_logging=False)
-    simulated.wait_for_nodes(timeout=60)
-    yield simulated
-    ray.shutdown()
-    simulated.shutdown()
+    host = {"num_cpus": 2, "num_gpus": 2}
+    with simulated_nodes(host, host) as nodes:
+        yield nodes
 
 
 def run(trainable, tmp_path, **settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,8 @@ def by_value():
 def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_path):
     analysis = run(DistributedTrainableCreator(where, num_hosts=2, num_slots=2), tmp_path)
     (result,) = results_of(analysis.trials[0])
-    assert result["size"] == 4
+    assert result["size"] == result["world_size"] == 4
+    assert result["hosts"] == f"{socket.gethostname()}:4", "both nodes are simulated on this host"
     assert sorted(result["everyone"]) == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
     first, second = set(result["nodes"][:2]), set(result["nodes"][2:])
     assert len(first) == len(second) == 1 and first != second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,11 @@ def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run
         assert analysis.best_config == result.best_config == {"lr": 0.1}
         table = analysis.dataframe()
         assert table["ranks"].tolist() == [2, 2]
+        assert table["hosts"].tolist() == [[socket.gethostname()] * 2] * 2
         assert (table["start_s"] > 0).all()
         drawn = series.timeline(analysis)
+        assert {row.rpartition(" ")[0] for row in drawn.rows} == {socket.gethostname()}
+        assert drawn.unit == "hosts' slots"
         assert len(drawn.bars) == 4, "two ranks a trial"
         assert all(bar.begin < bar.trained <= bar.end for bar in drawn.bars), "the start-up is known"
     for trial in result.trials:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from horovod_tune.host_slots import write_slots
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialOrder
 from horovod_tune.workers.group import WorkerGroup
 
@@ -32,7 +33,8 @@ class Coordinator:
         self._order: TrialOrder | None = None
         self._started = False
         self._function_is_there = False
-        self._start_s = 0.0
+        self._facts: dict[str, Any] = {}
+        """What every result of the trial says of its world."""
         self.replaced_because: list[str] = []
         """Why the workers of the trial before were not kept; empty when they were."""
 
@@ -49,10 +51,6 @@ class Coordinator:
         """Let the trial start from a checkpoint. Must come before its first `next_result`."""
         assert self._order is not None
         self._order = replace(self._order, checkpoint=checkpoint)
-
-    @property
-    def hosts(self) -> list[str]:
-        return self._group.hosts
 
     def next_result(self) -> tuple[dict[str, Any], Checkpoint | None] | None:
         """Return rank 0's next metrics and its stored checkpoint; None when the function has returned.
@@ -88,15 +86,21 @@ class Coordinator:
         function = None if self._function_is_there else self._function
         self._group.begin(replace(self._order, function=function))
         self._function_is_there = True
-        self._start_s = round(time.monotonic() - asked, 4)
+        hosts = self._group.hosts
+        self._facts = {
+            "world_size": len(hosts),
+            # A string: Tune's loggers for TensorBoard and the like draw lists of numbers.
+            "hosts": write_slots(hosts),
+            "start_s": round(time.monotonic() - asked, 4),
+        }
 
     def _store(
         self, index: int, metrics: dict[str, Any], path: str | None
     ) -> tuple[dict[str, Any], Checkpoint | None]:
         assert self._storage is not None
         metrics = {**metrics}
-        metrics.setdefault("world_size", len(self._group.hosts))
-        metrics.setdefault("start_s", self._start_s)
+        for name, fact in self._facts.items():
+            metrics.setdefault(name, fact)
         checkpoint, place = None, None
         if path is not None:
             checkpoint, place = self._storage.persist(path, metrics)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from sessions import local_ray
 
 # A test says what it wants to see; Tune's tables and Ray's usage report are not it.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -17,14 +18,8 @@ os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "2")
 @pytest.fixture(scope="module")
 def ray_session() -> Iterator[Any]:
     """A local Ray of 4 CPUs for the module, ended after it."""
-    import ray
-
-    ray.shutdown()
-    ray.init(
-        address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False
-    )
-    yield ray
-    ray.shutdown()
+    with local_ray(num_cpus=4) as ray:
+        yield ray
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 
 # From the ground up; a unit imports from itself and from the units on lines above its own, never below.
 LAYERS = [
-    {"errors", "messages", "shipping"},
+    {"errors", "messages", "shipping", "host_slots"},
     {"tpu_types"},
     {"spec", "session", "transfer", "parameters", "horovod_build", "large_batch", "search"},
     {"ray_adapter", "backend", "doctor", "parameters"},

@@ -15,8 +15,11 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
+    # What pip installed is looked at, not a checkout that whoever runs this has on the path.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [str(part) for part in command]
     ran = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout

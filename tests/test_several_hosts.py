@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
+from sessions import simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import ResourcesUnavailable
@@ -14,20 +16,9 @@ from horovod_tune.errors import ResourcesUnavailable
 @pytest.fixture(scope="module")
 def cluster():
     """A head without CPUs, and two nodes of 2."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    ray.shutdown()
-    simulated = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}, connect=False
-    )
-    for _ in range(2):
-        simulated.add_node(num_cpus=2, num_gpus=2)
-    ray.init(address=simulated.address, log_to_driver=False, configure_logging=False)
-    simulated.wait_for_nodes(timeout=60)
-    yield simulated
-    ray.shutdown()
-    simulated.shutdown()
+    host = {"num_cpus": 2, "num_gpus": 2}
+    with simulated_nodes(host, host) as nodes:
+        yield nodes
 
 
 def run(trainable, tmp_path, **settings):
@@ -69,7 +60,8 @@ def by_value():
 def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_path):
     analysis = run(DistributedTrainableCreator(where, num_hosts=2, num_slots=2), tmp_path)
     (result,) = results_of(analysis.trials[0])
-    assert result["size"] == 4
+    assert result["size"] == result["world_size"] == 4
+    assert result["hosts"] == f"{socket.gethostname()}:4", "both nodes are simulated on this host"
     assert sorted(result["everyone"]) == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
     first, second = set(result["nodes"][:2]), set(result["nodes"][2:])
     assert len(first) == len(second) == 1 and first != second

@@ -16,6 +16,7 @@ from .records import ExperimentRecord, Problem, TrialRecord
 from .scoring import SCOPES, Score, best_index, is_better, score, value_of
 from .storage import Folder, open_folder
 from .trial_facts import config_changes, plain_text
+from .tune_fields import TUNES_OWN
 from .tune_files import folder_of, metric_of, read_experiment
 from .tune_pickles import checkpoints_of
 
@@ -155,7 +156,7 @@ class Analysis:
                 for name, value in frames.flatten(plain_row).items():
                     if isinstance(value, (int, float)) and not isinstance(value, bool):
                         names[name] = None
-        return tuple(name for name in names if name not in _TUNES_OWN)
+        return tuple(name for name in names if name not in TUNES_OWN)
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
@@ -288,22 +289,3 @@ class Analysis:
     def errors(self) -> dict[str, str]:
         """The full text of each failed trial's error file, by trial_id."""
         return {t.trial_id: plain_text(t.error) for t in self.trials if t.error is not None}
-
-
-_TUNES_OWN = frozenset(
-    {
-        "timestamp",
-        "training_iteration",
-        "time_this_iter_s",
-        "time_total_s",
-        "pid",
-        "time_since_restore",
-        "iterations_since_restore",
-        "world_size",
-        "start_s",
-        "timesteps_total",
-        "timesteps_since_restore",
-        "episodes_total",
-        "warmup_time",
-    }
-)

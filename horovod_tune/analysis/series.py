@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .records import TrialRecord
 from .results import Analysis
 from .scoring import is_better, value_of
 from .trial_facts import attempts, hosts_of, ranks_of, report_times, start_span
@@ -194,7 +195,7 @@ def timeline(analysis: Analysis) -> Timeline:
     bars: list[tuple[str, int, Bar]] = []
     for begin, trained, until, index in sorted(spans):
         rank = 0
-        for host, count in _ranks_by_host(analysis, index, known):
+        for host, count in _ranks_by_host(analysis.trials[index]):
             rows = free.setdefault(host, [])
             for _ in range(count):
                 row = next((r for r, ends in enumerate(rows) if ends <= begin + 1e-3), len(rows))
@@ -217,15 +218,9 @@ def timeline(analysis: Analysis) -> Timeline:
     return Timeline(placed, tuple(names), unit)
 
 
-def _ranks_by_host(analysis: Analysis, index: int, known: bool) -> list[tuple[str, int]]:
-    trial = analysis.trials[index]
-    ranks, hosts = ranks_of(trial) or 1, hosts_of(trial)
-    if not known or not hosts:
-        return [("", ranks)]
-    if len(hosts) == ranks:  # one name a rank
-        return list(Counter(hosts).items())
-    each, over = divmod(ranks, len(hosts))
-    return [(host, each + (number < over)) for number, host in enumerate(hosts)]
+def _ranks_by_host(trial: TrialRecord) -> list[tuple[str, int]]:
+    hosts = hosts_of(trial)
+    return [("", ranks_of(trial) or 1)] if hosts is None else list(Counter(hosts).items())
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:

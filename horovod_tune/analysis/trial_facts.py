@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from horovod_tune.host_slots import read_slots
+
 from .records import TrialRecord
 from .tune_fields import iteration_of, seconds
 
@@ -82,11 +84,15 @@ def ranks_of(trial: TrialRecord) -> int | None:
 
 
 def hosts_of(trial: TrialRecord) -> list[str] | None:
-    """The hosts of the trial's ranks, as its reports say."""
-    hosts = (trial.last_result or {}).get("hosts")
-    if isinstance(hosts, str):
-        return [hosts]
-    return [str(host) for host in hosts] if isinstance(hosts, (list, tuple)) and hosts else None
+    """The host of each of the trial's ranks, by rank, as its reports say; None where they do not.
+
+    A function may report a `hosts` of its own: what is not our notation for this many ranks is not ours.
+    """
+    told = (trial.last_result or {}).get("hosts")
+    slots = read_slots(told) if isinstance(told, str) else None
+    if slots is None or sum(count for _, count in slots) != ranks_of(trial):
+        return None
+    return [host for host, count in slots for _ in range(count)]
 
 
 def start_seconds(trial: TrialRecord) -> float | None:

@@ -8,6 +8,25 @@ from typing import Any
 
 _LATEST = 9e9  # Unix time of the year 2255: pandas' clocks end a little later
 
+TUNES_OWN = frozenset(
+    {
+        "timestamp",
+        "training_iteration",
+        "time_this_iter_s",
+        "time_total_s",
+        "pid",
+        "time_since_restore",
+        "iterations_since_restore",
+        "world_size",
+        "start_s",
+        "timesteps_total",
+        "timesteps_since_restore",
+        "episodes_total",
+        "warmup_time",
+    }
+)
+"""The numbers that Tune, or a distributed trial's coordinator, adds: none is what a search is about."""
+
 
 def iteration_of(report: Mapping[str, Any]) -> int | None:
     """The report's training_iteration; None where it is no whole number.

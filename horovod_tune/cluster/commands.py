@@ -1,4 +1,4 @@
-"""`horovod-tune launch`: its options, and what each target does with them."""
+"""`horovod-tune launch`: its options. What each target does with them stands in `targets`."""
 
 from __future__ import annotations
 
@@ -115,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `horovod-tune launch TARGET`; return its exit status."""
     import subprocess
 
+    from horovod_tune.cluster import targets
     from horovod_tune.cluster.values import LaunchError, checked, checked_count
 
     arguments.command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
@@ -126,10 +127,10 @@ def run(arguments: argparse.Namespace) -> int:
         if hasattr(arguments, "gpus_per_node"):
             checked_count("--gpus-per-node", arguments.gpus_per_node, least=0, most=MOST_GPUS)
         if arguments.target == "slurm":
-            return _run_slurm(arguments)
+            return targets.run_slurm(arguments)
         if arguments.target == "kuberay":
-            return _run_kuberay(arguments)
-        return _run_ray_up(arguments)
+            return targets.run_kuberay(arguments)
+        return targets.run_ray_up(arguments)
     except (LaunchError, FileNotFoundError) as error:
         print(f"horovod-tune launch: {error}", file=sys.stderr)
         return 2
@@ -138,156 +139,3 @@ def run(arguments: argparse.Namespace) -> int:
             f"horovod-tune launch: {shlex.join(failure.cmd)} ended with {failure.returncode}", file=sys.stderr
         )
         return 1
-
-
-def _run_slurm(arguments: argparse.Namespace) -> int:
-    from horovod_tune.cluster import launch
-    from horovod_tune.cluster.plans import sbatch_command
-    from horovod_tune.cluster.source import cluster_file
-    from horovod_tune.cluster.values import checked, checked_count
-
-    if arguments.time is not None:
-        checked("--time", "Slurm time", arguments.time)
-    for option in ("partition", "account"):
-        if getattr(arguments, option) is not None:
-            checked(f"--{option}", "Slurm word", getattr(arguments, option))
-    if arguments.cpus_per_task is not None:
-        checked_count("--cpus-per-task", arguments.cpus_per_task, least=1, most=1024)
-    script = arguments.file or str(cluster_file("slurm.sbatch"))
-    words = sbatch_command(
-        script,
-        arguments.command,
-        nodes=arguments.nodes,
-        gpus_per_node=arguments.gpus_per_node,
-        cpus_per_task=arguments.cpus_per_task,
-        name=arguments.name,
-        time_limit=arguments.time,
-        partition=arguments.partition,
-        account=arguments.account,
-    )
-    if arguments.dry_run:
-        with open(script) as file:
-            print(file.read())
-        print("$ " + shlex.join(words))
-        return 0
-    return launch.launch_with_slurm(words, follow=not arguments.no_follow)
-
-
-def _run_ray_up(arguments: argparse.Namespace) -> int:
-    import yaml
-
-    from horovod_tune.cluster import launch, plans, source
-
-    if arguments.file is not None:
-        path = arguments.file
-        with open(path) as file:
-            text = file.read()
-    else:
-        template = source.load(plans.TEMPLATES[arguments.target])
-        options = _ray_up_options(arguments)
-        config = plans.ray_up_config(arguments.target, template, options, source.package_source())
-        path = f"{config['cluster_name']}.{arguments.target}.yaml"
-        text = f"# Written by: horovod-tune launch {arguments.target}\n" + yaml.safe_dump(
-            config, sort_keys=False
-        )
-    rest = {
-        "nodes": launch.nodes_at_the_start(yaml.safe_load(text)),
-        "results": arguments.results,
-        "keep_up": arguments.keep_up,
-    }
-    steps = launch.ray_up_steps(path, arguments.command, **rest)
-    if arguments.dry_run:
-        print(text)
-        for words in steps:
-            print("$ " + shlex.join(words))
-        return 0
-    if arguments.file is None:
-        launch.write_file(path, text)
-    return launch.launch_with_ray_up(path, arguments.command, **rest)
-
-
-def _ray_up_options(arguments: argparse.Namespace) -> Any:
-    from horovod_tune.cluster import values
-    from horovod_tune.cluster.plans import RayUpOptions
-
-    kinds = {
-        "ssh_user": "user",
-        "region": "region",
-        "zone": "zone",
-        "project": "project",
-        "instance_type": "instance type",
-        "machine_type": "machine type",
-        "security_group": "security group",
-        "accelerator_type": "accelerator type",
-        "runtime_version": "runtime version",
-    }
-    if arguments.target == "aws":
-        kinds["image"] = "AMI"
-    elif arguments.target == "gcp":
-        kinds["image"] = "container image"  # a path of the same letters
-    given = {name: getattr(arguments, name, None) for name in kinds}
-    for name, value in given.items():
-        if value is not None:
-            values.checked("--" + name.replace("_", "-"), kinds[name], value)
-    machine = given.pop("instance_type") or given.pop("machine_type", None)
-    given.pop("machine_type", None)
-    group = given.pop("security_group")
-    if getattr(arguments, "ssh_from", None):
-        network = values.checked_network("--ssh-from", arguments.ssh_from)
-        if arguments.region is None:
-            raise values.LaunchError("--region must be given with --ssh-from")
-        if arguments.dry_run:
-            group = "sg-00000000"  # made by the launch itself
-        else:
-            from horovod_tune.cluster.aws import security_group
-
-            group = security_group(arguments.region, network)
-    hosts = getattr(arguments, "hosts", None)
-    return RayUpOptions(
-        **given,
-        name=arguments.name,
-        nodes=getattr(arguments, "nodes", None),
-        gpus_per_node=getattr(arguments, "gpus_per_node", 0),
-        spot=getattr(arguments, "spot", False),
-        hosts=tuple(values.checked_hosts("--hosts", hosts)) if hosts else (),
-        ssh_key=arguments.ssh_key,
-        machine=machine,
-        security_group=group,
-        ship=tuple(arguments.ship),
-    )
-
-
-def _run_kuberay(arguments: argparse.Namespace) -> int:
-    import yaml
-
-    from horovod_tune.cluster import launch, plans, source
-    from horovod_tune.cluster.values import LaunchError, checked
-
-    name = arguments.name or "horovod-tune"
-    if arguments.file is not None:
-        path = arguments.file
-        with open(path) as file:
-            text = file.read()
-    else:
-        if arguments.image is None:
-            raise LaunchError(
-                "--image must name a container image with horovod-tune: cluster/Dockerfile makes one"
-            )
-        manifests = plans.rayjob(
-            source.load("kuberay.yaml"),
-            arguments.command,
-            image=checked("--image", "container image", arguments.image),
-            nodes=arguments.nodes,
-            gpus_per_node=arguments.gpus_per_node,
-            name=name,
-        )
-        path = f"{name}.kuberay.yaml"
-        text = yaml.safe_dump_all(manifests, sort_keys=False)
-    if arguments.dry_run:
-        print(text)
-        for words in launch.kuberay_steps(path, name):
-            print("$ " + shlex.join(words))
-        return 0
-    if arguments.file is None:
-        launch.write_file(path, text)
-    return launch.launch_with_kubectl(path, name)

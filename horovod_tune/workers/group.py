@@ -1,7 +1,7 @@
 """The ranks of one trial as the coordinator sees them: started, listened to, let go, ended.
 
-Runs in the coordinator, in one thread. Every wait has an end: a member answers `poll` within POLL_S even
-when it has nothing to say, and one that does not for ``timeout_s`` is lost.
+Runs in the coordinator, in one thread. Every wait has an end: a member answers `poll` in time even when it
+has nothing to say, and one that does not for ``timeout_s`` is lost.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from horovod_tune.workers import failures
 from horovod_tune.workers.gate import NotOurPacket
 from horovod_tune.workers.mailbox import Mail, Mailbox
 from horovod_tune.workers.members import Members
+from horovod_tune.workers.polls import Polls
 from horovod_tune.workers.protocol import Launcher
 
-POLL_S = 10.0
-"""The longest time between two signs of life of a member (a quarter of timeout_s where that is shorter)."""
 CAUSE_S = 2.0
 """How long a broken collective is looked at for the rank that broke it."""
 PING_S = 1.5
@@ -51,11 +50,9 @@ class WorkerGroup:
     def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
         self.members = Members(launcher, timeout_s=timeout_s)
         self._timeout_s = timeout_s
-        self._poll_s = min(POLL_S, timeout_s / 4)
         self._mailbox = Mailbox()
+        self._polls = Polls(self.members, self._mailbox, timeout_s=timeout_s)
         self._run = 0
-        self._polls: dict[int, int] = {}
-        self._poll_started: dict[int, float] = {}
         self._to_proceed: tuple[int, CheckpointPlace | None] | None = None
         self._newest: CheckpointPlace | None = None
         self._running: set[int] = set()
@@ -93,9 +90,9 @@ class WorkerGroup:
         self.members.get_all(
             [member.begin.remote(order) for member in self.members.actors], "to begin the trial"
         )
-        self._polls = {}
-        for index in range(len(self.members)):
-            self._poll(index)
+        self._polls.forget()
+        for member in range(len(self.members)):
+            self._polls.ask(member)
 
     def next_event(self) -> Report | Finished:
         """Wait for rank 0's next report, or for the end of the training function on every rank.
@@ -112,8 +109,13 @@ class WorkerGroup:
                 raise self._failed(self._failures)
             if not self._running:
                 return Finished(0)
-            self._listen(self._poll_s)
-            self._check_silence(entered)
+            self._listen(self._polls.every_s)
+            for member in self._polls.give_up_silent(entered):
+                self._lose(
+                    member,
+                    FailureKind.SILENT,
+                    f"gave no sign of life for timeout_s={self._timeout_s:g} s",
+                )
 
     def take_logs(self) -> list[LogChunk]:
         """Return what ranks have printed since the last call."""
@@ -131,7 +133,7 @@ class WorkerGroup:
         # The newest goes with every call, since a call may overtake the one that brought it first.
         self._newest = checkpoint or self._newest
         self._to_proceed = None
-        polled = set(self._polls.values())
+        polled = self._polls.asked
         for i, member in enumerate(self.members.actors):
             gate = self.members.gates.get(i)
             released = gate is not None and gate.release(self._run, index, self._newest)
@@ -140,12 +142,7 @@ class WorkerGroup:
                     member.proceed.remote(index, self._newest)
             elif self._running & set(self.members.ranks[i]):
                 # One call for both is the way of rank 0's member where it has no gate.
-                self._poll(i, *(() if released else (index, self._newest)))
-
-    def _poll(self, member: int, *proceed: Any) -> None:
-        ref = self.members.actors[member].poll.remote(self._poll_s, *proceed)
-        self._polls[self._mailbox.expect(ref)] = member
-        self._poll_started[member] = time.monotonic()
+                self._polls.ask(i, *(() if released else (index, self._newest)))
 
     def _listen(self, wait_s: float) -> None:
         """Take in what members say within ``wait_s``, and ask them again."""
@@ -153,7 +150,7 @@ class WorkerGroup:
         # A report that came through a gate was sent before the answer that came with it.
         self._reports += [report for run, report in mail.reports if run == self._run]
         for number, answer in mail.answers:
-            member = self._polls.pop(number, None)
+            member = self._polls.answered(number)
             if member is None:
                 continue  # of a member that is given up
             try:
@@ -164,7 +161,7 @@ class WorkerGroup:
             self._take(messages)
             waits_for_us = any(isinstance(message, Report) for message in messages)
             if not waits_for_us and self._running & set(self.members.ranks[member]):
-                self._poll(member)
+                self._polls.ask(member)
 
     def _open_mail(self, wait_s: float) -> Mail:
         try:
@@ -201,19 +198,6 @@ class WorkerGroup:
             self._running.discard(rank)
             self._failures.append(Failed(rank, fact.host, kind, f"process {fact.pid}: {text}"))
 
-    def _check_silence(self, entered: float) -> None:
-        now = time.monotonic()
-        for number, member in list(self._polls.items()):
-            # Time in which nobody listened (Tune was deciding) does not count.
-            since = max(self._poll_started[member] + self._poll_s, entered)
-            if now - since > self._timeout_s:
-                del self._polls[number]
-                self._lose(
-                    member,
-                    FailureKind.SILENT,
-                    f"gave no sign of life for timeout_s={self._timeout_s:g} s",
-                )
-
     def _failed(self, first: list[Failed]) -> TrainingFailed:
         """Find the cause: a rank that lost the others tells that something happened, not what."""
         end = time.monotonic() + CAUSE_S
@@ -221,7 +205,8 @@ class WorkerGroup:
             self._listen(max(0.05, min(0.5, end - time.monotonic())))
         if failures.needs_cause(first):
             self._ping_the_others()
-        self._collect_logs()
+        if self._polls.asked:
+            self._listen(0)  # for what the ranks have printed
         error = TrainingFailed(failures.explain(first, world_size=len(self.members.all_ranks)))
         error.lost_nodes = tuple(self._lost_nodes)
         return error
@@ -239,10 +224,6 @@ class WorkerGroup:
                 ray.get(ref)
             except RayError as error:
                 self._lose(refs[ref], FailureKind.DIED, failures.death_text(error))
-
-    def _collect_logs(self) -> None:
-        if self._polls:
-            self._listen(0)
 
     def end_trial(self) -> list[str]:
         """End the trial on every rank and make the members fit for the next one.
@@ -263,10 +244,10 @@ class WorkerGroup:
             return []
         for member in self.members.actors:
             member.stop_training.remote()
-        polled = set(self._polls.values())
+        polled = self._polls.asked
         for i in range(len(self.members)):
             if i not in polled and self._running & set(self.members.ranks[i]):
-                self._poll(i)
+                self._polls.ask(i)
         start = time.monotonic()
         closing: list[Any] = []
         while self._running and time.monotonic() - start < UNWIND_S:
@@ -305,6 +286,7 @@ class WorkerGroup:
             # Without this, the ranks that are killed last complain about those that went first.
             worlds = [member.close_world.remote() for member in self.members.actors]
             ray.wait(worlds, num_returns=len(worlds), timeout=CLOSE_S)
-        self._polls, self._running, self._tidying = {}, set(), []
+        self._running, self._tidying = set(), []
+        self._polls.forget()
         self._mailbox.close_gates()
         self.members.end(lost_nodes=self._lost_nodes)

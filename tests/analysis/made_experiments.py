@@ -53,7 +53,7 @@ def made_trial(
     goal = min(goal, 2) if fails else goal
     trial_id = f"abcd1_{number:05d}"
     step_s, start_s = 4.0 + 40.0 / config["batch_size"], 2.5 if number < 4 else 0.2
-    hosts = [f"node-{number % 2}"] * ranks
+    host = f"node-{number % 2}"
     rows = []
     for iteration in range(1, goal + 1):
         loss = skill + math.exp(-iteration / 4) + rng.uniform(-0.02, 0.02)
@@ -69,11 +69,11 @@ def made_trial(
                 "timestamp": int(start + iteration * step_s),
                 "time_this_iter_s": step_s,
                 "time_total_s": iteration * step_s,
-                "hostname": hosts[0],
+                "hostname": host,
                 "node_ip": "10.0.0.1",
                 "pid": 1,
                 "world_size": ranks,
-                "hosts": hosts,
+                "hosts": f"{host}:{ranks}",
                 "start_s": start_s,
                 "config": config,
             }
@@ -90,7 +90,7 @@ def made_trial(
         last_result=rows[-1],
         rows=tuple(rows),
         num_failures=int(fails),
-        error=_TRACEBACK.format(host=hosts[0]) if fails else None,
+        error=_TRACEBACK.format(host=host) if fails else None,
         resources=Resources(({}, {"CPU": float(ranks), "GPU": float(ranks)})),
     )
 

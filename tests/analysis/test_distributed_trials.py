@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run
 
         hvd.init()
         for step in range(3):
-            report(loss=config["lr"] / (step + 1), rank=hvd.rank())
+            own = {"hosts": 3} if step == 1 else {}
+            report(loss=config["lr"] / (step + 1), rank=hvd.rank(), **own)
 
     from ray import tune
 
@@ -39,8 +41,13 @@ def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run
         assert analysis.best_config == result.best_config == {"lr": 0.1}
         table = analysis.dataframe()
         assert table["ranks"].tolist() == [2, 2]
+        assert table["hosts"].tolist() == [[socket.gethostname()] * 2] * 2
+        here = f"{socket.gethostname()}:2"
+        assert analysis.history()["hosts"].tolist() == [here, 3, here] * 2, "a metric of one's own wins"
         assert (table["start_s"] > 0).all()
         drawn = series.timeline(analysis)
+        assert {row.rpartition(" ")[0] for row in drawn.rows} == {socket.gethostname()}
+        assert drawn.unit == "hosts' slots"
         assert len(drawn.bars) == 4, "two ranks a trial"
         assert all(bar.begin < bar.trained <= bar.end for bar in drawn.bars), "the start-up is known"
     for trial in result.trials:

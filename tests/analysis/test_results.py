@@ -14,6 +14,7 @@ from pyarrow import fs as pafs
 
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.storage import Folder
+from horovod_tune.analysis.trial_facts import hosts_of
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,26 @@ def test_a_distributed_trial_tells_its_ranks_hosts_and_start(experiments):
     assert table["ranks"].tolist() == [2, 2, 2]
     assert table["hosts"].tolist() == [["one", "one"]] * 3
     assert table["start_s"].tolist() == [0.02] * 3
+
+
+@pytest.mark.parametrize(
+    ("reported", "hosts"),
+    [
+        ("n1:2,n2:2", ["n1", "n1", "n2", "n2"]),
+        ("n1:3,n2:1", ["n1", "n1", "n1", "n2"]),
+        ("n1:2", None),  # of two ranks, where there are four
+        ("n1:4000000000", None),
+        ("n1,n2", None),
+        ("", None),
+        (3, None),
+        (["n1", "n1", "n2", "n2"], None),
+        (None, None),
+    ],
+)
+def test_hosts_are_read_where_they_are_ours_and_not_a_metric_of_the_functions_own(reported, hosts):
+    trial = made_experiment(1).trials[0]
+    told = {**trial.last_result, "world_size": 4, "hosts": reported}
+    assert hosts_of(replace(trial, last_result=told)) == hosts
 
 
 def test_a_row_a_report_has_times_that_never_run_backwards(experiments):

@@ -50,7 +50,7 @@ class Distributed(tune.Trainable):
         time.sleep(0.06)
         self.steps += 1
         loss = abs(math.log10(self.config["lr"]) + 2.3) + math.exp(-self.steps)
-        told = {"world_size": 2, "hosts": ["one", "one"], "start_s": 0.02}
+        told = {"world_size": 2, "hosts": "one:2", "start_s": 0.02}
         return {"loss": loss, "done": self.steps >= 6, **told}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

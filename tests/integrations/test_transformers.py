@@ -12,13 +12,11 @@ from typing import Any
 import cloudpickle
 import pytest
 import ray
+from worker_kinds import NEEDS, Workers, skip_unless_installed
 
 from horovod_tune.messages import CheckpointPlace, Report
 
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-
-from worker_kinds import NEEDS, Workers, skip_unless_installed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -79,16 +77,8 @@ def train(config: dict[str, Any]) -> None:
     Path(f"rank_{live.world.rank}.json").write_text(json.dumps(facts))
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    ray.shutdown()
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture(params=list(NEEDS))
-def workers(session: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
+def workers(ray_session: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
     skip_unless_installed(request.param)
     made = Workers(request.param, tmp_path)
     yield made
@@ -136,8 +126,9 @@ def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_goes_on_
 
 def test_without_a_trial_accelerates_launch_runs_the_same_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
     script.write_text(
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
+        f"import sys; sys.path[:0] = {folders!r}\n"
         "import logging; logging.basicConfig(level=logging.INFO)\n"
         "import test_transformers\n"
         "trainer = test_transformers.make_trainer(2, checkpoint=True)\n"

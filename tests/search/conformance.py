@@ -6,6 +6,7 @@ A subclass named `Test...` says how to make its searcher, and which promises it 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, ClassVar
@@ -100,7 +101,7 @@ class Loop:
         return self.configs
 
 
-class SearcherConformance:
+class SearcherConformance(ABC):
     """Inherit this as `Test<Searcher>`."""
 
     #: How the last ten losses of forty compare with the first ten, at most.
@@ -108,8 +109,9 @@ class SearcherConformance:
     #: What a scheduler that the searcher needs adds to each report.
     report: ClassVar[dict[str, Any]] = {}
 
-    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
-        raise NotImplementedError
+    @abstractmethod
+    def make(self, seed: int = 1) -> Searcher:
+        """Return a new searcher that minimises `METRIC`."""
 
     def loop(self, seed: int = 1, in_flight: int = 4) -> Loop:
         return Loop(self.make(seed), mixed_space(), in_flight, self.report)

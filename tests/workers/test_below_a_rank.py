@@ -18,17 +18,9 @@ from horovod_tune.messages import CheckpointPlace, Report
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    ray.shutdown()
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture(scope="module", params=list(NEEDS))
 def workers(
-    session: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ray_session: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Workers]:
     skip_unless_installed(request.param)
     made = Workers(request.param, tmp_path_factory.mktemp(request.param))

@@ -26,14 +26,6 @@ from horovod_tune.messages import CheckpointPlace, Finished, LogChunk, Report
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    ray.shutdown()
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture(scope="module", params=list(NEEDS))
 def kind(request: pytest.FixtureRequest) -> str:
     skip_unless_installed(request.param)
@@ -41,7 +33,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def workers(session: None, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+def workers(ray_session: Any, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """Workers that several tests use one after the other: each leaves them fit."""
     made = Workers(kind, tmp_path_factory.mktemp(kind))
     yield made
@@ -49,7 +41,7 @@ def workers(session: None, kind: str, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def own_workers(session: None, kind: str, tmp_path: Path) -> Iterator[Callable[..., Workers]]:
+def own_workers(ray_session: Any, kind: str, tmp_path: Path) -> Iterator[Callable[..., Workers]]:
     """Makes workers for a test that breaks them."""
     made: list[Workers] = []
 

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import ray
 
-from horovod_tune import shipping
+from horovod_tune import report, shipping
 from horovod_tune.coordinator import Coordinator
 from horovod_tune.messages import TrialOrder
 from horovod_tune.spec import make_spec
@@ -97,3 +97,36 @@ class TrialRunner:
 
 def exists(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
+
+
+def sound(config: dict[str, Any]) -> None:
+    """Pass only in a process and a world that are as new ones are."""
+    import horovod.torch as hvd
+    import torch
+
+    assert not hvd.is_initialized()
+    hvd.init()
+    assert torch.is_grad_enabled()
+    sums = [hvd.allreduce(torch.full((size,), hvd.rank() + 1.0), op=hvd.Sum).sum() for size in (1, 3, 2)]
+    named = hvd.allreduce(torch.ones(config.get("size", 4)), name="x", op=hvd.Sum)
+    assert hvd.broadcast_object(hvd.rank(), root_rank=1) == 1
+    report(sums=[each.item() for each in sums], named=named.tolist(), size=hvd.size())
+
+
+def pids_before_and_after(runner: TrialRunner, train: Any, **arguments: Any) -> tuple[list[int], list[int]]:
+    runner.run(sound)
+    before = runner.pids
+    runner.run(train, **arguments)
+    reason = runner.replaced_because
+    runner.run(sound)
+    runner.coordinator.replaced_because = [reason] if reason else []
+    return before, runner.pids
+
+
+def is_kept(runner: TrialRunner, train: Any, **arguments: Any) -> bool:
+    """Whether the trial after ``train`` runs in the same processes; no reason is given then."""
+    before, after = pids_before_and_after(runner, train, **arguments)
+    print("replaced because:", runner.replaced_because)
+    assert (before == after) == (runner.replaced_because == "")
+    assert before == after or not any(map(exists, before))
+    return before == after

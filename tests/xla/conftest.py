@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sessions import local_ray
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +24,5 @@ def cpu_device() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def ray_session(cpu_device: None) -> Iterator[Any]:
-    import ray
-
-    ray.shutdown()
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield ray
-    ray.shutdown()
-
-
-@pytest.fixture
-def tune_run(ray_session: Any, tmp_path: Path) -> Callable[..., Any]:
-    from ray import tune
-
-    def run(trainable: Any, **arguments: Any) -> Any:
-        settings = {"storage_path": str(tmp_path), "verbose": 0, "name": "experiment", **arguments}
-        return tune.run(trainable, **settings)
-
-    return run
+    with local_ray(num_cpus=2) as ray:
+        yield ray

@@ -10,14 +10,12 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import ray
+from sessions import local_ray
+from worker_kinds import Workers
 
 from horovod_tune.errors import StartFailed
 from horovod_tune.workers.xla.compile_cache import directory_of, make_room
 from horovod_tune.workers.xla.runtime import LaunchPlan
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-from worker_kinds import Workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -61,21 +59,12 @@ def test_the_directory_is_for_this_user_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     pytest.importorskip("torch_xla")
-    ray.shutdown()
     directory = tmp_path_factory.mktemp("cache")
     variables = {"HOROVOD_TUNE_XLA_CACHE": str(directory)}
-    ray.init(
-        "local",
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        runtime_env={"env_vars": variables},
-    )
-    yield directory
-    ray.shutdown()
+    with local_ray(num_cpus=1, runtime_env={"env_vars": variables}):
+        yield directory
 
 
 def compute(config: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +78,7 @@ def compute(config: dict[str, Any]) -> dict[str, Any]:
     return {"value": value, **{name: metrics.counter_value(name) or 0 for name in names}}
 
 
-def test_a_process_keeps_its_graphs_and_the_next_one_looks_for_them(session: Path, tmp_path: Path) -> None:
+def test_a_process_keeps_its_graphs_and_the_next_one_looks_for_them(cache: Path, tmp_path: Path) -> None:
     seen = []
     for number in (1, 2):
         workers = Workers("torch_xla", tmp_path / str(number))
@@ -97,7 +86,7 @@ def test_a_process_keeps_its_graphs_and_the_next_one_looks_for_them(session: Pat
         report, _ = workers.events()
         seen.append(report.metrics)  # type: ignore[union-attr]
         workers.close()
-    (directory,) = session.glob("*/*/*")
+    (directory,) = cache.glob("*/*/*")
     assert directory.name == "chip-0" and list(directory.iterdir())
     assert [each["value"] for each in seen] == [512.0, 512.0]
     assert seen[0]["PersistentCacheMiss"] >= 1
@@ -118,7 +107,7 @@ def test_a_process_keeps_its_graphs_and_the_next_one_looks_for_them(session: Pat
     ids=["in our code", "in torch_xla's"],
 )
 def test_a_process_that_cannot_start_says_why_at_once(
-    session: Path, tmp_path: Path, environment: dict[str, str], said: str
+    cache: Path, tmp_path: Path, environment: dict[str, str], said: str
 ) -> None:
     workers = Workers("torch_xla", tmp_path)
     plan = LaunchPlan(environment={"PJRT_DEVICE": "CPU", **environment})

@@ -18,6 +18,7 @@ import pytest
 import ray
 from ray import tune
 from ray.cluster_utils import Cluster
+from sessions import simulated_nodes
 from xla_processes import rank_processes, see_them_gone
 
 import horovod_tune
@@ -35,17 +36,14 @@ SLICE = {"ray.io/tpu-pod-type": "v4-16"}
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head without CPUs, and two TPU slices of two hosts each, as far as Ray can tell."""
-    ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    hosts = []
     for name in ("slice-a", "slice-b"):
         for worker in (0, 1):
             resources = {"TPU": 4, name: 1, **({"TPU-v4-16-head": 1} if worker == 0 else {})}
             labels = {**SLICE, "ray.io/tpu-slice-name": name, "ray.io/tpu-worker-id": str(worker)}
-            cluster.add_node(num_cpus=4, resources=resources, labels=labels)
-    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+            hosts.append({"num_cpus": 4, "resources": resources, "labels": labels})
+    with simulated_nodes(*hosts) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -14,15 +14,12 @@ from typing import Any
 import cloudpickle
 import psutil
 import pytest
-import ray
+from worker_kinds import Workers
 from xla_processes import see_them_gone
 
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.workers.xla.rank_process import RankProcess
 from horovod_tune.workers.xla.supervisor import Supervisor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-from worker_kinds import Workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -66,16 +63,8 @@ def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is(busy_r
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    ray.shutdown()
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
-def workers(session: None, tmp_path: Path) -> Iterator[Workers]:
+def workers(ray_session: Any, tmp_path: Path) -> Iterator[Workers]:
     made = Workers("plain", tmp_path, timeout_s=180)
     yield made
     made.close()
@@ -113,7 +102,7 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
         workers.group.next_event()
 
 
-def test_a_host_without_torch_xla_says_so_at_the_start(session: None, tmp_path: Path) -> None:
+def test_a_host_without_torch_xla_says_so_at_the_start(ray_session: Any, tmp_path: Path) -> None:
     import importlib.util
 
     if importlib.util.find_spec("torch_xla") is not None:

@@ -12,26 +12,16 @@ from typing import Any
 import cloudpickle
 import pytest
 import ray
+from worker_kinds import Workers
 
 from horovod_tune.errors import TrainingFailed
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-from worker_kinds import Workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray has a copy of its own
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    ray.shutdown()
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
-def workers(session: None, tmp_path: Path) -> Iterator[Workers]:
+def workers(ray_session: Any, tmp_path: Path) -> Iterator[Workers]:
     made = Workers("plain", tmp_path)
     yield made
     made.close()

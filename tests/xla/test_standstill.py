@@ -10,14 +10,11 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import ray
+from worker_kinds import RANKS, Workers, skip_unless_installed
 
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import Report
 from horovod_tune.workers.xla.standstill import Standstill, Whereabouts, Work, explain
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-from worker_kinds import RANKS, Workers, skip_unless_installed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -102,16 +99,8 @@ def test_ranks_that_all_wait_in_their_report_do_not_hang() -> None:
     assert explain({}, 1800) is None
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    ray.shutdown()
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture(params=[kind for kind in RANKS if kind != "gloo"])
-def workers(session: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
+def workers(ray_session: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
     skip_unless_installed(request.param)
     made = Workers(request.param, tmp_path, stall_timeout_s=STALL_TIMEOUT_S)
     yield made

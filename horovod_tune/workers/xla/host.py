@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import queue
 import socket
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -34,24 +33,21 @@ from horovod_tune.messages import (
     TrialOrder,
     World,
 )
-from horovod_tune.workers.xla import standstill
+from horovod_tune.workers.xla.answers import Answers
 from horovod_tune.workers.xla.checkpoint_desk import CheckpointDesk
+from horovod_tune.workers.xla.hang_watch import HangWatch
+from horovod_tune.workers.xla.rank_logs import RankLogs
 from horovod_tune.workers.xla.rank_process import RankProcess
 from horovod_tune.workers.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.workers.xla.shared_file import SharedFile
-from horovod_tune.workers.xla.standstill import Standstill, Whereabouts
+from horovod_tune.workers.xla.standstill import Whereabouts
 from horovod_tune.workers.xla.supervisor import Supervisor
 
 METHODS_AT_ONCE = 5
 HEARTBEAT_S = 5.0
 """How often an idle rank says that it is there; more often where a time-out is shorter than usual."""
-LOOK_S = 5.0
-"""How often it is looked at what the ranks do where they say nothing: the processes of a host are many."""
-ANSWER_S = 5.0
-"""How long ranks that stand still may take to say where."""
 TIDY_S = 6.0
 """How long the ranks may take to put their processes back to how new ones are."""
-LOG_CHUNK_BYTES = 1 << 16
 
 
 class HostActor:
@@ -62,17 +58,12 @@ class HostActor:
         self._host = socket.gethostname()
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
-        self._standstill = Standstill(stall_timeout_s)
-        self._listened_s = 0.0
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._worlds: dict[int, World] = {}
         self._running: set[int] = set()
         self._reports = 0
-        self._logs: dict[int, bytearray] = {}
-        self._logging = threading.Lock()
-        self._tidied: dict[int, list[str]] = {}
-        self._where: dict[int, Whereabouts] = {}
-        self._state = threading.Condition()
+        self._logs = RankLogs(lambda chunk: self._outbox.put(chunk))
+        self._tidied: Answers[list[str]] = Answers()
         self._parameters = SharedFile()
         self._order: TrialOrder | None = None
         self._checkpoints = CheckpointDesk(self._node_id)
@@ -80,9 +71,10 @@ class HostActor:
             runtime,
             heartbeat_s=min(HEARTBEAT_S, timeout_s / 10, stall_timeout_s / 6),
             on_message=self._hear,
-            on_output=self._take_output,
+            on_output=lambda rank, text: self._logs.take(rank.ordinal, text),
             on_loss=self._lose,
         )
+        self._hang_watch = HangWatch(self._supervisor, limit_s=stall_timeout_s)
 
     def describe(self) -> MemberFacts:
         chips = ray.get_runtime_context().get_accelerator_ids().get("TPU", [])
@@ -129,10 +121,9 @@ class HostActor:
     def begin(self, order: TrialOrder) -> None:
         """Start a trial's training function on every rank; returns at once."""
         self._outbox = queue.SimpleQueue()
-        with self._logging:
-            self._logs = {}
+        self._logs.clear()
         self._reports = 0
-        self._count_standstill_anew()
+        self._hang_watch.restart()
         if order.checkpoint is not None:
             self._checkpoints.note(order.checkpoint)
         self._order = order
@@ -141,8 +132,7 @@ class HostActor:
         self._running = set(self._worlds)
         for rank in self._supervisor.ranks:
             world = self._worlds[rank.ordinal]
-            self._tell(
-                rank,
+            rank.tell(
                 "begin",
                 order=packed,
                 world=[
@@ -155,15 +145,9 @@ class HostActor:
                 ],
             )
 
-    def _tell(self, rank: RankProcess, kind: str, **fields: Any) -> None:
-        try:
-            rank.channel.send(kind, **fields)
-        except OSError:
-            return  # it is gone; the supervisor says how
-
     def _tell_all(self, kind: str, **fields: Any) -> None:
         for rank in self._supervisor.ranks:
-            self._tell(rank, kind, **fields)
+            rank.tell(kind, **fields)
 
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
@@ -174,11 +158,11 @@ class HostActor:
         self._check_silence()
         began = time.monotonic()
         messages = self._wait_for_messages(min(wait_s, self._stall_timeout_s / 3))
-        self._listened_s += time.monotonic() - began
+        self._hang_watch.listened(time.monotonic() - began)
         if any(not isinstance(message, LogChunk) for message in messages):
-            self._count_standstill_anew()
-        elif self._running and self._listened_s >= min(LOOK_S, self._stall_timeout_s / 6):
-            self._check_standstill()
+            self._hang_watch.restart()
+        elif self._running and self._hang_watch.is_due:
+            self._check_for_a_hang()
         return messages
 
     def _wait_for_messages(self, wait_s: float) -> list[Message]:
@@ -190,7 +174,7 @@ class HostActor:
         except queue.Empty:
             if not messages:
                 for rank in list(self._worlds):
-                    self._send_log(rank)
+                    self._logs.send(rank)
             return messages
 
     def _check_silence(self) -> None:
@@ -200,39 +184,21 @@ class HostActor:
                     rank, FailureKind.SILENT, f"gave no sign of life for timeout_s={self._timeout_s:g} s"
                 )
 
-    def _count_standstill_anew(self) -> None:
-        self._listened_s = 0.0
-        self._standstill.restart()
-
-    def _check_standstill(self) -> None:
-        listened_s, self._listened_s = self._listened_s, 0.0
+    def _check_for_a_hang(self) -> None:
         if self._checkpoints.is_busy:
             # A checkpoint comes from somewhere, by this process: the rank that asked for it has to wait.
-            self._standstill.restart()
+            self._hang_watch.restart()
             return
-        if not self._standstill.note(listened_s, self._supervisor.work()):
-            return
-        self._standstill.restart()
         running = set(self._running)
-        found = standstill.explain(self._where_ranks_stand(running), self._stall_timeout_s)
+        found = self._hang_watch.look(running)
         if found is None or running != self._running:
             return
         ordinal, text = found
         rank = next(each for each in self._supervisor.ranks if each.ordinal == ordinal)
         self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
 
-    def _where_ranks_stand(self, running: set[int]) -> dict[int, Whereabouts | None]:
-        with self._state:
-            self._where = {}
-        for rank in self._supervisor.ranks:
-            if rank.ordinal in running:
-                self._tell(rank, "where")
-        with self._state:
-            self._state.wait_for(lambda: len(self._where) == len(running), timeout=ANSWER_S)
-            return {ordinal: self._where.get(ordinal) for ordinal in running}
-
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
-        self._count_standstill_anew()
+        self._hang_watch.restart()
         if checkpoint is not None:
             self._checkpoints.note(checkpoint)
         place = cloudpickle.dumps(checkpoint) if checkpoint is not None else None
@@ -251,12 +217,9 @@ class HostActor:
     def tidy(self, join_s: float) -> Tidied:
         """Put every rank's process back to how a new one is, and say whether the next trial can have it."""
         ranks = tuple(self._worlds)
-        with self._state:
-            self._tidied = {}
+        self._tidied.clear()
         self._tell_all("tidy", join_s=join_s)
-        with self._state:
-            self._state.wait_for(lambda: len(self._tidied) == len(ranks), timeout=join_s + TIDY_S)
-            answers = dict(self._tidied)
+        answers = self._tidied.wait_for(len(ranks), timeout_s=join_s + TIDY_S)
         problems = [f"rank {rank}: {problem}" for rank, found in answers.items() for problem in found]
         problems += [f"rank {rank} did not tidy up in time" for rank in ranks if rank not in answers]
         self._checkpoints.forget()
@@ -279,19 +242,15 @@ class HostActor:
             case {"kind": "failed", "failure_kind": kind, "traceback": text}:
                 self._fail(rank, FailureKind(kind), text)
             case {"kind": "tidied", "problems": problems}:
-                with self._state:
-                    self._tidied[rank.ordinal] = [str(problem) for problem in problems]
-                    self._state.notify_all()
+                self._tidied.put(rank.ordinal, [str(problem) for problem in problems])
             case {"kind": "stands", "stack": stack, "reports": reports}:
-                with self._state:
-                    self._where[rank.ordinal] = Whereabouts(stack, reports)
-                    self._state.notify_all()
+                self._hang_watch.hear(rank.ordinal, Whereabouts(stack, reports))
             case {"kind": "fetch", "path": path, "node_id": node_id}:
                 # In a thread of its own: a copy from another host may take minutes.
                 threading.Thread(target=self._fetch, args=(rank, path, node_id), daemon=True).start()
 
     def _end(self, rank: RankProcess, message: Message) -> None:
-        self._send_log(rank.ordinal)
+        self._logs.send(rank.ordinal)
         self._running.discard(rank.ordinal)
         self._outbox.put(message)
 
@@ -304,27 +263,7 @@ class HostActor:
             self._fail(rank, kind, f"process {rank.pid}: {text}")
         else:
             # Between trials, or after its own end: it must not be taken for fit.
-            with self._state:
-                self._tidied[rank.ordinal] = [f"its process {rank.pid} is gone: {text}"]
-                self._state.notify_all()
-
-    def _take_output(self, rank: RankProcess, text: bytes) -> None:
-        # One write a block: Ray brings it to the driver.
-        prefix = f"[rank {rank.ordinal}] "
-        lines = text.decode("utf-8", "replace").splitlines()
-        sys.stdout.write("".join(f"{prefix}{line}\n" for line in lines))
-        sys.stdout.flush()
-        with self._logging:
-            log = self._logs.setdefault(rank.ordinal, bytearray())
-            log += text
-        if len(log) > LOG_CHUNK_BYTES:
-            self._send_log(rank.ordinal)
-
-    def _send_log(self, rank: int) -> None:
-        with self._logging:
-            text = self._logs.pop(rank, None)
-        if text:
-            self._outbox.put(LogChunk(rank, bytes(text)))
+            self._tidied.put(rank.ordinal, [f"its process {rank.pid} is gone: {text}"])
 
     # What follows runs in a thread for one fetch.
 
@@ -335,4 +274,4 @@ class HostActor:
         except Exception as problem:
             # Whatever it is: the rank waits for an answer, and raises it in the training function.
             local, error = "", f"{type(problem).__name__}: {problem}"
-        self._tell(rank, "fetched", path=local, error=error)
+        rank.tell("fetched", path=local, error=error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
@@ -32,6 +33,11 @@ class RankProcess:
     operations: int = 0
     gone: bool = False
     tail: bytearray = field(default_factory=bytearray)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Send the rank a message; one that is gone gets none, and the supervisor says how it went."""
+        with contextlib.suppress(OSError):
+            self.channel.send(kind, **fields)
 
 
 def family_cpu_s(pid: int) -> float:

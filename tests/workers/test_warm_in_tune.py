@@ -1,0 +1,83 @@
+"""Workers stay warm through what Tune does with trials: pauses, and one experiment after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from horovod_tune import DistributedTrainableCreator, report
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_trial_that_pauses_finds_warm_workers_when_it_goes_on(ray_session, tmp_path):
+    """With one trial left to run, Tune itself would end the actor of the trial that pauses."""
+    from ray import tune
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    def train(config):
+        import tempfile
+
+        from horovod_tune import get_checkpoint, report
+
+        start = get_checkpoint()
+        done = int(Path(start.path, "step").read_text()) if start is not None else 0
+        for step in range(done + 1, 9):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "step").write_text(str(step))
+                report(step=step, score=config["x"] * step, pid=os.getpid(), checkpoint=folder)
+
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        hyperparam_mutations={"x": tune.uniform(0.1, 1)},
+        quantile_fraction=0.5,
+        synch=True,
+    )
+    analysis = tune.run(
+        DistributedTrainableCreator(train, num_slots=1),
+        config={"x": tune.grid_search([0.1, 0.9])},
+        scheduler=scheduler,
+        metric="score",
+        mode="max",
+        storage_path=str(tmp_path),
+        verbose=0,
+    )
+    # A trial that takes over a finished donor's checkpoint has nothing left to report.
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED", "TERMINATED"]
+    assert max(trial.last_result["step"] for trial in analysis.trials) == 8
+    pids = set()
+    for trial in analysis.trials:
+        with Path(trial.local_path, "result.json").open() as results:
+            pids |= {json.loads(line)["pid"] for line in results}
+    # One actor for each trial, or one for both where the second trial was still starting at the first pause.
+    assert len(pids) <= 2
+
+
+def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ray_session, tmp_path):
+    from ray import tune
+
+    def processes(trainable: Any) -> int:
+        analysis = tune.run(
+            trainable, num_samples=2, max_concurrent_trials=1, storage_path=str(tmp_path), verbose=0
+        )
+        return len({trial.last_result["pid"] for trial in analysis.trials})
+
+    def plain() -> Any:
+        def train(config):
+            tune.report({"pid": os.getpid()})
+
+        return train
+
+    def train(config):
+        report(pid=os.getpid())
+
+    assert processes(plain()) == 2
+    assert processes(DistributedTrainableCreator(train)) == 1
+    assert processes(DistributedTrainableCreator(train, reuse_workers=False)) == 2
+    assert processes(DistributedTrainableCreator(train)) == 1

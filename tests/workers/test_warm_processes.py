@@ -1,0 +1,164 @@
+"""Whatever a trial leaves in its processes, the next one finds none of it: cleared, or in new processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from processes import eventually
+from trial_runner import TrialRunner, exists, is_kept, sound
+
+from horovod_tune import report
+from horovod_tune.errors import TrainingFailed
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_trial_that_swallows_everything_is_replaced(runner):
+    def train(config):
+        while True:
+            try:
+                report(loss=1)
+            except BaseException:
+                time.sleep(0.01)
+
+    assert not is_kept(runner, train, stop_after=1)
+    assert "did not leave the training function" in runner.replaced_because
+
+
+def test_a_trial_that_fails_on_one_rank_is_replaced_and_its_processes_are_gone(runner):
+    def train(config):
+        import subprocess
+
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        with open(config["child"] + str(hvd.rank()), "w") as file:
+            file.write(str(subprocess.Popen(["sleep", "1000"]).pid))
+        hvd.allreduce(torch.ones(1))
+        if hvd.rank() == 1:
+            raise RuntimeError("no luck")
+        hvd.allreduce(torch.ones(1))
+
+    runner.run(sound)
+    before = runner.pids
+    child = str(runner._folder / "child")
+    with pytest.raises(TrainingFailed, match=r"rank 1 of 2 on \S+ failed:\n(.*\n)*.*no luck"):
+        runner.run(train, child=child)
+    assert not any(map(exists, before))
+    children = [int(Path(child + rank).read_text()) for rank in "01"]
+    eventually(lambda: not any(map(exists, children)), why="the trial's child processes are gone")
+    runner.run(sound)
+    assert set(runner.pids).isdisjoint(before)
+
+
+def test_a_trial_that_exits_its_interpreter_is_replaced(runner):
+    runner.run(sound)
+    before = runner.pids
+    with pytest.raises(TrainingFailed, match="SystemExit"):
+        runner.run(lambda config: sys.exit(0))
+    runner.run(sound)
+    assert set(runner.pids).isdisjoint(before)
+
+
+def test_a_thread_that_ends_by_itself_leaves_the_workers(runner):
+    def train(config):
+        threading.Thread(target=time.sleep, args=(0.1,)).start()
+
+    assert is_kept(runner, train)
+
+
+def test_a_thread_that_goes_on_is_replaced(runner):
+    def train(config):
+        threading.Thread(target=time.sleep, args=(1000,), name="prefetcher", daemon=True).start()
+
+    assert not is_kept(runner, train)
+    assert "the thread 'prefetcher' still runs" in runner.replaced_because
+
+
+def test_loader_processes_that_nobody_holds_any_more_leave_the_workers(runner):
+    def train(config):
+        import torch
+
+        loader = torch.utils.data.DataLoader(range(8), num_workers=1, persistent_workers=True)
+        config["cycle"] = [config, iter(loader)]
+        assert next(config["cycle"][1]).tolist() == [0]
+
+    assert is_kept(runner, train)
+
+
+def test_a_child_process_that_goes_on_is_ended_and_its_parent_replaced(runner):
+    def train(config):
+        import subprocess
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            Path(config["child"]).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+
+    child = runner._folder / "lone_child"
+    assert not is_kept(runner, train, child=str(child))
+    assert "child process" in runner.replaced_because
+    assert not exists(int(child.read_text()))
+
+
+def ignore_a_signal_in_c(config):
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).signal(signal.SIGUSR2, ctypes.c_void_p(1))
+
+
+def change_the_inter_op_threads(config):
+    import torch
+
+    torch.set_num_interop_threads(torch.get_num_interop_threads() + 1)
+
+
+def leave_a_process_group(config):
+    import torch
+
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
+def leave_files_open(config):
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(300)]
+    assert len(files) == 300
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        (ignore_a_signal_in_c, "signal handlers was changed"),
+        (change_the_inter_op_threads, "inter-op threads"),
+        (leave_a_process_group, "torch.distributed is still initialised"),
+        (leave_files_open, "files were left open"),
+    ],
+)
+def test_what_cannot_be_put_back_is_replaced(runner, train, reason):
+    assert not is_kept(runner, train)
+    assert reason in runner.replaced_because
+
+
+def test_without_reuse_every_trial_has_new_processes(ray_session, tmp_path):
+    runner = TrialRunner(tmp_path, reuse_workers=False)
+
+    def train(config):
+        import horovod.torch as hvd
+
+        hvd.init()
+        report(pids=hvd.allgather_object(os.getpid()))
+
+    pids = [pid for _ in range(2) for pid in runner.run(train)[0]["pids"]]
+    assert runner.replaced_because == "reuse_workers=False"
+    assert len(set(pids)) == 4
+    runner.close()
+    assert not any(map(exists, pids))

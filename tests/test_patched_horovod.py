@@ -242,3 +242,25 @@ print(json.dumps({{"said": said}}))
     stall = ("env", "HOROVOD_STALL_CHECK_TIME_SECONDS=1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=2")
     (world,) = run_worlds("a:2", program=program, before=stall)
     assert world.said == [{"said": "freed"}] * 2
+
+
+def test_ranks_without_work_ask_each_other_less_and_less_often(tmp_path: Path) -> None:
+    program = f"""
+import json, time, torch
+import horovod.torch as hvd
+hvd.init()
+hvd.allreduce(torch.ones(1), name="before")
+timeline = {str(tmp_path / "timeline")!r}
+hvd.start_timeline(timeline, mark_cycles=True)
+time.sleep(3)
+hvd.allreduce(torch.ones(1), name="after")
+hvd.stop_timeline()
+if hvd.rank() == 0:
+    with open(timeline) as events:
+        print(json.dumps({{"cycles": events.read().count("CYCLE_START")}}))
+else:
+    print(json.dumps({{}}))
+"""
+    (world,) = run_worlds("a:2", program=program, before=("env", "HOROVOD_TIMELINE=DYNAMIC"))
+    # By the rule 100 in the first 0.1 s, 230 up to 1 s and 200 more; one each millisecond would be 3000.
+    assert 1 <= world.said[0]["cycles"] <= 700

@@ -34,13 +34,13 @@ class InstalledHorovod:
     """The Horovod of this environment."""
 
     version: str
-    """As pip shows it: ``0.28.1+ht3.cpu`` where `install-horovod` built it."""
+    """As pip shows it: ``0.28.1+ht4.cpu`` where `install-horovod` built it."""
     torch_version: str | None
     """The torch it was compiled for; None where it was built without torch."""
 
     @property
     def patch_level(self) -> str | None:
-        """The patches it carries (``"ht3"``), or None where another build made it."""
+        """The patches it carries (``"ht4"``), or None where another build made it."""
         local = self.version.partition("+")[2]
         level = local.split(".")[0]
         return level if level.startswith("ht") else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from horovod_tune.horovod_build.patching import Patch
 
 PATCH_LEVEL = "ht4"
-"""Stands in the built version (``0.28.1+ht3.cpu``); raised whenever a patch below changes."""
+"""Stands in the built version (``0.28.1+ht4.cpu``); raised whenever a patch below changes."""
 
 _GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
 

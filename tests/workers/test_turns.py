@@ -1,16 +1,17 @@
-"""Turns at importing: in order, as many at once as is said, and never lost with a process."""
+"""Turns at starting: in order, as many at once as is said, and never lost with a process."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from horovod_tune.workers.turns import Turn
+from horovod_tune.workers.turns import Turn, starts_turn
 
 WAIT_S = 60
 
@@ -33,6 +34,20 @@ def test_as_many_at_once_as_there_are_cpus_and_then_in_order(turns: list[Turn]) 
     third.end()
     fourth.end()
     fourth.end()
+
+
+@pytest.mark.parametrize(("cpus", "ranks", "at_once"), [(2, 2, 1), (2, 16, 1), (8, 2, 4), (2, 1, 2)])
+def test_as_many_trials_start_at_once_as_have_a_cpu_for_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int, ranks: int, at_once: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    starts = [starts_turn(tmp_path, ranks).ask() for _ in range(at_once + 1)]
+    ends_s = time.monotonic() + WAIT_S
+    while sum(start.comes_within(0) for start in starts) < at_once and time.monotonic() < ends_s:
+        time.sleep(0.01)
+    assert sum(start.comes_within(0.2) for start in starts) == at_once
+    for start in starts:
+        start.end()
 
 
 def hold(directory: Path, ready: Connection) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from conformance import METRIC, SearcherConformance
@@ -12,20 +12,20 @@ from horovod_tune.search import BayesOptSearch
 
 
 class TestBayesOptSearch(SearcherConformance):
-    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
-        return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **kwargs)
+    def make(self, seed: int = 1) -> Searcher:
+        return BayesOptSearch(metric=METRIC, mode="min", random_state=seed)
 
 
 class TestBayesOptSearchWithUpperConfidenceBound(SearcherConformance):
-    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+    def make(self, seed: int = 1) -> Searcher:
         utility = {"kind": "ucb", "kappa": 2.0}
-        return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, utility_kwargs=utility, **kwargs)
+        return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, utility_kwargs=utility)
 
 
 class TestHyperOptSearch(SearcherConformance):
     improvement = 0.9
 
-    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+    def make(self, seed: int = 1) -> Searcher:
         pytest.importorskip("hyperopt", reason="pip install horovod_tune[hyperopt]")
         from horovod_tune.search import HyperOptSearch
 
@@ -35,7 +35,7 @@ class TestHyperOptSearch(SearcherConformance):
 class TestOptunaSearch(SearcherConformance):
     improvement = 0.9
 
-    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+    def make(self, seed: int = 1) -> Searcher:
         optuna = pytest.importorskip("optuna", reason="pip install horovod_tune[optuna]")
         from horovod_tune.search import OptunaSearch
 
@@ -47,7 +47,7 @@ class TestTuneBOHB(SearcherConformance):
     improvement = 0.9
     report: ClassVar = {"hyperband_info": {"budget": 9}}
 
-    def make(self, seed: int = 1, **kwargs: Any) -> Searcher:
+    def make(self, seed: int = 1) -> Searcher:
         pytest.importorskip("hpbandster", reason="pip install horovod_tune[bohb]")
         from horovod_tune.search import TuneBOHB
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from horovod_tune.messages import (
 from horovod_tune.session import Session
 from horovod_tune.workers.gate import Invitation, RankGate
 from horovod_tune.workers.gloo.world import HorovodWorld, OutputReader, is_collective_error
+from horovod_tune.workers.outbox import Outbox
 from horovod_tune.workers.training import Training
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class TrainingActor:
     def __init__(self) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._host = socket.gethostname()
-        self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._outbox = Outbox()
         self._output = OutputReader()
         self._horovod = HorovodWorld()
         self._training: Training | None = None
@@ -125,7 +125,7 @@ class TrainingActor:
         assert self._world is not None, "assign() comes before begin()"
         if order.function is not None:
             self._function = order.function
-        self._outbox = queue.SimpleQueue()
+        self._outbox = Outbox()
         self._run = order.run
         self._output.mark()
         live = Session(order, self._world, send=self._send, fetch=self._open_checkpoint)
@@ -166,15 +166,10 @@ class TrainingActor:
         """Return this rank's messages, after ``wait_s`` at the latest (then none: a sign of life)."""
         if proceed:
             self.proceed(proceed, checkpoint)
-        messages: list[Message] = []
-        try:
-            messages.append(self._outbox.get(timeout=wait_s))
-            while True:
-                messages.append(self._outbox.get_nowait())
-        except queue.Empty:
-            if not messages:
-                self._send_log()
-            return messages
+        messages = self._outbox.take(wait_s)
+        if not messages:
+            self._send_log()
+        return messages
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         if self._training is not None:

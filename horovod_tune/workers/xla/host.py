@@ -7,7 +7,6 @@ It never touches the device itself. Its methods are called by the coordinator's 
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import threading
 import time
@@ -33,6 +32,7 @@ from horovod_tune.messages import (
     TrialOrder,
     World,
 )
+from horovod_tune.workers.outbox import Outbox
 from horovod_tune.workers.xla.answers import Answers
 from horovod_tune.workers.xla.checkpoint_desk import CheckpointDesk
 from horovod_tune.workers.xla.hang_watch import HangWatch
@@ -58,7 +58,7 @@ class HostActor:
         self._host = socket.gethostname()
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
-        self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._outbox = Outbox()
         self._worlds: dict[int, World] = {}
         self._running: set[int] = set()
         self._reports = 0
@@ -120,7 +120,7 @@ class HostActor:
 
     def begin(self, order: TrialOrder) -> None:
         """Start a trial's training function on every rank; returns at once."""
-        self._outbox = queue.SimpleQueue()
+        self._outbox = Outbox()
         self._logs.clear()
         self._reports = 0
         self._hang_watch.restart()
@@ -166,16 +166,11 @@ class HostActor:
         return messages
 
     def _wait_for_messages(self, wait_s: float) -> list[Message]:
-        messages: list[Message] = []
-        try:
-            messages.append(self._outbox.get(timeout=wait_s))
-            while True:
-                messages.append(self._outbox.get_nowait())
-        except queue.Empty:
-            if not messages:
-                for rank in list(self._worlds):
-                    self._logs.send(rank)
-            return messages
+        messages = self._outbox.take(wait_s)
+        if not messages:
+            for rank in list(self._worlds):
+                self._logs.send(rank)
+        return messages
 
     def _check_silence(self) -> None:
         for rank in self._supervisor.silent(self._timeout_s):

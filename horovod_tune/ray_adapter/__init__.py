@@ -1,0 +1,42 @@
+"""Everything private of Ray that this package touches, in one place. Checked against Ray 2.60.0.
+
+- `rank_process`: the module-level session behind ``ray.tune.report`` and its friends, Ray's serializers for
+  other libraries' types,
+- `experiments`: Tune's switch for actor reuse and its cache of actors, a stop that it notes for a trial that
+  only pauses, the loggers' way of resuming a result file, the error of a lost coordinator,
+- `processes`: Tune's cache of actor classes, Ray's directory on a host,
+- `nodes`: the node that a job's driver runs on, the directories of a trial in Tune's StorageContext, whether
+  the cluster can grow, nodes that their cloud takes away.
+"""
+
+from horovod_tune.ray_adapter.experiments import (
+    forget_stops_of_paused_trials,
+    keep_longer_results,
+    name_lost_hosts,
+    reuse_actors_of,
+)
+from horovod_tune.ray_adapter.nodes import (
+    cluster_can_grow,
+    drain_as_preempted,
+    driver_node_id,
+    is_preempted,
+    storage_reaches_here,
+)
+from horovod_tune.ray_adapter.processes import session_directory, start_in_idle_processes
+from horovod_tune.ray_adapter.rank_process import lend_session, prepare_rank_process
+
+__all__ = [
+    "cluster_can_grow",
+    "drain_as_preempted",
+    "driver_node_id",
+    "forget_stops_of_paused_trials",
+    "is_preempted",
+    "keep_longer_results",
+    "lend_session",
+    "name_lost_hosts",
+    "prepare_rank_process",
+    "reuse_actors_of",
+    "session_directory",
+    "start_in_idle_processes",
+    "storage_reaches_here",
+]

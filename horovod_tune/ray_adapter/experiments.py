@@ -1,0 +1,153 @@
+"""Tune's controller and loggers, changed where they would lose a trial, its workers or its results."""
+
+from __future__ import annotations
+
+import functools
+import re
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
+    """Make Tune keep the actors of trainables that want it, whatever ``reuse_actors`` says; once a process.
+
+    Tune refuses actor reuse together with ResourceChangingScheduler, which is therefore left alone, and
+    tells cached actors apart by resources only, so an experiment of several trainables is left alone too.
+
+    Tune also ends the actor of a trial that pauses when no other trial is staged at that moment, though the
+    trial goes on later: with population-based training, every exploit would meet new workers. Ours are kept
+    while a trial is paused or pending.
+    """
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+
+    if hasattr(TuneController._maybe_cache_trial_actor, "_horovod_tune"):
+        return
+    original = TuneController._maybe_cache_trial_actor
+    # By experiment: the next one of this process may have another trainable of the same name.
+    wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def maybe_cache(self: Any, trial: Any) -> bool:
+        if self not in wanted and {each.trainable_name for each in self._trials} == {trial.trainable_name}:
+            wanted[self] = wants_reuse(get_trainable_cls(trial.trainable_name))
+            if wanted[self] and type(self._scheduler_alg).__name__ != "ResourceChangingScheduler":
+                self._reuse_actors = True
+        if not (wanted.get(self) and self._reuse_actors) or self._staged_trials:
+            return original(self, trial)
+        if not (pausing.get(self) is trial or waits_for_an_actor(self)):
+            return original(self, trial)
+        # As if this trial were staged: then Tune keeps as many actors as there are such trials.
+        self._staged_trials.add(trial)
+        resources, room = trial.placement_group_factory, self._actor_cache.num_cached_objects + 1
+        self._actor_cache.increase_max(resources, room)
+        try:
+            return original(self, trial)
+        finally:
+            self._actor_cache.decrease_max(resources, room)
+            self._staged_trials.discard(trial)
+
+    original_pause = TuneController._schedule_trial_pause
+    pausing: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original_pause)
+    def pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
+        pausing[self] = trial
+        try:
+            original_pause(self, trial, should_checkpoint)
+        finally:
+            pausing.pop(self, None)
+
+    def waits_for_an_actor(controller: Any) -> bool:
+        return any(each.status in ("PAUSED", "PENDING") for each in controller._trials)
+
+    original_cleanup = TuneController._cleanup_cached_actors
+
+    @functools.wraps(original_cleanup)
+    def cleanup(self: Any, force_all: bool = False) -> None:
+        ours = self._reuse_actors and wanted.get(self)
+        if force_all or not (ours and waits_for_an_actor(self)):
+            original_cleanup(self, force_all)
+
+    maybe_cache._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController._maybe_cache_trial_actor = maybe_cache  # type: ignore[method-assign]
+    TuneController._schedule_trial_pause = pause  # type: ignore[method-assign]
+    TuneController._cleanup_cached_actors = cleanup  # type: ignore[method-assign]
+
+
+def forget_stops_of_paused_trials() -> None:
+    """Let a trial that pauses while it is being saved go on later; once a process.
+
+    PopulationBasedTraining(synch=True) pauses a weak trial when the last of the others reports, which may be
+    while the weak one is still being saved. Tune then notes that the trial is to stop once that is over, and
+    drops the save: the note stops the trial at its next checkpoint, and the others wait for it for ever.
+    """
+    from ray.tune.execution.tune_controller import TuneController
+
+    if hasattr(TuneController.pause_trial, "_horovod_tune"):
+        return
+    original = TuneController.pause_trial
+
+    @functools.wraps(original)
+    def pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
+        original(self, trial, should_checkpoint)
+        if not should_checkpoint and trial.status == "PAUSED":
+            self._cached_trial_decisions.pop(trial.trial_id, None)
+
+    pause._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController.pause_trial = pause  # type: ignore[method-assign]
+
+
+def keep_longer_results() -> None:
+    """Stop Tune from replacing a restarted trial's results with an older copy; once a process.
+
+    When a trial starts again, Tune's loggers fetch its result file from the storage over the local one. In
+    the driver that wrote it, the copy in the storage is behind by what was not synced yet (or as long), so
+    results of the trial's first attempt would be lost.
+    """
+    from ray.tune.logger import LoggerCallback
+
+    if hasattr(LoggerCallback._restore_from_remote, "_horovod_tune"):
+        return
+    original = LoggerCallback._restore_from_remote
+
+    @functools.wraps(original)
+    def restore(self: Any, file_name: str, trial: Any) -> None:
+        local = Path(trial.local_path, file_name)
+        stored = trial.storage.storage_filesystem.get_file_info(
+            Path(trial.storage.trial_fs_path, file_name).as_posix()
+        )
+        if not local.exists() or local.stat().st_size < (stored.size or 0):
+            original(self, file_name, trial)
+
+    restore._horovod_tune = True  # type: ignore[attr-defined]
+    LoggerCallback._restore_from_remote = restore  # type: ignore[method-assign]
+
+
+def name_lost_hosts(is_ours: Callable[[type], bool]) -> None:
+    """Put the host's name into the error of a trial whose coordinator was lost; once a process.
+
+    Nobody of the trial is left to tell then, and Ray's own text has the host's address only.
+    """
+    import ray
+    from ray.exceptions import RayActorError
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+
+    if hasattr(TuneController._process_trial_failure, "_horovod_tune"):
+        return
+    original = TuneController._process_trial_failure
+
+    @functools.wraps(original)
+    def process(self: Any, trial: Any, exception: Any) -> None:
+        lost = isinstance(exception, RayActorError) and re.search(r"\bip: (\S+)", str(exception))
+        if lost and is_ours(get_trainable_cls(trial.trainable_name)):
+            hosts = {node["NodeManagerAddress"]: node["NodeManagerHostname"] for node in ray.nodes()}
+            host = hosts.get(lost[1], lost[1])
+            exception.error_msg = f"the coordinator on {host}, beside rank 0, was lost:\n{exception}"
+        original(self, trial, exception)
+
+    process._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController._process_trial_failure = process  # type: ignore[method-assign]

@@ -1,0 +1,150 @@
+"""What a rank's process needs of Ray: Tune's session lent to it, and nothing imported before it is used."""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from horovod_tune.ray_adapter.processes import LIGHTNING_VARIABLE
+from horovod_tune.session import Session, current
+
+_SESSION_MODULE = "ray.train._internal.session"
+_REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
+
+
+class _TrialFacts:
+    """What ``ray.tune.get_context()`` and ``ray.tune.report`` ask their session for."""
+
+    def __init__(self, session: Session) -> None:
+        order, world = session.order, session.world
+        self._session = session
+        self.trial_id = order.trial_id
+        self.trial_name = order.trial_name
+        self.trial_dir = order.trial_dir
+        self.experiment_name = order.experiment_name
+        self.run_id = None
+        self.world_rank = world.rank
+        self.world_size = world.size
+        self.local_rank = world.local_rank
+        self.local_world_size = world.local_size
+        self.node_rank = world.cross_rank
+        self.metadata: dict[str, Any] = {}
+        self.accelerator = None
+
+    @property
+    def trial_resources(self) -> Any:
+        return pickle.loads(self._session.order.resources)
+
+    @property
+    def loaded_checkpoint(self) -> Any:
+        return (current() or self._session).get_checkpoint()
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
+        (current() or self._session).report(metrics, checkpoint)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs a function right after one of some modules is imported; importing ray.tune costs 0.6 s, so a
+    rank does not do it before the training function does."""
+
+    def __init__(self, hooks: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._hooks = dict(hooks)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hook = self._hooks.get(fullname)
+        if hook is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            hook(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_lent: _TrialFacts | None = None
+
+
+def lend_session(session: Session | None) -> None:
+    """Let ``ray.tune.report`` and its friends in this process speak to ``session``; None takes it back."""
+    global _lent
+    _lent = None if session is None else _TrialFacts(session)
+    module = sys.modules.get(_SESSION_MODULE)
+    if module is not None:
+        _lend(module)
+
+
+def _lend(module: ModuleType) -> None:
+    module._session = _lent  # type: ignore[attr-defined]
+
+
+def _accept_keywords(module: ModuleType) -> None:
+    """Let ``ray.tune.report(loss=1)`` of the old guides work again inside a rank."""
+    original = module.report
+
+    @functools.wraps(original)
+    def report(metrics: Mapping[str, Any] | None = None, *, checkpoint: Any = None, **keywords: Any) -> None:
+        original({**(metrics or {}), **keywords}, checkpoint=checkpoint)
+
+    module.report = report  # type: ignore[attr-defined]
+    tune = sys.modules.get("ray.tune")
+    if tune is not None and getattr(tune, "report", None) is original:
+        tune.report = report  # type: ignore[attr-defined]
+
+
+def _register_serializers_when_needed() -> None:
+    """Let Ray register its serializers for other libraries' types once one of these libraries is imported.
+
+    Otherwise it imports Pydantic and Arrow for that with the first answer of an actor: a tenth of a second in
+    each rank, which few training functions need.
+    """
+    from ray.util import serialization_addons
+
+    register = serialization_addons.apply
+    libraries = ("pydantic", "pyarrow", "starlette")
+
+    @functools.wraps(register)
+    def apply(context: Any) -> None:
+        if any(name in sys.modules for name in libraries):
+            register(context)
+            return
+        finder = _AfterImport(dict.fromkeys(libraries, lambda _: now()))
+
+        def now() -> None:
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
+                register(context)
+
+        sys.meta_path.insert(0, finder)
+
+    serialization_addons.apply = apply
+
+
+def prepare_rank_process() -> None:
+    """Install the hooks of this process, once, before the first training function."""
+    os.environ.update(LIGHTNING_VARIABLE)
+    _register_serializers_when_needed()
+    hooks = {_SESSION_MODULE: _lend, _REPORT_MODULE: _accept_keywords}
+    waiting = {}
+    for name, hook in hooks.items():
+        module = sys.modules.get(name)
+        if module is None:
+            waiting[name] = hook
+        else:
+            hook(module)
+    if waiting:
+        sys.meta_path.insert(0, _AfterImport(waiting))

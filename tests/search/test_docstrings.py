@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-MODULES = ["acquisition", "belief", "domains", "parameters", "covariance"]
+MODULES = ["acquisition", "domains", "parameters", "covariance", "warping"]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -11,9 +11,10 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ke
 
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.acquisition import log_h, portfolio_of
-from horovod_tune.search.belief import Belief, FittedModel, ModelOptions, compress, thin
+from horovod_tune.search.belief import Belief, FittedModel, ModelOptions, thin
 from horovod_tune.search.covariance import Hyperparameters, KernelCovariance, MaternCovariance, matern52
 from horovod_tune.search.surrogate import Conditioned, Priors, _Posterior, fit, fit_kernel
+from horovod_tune.search.warping import compress
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((25, 3))
@@ -116,7 +117,7 @@ def test_a_kernel_that_is_no_covariance_function_is_named() -> None:
 
 
 def test_the_fit_tells_relevant_parameters_from_idle_ones() -> None:
-    found = fit(X, (Y - Y.mean()) / Y.std(), GROUPS)
+    found = fit(X, (Y - Y.mean()) / Y.std(), GROUPS).hyperparameters
     assert found.lengths[2] > 2 * max(found.lengths[:2])
     assert found.noise < 0.05
 

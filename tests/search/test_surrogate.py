@@ -14,7 +14,6 @@ from horovod_tune.search.acquisition import log_h, portfolio_of
 from horovod_tune.search.belief import Belief, FittedModel, ModelOptions, thin
 from horovod_tune.search.covariance import Hyperparameters, KernelCovariance, MaternCovariance, matern52
 from horovod_tune.search.surrogate import Conditioned, Priors, _Posterior, fit, fit_kernel
-from horovod_tune.search.warping import compress
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((25, 3))
@@ -137,13 +136,6 @@ def test_log_expected_improvement_is_the_logarithm_of_bayesian_optimizations() -
 def test_log_expected_improvement_is_finite_and_rising_where_the_plain_one_is_zero() -> None:
     values = log_h(np.array([-1e8, -1e5, -1001.0, -999.0, -50.0, -1.0001, -0.9999, 0.0, 10.0]))
     assert np.all(np.isfinite(values)) and np.all(np.diff(values) > 0)
-
-
-def test_disasters_are_pulled_in_and_order_is_kept() -> None:
-    targets = np.array([0.0, 1.0, 2.0, -1e6, -1e3, 1.5, 0.5])
-    squeezed = compress(targets, depth=3.0)
-    assert list(np.argsort(squeezed)) == list(np.argsort(targets))
-    assert squeezed.min() > -50 and list(squeezed[[1, 2, 5]]) == [1.0, 2.0, 1.5]
 
 
 def test_thinning_keeps_the_best() -> None:

@@ -3,6 +3,7 @@ searcher API. No cluster is needed; trials are functions of `search_problems.py`
 
     python benchmarks/search_quality.py run --methods horovod_tune random     # rows for search_quality.csv
     python benchmarks/search_quality.py report                                # the table and the picture
+    python benchmarks/search_quality.py intervals --output FILE               # how sure the medians are
 
 The peers need packages of their own; each is skipped with a message where its package is missing:
 
@@ -274,11 +275,15 @@ def main() -> None:
     runner.add_argument("--methods", nargs="+", default=["horovod_tune", "random"], choices=METHODS)
     runner.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=PROBLEMS)
     runner.add_argument("--seeds", type=int, default=11)
-    for command in (runner, commands.add_parser("report")):
+    for command in (runner, commands.add_parser("report"), commands.add_parser("intervals")):
         command.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "run":
         run(arguments.methods, arguments.problems, arguments.seeds, arguments.output)
+    elif arguments.command == "intervals":
+        from search_report import intervals
+
+        intervals(arguments.output)
     else:
         from search_report import report
 

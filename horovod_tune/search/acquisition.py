@@ -87,6 +87,14 @@ class Portfolio:
     members: tuple[tuple[AcquisitionFunction, Lie], ...]
     gains: tuple[float, ...] = (0.0,)
 
+    @property
+    def is_scale_free(self) -> bool:
+        """Whether only the order of the results matters to it: it has no number on the objective's scale."""
+        return all(
+            type(acquisition) is LogExpectedImprovement and not acquisition.xi and lie is None
+            for acquisition, lie in self.members
+        )
+
 
 def portfolio_of(acquisition_function: AcquisitionFunction | None, utility_kwargs: dict | None) -> Portfolio:
     """Return the acquisition functions to use.

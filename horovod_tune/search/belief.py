@@ -17,7 +17,8 @@ from scipy.stats import norm, qmc
 from horovod_tune.search import surrogate
 from horovod_tune.search.acquisition import LogExpectedImprovement, log_probability_below
 from horovod_tune.search.covariance import Covariance, FloatArray, Hyperparameters, MaternCovariance
-from horovod_tune.search.surrogate import Conditioned, Priors
+from horovod_tune.search.surrogate import Conditioned, Fit, Priors
+from horovod_tune.search.warping import Scale, scales
 
 
 @dataclass(frozen=True)
@@ -37,24 +38,9 @@ class ModelOptions:
     process_points: int = 1000
     #: How far below the median, in units of median to best, targets are taken as they are.
     linear_depth: float = 3.0
-
-
-def compress(targets: FloatArray, depth: float) -> FloatArray:
-    """Pull in targets far worse than the median, so that a few disasters do not flatten the rest.
-
-    With d the distance from the median to the best, what is more than `depth` times d below the median
-    grows only logarithmically from there on. Order is kept.
-
-    >>> compress(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), depth=3.0).round(2).tolist()
-    [0.0, 1.0, 2.0, -6.6, 1.0]
-    """
-    middle, best = float(np.median(targets)), float(np.max(targets))
-    unit = best - middle
-    if unit <= 0:
-        return targets
-    below = (middle - targets) / unit - depth
-    squeezed = middle - unit * (depth + np.log1p(np.maximum(below, 0.0)))
-    return np.where(below > 0, squeezed, targets)
+    #: The warped scales that are tried beside the results' own, see `warping`; not for acquisition functions
+    #: that have a number on the objective's scale. A `kernel` and `fixed_noise` have one too: none are tried.
+    softnesses: tuple[float, ...] = ()
 
 
 def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
@@ -78,22 +64,39 @@ class FittedModel:
         self, features: FloatArray, targets: FloatArray, groups: NDArray[np.int_], options: ModelOptions
     ) -> None:
         kept = thin(targets, options.process_points)
-        self.features, raw = features[kept], compress(targets[kept], options.linear_depth)
-        self.groups, self.options = groups, options
-        self.offset, self.scale = float(np.mean(raw)), float(np.std(raw)) or 1.0
-        self.targets = (raw - self.offset) / self.scale
-        few = thin(self.targets, options.fit_points)
-        self.covariance = self._fit(self.features[few], self.targets[few])
+        self.features, self.groups, self.options = features[kept], groups, options
+        own = options.kernel is None and options.fixed_noise is None
+        found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
+        # Each scale keeps the order, so these are the same points on all.
+        few = thin(found[0].targets, options.fit_points)
+        chosen, self.covariance = self._fit(found, few)
+        self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
 
-    def _fit(self, features: FloatArray, targets: FloatArray) -> Covariance:
-        options = self.options
+    def _fit(self, found: list[Scale], few: NDArray[np.int_]) -> tuple[Scale, Covariance]:
+        """Return the most probable scale and the covariance fitted on it."""
+        options, features = self.options, self.features[few]
         if options.kernel is not None:
             alpha = _KERNEL_ALPHA if options.fixed_noise is None else options.fixed_noise
-            return surrogate.fit_kernel(options.kernel, features, targets, alpha, options.starts - 1)
-        hyperparameters = surrogate.fit(
-            features, targets, self.groups, options.priors, options.fixed_noise, options.starts
-        )
-        return MaternCovariance(hyperparameters, self.groups)
+            targets = found[0].targets[few]
+            return found[0], surrogate.fit_kernel(
+                options.kernel, features, targets, alpha, options.starts - 1
+            )
+
+        def fit(scale: Scale, starts: range) -> Fit:
+            targets = scale.targets[few]
+            return surrogate.fit(features, targets, self.groups, options.priors, options.fixed_noise, starts)
+
+        # One start tells scales apart well enough; the others are for the scale that is used.
+        fits = [fit(scale, range(1)) for scale in found]
+        posteriors = [
+            fitted.log_posterior + scale.log_slopes[few].sum() + scale.log_prior
+            for fitted, scale in zip(fits, found, strict=True)
+        ]
+        best = int(np.argmax(posteriors))
+        fitted = fits[best]
+        if options.starts > 1:
+            fitted = max(fitted, fit(found[best], range(1, options.starts)), key=lambda f: f.log_posterior)
+        return found[best], MaternCovariance(fitted.hyperparameters, self.groups)
 
     def condition(self) -> Conditioned:
         """Return the process given the results alone, its targets standardised."""

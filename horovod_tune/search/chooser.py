@@ -7,6 +7,7 @@ order in which trials ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from scipy.stats import qmc
@@ -19,6 +20,7 @@ from horovod_tune.search.parameters import FloatArray
 from horovod_tune.search.proposal import propose
 from horovod_tune.search.seeds import seed_for
 from horovod_tune.search.space import Point, SearchSpace
+from horovod_tune.search.warping import SOFTNESSES
 
 #: Points of a finite space that are looked at one by one when it is nearly used up.
 _ENUMERABLE = 100_000
@@ -73,9 +75,12 @@ class Chooser:
 
     def _fit(self, space: SearchSpace, scored: list[Trial], gains: FloatArray) -> FittedModel:
         points = np.asarray([trial.point for trial in scored])
-        key = (points.tobytes(), gains.tobytes(), self.options)
+        options = self.options
+        if self._portfolio.is_scale_free:
+            options = replace(options, softnesses=SOFTNESSES)
+        key = (points.tobytes(), gains.tobytes(), options)
         if self._fitted is None or self._fitted[0] != key:
-            model = FittedModel(space.features(points), gains, space.feature_groups, self.options)
+            model = FittedModel(space.features(points), gains, space.feature_groups, options)
             self._fitted = (key, model)
         return self._fitted[1]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,29 +47,37 @@ class Priors:
     noise_std: float = 2.5
 
 
+class Fit(NamedTuple):
+    """Fitted hyperparameters, and the logarithm of their posterior density but for constants."""
+
+    hyperparameters: Hyperparameters
+    log_posterior: float
+
+
 def fit(
     features: FloatArray,
     targets: FloatArray,
     groups: NDArray[np.int_],
     priors: Priors | None = None,
     fixed_noise: float | None = None,
-    starts: int = 2,
-) -> Hyperparameters:
+    starts: range = range(2),
+) -> Fit:
     """Return the MAP hyperparameters for standardised `targets`, shape (points,).
 
-    `features` has the shape (points, features), `groups` names the parameter of each feature. A function
-    of its arguments alone: it starts from fixed places, not from an earlier fit.
+    `features` has the shape (points, features), `groups` names the parameter of each feature. `starts` are
+    the numbers of the places to start from, of 4. A function of its arguments alone: these places are fixed,
+    and none is an earlier fit.
     """
     objective = _Posterior(features, targets, groups, priors or Priors(), fixed_noise)
     best = None
-    for start in objective.starts(starts):
+    for start in objective.starts(starts.stop)[starts.start :]:
         found = minimize(
             objective, start, jac=True, method="L-BFGS-B", bounds=objective.bounds, options={"maxiter": 60}
         )
         if best is None or found.fun < best.fun:
             best = found
     assert best is not None
-    return objective.hyperparameters(best.x)
+    return Fit(objective.hyperparameters(best.x), -float(best.fun))
 
 
 class _Posterior:

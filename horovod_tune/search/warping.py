@@ -1,0 +1,88 @@
+r"""The scales on which results can be modelled, so that differences count where they matter.
+
+Losses of training runs differ by powers of ten far from the best ones and by percents near them: on their own
+scale the model spends itself on the former. With :math:`g` a result's distance from the best one, in units of
+the distance from the median to the best, and a softness :math:`c`,
+
+.. math:: t = -\log(g + c)
+
+spreads the best results, the more the smaller :math:`c` is. Noise would be spread too, so which scale is
+used is decided by the results: it is the one under which they are most probable, the Jacobian of the
+transformation included (Snelson, Rasmussen & Ghahramani, 2004, "Warped Gaussian Processes", section 3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.floating[Any]]
+
+#: The softnesses that are tried beside the results' own scale, where the acquisition function allows it.
+SOFTNESSES = (1.0, 0.1)
+#: What a scale must be ahead by: this times log10(10 / softness) is taken from its log posterior. Without it
+#: warped scales win by chance, which costs most where results are noisy.
+_PENALTY = 2.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Results on one scale: `targets` have mean 0 and deviation 1, and are `(t - offset) / deviation`.
+
+    `log_slopes` are the logarithms of the slopes of `targets` by the results, both of shape (points,).
+    """
+
+    targets: FloatArray
+    offset: float
+    deviation: float
+    log_slopes: FloatArray
+    #: Added to the log posterior of the model.
+    log_prior: float = 0.0
+
+
+def scales(results: FloatArray, depth: float, softnesses: Sequence[float]) -> Iterator[Scale]:
+    """Yield `results`, shape (points,), larger being better, on their own scale and on the warped ones.
+
+    On their own scale they are `compress`ed to `depth`. No others are yielded where half of the results or
+    more are equally good and best, so that there is no unit to measure distances in.
+    """
+    middle, best = float(np.median(results)), float(np.max(results))
+    unit = best - middle
+    below = np.maximum((middle - results) / unit - depth, 0.0) if unit > 0 else np.zeros_like(results)
+    yield _standardised(compress(results, depth), -np.log1p(below))
+    if unit <= 0:
+        return
+    gap = (best - results) / unit
+    for softness in softnesses:
+        warped = -np.log(gap + softness)
+        # The slope of -log(g + c) is 1 / (g + c), whose logarithm is the value itself.
+        yield _standardised(warped, warped - math.log(unit), _PENALTY * math.log10(softness / 10))
+
+
+def _standardised(values: FloatArray, log_slopes: FloatArray, log_prior: float = 0.0) -> Scale:
+    offset, deviation = float(np.mean(values)), float(np.std(values)) or 1.0
+    targets = (values - offset) / deviation
+    return Scale(targets, offset, deviation, log_slopes - math.log(deviation), log_prior)
+
+
+def compress(targets: FloatArray, depth: float) -> FloatArray:
+    """Pull in targets far worse than the median, so that a few disasters do not flatten the rest.
+
+    With d the distance from the median to the best, what is more than `depth` times d below the median
+    grows only logarithmically from there on. Order is kept.
+
+    >>> compress(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), depth=3.0).round(2).tolist()
+    [0.0, 1.0, 2.0, -6.6, 1.0]
+    """
+    middle, best = float(np.median(targets)), float(np.max(targets))
+    unit = best - middle
+    if unit <= 0:
+        return targets
+    below = (middle - targets) / unit - depth
+    squeezed = middle - unit * (depth + np.log1p(np.maximum(below, 0.0)))
+    return np.where(below > 0, squeezed, targets)

@@ -143,24 +143,11 @@ def test_a_rank_imports_no_ray_tune_unless_its_function_does(tune_run):
 
         from horovod_tune import report
 
-        heavy = ("ray.tune", "ray.data", "pandas", "pydantic", "pyarrow")
+        heavy = ("ray.tune", "ray.data", "pandas")
         report(heavy=[name for name in heavy if name in sys.modules])
 
     (trial,) = tune_run(DistributedTrainableCreator(train, num_slots=1)).trials
     assert trial.last_result["heavy"] == []
-
-
-def test_ray_knows_how_to_pickle_arrow_in_a_rank_that_imports_it(tune_run):
-    def train(config):
-        import pyarrow
-        from ray.cloudpickle import CloudPickler
-
-        from horovod_tune import report
-
-        report(known=pyarrow.Table in CloudPickler.dispatch)
-
-    (trial,) = tune_run(DistributedTrainableCreator(train, num_slots=1)).trials
-    assert trial.last_result["known"] is True
 
 
 def test_a_trial_that_a_scheduler_stops_runs_no_further_step(tune_run, tmp_path):

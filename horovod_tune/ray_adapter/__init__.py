@@ -1,7 +1,6 @@
 """Everything private of Ray that this package touches, in one place. Checked against Ray 2.60.0.
 
-- `rank_process`: the module-level session behind ``ray.tune.report`` and its friends, Ray's serializers for
-  other libraries' types,
+- `rank_process`: the module-level session behind ``ray.tune.report`` and its friends,
 - `experiments`: Tune's switch for actor reuse and its cache of actors, a stop that it notes for a trial that
   only pauses, the loggers' way of resuming a result file, the error of a lost coordinator,
 - `processes`: Tune's cache of actor classes, Ray's directory on a host,

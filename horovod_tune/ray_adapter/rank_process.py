@@ -1,4 +1,4 @@
-"""What a rank's process needs of Ray: Tune's session lent to it, and nothing imported before it is used."""
+"""What a rank's process needs of Ray: Tune's session, lent to it without importing Tune."""
 
 from __future__ import annotations
 
@@ -106,38 +106,9 @@ def _accept_keywords(module: ModuleType) -> None:
         tune.report = report  # type: ignore[attr-defined]
 
 
-def _register_serializers_when_needed() -> None:
-    """Let Ray register its serializers for other libraries' types once one of these libraries is imported.
-
-    Otherwise it imports Pydantic and Arrow for that with the first answer of an actor: a tenth of a second in
-    each rank, which few training functions need.
-    """
-    from ray.util import serialization_addons
-
-    register = serialization_addons.apply
-    libraries = ("pydantic", "pyarrow", "starlette")
-
-    @functools.wraps(register)
-    def apply(context: Any) -> None:
-        if any(name in sys.modules for name in libraries):
-            register(context)
-            return
-        finder = _AfterImport(dict.fromkeys(libraries, lambda _: now()))
-
-        def now() -> None:
-            if finder in sys.meta_path:
-                sys.meta_path.remove(finder)
-                register(context)
-
-        sys.meta_path.insert(0, finder)
-
-    serialization_addons.apply = apply
-
-
 def prepare_rank_process() -> None:
     """Install the hooks of this process, once, before the first training function."""
     os.environ.update(LIGHTNING_VARIABLE)
-    _register_serializers_when_needed()
     hooks = {_SESSION_MODULE: _lend, _REPORT_MODULE: _accept_keywords}
     waiting = {}
     for name, hook in hooks.items():

@@ -121,7 +121,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-hosts", type=int, default=1, help="machines that a trial runs on")
     parser.add_argument("--num-slots", type=int, default=2, help="ranks on each of them")
-    parser.add_argument("--num-samples", type=int, default=16, help="trials")
+    parser.add_argument("--num-samples", type=int, default=24, help="trials")
     parser.add_argument("--max-concurrent", type=int, default=1, help="trials at a time")
     parser.add_argument("--epochs", type=int, default=SPACE["epochs"])
     parser.add_argument("--use-gpu", action="store_true", help="one GPU a rank")

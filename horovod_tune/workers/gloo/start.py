@@ -53,7 +53,9 @@ class RankStart:
             if self._turn is not None:
                 _end_when_loaded(self._turn, members)
             self._members.set_result(members)
-        except Exception as error:
+        except Exception as error:  # whatever it is, `members` raises it in the coordinator's own thread
+            if self._turn is not None:
+                self._turn.end()
             self._members.set_exception(error)
 
 

@@ -8,12 +8,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.programs import trials
 
 WARM_UP = 20
+ALLOCATOR = {
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+}
+"""As `horovod_tune.workers.allocator` sets it in a rank."""
 
 
 def steps_per_second(steps: int) -> float:
@@ -44,11 +52,11 @@ def steps_per_second(steps: int) -> float:
     return steps / (time.monotonic() - started)
 
 
-def by_horovodrun(steps: int) -> float:
+def by_horovodrun(steps: int, variables: Mapping[str, str] = MappingProxyType({})) -> float:
     with tempfile.NamedTemporaryFile("r") as file:
         horovodrun = [sys.executable, str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
         function = [sys.executable, "-m", "benchmarks.programs.training", "rank", str(steps), file.name]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        environment = {**os.environ, **variables, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         subprocess.run([*horovodrun, *function], check=True, env=environment, stdout=subprocess.DEVNULL)
         return float(file.read())
 
@@ -78,8 +86,11 @@ if __name__ == "__main__":
             Path(sys.argv[3]).write_text(str(speed))
         sys.exit()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("way", choices=["horovodrun", "ours"])
+    parser.add_argument("way", choices=["horovodrun", "horovodrun_allocator", "ours"])
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
-    way = by_horovodrun if options.way == "horovodrun" else by_a_trial
-    trials.publish({"steps_per_s": way(options.steps)})
+    if options.way == "ours":
+        speed = by_a_trial(options.steps)
+    else:
+        speed = by_horovodrun(options.steps, ALLOCATOR if options.way == "horovodrun_allocator" else {})
+    trials.publish({"steps_per_s": speed})

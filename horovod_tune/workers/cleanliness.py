@@ -15,6 +15,7 @@ import weakref
 
 import psutil
 
+from horovod_tune.workers.allocator import give_freed_memory_back
 from horovod_tune.workers.modules import Modules
 from horovod_tune.workers.process_state import Remembered, python_settings, reseed
 from horovod_tune.workers.torch_state import TorchBaseline
@@ -57,6 +58,7 @@ class Baseline:
         problems += self._threads_left() + self._children_left() + self._files_left()
         if self._torch is not None:
             problems += self._torch.check_gpu_memory()
+        give_freed_memory_back()
         return problems
 
     def _restore_output(self) -> None:

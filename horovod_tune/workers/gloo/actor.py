@@ -29,6 +29,7 @@ from horovod_tune.messages import (
     World,
 )
 from horovod_tune.session import Session
+from horovod_tune.workers.allocator import keep_freed_memory
 from horovod_tune.workers.gate import Invitation, RankGate
 from horovod_tune.workers.gloo.world import HorovodWorld, OutputReader, is_collective_error
 from horovod_tune.workers.outbox import Outbox
@@ -48,6 +49,7 @@ class TrainingActor:
     """One rank. Its methods are called by the coordinator's worker group only (see `workers.protocol`)."""
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self._node_id = ray.get_runtime_context().get_node_id()
         self._host = socket.gethostname()
         self._outbox = Outbox()

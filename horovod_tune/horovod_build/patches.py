@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from horovod_tune.horovod_build.patching import Patch
 
-PATCH_LEVEL = "ht4"
+PATCH_LEVEL = "ht5"
 """Stands in the built version (``0.28.1+ht4.cpu``); raised whenever a patch below changes."""
 
 _GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
@@ -279,6 +279,95 @@ IDLE_CYCLES = (
     ),
 )
 
+_WAIT_WHY = (
+    "a rank that waits for a collective asks for it without a pause, takes Python's lock for each question, "
+    "and so takes the CPU from the threads and ranks that it waits for"
+)
+
+WAITING_SLEEPS = (
+    Patch(
+        name="waiting ranks sleep: declaration",
+        why=_WAIT_WHY,
+        path="horovod/torch/handle_manager.h",
+        before="  bool PollHandle(int handle);\n",
+        after="  bool PollHandle(int handle);\n"
+        "  void Wait(int handle);  // horovod_tune: until PollHandle would be true\n",
+    ),
+    Patch(
+        name="waiting ranks sleep: the condition",
+        why=_WAIT_WHY,
+        path="horovod/torch/handle_manager.h",
+        before="  std::mutex mutex_;\n",
+        after="  std::mutex mutex_;\n  std::condition_variable done_;\n",
+    ),
+    Patch(
+        name="waiting ranks sleep: include",
+        why=_WAIT_WHY,
+        path="horovod/torch/handle_manager.h",
+        before="#include <atomic>\n",
+        after="#include <atomic>\n#include <chrono>\n#include <condition_variable>\n",
+    ),
+    Patch(
+        name="waiting ranks sleep: include for yield",
+        why=_WAIT_WHY,
+        path="horovod/torch/handle_manager.cc",
+        before='#include "handle_manager.h"\n',
+        after='#include "handle_manager.h"\n\n#include <thread>\n',
+    ),
+    Patch(
+        name="waiting ranks sleep: done",
+        why=_WAIT_WHY,
+        path="horovod/torch/handle_manager.cc",
+        before="  results_[handle] = std::make_shared<Status>(status);\n}\n",
+        after="""\
+  results_[handle] = std::make_shared<Status>(status);
+  done_.notify_all();
+}
+
+void HandleManager::Wait(int handle) {
+  // Most waits are short, and waking up takes longer than asking again.
+  auto sleeps_at = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+  while (std::chrono::steady_clock::now() < sleeps_at) {
+    if (PollHandle(handle)) return;
+    std::this_thread::yield();
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  done_.wait(lock, [&] {
+    auto result = results_.find(handle);
+    return result == results_.end() || result->second != nullptr;
+  });
+}
+""",
+    ),
+    Patch(
+        name="waiting ranks sleep: reset",
+        why=_WAIT_WHY,
+        path="horovod/torch/handle_manager.cc",
+        before="  results_.clear();\n",
+        after="  results_.clear();\n  done_.notify_all();\n",
+    ),
+    Patch(
+        name="waiting ranks sleep: the wait",
+        why=_WAIT_WHY,
+        path="horovod/torch/mpi_ops_v2.cc",
+        before="""\
+  while (true) {
+    if (handle_manager.PollHandle(handle)) break;
+    {
+      py::gil_scoped_release release_python_gil;
+      std::this_thread::yield();
+    }
+  }
+""",
+        after="""\
+  {
+    py::gil_scoped_release release_python_gil;
+    handle_manager.Wait(handle);
+  }
+""",
+    ),
+)
+
 _OPTIMIZER = "horovod/torch/optimizer.py"
 _ZERO_GRAD_WHY = "torch's own optimizers take set_to_none, and training code passes it"
 
@@ -319,6 +408,7 @@ def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
         *ZERO_GRAD,
         STALL_INSPECTOR,
         *IDLE_CYCLES,
+        *WAITING_SLEEPS,
         NO_DEBUG_INFORMATION,
         *ANY_FOLDER,
     )

@@ -3,7 +3,8 @@
 - `rank_process`: the module-level session behind ``ray.tune.report`` and its friends,
 - `experiments`: Tune's switch for actor reuse and its cache of actors, a stop that it notes for a trial that
   only pauses, the loggers' way of resuming a result file, the error of a lost coordinator,
-- `processes`: Tune's cache of actor classes, Ray's directory on a host,
+- `processes`: Tune's cache of actor classes, a directory of ours in Ray's session on a host, the environment of
+  a job's processes,
 - `nodes`: the node that a job's driver runs on, the directories of a trial in Tune's StorageContext, whether
   the cluster can grow, nodes that their cloud takes away.
 """
@@ -21,21 +22,26 @@ from horovod_tune.ray_adapter.nodes import (
     is_preempted,
     storage_reaches_here,
 )
-from horovod_tune.ray_adapter.processes import session_directory, start_in_idle_processes
+from horovod_tune.ray_adapter.processes import (
+    environment_of_workers,
+    private_directory,
+    start_in_idle_processes,
+)
 from horovod_tune.ray_adapter.rank_process import lend_session, prepare_rank_process
 
 __all__ = [
     "cluster_can_grow",
     "drain_as_preempted",
     "driver_node_id",
+    "environment_of_workers",
     "forget_stops_of_paused_trials",
     "is_preempted",
     "keep_longer_results",
     "lend_session",
     "name_lost_hosts",
     "prepare_rank_process",
+    "private_directory",
     "reuse_actors_of",
-    "session_directory",
     "start_in_idle_processes",
     "storage_reaches_here",
 ]

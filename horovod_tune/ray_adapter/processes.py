@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,10 +42,39 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
     cache_class.get = get  # type: ignore[method-assign]
 
 
-def session_directory() -> Path | None:
-    """Return the directory of this Ray session on this host, in a process that Ray started; else None."""
+def environment_of_workers() -> tuple[dict[str, str], int] | None:
+    """Return the environment in which Ray starts this job's processes on this host, and its daemon's pid.
+
+    None in a process that Ray has not started: a driver.
+    """
+    import ray
+
+    with open("/proc/self/environ", "rb") as file:  # os.environ has what was set since
+        variables = (each.partition(b"=") for each in file.read().split(b"\0") if each)
+        environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in variables}
+    if "RAY_RAYLET_PID" not in environment or "RAY_JOB_ID" not in environment:
+        return None
+    # A process that was kept ready for any job has none in its environment.
+    environment["RAY_JOB_ID"] = ray.get_runtime_context().get_job_id()
+    return environment, int(environment["RAY_RAYLET_PID"])
+
+
+def private_directory() -> Path | None:
+    """Return a directory of this Ray session on this host that only this user may enter.
+
+    None in a process without such a session (a client of a cluster elsewhere), or where somebody else has
+    made a directory of that name.
+    """
     import ray
 
     node = getattr(ray._private.worker, "_global_node", None)
-    path = Path(node.get_session_dir_path()) if node is not None else None
-    return path if path is not None and path.is_dir() else None
+    session = Path(node.get_session_dir_path()) if node is not None else None
+    if session is None or not session.is_dir():
+        return None
+    path = session / f"horovod_tune_{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    # Anybody may write to Ray's own directory.
+    facts = path.lstat()
+    is_ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+    return path if is_ours else None

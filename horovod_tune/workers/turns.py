@@ -45,19 +45,22 @@ class Turn:
         self._over.set()
 
     def _hold(self) -> None:
-        with (self._directory / f"{self._queue}_turn_{self._draw() % self._at_once}").open("w") as lock:
+        place = draw(self._directory, f"{self._queue}_turns") % self._at_once
+        with (self._directory / f"{self._queue}_turn_{place}").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._has_it.set()
             self._over.wait(TURN_S)
 
-    def _draw(self) -> int:
-        descriptor = os.open(self._directory / f"{self._queue}_turns_drawn", os.O_RDWR | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "r+") as drawn:
-            fcntl.flock(drawn, fcntl.LOCK_EX)
-            number = int(drawn.read() or 0)
-            drawn.seek(0)
-            drawn.write(str(number + 1))
-        return number
+
+def draw(directory: Path, name: str) -> int:
+    """Return the next number of those that the processes of this host draw under ``name``; the first is 0."""
+    descriptor = os.open(directory / f"{name}_drawn", os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+") as drawn:
+        fcntl.flock(drawn, fcntl.LOCK_EX)
+        number = int(drawn.read() or 0)
+        drawn.seek(0)
+        drawn.write(str(number + 1))
+    return number
 
 
 def imports_turn(directory: Path) -> Turn:

@@ -48,7 +48,7 @@ class EarlyRanks:
                 cls._start = RankStart(spec, group)
                 # The trial that starts first is to import first: it asks before those that wait here.
                 cls._start.has_begun_within(SOON_S)
-            directory = ray_adapter.session_directory()
+            directory = ray_adapter.private_directory()
             if directory is not None:
                 cls._imports = imports_turn(directory).ask()
                 cls._imports.comes_within(TURN_S)

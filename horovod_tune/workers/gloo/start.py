@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -12,8 +13,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune import ray_adapter
 from horovod_tune.spec import TrialSpec
+from horovod_tune.workers import forkserver
 from horovod_tune.workers.gloo.actor import METHODS_AT_ONCE, TrainingActor
-from horovod_tune.workers.turns import TURN_S, Turn, starts_turn
+from horovod_tune.workers.turns import TURN_S, Turn, draw, starts_turn
 
 
 class RankStart:
@@ -25,7 +27,7 @@ class RankStart:
     def __init__(self, spec: TrialSpec, placement_group: PlacementGroup) -> None:
         self._spec = spec
         self._group = placement_group
-        directory = ray_adapter.session_directory()
+        self._directory = directory = ray_adapter.private_directory()
         ranks_here = spec.world_size if spec.num_hosts is None else spec.num_slots
         assert ranks_here is not None
         self._turn = starts_turn(directory, ranks_here).ask() if directory is not None else None
@@ -47,9 +49,10 @@ class RankStart:
 
     def _run(self) -> None:
         try:
+            environments = self._prepare_to_fork()
             if self._turn is not None:
                 self._turn.comes_within(TURN_S)
-            members = _create(self._spec, self._group)
+            members = _create(self._spec, self._group, environments)
             if self._turn is not None:
                 _end_when_loaded(self._turn, members)
             self._members.set_result(members)
@@ -58,8 +61,29 @@ class RankStart:
                 self._turn.end()
             self._members.set_exception(error)
 
+    def _prepare_to_fork(self) -> list[dict[str, str] | None]:
+        """Return the runtime environment of each bundle's ranks: on this host they are forked, in general.
 
-def _create(spec: TrialSpec, placement_group: PlacementGroup) -> list[Any]:
+        Ranks on other hosts start as Ray does it, since Python may be in another place there.
+        """
+        context = ray.get_runtime_context()
+        bundles = len(self._group.bundle_specs)
+        if self._directory is None:
+            return [None] * bundles
+        forked = forkserver.runtime_env(self._spec, self._directory, context.runtime_env)
+        if forked is None:
+            return [None] * bundles
+        workers = ray_adapter.environment_of_workers()
+        if workers is not None and draw(self._directory, f"fork_server_{context.get_job_id()}") == 0:
+            forkserver.start(self._spec, self._directory, *workers)
+        nodes = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        here = context.get_node_id()
+        return [forked if nodes[bundle] == here else None for bundle in range(bundles)]
+
+
+def _create(
+    spec: TrialSpec, placement_group: PlacementGroup, environments: Sequence[dict[str, str] | None]
+) -> list[Any]:
     actor = ray.remote(TrainingActor)
     per_bundle = spec.num_slots if spec.num_hosts is not None else 1
     assert per_bundle is not None
@@ -69,6 +93,7 @@ def _create(spec: TrialSpec, placement_group: PlacementGroup) -> list[Any]:
             num_gpus=1 if spec.use_gpu else 0,
             max_concurrency=METHODS_AT_ONCE,
             max_restarts=0,
+            runtime_env=environments[index // per_bundle],
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group, placement_group_bundle_index=index // per_bundle
             ),

@@ -1,0 +1,72 @@
+"""New ranks in a moment: a process of the host that has torch loaded forks them, in place of a new Python.
+
+Ray starts the worker process of such a rank with `client.py` in place of ``python`` (its ``py_executable``).
+The client hands Ray's command line, environment and standard streams to the fork server of the job on this
+host, and ends; the server forks, and the child runs the command in the Python that it is a copy of. Where
+anything of that is impossible, the client becomes the Python that Ray asked for, so nothing is lost but time.
+
+The server is started by the job's first coordinator on the host, or by a client that finds none, and ends by itself
+when Ray's daemon on the host is gone or there has been nothing to do for a while. It listens on a socket file
+in a directory that only its user may enter, and what it is sent is JSON. It has loaded torch, NumPy and Ray
+and nothing of the user's; it has one Python thread, no CUDA context, and no connection to Ray.
+
+That the process which registers with Ray may be another than the one which Ray started was checked with Ray
+2.60.0.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from horovod_tune.spec import TrialSpec
+
+SWITCH = "HOROVOD_TUNE_FORK"
+"""Set to 0, this environment variable makes every rank start as a new Python."""
+
+START_S = 10.0
+"""How long the start of a server may take; it answers when it has loaded torch, which is not waited for."""
+
+_CLIENT = Path(__file__).with_name("client.py")
+_KNOWN_FIELDS = {"env_vars", "working_dir", "py_modules", "excludes", "config", "py_executable"}
+
+
+def runtime_env(spec: TrialSpec, directory: Path, inherited: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the Ray runtime environment that lets ``spec``'s ranks be forked on this host.
+
+    ``directory`` is one that only this user may enter; ``inherited`` is the runtime environment that the
+    ranks have in any case. None where forking is switched off, or not known to be safe: with GPUs, in
+    containers and in the environments of a package manager, and with a ``py_executable`` of the user's.
+    """
+    of_others = set(inherited) - _KNOWN_FIELDS
+    own = inherited.get("py_executable")
+    if (
+        sys.platform != "linux"
+        or os.environ.get(SWITCH) == "0"
+        or spec.use_gpu
+        or of_others
+        or (own is not None and str(_CLIENT) not in own)
+    ):
+        return None
+    return {"py_executable": shlex.join(_client(spec, directory))}
+
+
+def start(spec: TrialSpec, directory: Path, environment: Mapping[str, str], raylet: int) -> None:
+    """Start the server before the first client comes: it loads torch while Ray starts the first ranks.
+
+    ``environment`` is that in which Ray is going to start them, ``raylet`` the pid of its daemon here.
+    """
+    # It ends as soon as it has started the server, which is nobody's child then.
+    command = [*_client(spec, directory), "--start", str(raylet)]
+    subprocess.run(command, env=environment, timeout=START_S, check=False)
+
+
+def _client(spec: TrialSpec, directory: Path) -> list[str]:
+    # torch reads the number of its threads when it is loaded; Ray says it later than that, as this.
+    threads = max(1, int(spec.num_cpus_per_slot))
+    return [sys.executable, "-I", "-S", str(_CLIENT), str(directory), str(threads)]

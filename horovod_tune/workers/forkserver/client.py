@@ -1,0 +1,115 @@
+"""A script that Ray runs as if it were ``python``: `client.py DIRECTORY THREADS PROGRAM ARGUMENTS…`.
+
+Lets the fork server run PROGRAM, or runs it itself. `client.py DIRECTORY THREADS --start RAYLET` only starts
+the server where there is none yet. THREADS is what libraries take for OMP_NUM_THREADS if that is not set. Only Python's own library, and little of that: this is
+the time that a new rank takes.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+
+SERVER_ANSWERS_S = 45.0
+"""How long loading torch may take; Ray gives up on a process after 60 s."""
+LENGTH = struct.Struct("!Q")
+PID = struct.Struct("!i")
+_OF_THE_SHELL = {"_", "SHLVL", "PWD", "OLDPWD"}
+
+
+def fork(directory: str, threads: str, command: list[str]) -> int:
+    """Let the server of this environment run ``command``; return the pid of its child.
+
+    Raises:
+        OSError: there is no server and none could be started, or it did not answer.
+    """
+    environment = dict(os.environ)
+    with connect(directory, threads, raylet=os.getppid()) as connection:
+        request = {"command": command, "environment": environment, "directory": os.getcwd()}
+        body = json.dumps(request).encode()
+        streams = array.array("i", [0, 1, 2])
+        connection.sendmsg([LENGTH.pack(len(body))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+        connection.sendall(body)
+        answer = connection.recv(PID.size)
+    if len(answer) < PID.size:
+        raise OSError("the fork server ended without an answer")
+    return PID.unpack(answer)[0]
+
+
+def connect(directory: str, threads: str, raylet: int) -> socket.socket:
+    """Return a connection to the server of this environment, which is started where there is none.
+
+    Raises:
+        OSError: none could be started, or ``directory`` may be entered by others.
+    """
+    facts = os.lstat(directory)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise OSError(f"{directory} is not a directory that only this user may enter")
+    # What a library reads when it is loaded must be as it would be in a new process: a server for each
+    # environment. Ray's job and its daemon are named in it too.
+    environment = {"OMP_NUM_THREADS": threads, **os.environ}
+    known = sorted(item for item in environment.items() if item[0] not in _OF_THE_SHELL)
+    name = hashlib.sha256(json.dumps([sys.executable, known]).encode()).hexdigest()[:24]
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(SERVER_ANSWERS_S)
+    entry = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        address = (
+            f"/proc/self/fd/{entry}/{name}"  # the path of a socket may have 107 bytes, and Ray's are long
+        )
+        lock = os.open(f"{directory}/{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                connection.connect(address)
+            except (FileNotFoundError, ConnectionRefusedError):
+                _start(address, f"{directory}/{name}", environment, raylet)
+                connection.connect(address)
+        finally:
+            os.close(lock)
+    except OSError:
+        connection.close()
+        raise
+    finally:
+        os.close(entry)
+    return connection
+
+
+def _start(address: str, path: str, environment: dict[str, str], raylet: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of a server that was killed
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(1024)
+        if os.fork():
+            return
+        os.setsid()
+        os.set_inheritable(listener.fileno(), True)
+        server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
+        arguments = [str(listener.fileno()), path, str(raylet)]
+        os.execve(sys.executable, [sys.executable, server, *arguments], environment)
+
+
+def main() -> None:
+    directory, threads, *command = sys.argv[1:]
+    if command[0] == "--start":
+        connect(directory, threads, raylet=int(command[1])).close()
+        return
+    try:
+        fork(directory, threads, command)
+    except OSError as error:
+        print(f"horovod_tune: this process is not forked but started anew: {error!r}", file=sys.stderr)
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, *command])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""A script that loads torch once and forks Ray's worker processes: `server.py LISTENER PATH RAYLET`.
+
+LISTENER is the file descriptor of a socket that listens, PATH its name in the file system, and RAYLET the pid
+of Ray's daemon, without which there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+LOOKS_EVERY_S = 1.0
+IDLE_S = 10.0
+"""How long a server without children stays, for the next ones."""
+REQUEST_S = 5.0
+"""How long a client may take to send its request; others wait meanwhile."""
+LENGTH = struct.Struct("!Q")
+PID = struct.Struct("!i")
+MAX_REQUEST_BYTES = 64 << 20
+"""Linux allows a new process 6 MB of arguments and environment."""
+_STREAMS = 3
+
+
+class Server:
+    """Forks a child for each request. `serve` returns in the children, with what they are to run."""
+
+    def __init__(self, listener: socket.socket, path: str, raylet: int) -> None:
+        self._listener = listener
+        self._path = path
+        self._raylet = raylet
+        self._children: set[int] = set()
+        self._busy_at = time.monotonic()
+        signal.signal(signal.SIGCHLD, self._bury)
+
+    def serve(self) -> dict[str, Any] | None:
+        """Serve until there is nothing to do (None), or this is a child: then its request."""
+        while True:
+            if select.select([self._listener], [], [], LOOKS_EVERY_S)[0]:
+                connection, _ = self._listener.accept()
+                with connection, contextlib.suppress(OSError, ValueError):
+                    request = self._answer(connection)
+                    if request is not None:
+                        return request
+            elif not _is_there(self._raylet) or (self._is_idle() and self._leaves()):
+                return None
+
+    def _is_idle(self) -> bool:
+        if self._children:
+            self._busy_at = time.monotonic()
+        return time.monotonic() - self._busy_at > IDLE_S
+
+    def _leaves(self) -> bool:
+        """Take the name away, unless a client is just coming in."""
+        with open(f"{self._path}.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if select.select([self._listener], [], [], 0)[0]:
+                return False
+            os.unlink(self._path)
+        return True
+
+    def _answer(self, connection: socket.socket) -> dict[str, Any] | None:
+        connection.settimeout(REQUEST_S)
+        request, streams = _receive(connection)
+        try:
+            if len(streams) != _STREAMS:
+                return None
+            if select.select([connection], [], [], 0)[0]:
+                return None  # the client has given up, and runs the program itself
+            # A child that ends at once is not to be buried before it is known.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            child = os.fork()
+            if child == 0:
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
+                self._become_a_child()
+                return request
+            self._children.add(child)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            self._busy_at = time.monotonic()
+            connection.sendall(PID.pack(child))
+            return None
+        finally:
+            for stream in streams:
+                os.close(stream)
+
+    def _become_a_child(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        os.setpgid(0, 0)  # Ray ends a worker with its process group
+        self._listener.close()
+
+    def _bury(self, *_: Any) -> None:
+        # At once, since a process that ended is looked for by those who wait for its end.
+        with contextlib.suppress(ChildProcessError):
+            while child := os.waitpid(-1, os.WNOHANG)[0]:
+                self._children.discard(child)
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return a request and the file descriptors that came with it.
+
+    Raises:
+        OSError: the client went, or took longer than REQUEST_S between two pieces.
+        ValueError: it is no request.
+    """
+    head, ancillary, _, _ = connection.recvmsg(LENGTH.size, socket.CMSG_SPACE(_STREAMS * PID.size))
+    streams = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            streams.frombytes(data[: len(data) - len(data) % streams.itemsize])
+    try:
+        if len(head) < LENGTH.size or not (0 < (missing := LENGTH.unpack(head)[0]) <= MAX_REQUEST_BYTES):
+            raise ValueError("this is no request")
+        body = bytearray()
+        while missing > len(body):
+            piece = connection.recv(min(1 << 20, missing - len(body)))
+            if not piece:
+                raise ConnectionResetError("the client went")
+            body += piece
+        request = json.loads(body)
+        if not isinstance(request, dict) or set(request) != {"command", "environment", "directory"}:
+            raise ValueError("this is no request")
+    except (OSError, ValueError):
+        for stream in streams:
+            os.close(stream)
+        raise
+    return request, list(streams)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's, and there
+        return True
+    return True
+
+
+def load() -> dict[str, str]:
+    """Import what every rank needs; return the environment variables that this has set."""
+    del sys.path[0]  # this folder, which no program of Ray's has on its path
+    before = dict(os.environ)
+    gc.disable()
+    import numpy
+    import psutil
+    import ray
+    import torch
+
+    del numpy, psutil, ray, torch
+    gc.enable()
+    gc.freeze()  # the children need not look at it, nor copy its pages for looking
+    return {name: value for name, value in os.environ.items() if before.get(name) != value}
+
+
+def run(request: dict[str, Any], of_imports: dict[str, str]) -> None:
+    """Be the process that Ray wanted to start."""
+    os.environ.clear()
+    os.environ.update({**request["environment"], **of_imports})
+    os.chdir(request["directory"])
+    # Python's own generator takes new numbers after a fork, NumPy's does not.
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
+    sys.argv[:] = request["command"]
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def main() -> None:
+    number, path, raylet = sys.argv[1:]
+    listener = socket.socket(fileno=int(number))
+    listener.set_inheritable(False)
+    of_imports = load()
+    request = Server(listener, path, int(raylet)).serve()
+    if request is not None:
+        run(request, of_imports)
+
+
+if __name__ == "__main__":
+    main()

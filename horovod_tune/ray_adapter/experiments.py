@@ -16,6 +16,9 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
     Tune refuses actor reuse together with ResourceChangingScheduler, which is therefore left alone, and
     tells cached actors apart by resources only, so an experiment of several trainables is left alone too.
 
+    Tune hands the actor of a trial that ends to one whose own actor is starting, and ends that one, so that
+    the trial after it has to start an actor again. Ours go on starting while there are other trials.
+
     Tune also ends the actor of a trial that pauses when no other trial is staged at that moment, though the
     trial goes on later: with population-based training, every exploit would meet new workers. Ours are kept
     while a trial is paused or pending.
@@ -49,6 +52,27 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
             self._actor_cache.decrease_max(resources, room)
             self._staged_trials.discard(trial)
 
+    original_reuse = TuneController._maybe_reuse_cached_actor
+
+    @functools.wraps(original_reuse)
+    def maybe_reuse(self: Any, trial: Any) -> bool:
+        own = self._trial_to_actor.get(trial)
+        if wanted.get(self) and own is not None and is_starting(self, own) and others_want_one(self):
+            return False
+        return original_reuse(self, trial)
+
+    def is_starting(controller: Any, actor: Any) -> bool:
+        return (
+            actor in controller._actor_manager._live_actors_to_ray_actors_resources
+            and actor not in controller._started_actors
+        )
+
+    def others_want_one(controller: Any) -> bool:
+        return not controller._search_alg.is_finished() or any(
+            own is None or not is_starting(controller, own)
+            for own in map(controller._trial_to_actor.get, controller._pending_trials)
+        )
+
     original_pause = TuneController._schedule_trial_pause
     pausing: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -73,6 +97,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
 
     maybe_cache._horovod_tune = True  # type: ignore[attr-defined]
     TuneController._maybe_cache_trial_actor = maybe_cache  # type: ignore[method-assign]
+    TuneController._maybe_reuse_cached_actor = maybe_reuse  # type: ignore[method-assign]
     TuneController._schedule_trial_pause = pause  # type: ignore[method-assign]
     TuneController._cleanup_cached_actors = cleanup  # type: ignore[method-assign]
 

@@ -47,7 +47,7 @@ class EarlyRanks:
             if group is not None:
                 cls._start = RankStart(spec, group)
                 # The trial that starts first is to import first: it asks before those that wait here.
-                cls._start.has_begun_within(SOON_S)
+                cls._start.has_its_turn_within(SOON_S)
             directory = ray_adapter.private_directory()
             if directory is not None:
                 cls._imports = imports_turn(directory).ask()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -39,9 +39,9 @@ class RankStart:
     def placement_group_id(self) -> str:
         return self._group.id.hex()
 
-    def has_begun_within(self, timeout_s: float) -> bool:
-        """Whether the actors are being started, or are within ``timeout_s``."""
-        return bool(wait([self._members], timeout_s).done)
+    def has_its_turn_within(self, timeout_s: float) -> bool:
+        """Whether the actors may be started now, or within ``timeout_s``."""
+        return self._turn is None or self._turn.comes_within(timeout_s)
 
     def members(self) -> list[Any]:
         """Return the actors' handles, when it is their turn (``TURN_S`` at the latest)."""

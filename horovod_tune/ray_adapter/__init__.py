@@ -3,8 +3,8 @@
 - `rank_process`: the module-level session behind ``ray.tune.report`` and its friends,
 - `experiments`: Tune's switch for actor reuse and its cache of actors, a stop that it notes for a trial that
   only pauses, the loggers' way of resuming a result file, the error of a lost coordinator,
-- `processes`: Tune's cache of actor classes, a directory of ours in Ray's session on a host, the environment of
-  a job's processes,
+- `processes`: Tune's cache of actor classes, a directory of ours in Ray's session on a host, the environment
+  of a job's processes,
 - `nodes`: the node that a job's driver runs on, the directories of a trial in Tune's StorageContext, whether
   the cluster can grow, nodes that their cloud takes away.
 """

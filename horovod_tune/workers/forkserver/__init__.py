@@ -5,10 +5,10 @@ The client hands Ray's command line, environment and standard streams to the for
 host, and ends; the server forks, and the child runs the command in the Python that it is a copy of. Where
 anything of that is impossible, the client becomes the Python that Ray asked for, so nothing is lost but time.
 
-The server is started by the job's first coordinator on the host, or by a client that finds none, and ends by itself
-when Ray's daemon on the host is gone or there has been nothing to do for a while. It listens on a socket file
-in a directory that only its user may enter, and what it is sent is JSON. It has loaded torch, NumPy and Ray
-and nothing of the user's; it has one Python thread, no CUDA context, and no connection to Ray.
+The server is started by the job's first coordinator on the host, or by a client that finds none. It ends by
+itself when Ray's daemon on the host is gone or there has been nothing to do for a while. It listens on a
+socket file in a directory that only its user may enter, and what it is sent is JSON. It has loaded torch,
+NumPy and Ray and nothing of the user's; it has one Python thread, no CUDA context, and no connection to Ray.
 
 That the process which registers with Ray may be another than the one which Ray started was checked with Ray
 2.60.0.

@@ -1,8 +1,8 @@
 """A script that Ray runs as if it were ``python``: `client.py DIRECTORY THREADS PROGRAM ARGUMENTS…`.
 
 Lets the fork server run PROGRAM, or runs it itself. `client.py DIRECTORY THREADS --start RAYLET` only starts
-the server where there is none yet. THREADS is what libraries take for OMP_NUM_THREADS if that is not set. Only Python's own library, and little of that: this is
-the time that a new rank takes.
+the server where there is none yet. THREADS is what libraries take for OMP_NUM_THREADS if that is not set.
+Only Python's own library, and little of that: this is the time that a new rank takes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def fork(directory: str, threads: str, command: list[str]) -> int:
         connection.sendall(body)
         answer = connection.recv(PID.size)
     if len(answer) < PID.size:
-        raise OSError("the fork server ended without an answer")
+        raise OSError(f"the fork server ended without an answer, see the .log files in {directory}")
     return PID.unpack(answer)[0]
 
 
@@ -62,9 +62,8 @@ def connect(directory: str, threads: str, raylet: int) -> socket.socket:
     connection.settimeout(SERVER_ANSWERS_S)
     entry = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        address = (
-            f"/proc/self/fd/{entry}/{name}"  # the path of a socket may have 107 bytes, and Ray's are long
-        )
+        # The path of a socket may have 107 bytes, and Ray's are long.
+        address = f"/proc/self/fd/{entry}/{name}"
         lock = os.open(f"{directory}/{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -92,6 +91,9 @@ def _start(address: str, path: str, environment: dict[str, str], raylet: int) ->
         if os.fork():
             return
         os.setsid()
+        log = os.open(f"{path}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        for stream, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+            os.dup2(source, stream)
         os.set_inheritable(listener.fileno(), True)
         server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
         arguments = [str(listener.fileno()), path, str(raylet)]

@@ -31,6 +31,7 @@ PID = struct.Struct("!i")
 MAX_REQUEST_BYTES = 64 << 20
 """Linux allows a new process 6 MB of arguments and environment."""
 _STREAMS = 3
+_PROGRAMS_FOLDER = "/dev/null/the folder of the program to come"
 
 
 class Server:
@@ -53,7 +54,7 @@ class Server:
                     request = self._answer(connection)
                     if request is not None:
                         return request
-            elif not _is_there(self._raylet) or (self._is_idle() and self._leaves()):
+            elif (self._is_idle() or not _is_there(self._raylet)) and self._leaves():
                 return None
 
     def _is_idle(self) -> bool:
@@ -154,7 +155,7 @@ def _is_there(pid: int) -> bool:
 
 def load() -> dict[str, str]:
     """Import what every rank needs; return the environment variables that this has set."""
-    del sys.path[0]  # this folder, which no program of Ray's has on its path
+    sys.path[0] = _PROGRAMS_FOLDER  # before what Ray puts in front of it
     before = dict(os.environ)
     gc.disable()
     import numpy
@@ -168,17 +169,23 @@ def load() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if before.get(name) != value}
 
 
+def _reseed() -> None:
+    # Python's own generator takes new numbers after a fork, those of NumPy and torch do not.
+    import numpy.random
+    import torch
+
+    numpy.random.seed()
+    torch.default_generator.seed()
+
+
 def run(request: dict[str, Any], of_imports: dict[str, str]) -> None:
     """Be the process that Ray wanted to start."""
     os.environ.clear()
     os.environ.update({**request["environment"], **of_imports})
     os.chdir(request["directory"])
-    # Python's own generator takes new numbers after a fork, NumPy's does not.
-    random = sys.modules.get("numpy.random")
-    if random is not None:
-        random.seed()
+    _reseed()
     sys.argv[:] = request["command"]
-    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    sys.path[sys.path.index(_PROGRAMS_FOLDER)] = os.path.dirname(sys.argv[0])
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

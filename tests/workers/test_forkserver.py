@@ -16,7 +16,7 @@ import pytest
 from processes import eventually
 from trial_runner import TrialRunner, sound
 
-from horovod_tune import report
+from horovod_tune import ray_adapter, report
 from horovod_tune.errors import StartFailed
 from horovod_tune.spec import make_spec
 from horovod_tune.workers import forkserver
@@ -216,6 +216,31 @@ def test_a_trial_cannot_tell_that_its_ranks_were_forked(
         draws = each.pop("draws")
         assert len({number for pair in draws for number in pair}) == 6, "ranks draw the same numbers"
     assert forked == anew
+
+
+def test_a_coordinator_knows_the_environment_in_which_clients_look_for_a_server(
+    ray_session: Any, tmp_path: Path
+) -> None:
+    import ray
+
+    class Coordinator:
+        def workers(self) -> Any:
+            return ray_adapter.environment_of_workers()
+
+    runner = TrialRunner(tmp_path)
+    try:
+        runner.run(sound)
+        server = psutil.Process(psutil.Process(runner.pids[0]).ppid())  # a client has started it
+        found = server.environ()
+    finally:
+        runner.close()
+    assert ray_adapter.environment_of_workers() is None, "Ray has not started the driver"
+    known, raylet = ray.get(ray.remote(Coordinator).options(num_cpus=0).remote().workers.remote())
+    assert server.cmdline()[-1] == str(raylet)
+    for name in ("_", "SHLVL", "PWD", "OLDPWD", "OMP_NUM_THREADS"):
+        known.pop(name, None)
+        found.pop(name, None)
+    assert known == found
 
 
 def test_ranks_outlive_their_server_and_the_next_ones_have_another(ray_session: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ That the process which registers with Ray may be another than the one which Ray 
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import subprocess
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from horovod_tune.spec import TrialSpec
+
+logger = logging.getLogger(__name__)
 
 SWITCH = "HOROVOD_TUNE_FORK"
 """Set to 0, this environment variable makes every rank start as a new Python."""
@@ -63,7 +66,10 @@ def start(spec: TrialSpec, directory: Path, environment: Mapping[str, str], rayl
     """
     # It ends as soon as it has started the server, which is nobody's child then.
     command = [*_client(spec, directory), "--start", str(raylet)]
-    subprocess.run(command, env=environment, timeout=START_S, check=False)
+    try:
+        subprocess.run(command, env=environment, timeout=START_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("no fork server is ready for the first ranks, they try to start one: %s", error)
 
 
 def _client(spec: TrialSpec, directory: Path) -> list[str]:

@@ -82,16 +82,12 @@ class Server:
                 return None
             if select.select([connection], [], [], 0)[0]:
                 return None  # the client has given up, and runs the program itself
-            # A child that ends at once is not to be buried before it is known.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-            child = os.fork()
+            child = self._fork()
             if child == 0:
                 for number, stream in enumerate(streams):
                     os.dup2(stream, number)
-                self._become_a_child()
+                self._listener.close()
                 return request
-            self._children.add(child)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
             self._busy_at = time.monotonic()
             connection.sendall(PID.pack(child))
             return None
@@ -99,11 +95,19 @@ class Server:
             for stream in streams:
                 os.close(stream)
 
-    def _become_a_child(self) -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        os.setpgid(0, 0)  # Ray ends a worker with its process group
-        self._listener.close()
+    def _fork(self) -> int:
+        # A child that ends at once is not to be buried before it is known.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        try:
+            child = os.fork()
+            if child:
+                self._children.add(child)
+            else:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setpgid(0, 0)  # Ray ends a worker with its process group
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        return child
 
     def _bury(self, *_: Any) -> None:
         # At once, since a process that ended is looked for by those who wait for its end.

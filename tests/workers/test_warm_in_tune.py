@@ -87,3 +87,54 @@ def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ra
     assert processes(DistributedTrainableCreator(train)) == 1
     assert processes(DistributedTrainableCreator(train, reuse_workers=False)) == 2
     assert processes(DistributedTrainableCreator(train)) == 1
+
+
+def wait_where_coordinators_do(mark: str) -> None:
+    """Keep a coordinator from starting, once, until ``mark`` is there; a rank may go on."""
+    if "coordinator" in mark and not os.path.exists(mark + "-waited"):
+        Path(mark + "-waited").touch()
+        ends_s = time.monotonic() + 120
+        while not os.path.exists(mark) and time.monotonic() < ends_s:
+            time.sleep(0.05)
+
+
+class StartsLate:
+    """A value of a config that takes its time to be unpickled."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return make_late_starter, (self._mark,)
+
+
+def make_late_starter(mark: str) -> StartsLate:
+    wait_where_coordinators_do(mark)
+    return StartsLate(mark)
+
+
+def test_a_coordinator_that_starts_goes_on_when_another_trial_ends(ray_session, tmp_path):
+    """Tune itself would give it the coordinator of the trial that ends, and end the one that starts."""
+    from ray import tune
+
+    mark = str(tmp_path / "coordinator")
+
+    def train(config):
+        if config["number"] == 2:  # the third trial; the second one has not even begun
+            Path(mark).touch()
+        report(process=os.getpid())
+
+    analysis = tune.run(
+        DistributedTrainableCreator(train, num_slots=1),
+        config={
+            "number": tune.grid_search([0, 1, 2, 3]),
+            "late": tune.sample_from(
+                lambda spec: StartsLate(mark) if spec.config.number == 1 else None,
+            ),
+        },
+        max_concurrent_trials=2,
+        storage_path=str(tmp_path),
+        verbose=0,
+    )
+    first, late, third, _ = (trial.last_result["process"] for trial in analysis.trials)
+    assert first == third != late

@@ -89,17 +89,8 @@ def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ra
     assert processes(DistributedTrainableCreator(train)) == 1
 
 
-def wait_where_coordinators_do(mark: str) -> None:
-    """Keep a coordinator from starting, once, until ``mark`` is there; a rank may go on."""
-    if "coordinator" in mark and not os.path.exists(mark + "-waited"):
-        Path(mark + "-waited").touch()
-        ends_s = time.monotonic() + 120
-        while not os.path.exists(mark) and time.monotonic() < ends_s:
-            time.sleep(0.05)
-
-
 class StartsLate:
-    """A value of a config that takes its time to be unpickled."""
+    """A value of a config that keeps its trial's coordinator from starting until the file is there."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
@@ -109,19 +100,32 @@ class StartsLate:
 
 
 def make_late_starter(mark: str) -> StartsLate:
-    wait_where_coordinators_do(mark)
+    import ray
+
+    # The driver copies it, and the ranks get it later.
+    if ray.is_initialized() and str(ray.get_runtime_context().get_task_name()).endswith(".__init__"):
+        ends_s = time.monotonic() + 120
+        while not os.path.exists(mark) and time.monotonic() < ends_s:
+            time.sleep(0.05)
     return StartsLate(mark)
 
 
 def test_a_coordinator_that_starts_goes_on_when_another_trial_ends(ray_session, tmp_path):
     """Tune itself would give it the coordinator of the trial that ends, and end the one that starts."""
+    import ray
     from ray import tune
 
-    mark = str(tmp_path / "coordinator")
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    mark = str(tmp_path / "the third trial runs")
 
     def train(config):
-        if config["number"] == 2:  # the third trial; the second one has not even begun
+        if config["number"] == 1:
+            Path(f"{mark}, and the late one too").touch()
+        if config["number"] == 2:
             Path(mark).touch()
+            ends_s = time.monotonic() + 120
+            while not os.path.exists(f"{mark}, and the late one too") and time.monotonic() < ends_s:
+                time.sleep(0.05)
         report(process=os.getpid())
 
     analysis = tune.run(
@@ -137,4 +141,4 @@ def test_a_coordinator_that_starts_goes_on_when_another_trial_ends(ray_session, 
         verbose=0,
     )
     first, late, third, _ = (trial.last_result["process"] for trial in analysis.trials)
-    assert first == third != late
+    assert Path(mark).exists() and first == third != late

@@ -167,7 +167,7 @@ PARTS = {
         "memory_mb_per_100_trials",
         {OURS: "accumulation --trials 500"},
         bounds=(
-            Bound("processes (coordinator and 2 ranks)", "processes", OURS, at_most=3),
+            Bound("processes (coordinator, fork server and 2 ranks)", "processes", OURS, at_most=4),
             Bound("MB of memory for every 100 trials", "memory_mb_per_100_trials", OURS, at_most=1),
             Bound("threads for every 100 trials", "threads_per_100_trials", OURS, at_most=0.1),
             Bound("open files for every 100 trials", "files_per_100_trials", OURS, at_most=0.1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,7 @@ class Watch(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
         row = [0.0] * len(WHAT)
-        for process in psutil.Process().children(recursive=True):
-            if not process.name().startswith(("ray::TrainingA", "ray::train")):
-                continue
+        for process in self._processes_of_trials():
             self.pids.add(process.pid)
             ports = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
             row[0] += process.memory_info().rss / 1e6
@@ -56,6 +55,16 @@ class Watch(tune.Callback):
             row[3] += len(ports)
         row[4] = psutil.disk_usage("/dev/shm").used / 1e6
         self.rows.append(row)
+
+    def _processes_of_trials(self) -> Iterator[psutil.Process]:
+        """Give the coordinators, the ranks and their fork server; not all descend from this process."""
+        (raylet,) = (each for each in psutil.Process().children(recursive=True) if each.name() == "raylet")
+        for process in psutil.process_iter(["name"]):
+            is_trials = process.info["name"].startswith(("ray::TrainingA", "ray::train"))
+            if not is_trials and not any("forkserver" in part for part in process.cmdline()):
+                continue
+            if process.environ().get("RAY_RAYLET_PID") == str(raylet.pid):
+                yield process
 
 
 if __name__ == "__main__":

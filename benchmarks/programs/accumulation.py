@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -59,12 +60,13 @@ class Watch(tune.Callback):
     def _processes_of_trials(self) -> Iterator[psutil.Process]:
         """Give the coordinators, the ranks and their fork server; not all descend from this process."""
         (raylet,) = (each for each in psutil.Process().children(recursive=True) if each.name() == "raylet")
-        for process in psutil.process_iter(["name"]):
+        for process in psutil.process_iter(["name", "cmdline"]):
             is_trials = process.info["name"].startswith(("ray::TrainingA", "ray::train"))
-            if not is_trials and not any("forkserver" in part for part in process.cmdline()):
+            if not is_trials and not any("forkserver" in part for part in process.info["cmdline"] or []):
                 continue
-            if process.environ().get("RAY_RAYLET_PID") == str(raylet.pid):
-                yield process
+            with contextlib.suppress(psutil.NoSuchProcess):  # of another Ray
+                if process.environ().get("RAY_RAYLET_PID") == str(raylet.pid):
+                    yield process
 
 
 if __name__ == "__main__":

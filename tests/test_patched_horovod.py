@@ -264,3 +264,26 @@ else:
     (world,) = run_worlds("a:2", program=program, before=("env", "HOROVOD_TIMELINE=DYNAMIC"))
     # By the rule 100 in the first 0.1 s, 230 up to 1 s and 200 more; one each millisecond would be 3000.
     assert 1 <= world.said[0]["cycles"] <= 700
+
+
+def test_a_rank_that_waits_for_another_leaves_the_cpu_alone(tmp_path: Path) -> None:
+    program = f"""
+import json, os, time, torch
+import horovod.torch as hvd
+hvd.init()
+waits = {str(tmp_path / "waits")!r}
+if hvd.rank() == 1:
+    ends_s = time.monotonic() + 60
+    while not os.path.exists(waits) and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    time.sleep(3)
+handle = hvd.allreduce_async(torch.ones(1), name="gradient", op=hvd.Sum)
+if hvd.rank() == 0:
+    open(waits, "w").close()
+before = time.thread_time()
+total = hvd.synchronize(handle).item()
+print(json.dumps({{"total": total, "cpu_s": time.thread_time() - before}}))
+"""
+    (world,) = run_worlds("a:2", program=program)
+    assert [each["total"] for each in world.said] == [2, 2]
+    assert world.said[0]["cpu_s"] < 0.5, "it asks without a pause"

@@ -64,14 +64,16 @@ class Server:
 
     def _leaves(self) -> bool:
         """Take the name away, unless a client is just coming in."""
-        with open(f"{self._path}.lock", "w") as lock:
-            try:
+        try:
+            with open(f"{self._path}.lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            if select.select([self._listener], [], [], 0)[0]:
-                return False
-            os.unlink(self._path)
+                if select.select([self._listener], [], [], 0)[0]:
+                    return False
+                os.unlink(self._path)
+        except BlockingIOError:
+            return False
+        except FileNotFoundError:  # somebody has cleared Ray's session away
+            return True
         return True
 
     def _answer(self, connection: socket.socket) -> dict[str, Any] | None:

@@ -16,12 +16,6 @@ from typing import Any
 from benchmarks.programs import trials
 
 WARM_UP = 20
-ALLOCATOR = {
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-}
-"""As `horovod_tune.workers.allocator` sets it in a rank."""
 
 
 def steps_per_second(steps: int) -> float:
@@ -91,6 +85,10 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.way == "ours":
         speed = by_a_trial(options.steps)
+    elif options.way == "horovodrun":
+        speed = by_horovodrun(options.steps)
     else:
-        speed = by_horovodrun(options.steps, ALLOCATOR if options.way == "horovodrun_allocator" else {})
+        from horovod_tune.workers.allocator import SETTINGS
+
+        speed = by_horovodrun(options.steps, {name: str(value) for name, value in SETTINGS.items()})
     trials.publish({"steps_per_s": speed})

@@ -2,7 +2,7 @@
 
     command.py ─► install.py ─┬─ prerequisites.py   compiler, CMake, CUDA, NCCL: found, or named with a cure
                               ├─ plan.py            what is built: key, environment, commands (pure)
-                              ├─ patches.py         what Horovod 0.28.1 needs on a current torch
+                              ├─ patches/           what Horovod 0.28.1 needs on a current torch
                               ├─ patching.py        each change an exact text, found exactly once
                               ├─ wheel_cache.py     the wheel that is kept, and the lock around it
                               ├─ compiler.py        runs pip and the compilers, and ends them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import stat
@@ -62,8 +61,8 @@ def environment_of_workers() -> tuple[dict[str, str], int] | None:
 def private_directory() -> Path | None:
     """Return a directory of this Ray session on this host that only this user may enter.
 
-    None in a process without such a session (a client of a cluster elsewhere), or where somebody else has
-    made a directory of that name.
+    None in a process without such a session (a client of a cluster elsewhere), or where there cannot be one:
+    the session's is not to be written to, or somebody else has made one of that name.
     """
     import ray
 
@@ -72,8 +71,12 @@ def private_directory() -> Path | None:
     if session is None or not session.is_dir():
         return None
     path = session / f"horovod_tune_{os.geteuid()}"
-    with contextlib.suppress(FileExistsError):
+    try:
         path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError:
+        return None
     # Anybody may write to Ray's own directory.
     facts = path.lstat()
     is_ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077

@@ -12,17 +12,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-_OPTIONS = {
-    # M_TRIM_THRESHOLD: what is free at the end of a heap stays.
-    -1: 256 << 20,
-    # M_TOP_PAD: as large as the heap of a thread, so that empty heaps stay too. Not touched, it is no memory.
-    -2: 64 << 20,
-    # M_MMAP_THRESHOLD: the most that glibc takes. Larger blocks come from the kernel and go back to it.
-    -3: 32 << 20,
+SETTINGS = {
+    # What is free at the end of a heap stays.
+    "MALLOC_TRIM_THRESHOLD_": 256 << 20,
+    # As large as the heap of a thread, so that empty heaps stay too. Not touched, it is no memory.
+    "MALLOC_TOP_PAD_": 64 << 20,
+    # The most that glibc takes. Larger blocks come from the kernel and go back to it.
+    "MALLOC_MMAP_THRESHOLD_": 32 << 20,
 }
-"""By glibc's numbers for mallopt()."""
+"""In bytes, by the environment variables with which a process starts with them."""
 
-_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
+_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3}
+"""glibc's numbers of the same settings in a process that runs."""
 
 
 def keep_freed_memory() -> bool:
@@ -30,7 +31,7 @@ def keep_freed_memory() -> bool:
     mallopt = _of_libc("mallopt")
     if mallopt is None or is_set_by_user(os.environ):
         return False
-    return all([mallopt(option, value) for option, value in _OPTIONS.items()])
+    return all([mallopt(_MALLOPT[name], value) for name, value in SETTINGS.items()])
 
 
 def give_freed_memory_back() -> None:
@@ -42,9 +43,9 @@ def give_freed_memory_back() -> None:
 
 def is_set_by_user(environment: Mapping[str, str]) -> bool:
     """Whether ``environment`` says how glibc is to allocate."""
-    return any(name in environment for name in _VARIABLES) or "glibc.malloc." in environment.get(
-        "GLIBC_TUNABLES", ""
-    )
+    variables = (*SETTINGS, "MALLOC_MMAP_MAX_")
+    tunables = environment.get("GLIBC_TUNABLES", "")
+    return any(name in environment for name in variables) or "glibc.malloc." in tunables
 
 
 def _of_libc(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError
 from typing import Any
 
 import ray
@@ -12,6 +12,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune import ray_adapter
+from horovod_tune.errors import StartFailed
 from horovod_tune.spec import TrialSpec
 from horovod_tune.workers import forkserver
 from horovod_tune.workers.gloo.actor import METHODS_AT_ONCE, TrainingActor
@@ -44,8 +45,19 @@ class RankStart:
         return self._turn is None or self._turn.comes_within(timeout_s)
 
     def members(self) -> list[Any]:
-        """Return the actors' handles, when it is their turn (``TURN_S`` at the latest)."""
-        return self._members.result()
+        """Return the actors' handles, when it is their turn (``TURN_S`` at the latest).
+
+        Raises:
+            StartFailed: Ray did not take the order within ``spec.timeout_s`` more.
+        """
+        try:
+            return self._members.result(TURN_S + self._spec.timeout_s)
+        except TimeoutError as error:
+            if not self._members.done():
+                raise StartFailed(
+                    f"Ray took no order for training actors within {self._spec.timeout_s:g} s of their turn"
+                ) from error
+            raise
 
     def _run(self) -> None:
         try:

@@ -1,0 +1,31 @@
+"""What Horovod 0.28.1 needs on a current torch, and what makes it start, run and fail well."""
+
+from __future__ import annotations
+
+from horovod_tune.horovod_build.patches.compiling import ANY_FOLDER, CPU_ONLY, CXX17, NO_DEBUG_INFORMATION
+from horovod_tune.horovod_build.patches.running import IDLE_CYCLES, STALL_INSPECTOR, WAITING_SLEEPS, ZERO_GRAD
+from horovod_tune.horovod_build.patches.starting import GLOO_INTERFACE, INIT_RAISES, ONE_MESH
+from horovod_tune.horovod_build.patching import Patch
+
+PATCH_LEVEL = "ht5"
+"""Stands in the built version (``0.28.1+ht4.cpu``); raised whenever a patch below changes."""
+
+
+def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
+    """Return the patches of a build against torch `torch_version` (major, minor) with `gpu` operations."""
+    chosen: tuple[Patch, ...] = (
+        GLOO_INTERFACE,
+        *ONE_MESH,
+        *INIT_RAISES,
+        *ZERO_GRAD,
+        STALL_INSPECTOR,
+        *IDLE_CYCLES,
+        *WAITING_SLEEPS,
+        NO_DEBUG_INFORMATION,
+        *ANY_FOLDER,
+    )
+    if torch_version >= (2, 1):
+        chosen = (*CXX17, *chosen)
+    if gpu == "none":
+        chosen = (*chosen, CPU_ONLY)
+    return chosen

@@ -309,7 +309,7 @@ def DistributedTrainableCreator(
     )
     require_backend(use_tpu=use_tpu)
     ray_adapter.keep_longer_results()
-    ray_adapter.forget_stops_of_paused_trials()
+    ray_adapter.end_waits_of_paused_trials()
     if reuse_workers:
         ray_adapter.reuse_actors_of(_wants_reuse)
     ray_adapter.start_in_idle_processes(_is_ours)

@@ -1,8 +1,10 @@
 """Everything private of Ray that this package touches, in one place. Checked against Ray 2.60.0.
 
 - `rank_process`: the module-level session behind ``ray.tune.report`` and its friends,
-- `experiments`: Tune's switch for actor reuse and its cache of actors, a stop that it notes for a trial that
-  only pauses, the loggers' way of resuming a result file, the error of a lost coordinator,
+- `experiments`: Tune's switch for actor reuse and its cache of actors, the loggers' way of resuming a result
+  file, the error of a lost coordinator,
+- `paused_trials`: a stop that Tune notes for a trial that only pauses, the brackets of HyperBand and the
+  populations of synchronous PBT whose trials all wait,
 - `processes`: Tune's cache of actor classes, a directory of ours in Ray's session on a host, the environment
   of a job's processes,
 - `nodes`: the node that a job's driver runs on, the directories of a trial in Tune's StorageContext, whether
@@ -10,7 +12,6 @@
 """
 
 from horovod_tune.ray_adapter.experiments import (
-    forget_stops_of_paused_trials,
     keep_longer_results,
     name_lost_hosts,
     reuse_actors_of,
@@ -22,6 +23,7 @@ from horovod_tune.ray_adapter.nodes import (
     is_preempted,
     storage_reaches_here,
 )
+from horovod_tune.ray_adapter.paused_trials import end_waits_of_paused_trials
 from horovod_tune.ray_adapter.processes import (
     environment_of_workers,
     private_directory,
@@ -33,8 +35,8 @@ __all__ = [
     "cluster_can_grow",
     "drain_as_preempted",
     "driver_node_id",
+    "end_waits_of_paused_trials",
     "environment_of_workers",
-    "forget_stops_of_paused_trials",
     "is_preempted",
     "keep_longer_results",
     "lend_session",

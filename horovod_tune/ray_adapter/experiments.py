@@ -102,29 +102,6 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
     TuneController._cleanup_cached_actors = cleanup  # type: ignore[method-assign]
 
 
-def forget_stops_of_paused_trials() -> None:
-    """Let a trial that pauses while it is being saved go on later; once a process.
-
-    PopulationBasedTraining(synch=True) pauses a weak trial when the last of the others reports, which may be
-    while the weak one is still being saved. Tune then notes that the trial is to stop once that is over, and
-    drops the save: the note stops the trial at its next checkpoint, and the others wait for it for ever.
-    """
-    from ray.tune.execution.tune_controller import TuneController
-
-    if hasattr(TuneController.pause_trial, "_horovod_tune"):
-        return
-    original = TuneController.pause_trial
-
-    @functools.wraps(original)
-    def pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
-        original(self, trial, should_checkpoint)
-        if not should_checkpoint and trial.status == "PAUSED":
-            self._cached_trial_decisions.pop(trial.trial_id, None)
-
-    pause._horovod_tune = True  # type: ignore[attr-defined]
-    TuneController.pause_trial = pause  # type: ignore[method-assign]
-
-
 def keep_longer_results() -> None:
     """Stop Tune from replacing a restarted trial's results with an older copy; once a process.
 

@@ -1,0 +1,101 @@
+"""Trials that pause and then wait for ever: cures for Tune's controller and two of its schedulers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def end_waits_of_paused_trials() -> None:
+    """Let no paused trial wait for something that will not happen; once a process.
+
+    The waits are Ray's own, with any trainable. Trials whose steps and saves take milliseconds, and trials
+    that are lost, meet them all the time.
+    """
+    _forget_stops_of_paused_trials()
+    _process_brackets_whose_trials_all_wait()
+    _perturb_populations_whose_trials_all_wait()
+
+
+def _forget_stops_of_paused_trials() -> None:
+    """Let a trial that pauses while it is being saved go on later.
+
+    PopulationBasedTraining(synch=True) pauses a weak trial when the last of the others reports, which may be
+    while the weak one is still being saved. Tune then notes that the trial is to stop once that is over, and
+    drops the save: the note stops the trial at its next checkpoint, and the others wait for it for ever.
+    """
+    from ray.tune.execution.tune_controller import TuneController
+
+    if hasattr(TuneController.pause_trial, "_horovod_tune"):
+        return
+    original = TuneController.pause_trial
+
+    @functools.wraps(original)
+    def pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
+        original(self, trial, should_checkpoint)
+        if not should_checkpoint and trial.status == "PAUSED":
+            self._cached_trial_decisions.pop(trial.trial_id, None)
+
+    pause._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController.pause_trial = pause  # type: ignore[method-assign]
+
+
+def _all_wait(controller: Any) -> bool:
+    """Whether trials are paused, and none runs or is about to, so that no report will wake them."""
+    statuses = {trial.status for trial in controller.get_trials()}
+    return "PAUSED" in statuses and not statuses & {"PENDING", "RUNNING"}
+
+
+def _process_brackets_whose_trials_all_wait() -> None:
+    """Let HyperBandScheduler look at its brackets again when nobody is left to report.
+
+    It looks when a trial reports. A bracket that is over by then has its paused trials stopped, but not one
+    that is still being saved in order to pause; and a trial that fails last leaves a bracket that nobody
+    looks at. HyperBandForBOHB looks again by itself.
+    """
+    from ray.tune.schedulers import HyperBandScheduler
+
+    if hasattr(HyperBandScheduler.choose_trial_to_run, "_horovod_tune"):
+        return
+    original = HyperBandScheduler.choose_trial_to_run
+
+    @functools.wraps(original)
+    def choose(self: Any, tune_controller: Any) -> Any:
+        chosen = original(self, tune_controller)
+        if chosen is not None or not _all_wait(tune_controller):
+            return chosen
+        for bracket in [bracket for band in self._hyperbands for bracket in band]:
+            if bracket is not None and bracket.current_trials():
+                self._process_bracket(tune_controller, bracket)
+        return original(self, tune_controller)
+
+    choose._horovod_tune = True  # type: ignore[attr-defined]
+    HyperBandScheduler.choose_trial_to_run = choose  # type: ignore[method-assign]
+
+
+def _perturb_populations_whose_trials_all_wait() -> None:
+    """Let PopulationBasedTraining(synch=True), and PB2, go on without trials that failed or ended early.
+
+    It perturbs when the last trial of the population reports. One that ends before the others' meeting point
+    never does, and one that failed counts as alive.
+    """
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    if hasattr(PopulationBasedTraining.choose_trial_to_run, "_horovod_tune"):
+        return
+    original = PopulationBasedTraining.choose_trial_to_run
+
+    @functools.wraps(original)
+    def choose(self: Any, tune_controller: Any) -> Any:
+        chosen = original(self, tune_controller)
+        if chosen is not None or not self._synch or not _all_wait(tune_controller):
+            return chosen
+        alive = tune_controller.get_live_trials()
+        alive.difference_update([trial for trial in alive if trial.is_finished()])
+        last = max(alive, key=lambda trial: self._trial_state[trial].last_result[self._time_attr])
+        # As if the trial that got furthest reported once more: now it is the last of the population.
+        self.on_trial_result(tune_controller, last, self._trial_state[last].last_result)
+        return original(self, tune_controller)
+
+    choose._horovod_tune = True  # type: ignore[attr-defined]
+    PopulationBasedTraining.choose_trial_to_run = choose  # type: ignore[method-assign]

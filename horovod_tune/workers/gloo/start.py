@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, TimeoutError
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -61,7 +62,7 @@ class RankStart:
 
     def _run(self) -> None:
         try:
-            environments = self._prepare_to_fork()
+            environments = _environments(self._spec, self._group, self._directory)
             if self._turn is not None:
                 self._turn.comes_within(TURN_S)
             members = _create(self._spec, self._group, environments)
@@ -73,24 +74,25 @@ class RankStart:
                 self._turn.end()
             self._members.set_exception(error)
 
-    def _prepare_to_fork(self) -> list[dict[str, str] | None]:
-        """Return the runtime environment of each bundle's ranks: on this host they are forked, in general.
 
-        Ranks on other hosts start as Ray does it, since Python may be in another place there.
-        """
-        context = ray.get_runtime_context()
-        bundles = len(self._group.bundle_specs)
-        if self._directory is None:
-            return [None] * bundles
-        forked = forkserver.runtime_env(self._spec, self._directory, context.runtime_env)
-        if forked is None:
-            return [None] * bundles
-        workers = ray_adapter.environment_of_workers()
-        if workers is not None and draw(self._directory, f"fork_server_{context.get_job_id()}") == 0:
-            forkserver.start(self._spec, self._directory, *workers)
-        nodes = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
-        here = context.get_node_id()
-        return [forked if nodes[bundle] == here else None for bundle in range(bundles)]
+def _environments(
+    spec: TrialSpec, placement_group: PlacementGroup, directory: Path | None
+) -> list[dict[str, str] | None]:
+    """Return the runtime environment of each bundle's ranks: on this host they are forked, in general.
+
+    Ranks on other hosts start as Ray does it, since Python may be in another place there.
+    """
+    context = ray.get_runtime_context()
+    bundles = len(placement_group.bundle_specs)
+    forked = forkserver.runtime_env(spec, directory, context.runtime_env) if directory is not None else None
+    if directory is None or forked is None:
+        return [None] * bundles
+    workers = ray_adapter.environment_of_workers()
+    if workers is not None and draw(directory, f"fork_server_{context.get_job_id()}") == 0:
+        forkserver.start(spec, directory, *workers)
+    nodes = ray.util.placement_group_table(placement_group)["bundles_to_node_id"]
+    here = context.get_node_id()
+    return [forked if nodes[bundle] == here else None for bundle in range(bundles)]
 
 
 def _create(

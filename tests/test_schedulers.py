@@ -39,8 +39,9 @@ def train(config):
     [
         HyperBandScheduler(max_t=STEPS, reduction_factor=2),
         ResourceChangingScheduler(ASHAScheduler(max_t=STEPS, grace_period=2)),
+        ResourceChangingScheduler(HyperBandScheduler(max_t=STEPS, reduction_factor=2)),
     ],
-    ids=["trials that pause", "trials that get more CPUs"],
+    ids=["trials that pause", "trials that get more CPUs", "trials that do both"],
 )
 def test_trials_keep_their_ranks_and_go_on_where_they_were(tune_run, scheduler):
     from ray import tune

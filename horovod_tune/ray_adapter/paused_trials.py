@@ -51,7 +51,8 @@ def _process_brackets_whose_trials_all_wait() -> None:
 
     It looks when a trial reports. A bracket that is over by then has its paused trials stopped, but not one
     that is still being saved in order to pause; and a trial that fails last leaves a bracket that nobody
-    looks at. HyperBandForBOHB looks again by itself.
+    looks at. A trial that ResourceChangingScheduler pauses on its way to a milestone is not looked at either.
+    HyperBandForBOHB looks again by itself.
     """
     from ray.tune.schedulers import HyperBandScheduler
 
@@ -67,6 +68,8 @@ def _process_brackets_whose_trials_all_wait() -> None:
         for bracket in [bracket for band in self._hyperbands for bracket in band]:
             if bracket is not None and bracket.current_trials():
                 self._process_bracket(tune_controller, bracket)
+                waiting = [trial for trial in bracket.current_trials() if trial.status == "PAUSED"]
+                bracket.trials_to_unpause.update(filter(bracket.continue_trial, waiting))
         return original(self, tune_controller)
 
     choose._horovod_tune = True  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ SPACE = {
 }
 
 
-def main(time_budget_s=60, num_samples=-1, storage_path=None):
+def main(time_budget_s=30, num_samples=-1, storage_path=None):
     return tune.run(
         DistributedTrainableCreator(train, num_slots=2),
         name="hyperopt_asha_digits",

@@ -104,6 +104,7 @@ def plan(name: str) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]
             perturbation_interval=2,
             hyperparam_mutations=lr,
             quantile_fraction=0.5,
+            synch=True,  # otherwise a busy machine may have one trial over before the other can learn from it
         )
         return Distributed, lr, {"num_samples": 2, "scheduler": pbt}, {}
     if name == "no_metric":
@@ -131,8 +132,10 @@ def fit(name: str, folder: str) -> Any:
 
 
 def main(folder: str, names: list[str]) -> None:
+    from horovod_tune import ray_adapter
     from horovod_tune.analysis import analyze
 
+    ray_adapter.end_waits_of_paused_trials()
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     seen: dict[str, Any] = {}
     for name in names:

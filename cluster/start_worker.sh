@@ -10,7 +10,7 @@ set -euo pipefail
 if [ "${1:-}" = --session ]; then
   shift
   if [ -n "${HOROVOD_TUNE_CLOUD:-}" ]; then     # tells Ray when the cloud takes this machine away
-    python -m horovod_tune.cluster.spot_watch --cloud "$HOROVOD_TUNE_CLOUD" --address "$RAY_HEAD_IP:6379" &
+    python -m horovod_tune.node.spot_watch --cloud "$HOROVOD_TUNE_CLOUD" --address "$RAY_HEAD_IP:6379" &
   fi
   ray start --block "$@" || echo "start_worker.sh: ray start ended with $?"
   trap '' TERM; pkill -TERM -s 0; sleep 3; pkill -KILL -s 0      # this session, this script included

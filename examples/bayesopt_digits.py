@@ -21,8 +21,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
-from horovod_tune.cluster.resume import resume_or_start
+from horovod_tune import DistributedTrainableCreator, get_checkpoint, report, resume_or_start
 from horovod_tune.search import BayesOptSearch
 
 SPACE = {

@@ -19,14 +19,26 @@ from horovod_tune.session import get_checkpoint, report
 
 if TYPE_CHECKING:
     from horovod_tune.analysis import analyze
+    from horovod_tune.resume import resume_or_start
     from horovod_tune.trainable import DistributedTrainableCreator
 
 __version__ = "0.1.0"
 
-__all__ = ["DistributedTrainableCreator", "analyze", "get_checkpoint", "report", "with_parameters"]
+__all__ = [
+    "DistributedTrainableCreator",
+    "analyze",
+    "get_checkpoint",
+    "report",
+    "resume_or_start",
+    "with_parameters",
+]
 
 # What needs Ray Tune, pandas or matplotlib is imported when it is first used.
-_LAZY = {"DistributedTrainableCreator": "horovod_tune.trainable", "analyze": "horovod_tune.analysis"}
+_LAZY = {
+    "DistributedTrainableCreator": "horovod_tune.trainable",
+    "analyze": "horovod_tune.analysis",
+    "resume_or_start": "horovod_tune.resume",
+}
 
 
 def __getattr__(name: str) -> Any:

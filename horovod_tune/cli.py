@@ -12,7 +12,8 @@ from collections.abc import Sequence
 COMMAND_MODULES = (
     "horovod_tune.analysis.commands",
     "horovod_tune.doctor.command",
-    "horovod_tune.cluster.commands",  # after the doctor, which it gives the option --address
+    "horovod_tune.preflight.preflight_command",  # gives the doctor the option --address
+    "horovod_tune.launch.launch_command",
     "horovod_tune.horovod_build.command",
 )
 """Each has `add_parsers(subparsers)`, whose parsers set `run`: from the parsed arguments to an exit status.

@@ -113,7 +113,7 @@ class DistributedTrainable(FunctionTrainable):
         key = (cls._shipped.token, ray.get_runtime_context().gcs_address)
         if key in _preflighted:
             return
-        from horovod_tune.cluster import preflight
+        from horovod_tune import preflight
 
         report = preflight.check(
             cls._shipped.modules(),
@@ -183,7 +183,7 @@ class DistributedTrainable(FunctionTrainable):
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
             if ray_adapter.is_preempted(failed.lost_nodes):
-                from horovod_tune.cluster.preemption import HostPreempted
+                from horovod_tune.ray_adapter.preemption import HostPreempted
 
                 # A machine that its cloud took away is no failure of the trial: Tune must not count it.
                 raise HostPreempted(f"pre-empted: {failed}") from failed

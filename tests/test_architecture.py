@@ -20,10 +20,10 @@ LAYERS = [
     {"ray_adapter", "backend", "doctor", "parameters"},
     {"storage"},
     {"workers"},
-    {"cluster"},
+    {"node", "preflight"},
     {"coordinator"},
     {"trainable"},
-    {"analysis"},
+    {"analysis", "launch", "resume"},
     {"integrations"},
     {"cli"},
 ]

@@ -8,7 +8,8 @@
 - `processes`: Tune's cache of actor classes, a directory of ours in Ray's session on a host, the environment
   of a job's processes,
 - `nodes`: the node that a job's driver runs on, the directories of a trial in Tune's StorageContext, whether
-  the cluster can grow, nodes that their cloud takes away.
+  the cluster can grow, nodes that their cloud takes away,
+- `preemption`: the error that Tune does not count as a failure of the trial.
 """
 
 from horovod_tune.ray_adapter.experiments import (

@@ -37,7 +37,7 @@ def test_up_submit_down_leaves_nothing_running(lab: Lab) -> None:
     in_checkout = "cd ~/checkout && "
     lab.run("laptop", in_checkout + "ray get-auth-token --generate", timeout_s=90)
     lab.run("laptop", in_checkout + "ray up -y cluster/on-premise.yaml", timeout_s=300)
-    joined = "python -m horovod_tune.cluster.wait_for_nodes --address auto --nodes 3 --timeout-s 300"
+    joined = "python -m horovod_tune.node.wait_for_nodes --address auto --nodes 3 --timeout-s 300"
     missing = lab.run("n1", f"{joined} || tail -n 50 /tmp/ray/session_latest/logs/monitor*", timeout_s=360)
     assert "3 nodes after" in missing.stdout, missing.stdout
     for host in lab.hosts:

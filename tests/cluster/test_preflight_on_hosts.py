@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefix
 LOOK = """
 import dataclasses, json, sys
 import ray
-from horovod_tune.cluster import preflight
+from horovod_tune import preflight
 ray.init(address="auto", log_to_driver=False)
 nics = json.loads(sys.argv[1])
 report = preflight.check(["json", "sklearn.datasets"], num_hosts=2, timeout_s=240, nics=nics)

@@ -9,8 +9,7 @@ from pathlib import Path
 import ray
 from ray import tune
 
-from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
-from horovod_tune.cluster.resume import resume_or_start
+from horovod_tune import DistributedTrainableCreator, get_checkpoint, report, resume_or_start
 
 STORAGE = os.environ["STORAGE"]
 ITERATIONS = int(os.environ.get("ITERATIONS", "8"))

@@ -137,7 +137,7 @@ class Lab:
         # All at once they would be in each other's way: these hosts share one machine's cores.
         with ThreadPoolExecutor(max_workers=2) as pool:
             list(pool.map(join, self.hosts[1:]))
-        wait = f"python -m horovod_tune.cluster.wait_for_nodes --address {address} --nodes {len(self.hosts)}"
+        wait = f"python -m horovod_tune.node.wait_for_nodes --address {address} --nodes {len(self.hosts)}"
         self.run("n1", f"{wait} --timeout-s 120", timeout_s=180)
 
     def check_out(self, host: str) -> None:

@@ -6,8 +6,8 @@ report.py     PreflightReport: the table
 check.py      check(): asks the machines and judges; runs in the driver
 """
 
-from horovod_tune.cluster.preflight.check import check
-from horovod_tune.cluster.preflight.judge import MachineLook, Problem, judge
-from horovod_tune.cluster.preflight.report import PreflightReport
+from horovod_tune.preflight.check import check
+from horovod_tune.preflight.judge import MachineLook, Problem, judge
+from horovod_tune.preflight.preflight_report import PreflightReport
 
 __all__ = ["MachineLook", "PreflightReport", "Problem", "check", "judge"]

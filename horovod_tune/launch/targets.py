@@ -7,8 +7,8 @@ import shlex
 
 import yaml
 
-from horovod_tune.cluster import launch, plans, source
-from horovod_tune.cluster.values import (
+from horovod_tune.launch import cluster_files, plans, steps
+from horovod_tune.launch.values import (
     LaunchError,
     checked,
     checked_count,
@@ -26,7 +26,7 @@ def run_slurm(arguments: argparse.Namespace) -> int:
             checked(f"--{option}", "Slurm word", getattr(arguments, option))
     if arguments.cpus_per_task is not None:
         checked_count("--cpus-per-task", arguments.cpus_per_task, least=1, most=1024)
-    script = arguments.file or str(source.cluster_file("slurm.sbatch"))
+    script = arguments.file or str(cluster_files.cluster_file("slurm.sbatch"))
     words = plans.sbatch_command(
         script,
         arguments.command,
@@ -43,7 +43,7 @@ def run_slurm(arguments: argparse.Namespace) -> int:
             print(file.read())
         print("$ " + shlex.join(words))
         return 0
-    return launch.launch_with_slurm(words, follow=not arguments.no_follow)
+    return steps.launch_with_slurm(words, follow=not arguments.no_follow)
 
 
 def run_ray_up(arguments: argparse.Namespace) -> int:
@@ -53,27 +53,27 @@ def run_ray_up(arguments: argparse.Namespace) -> int:
         with open(path) as file:
             text = file.read()
     else:
-        template = source.load(plans.TEMPLATES[arguments.target])
+        template = cluster_files.load(plans.TEMPLATES[arguments.target])
         options = _ray_up_options(arguments)
-        config = plans.ray_up_config(arguments.target, template, options, source.package_source())
+        config = plans.ray_up_config(arguments.target, template, options, cluster_files.package_source())
         path = f"{config['cluster_name']}.{arguments.target}.yaml"
         text = f"# Written by: horovod-tune launch {arguments.target}\n" + yaml.safe_dump(
             config, sort_keys=False
         )
     rest = {
-        "nodes": launch.nodes_at_the_start(yaml.safe_load(text)),
+        "nodes": steps.nodes_at_the_start(yaml.safe_load(text)),
         "results": arguments.results,
         "keep_up": arguments.keep_up,
     }
-    steps = launch.ray_up_steps(path, arguments.command, **rest)
+    planned = steps.ray_up_steps(path, arguments.command, **rest)
     if arguments.dry_run:
         print(text)
-        for words in steps:
+        for words in planned:
             print("$ " + shlex.join(words))
         return 0
     if arguments.file is None:
-        launch.write_file(path, text)
-    return launch.launch_with_ray_up(path, arguments.command, **rest)
+        steps.write_file(path, text)
+    return steps.launch_with_ray_up(path, arguments.command, **rest)
 
 
 def _ray_up_options(arguments: argparse.Namespace) -> plans.RayUpOptions:
@@ -106,7 +106,7 @@ def _ray_up_options(arguments: argparse.Namespace) -> plans.RayUpOptions:
         if arguments.dry_run:
             group = "sg-00000000"  # made by the launch itself
         else:
-            from horovod_tune.cluster.aws import security_group
+            from horovod_tune.launch.aws import security_group
 
             group = security_group(arguments.region, network)
     hosts = getattr(arguments, "hosts", None)
@@ -137,7 +137,7 @@ def run_kuberay(arguments: argparse.Namespace) -> int:
                 "--image must name a container image with horovod-tune: cluster/Dockerfile makes one"
             )
         manifests = plans.rayjob(
-            source.load("kuberay.yaml"),
+            cluster_files.load("kuberay.yaml"),
             arguments.command,
             image=checked("--image", "container image", arguments.image),
             nodes=arguments.nodes,
@@ -148,9 +148,9 @@ def run_kuberay(arguments: argparse.Namespace) -> int:
         text = yaml.safe_dump_all(manifests, sort_keys=False)
     if arguments.dry_run:
         print(text)
-        for words in launch.kuberay_steps(path, name):
+        for words in steps.kuberay_steps(path, name):
             print("$ " + shlex.join(words))
         return 0
     if arguments.file is None:
-        launch.write_file(path, text)
-    return launch.launch_with_kubectl(path, name)
+        steps.write_file(path, text)
+    return steps.launch_with_kubectl(path, name)

@@ -12,9 +12,9 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from horovod_tune.cluster import spot_watch
-from horovod_tune.cluster.preemption import HostPreempted
+from horovod_tune.node import spot_watch
 from horovod_tune.ray_adapter import drain_as_preempted, is_preempted
+from horovod_tune.ray_adapter.preemption import HostPreempted
 
 
 class Metadata(BaseHTTPRequestHandler):

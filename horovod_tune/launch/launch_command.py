@@ -19,11 +19,7 @@ MOST_GPUS = 64
 
 
 def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to `horovod-tune`, and the option `--address` to its doctor."""
-    from horovod_tune.cluster.preflight.command import extend_doctor
-
-    if "doctor" in subparsers.choices:
-        extend_doctor(subparsers.choices["doctor"])
+    """Add the command to `horovod-tune`."""
     launch = subparsers.add_parser(
         "launch",
         help="run a script on a cluster: your machines, Slurm, a cloud, Kubernetes",
@@ -115,8 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `horovod-tune launch TARGET`; return its exit status."""
     import subprocess
 
-    from horovod_tune.cluster import targets
-    from horovod_tune.cluster.values import LaunchError, checked, checked_count
+    from horovod_tune.launch import targets
+    from horovod_tune.launch.values import LaunchError, checked, checked_count
 
     arguments.command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod_tune.cluster.values import LaunchError
+from horovod_tune.launch.values import LaunchError
 
 
 def security_group(region: str, ssh_from: str, *, client: Any = None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_tune.cluster.values import LaunchError
+from horovod_tune.launch.values import LaunchError
 
 TEMPLATES = {
     "local": "on-premise.yaml",

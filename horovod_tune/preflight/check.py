@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from horovod_tune.cluster.preflight.judge import MachineLook, judge
-from horovod_tune.cluster.preflight.look import Look
-from horovod_tune.cluster.preflight.report import PreflightReport
+from horovod_tune.preflight.judge import MachineLook, judge
+from horovod_tune.preflight.look import Look
+from horovod_tune.preflight.preflight_report import PreflightReport
 
 DEFAULT_TIMEOUT_S = 180.0
 CONNECT_TIMEOUT_S = 5.0

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from horovod_tune.cluster.preflight.judge import MachineLook, Problem
+from horovod_tune.preflight.judge import MachineLook, Problem
 
 WIDTH = 100
 

@@ -1,6 +1,6 @@
 """Runs on the first node of a Slurm job: where the other nodes will find its Ray.
 
-`python -m horovod_tune.cluster.head_address --peer NODE --first-port P` prints an address, a port for Ray and
+`python -m horovod_tune.node.head_address --peer NODE --first-port P` prints an address, a port for Ray and
 a port for its client server.
 """
 
@@ -48,7 +48,7 @@ def free_port(address: str, first: int) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print ADDRESS PORT CLIENT_PORT, or say on stderr why there is none."""
-    parser = argparse.ArgumentParser(prog="python -m horovod_tune.cluster.head_address", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m horovod_tune.node.head_address", description=__doc__)
     parser.add_argument("--peer", required=True, help="the node farthest in the job's list; may be this one")
     parser.add_argument("--first-port", type=int, required=True)
     options = parser.parse_args(arguments)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray import tune
 
-from horovod_tune.cluster.resume import resume_or_start
+from horovod_tune import resume_or_start
 
 
 def started(run_config: tune.RunConfig, ran: Path, *, fail: bool) -> tune.ResultGrid:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
 
 
-def extend_doctor(doctor: argparse.ArgumentParser) -> None:
+def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Give the doctor's parser the option `--address`. The doctor itself knows nothing of clusters."""
+    doctor = subparsers.choices["doctor"]
     doctor.add_argument(
         "--address", metavar="ADDRESS", help="look at every machine of the Ray cluster there, e.g. auto"
     )
@@ -28,7 +33,7 @@ def look_at_cluster(address: str, *, as_json: bool = False) -> int:
 
     import ray
 
-    from horovod_tune.cluster.preflight.check import check
+    from horovod_tune.preflight.check import check
 
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     try:

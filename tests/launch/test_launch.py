@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from horovod_tune.cli import main
-from horovod_tune.cluster import launch, plans, source
-from horovod_tune.cluster.values import LaunchError, checked_hosts, checked_network
+from horovod_tune.launch import cluster_files, plans, steps
+from horovod_tune.launch.values import LaunchError, checked_hosts, checked_network
 
 NASTY = "a b; touch /tmp/x $HOME `id` 'q'"
 
@@ -60,7 +60,7 @@ def test_ray_takes_what_launch_writes(words: list[str], capsys: pytest.CaptureFi
     validate_config(prepare_config(config))
     assert [command[1] for command in commands] == ["up", "exec", "submit", "rsync-down", "down"]
     nodes = 2 if words[0] == "gcp-tpu" else 3
-    assert launch.nodes_at_the_start(config) == nodes
+    assert steps.nodes_at_the_start(config) == nodes
     assert f"--nodes {nodes} " in commands[1][3]
     for local in config["file_mounts"].values():
         assert local.startswith(("/", "~"))
@@ -150,7 +150,7 @@ def test_the_aws_security_group_is_closed_and_made_once(monkeypatch: pytest.Monk
     import boto3
     from moto import mock_aws
 
-    from horovod_tune.cluster.aws import security_group
+    from horovod_tune.launch.aws import security_group
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
@@ -166,19 +166,21 @@ def test_the_aws_security_group_is_closed_and_made_once(monkeypatch: pytest.Monk
 
 def test_the_file_is_for_its_writers_eyes(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    launch.write_file(str(path), "x: 1\n")
+    steps.write_file(str(path), "x: 1\n")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_an_installed_package_ships_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = Path(source.__file__).resolve().parents[1]
-    assert source.package_source() == package.parent  # this checkout
+    package = Path(cluster_files.__file__).resolve().parents[1]
+    assert cluster_files.package_source() == package.parent  # this checkout
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "horovod_tune").symlink_to(package)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(source, "__file__", str(tmp_path / "site/horovod_tune/cluster/source.py"))
+    monkeypatch.setattr(
+        cluster_files, "__file__", str(tmp_path / "site/horovod_tune/launch/cluster_files.py")
+    )
     monkeypatch.setattr(Path, "resolve", lambda path, strict=False: path)
-    made = source.package_source()
+    made = cluster_files.package_source()
     assert made.parent == tmp_path / "cache" / "horovod_tune"
     for name in ("horovod_tune/cli.py", "cluster/node_setup.sh", "setup.py", "README.md", "constraints.txt"):
         assert (made / name).exists(), name

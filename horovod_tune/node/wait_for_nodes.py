@@ -1,6 +1,6 @@
 """Runs before the driver of a cluster that is starting: waits until its nodes have joined.
 
-`python -m horovod_tune.cluster.wait_for_nodes --nodes 4 --timeout-s 120`, with `RAY_ADDRESS` set.
+`python -m horovod_tune.node.wait_for_nodes --nodes 4 --timeout-s 120`, with `RAY_ADDRESS` set.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def wait_for_nodes(address: str, num_nodes: int, *, timeout_s: float) -> list[st
 
 def main(arguments: list[str] | None = None) -> int:
     """Wait, and say on stderr which nodes are there or missing."""
-    parser = argparse.ArgumentParser(
-        prog="python -m horovod_tune.cluster.wait_for_nodes", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m horovod_tune.node.wait_for_nodes", description=__doc__)
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--timeout-s", type=float, default=120.0)
     parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS"))

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_tune.cluster.plans import ray_submit_command
-from horovod_tune.cluster.values import LaunchError
+from horovod_tune.launch.plans import ray_submit_command
+from horovod_tune.launch.values import LaunchError
 
 POLL_S = 2.0
 JOIN_TIMEOUT_S = 1800
@@ -65,7 +65,7 @@ def ray_up_steps(
     """
     # A trial that spans machines is refused on a cluster that has not got them, so they are waited for.
     wait = (
-        "python -m horovod_tune.cluster.wait_for_nodes "
+        "python -m horovod_tune.node.wait_for_nodes "
         f"--address auto --nodes {nodes} --timeout-s {JOIN_TIMEOUT_S}"
     )
     steps = [

@@ -1,6 +1,6 @@
 """Runs beside Ray on a worker node in a cloud: tells Ray when the cloud takes the machine away.
 
-`python -m horovod_tune.cluster.spot_watch --cloud aws --address HEAD:6379`
+`python -m horovod_tune.node.spot_watch --cloud aws --address HEAD:6379`
 
 A cloud announces that to the machine alone, two minutes (AWS) or half a minute (Google) before. Ray, told
 of it, places nothing there any more, and calls what dies there pre-empted, which Tune does not count as a
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from horovod_tune import ray_adapter
-from horovod_tune.cluster.head_address import address_towards
+from horovod_tune.node.head_address import address_towards
 
 POLL_S = 2.0
 REQUEST_TIMEOUT_S = 2.0
@@ -101,7 +101,7 @@ def watch(look: Callable[[], Notice | None], *, poll_s: float = POLL_S) -> Notic
 
 def main(arguments: list[str] | None = None) -> int:
     """Watch until there is a notice, and pass it on."""
-    parser = argparse.ArgumentParser(prog="python -m horovod_tune.cluster.spot_watch", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m horovod_tune.node.spot_watch", description=__doc__)
     parser.add_argument("--cloud", choices=sorted(CLOUDS), required=True)
     parser.add_argument("--address", required=True, help="of the head: HOST:PORT")
     parser.add_argument("--node-address", help="that Ray knows this machine by (that of the way to the head)")

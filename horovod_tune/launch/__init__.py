@@ -1,0 +1,1 @@
+"""`horovod-tune launch`: a script on a cluster. Runs on the machine that you type on."""

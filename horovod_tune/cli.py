@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 COMMAND_MODULES = (
-    "horovod_tune.analysis.commands",
+    "horovod_tune.analysis.analysis_commands",
     "horovod_tune.doctor.command",
     "horovod_tune.preflight.preflight_command",  # gives the doctor the option --address
     "horovod_tune.launch.launch_command",

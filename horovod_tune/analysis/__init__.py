@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .progress import ProgressCallback as ProgressCallback
-    from .report import write_report as write_report
-    from .results import Analysis as Analysis
-    from .results import analyze as analyze
+    from horovod_tune.analysis.progress import ProgressCallback as ProgressCallback
+    from horovod_tune.analysis.report import write_report as write_report
+    from horovod_tune.analysis.results import Analysis as Analysis
+    from horovod_tune.analysis.results import analyze as analyze
 
 _HOMES = {
     "Analysis": "results",

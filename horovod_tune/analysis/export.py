@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import pandas as pd
 
-from .results import Analysis
+from horovod_tune.analysis.results import Analysis
 
 WHAT = ("trials", "history")
 

@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .records import TrialRecord
-from .scoring import Score
-from .trial_facts import attempts, error_line, hosts_of, ranks_of, report_times, start_seconds
-from .tune_fields import iteration_of
+from horovod_tune.analysis.reader.records import TrialRecord
+from horovod_tune.analysis.reader.tune_fields import iteration_of
+from horovod_tune.analysis.scoring import Score
+from horovod_tune.analysis.trial_facts import (
+    attempts,
+    error_line,
+    hosts_of,
+    ranks_of,
+    report_times,
+    start_seconds,
+)
 
 _LEADING = ("trial_id", "training_iteration", "attempt", "time", "elapsed_s")
 _MISSING = object()

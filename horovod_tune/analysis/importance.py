@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .parameters import Parameter, varying_parameters
-from .results import Analysis
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
 
 METHOD = "permutation importance on a random forest (scikit-learn), out of fold"
 MIN_TRIALS = 10

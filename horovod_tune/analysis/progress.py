@@ -15,8 +15,8 @@ from typing import Any
 
 from ray.tune import Callback
 
-from .progress_state import Progress
-from .tune_files import FACTS_FILE
+from horovod_tune.analysis.progress_state import Progress
+from horovod_tune.analysis.reader.tune_files import FACTS_FILE
 
 _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
 
@@ -82,7 +82,7 @@ class ProgressCallback(Callback):
         self._view = self._make_view()
 
     def _make_view(self) -> Any:
-        from .progress_view import LiveView, PlainView
+        from horovod_tune.analysis.progress_view import LiveView, PlainView
 
         stream = self._stream or sys.stdout
         live = self._live if self._live is not None else bool(getattr(stream, "isatty", lambda: False)())

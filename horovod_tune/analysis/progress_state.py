@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .scoring import is_better, value_of
+from horovod_tune.analysis.scoring import is_better, value_of
 
 
 @dataclass

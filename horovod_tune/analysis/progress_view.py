@@ -6,10 +6,10 @@ import atexit
 import math
 from typing import TYPE_CHECKING, Any
 
-from .parameters import text_of
-from .progress_state import Progress, TrialProgress
-from .report.facts import duration
-from .sparkline import sparkline
+from horovod_tune.analysis.progress_state import Progress, TrialProgress
+from horovod_tune.analysis.report.run_facts import duration
+from horovod_tune.analysis.sparkline import sparkline
+from horovod_tune.analysis.varying_parameters import text_of
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -11,14 +11,14 @@ from typing import Any
 
 import pandas as pd
 
-from . import frames
-from .records import ExperimentRecord, Problem, TrialRecord
-from .scoring import SCOPES, Score, best_index, is_better, score, value_of
-from .storage import Folder, open_folder
-from .trial_facts import config_changes, plain_text
-from .tune_fields import TUNES_OWN
-from .tune_files import folder_of, metric_of, read_experiment
-from .tune_pickles import checkpoints_of
+from horovod_tune.analysis import frames
+from horovod_tune.analysis.reader.folders import Folder, open_folder
+from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
+from horovod_tune.analysis.reader.tune_fields import TUNES_OWN
+from horovod_tune.analysis.reader.tune_files import folder_of, metric_of, read_experiment
+from horovod_tune.analysis.reader.tune_pickles import checkpoints_of
+from horovod_tune.analysis.scoring import SCOPES, Score, best_index, is_better, score, value_of
+from horovod_tune.analysis.trial_facts import config_changes, plain_text
 
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .tune_fields import iteration_of
+from horovod_tune.analysis.reader.tune_fields import iteration_of
 
 SCOPES = ("last", "all")
 

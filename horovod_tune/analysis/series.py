@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .records import TrialRecord
-from .results import Analysis
-from .scoring import is_better, value_of
-from .trial_facts import attempts, hosts_of, ranks_of, report_times, start_span
-from .tune_fields import iteration_of
+from horovod_tune.analysis.reader.records import TrialRecord
+from horovod_tune.analysis.reader.tune_fields import iteration_of
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.scoring import is_better, value_of
+from horovod_tune.analysis.trial_facts import attempts, hosts_of, ranks_of, report_times, start_span
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,22 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .importance import best_or_last
-from .parameters import text_of, varying_parameters
-from .report.facts import duration, facts, metric_text, state_text, trials_text, wall_time_s
-from .report.page import python_text
-from .results import Analysis
-from .series import Curve, curves
-from .sparkline import sparkline
-from .trial_facts import error_line
-from .tune_fields import iteration_of
+from horovod_tune.analysis.importance import best_or_last
+from horovod_tune.analysis.reader.tune_fields import iteration_of
+from horovod_tune.analysis.report.page import python_text
+from horovod_tune.analysis.report.run_facts import (
+    duration,
+    facts,
+    metric_text,
+    state_text,
+    trials_text,
+    wall_time_s,
+)
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.series import Curve, curves
+from horovod_tune.analysis.sparkline import sparkline
+from horovod_tune.analysis.trial_facts import error_line
+from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType

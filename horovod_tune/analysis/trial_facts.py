@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from horovod_tune.analysis.reader.records import TrialRecord
+from horovod_tune.analysis.reader.tune_fields import iteration_of, seconds
 from horovod_tune.host_slots import read_slots
-
-from .records import TrialRecord
-from .tune_fields import iteration_of, seconds
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from horovod_tune.analysis.records import Domain, ExperimentRecord, Resources, TrialRecord
+from horovod_tune.analysis.reader.folders import Folder
+from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, Resources, TrialRecord
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.storage import Folder
 
 START = 1_790_000_000.0
 SPACE = {

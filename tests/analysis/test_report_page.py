@@ -17,9 +17,9 @@ from made_experiments import made_experiment
 
 from horovod_tune.analysis import analyze, write_report
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.facts import facts, usage
 from horovod_tune.analysis.report.page import python_text, yaml_text
 from horovod_tune.analysis.report.payload import as_script_json, number, payload, thinned
+from horovod_tune.analysis.report.run_facts import facts, usage
 from horovod_tune.analysis.results import Analysis
 
 EVIL = (

@@ -13,7 +13,7 @@ from made_experiments import made_experiment
 from pyarrow import fs as pafs
 
 from horovod_tune.analysis import analyze
-from horovod_tune.analysis.storage import Folder
+from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.trial_facts import hosts_of
 
 

@@ -12,9 +12,9 @@ from made_experiments import RUNGS, START, made_experiment
 
 from horovod_tune.analysis import analyze, series
 from horovod_tune.analysis.importance import TooFewTrials, importances
-from horovod_tune.analysis.parameters import varying_parameters
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_facts import start_span
+from horovod_tune.analysis.varying_parameters import varying_parameters
 
 
 def changed(analysis: Analysis, trials, **more) -> Analysis:

@@ -16,7 +16,7 @@ import pytest
 from made_experiments import made_experiment, written
 
 from horovod_tune.analysis import analyze
-from horovod_tune.analysis.commands import add_parsers
+from horovod_tune.analysis.analysis_commands import add_parsers
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.sparkline import sparkline
 
@@ -204,7 +204,7 @@ def test_a_file_that_is_being_replaced_is_read_the_next_time(home, monkeypatch):
 
 def test_the_commands_cost_nothing_to_register():
     heavy = "{'pandas', 'matplotlib', 'sklearn', 'ray', 'rich', 'numpy', 'pyarrow', 'torch'}"
-    code = f"import sys, horovod_tune.analysis.commands; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, horovod_tune.analysis.analysis_commands; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

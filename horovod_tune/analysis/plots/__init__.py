@@ -11,10 +11,10 @@ Colours are Okabe and Ito's for a few things and cividis for many: both can be t
 kind of colour blindness.
 """
 
-from .curves import best_so_far, learning_curves
-from .hyperparameters import importance, interaction, parameter, parameters
-from .parallel import parallel_coordinates
-from .scheduling import rungs, timeline
+from horovod_tune.analysis.plots.curves import best_so_far, learning_curves
+from horovod_tune.analysis.plots.hyperparameters import importance, interaction, parameter, parameters
+from horovod_tune.analysis.plots.parallel import parallel_coordinates
+from horovod_tune.analysis.plots.scheduling import rungs, timeline
 
 __all__ = [
     "best_so_far",

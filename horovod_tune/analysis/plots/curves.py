@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import series
-from ..results import Analysis
-from . import style
+from horovod_tune.analysis import series
+from horovod_tune.analysis.plots import style
+from horovod_tune.analysis.results import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

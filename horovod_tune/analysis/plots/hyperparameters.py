@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..importance import METHOD, TooFewTrials, design, importances
-from ..parameters import Parameter, varying_parameters
-from ..results import Analysis
-from . import style
-from .parameter_axes import log_ticks, spread, trial_values
+from horovod_tune.analysis.importance import METHOD, TooFewTrials, design, importances
+from horovod_tune.analysis.plots import style
+from horovod_tune.analysis.plots.parameter_axes import log_ticks, spread, trial_values
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..parameters import Parameter, text_of, varying_parameters
-from ..results import Analysis
-from . import style
-from .parameter_axes import log_ticks, spread, trial_values
+from horovod_tune.analysis.plots import style
+from horovod_tune.analysis.plots.parameter_axes import log_ticks, spread, trial_values
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

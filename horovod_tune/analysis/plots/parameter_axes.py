@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from ..importance import best_or_last
-from ..parameters import Parameter
-from ..results import Analysis
+from horovod_tune.analysis.importance import best_or_last
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.varying_parameters import Parameter
 
 
 def trial_values(analysis: Analysis) -> np.ndarray:

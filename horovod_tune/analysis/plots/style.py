@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..series import robust_limits
+from horovod_tune.analysis.series import robust_limits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,11 +14,19 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
-from ..importance import METHOD, TooFewTrials, importances
-from ..results import Analysis
-from ..trial_facts import error_line
-from .facts import duration, facts, hours, moment, statuses, usage, wall_time_s
-from .payload import as_script_json, payload
+from horovod_tune.analysis.importance import METHOD, TooFewTrials, importances
+from horovod_tune.analysis.report.payload import as_script_json, payload
+from horovod_tune.analysis.report.run_facts import (
+    duration,
+    facts,
+    hours,
+    moment,
+    statuses,
+    usage,
+    wall_time_s,
+)
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.trial_facts import error_line
 
 _SCRIPTS = ("core.js", "curves.js", "space.js", "schedule.js", "table.js")
 _GROUPS, _TRACEBACK = 100, 20_000

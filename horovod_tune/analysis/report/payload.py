@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import series
-from ..importance import best_or_last
-from ..parameters import Parameter, text_of, varying_parameters
-from ..results import Analysis
-from ..scoring import Score
-from ..trial_facts import error_line, ranks_of
-from ..tune_fields import iteration_of
-from .facts import duration
+from horovod_tune.analysis import series
+from horovod_tune.analysis.importance import best_or_last
+from horovod_tune.analysis.reader.tune_fields import iteration_of
+from horovod_tune.analysis.report.run_facts import duration
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.scoring import Score
+from horovod_tune.analysis.trial_facts import error_line, ranks_of
+from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
 
 _POINTS = 120_000  # of all curves together: what a browser draws without a pause
 _FEWEST, _MOST = 8, 400

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .results import Analysis
+    from horovod_tune.analysis.results import Analysis
 
 
 def add_parsers(subparsers: argparse._SubParsersAction) -> None:
@@ -79,7 +79,7 @@ def _seconds(text: str) -> float:
 
 
 def _read(args: argparse.Namespace) -> Analysis | None:
-    from .results import analyze
+    from horovod_tune.analysis.results import analyze
 
     try:
         return analyze(args.experiment, metric=args.metric, mode=args.mode, scope=args.scope)
@@ -89,7 +89,7 @@ def _read(args: argparse.Namespace) -> Analysis | None:
 
 
 def run_report(args: argparse.Namespace) -> int:
-    from .report import write_report
+    from horovod_tune.analysis.report import write_report
 
     analysis = _read(args)
     if analysis is None:
@@ -106,7 +106,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    from . import terminal
+    from horovod_tune.analysis import terminal
 
     try:
         screen = terminal.console()
@@ -126,7 +126,7 @@ def run_show(args: argparse.Namespace) -> int:
 def run_export(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from . import export
+    from horovod_tune.analysis import export
 
     if not args.csv and not args.parquet:
         print("horovod-tune: say where to: --csv FILE, --parquet FILE, or both", file=sys.stderr)

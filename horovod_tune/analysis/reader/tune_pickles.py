@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .inert_pickle import Inert, UnreadablePickle, look
-from .records import Domain, Resources
+from horovod_tune.analysis.reader.inert_pickle import Inert, UnreadablePickle, look
+from horovod_tune.analysis.reader.records import Domain, Resources
 
 _SAMPLE = "ray.tune.search.sample:"
 

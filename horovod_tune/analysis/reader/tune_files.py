@@ -14,11 +14,17 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .records import ExperimentRecord, Problem, TrialRecord
-from .storage import Entry, Folder, driver_folders
-from .trial_files import with_files
-from .tune_fields import seconds
-from .tune_pickles import TunerFacts, plain, resources_of, searcher_facts, tuner_facts
+from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders
+from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
+from horovod_tune.analysis.reader.trial_files import with_files
+from horovod_tune.analysis.reader.tune_fields import seconds
+from horovod_tune.analysis.reader.tune_pickles import (
+    TunerFacts,
+    plain,
+    resources_of,
+    searcher_facts,
+    tuner_facts,
+)
 
 FACTS_FILE = "horovod_tune_run.json"  # written by our progress callback
 _STATE, _SEARCHERS = (

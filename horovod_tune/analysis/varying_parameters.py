@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .frames import flatten
-from .records import Domain
-from .results import Analysis
+from horovod_tune.analysis.frames import flatten
+from horovod_tune.analysis.reader.records import Domain
+from horovod_tune.analysis.results import Analysis
 
 _LOG_SPAN = 100.0  # without a written space, positive numbers over two decades may get a logarithmic axis
 _LOG_MEDIAN = 0.25  # … if half of them lie below this part of the largest, as evenly spread ones do not

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from ..results import Analysis
-from ..trial_facts import hosts_of, ranks_of, start_span
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.trial_facts import hosts_of, ranks_of, start_span
 
 NOT_KNOWN = "not written down"
 

@@ -12,8 +12,8 @@ import pytest
 from made_experiments import made_experiment, written
 
 from horovod_tune.analysis import analyze
-from horovod_tune.analysis.inert_pickle import Inert, UnreadablePickle, look
-from horovod_tune.analysis.tune_pickles import plain, searcher_facts, tuner_facts
+from horovod_tune.analysis.reader.inert_pickle import Inert, UnreadablePickle, look
+from horovod_tune.analysis.reader.tune_pickles import plain, searcher_facts, tuner_facts
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from .records import Problem, TrialRecord
-from .storage import Folder
-from .tune_fields import seconds
+from horovod_tune.analysis.reader.folders import Folder
+from horovod_tune.analysis.reader.records import Problem, TrialRecord
+from horovod_tune.analysis.reader.tune_fields import seconds
 
 
 def with_files(

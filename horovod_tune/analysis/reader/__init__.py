@@ -1,0 +1,1 @@
+"""Reads an experiment's folder into plain records."""

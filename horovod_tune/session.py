@@ -150,7 +150,6 @@ def current() -> Session | None:
 
 def report(
     metrics: Mapping[str, Any] | None = None,
-    /,
     *,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     **keywords: Any,
@@ -160,10 +159,10 @@ def report(
     Returns when Tune has decided that the trial goes on; a trial that a scheduler stops, stops in here.
 
     Args:
-        metrics: names to values, as a dict, as keywords, or both. NumPy scalars and tensors of one element
-            become Python numbers.
-        checkpoint: a directory (path or ``ray.tune.Checkpoint``) of rank 0's that goes to the trial's
-            storage together with these metrics. The directory may be removed as soon as this returns.
+        metrics: names to values as a dict; more may come as keywords. NumPy scalars and tensors of one
+            element become Python numbers.
+        checkpoint: a directory of rank 0's that goes to the trial's storage together with these metrics: a
+            path, or a ``ray.tune.Checkpoint`` of one. The directory may be removed as soon as this returns.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
@@ -176,10 +175,24 @@ def report(
         ...
         horovod_tune.errors.NotInTraining: report() works only inside a training function that a trial runs
     """
-    session = _require("report()")
+    _require("report()").report(merge_metrics(metrics, keywords), checkpoint)
+
+
+def merge_metrics(metrics: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `report(metrics, **keywords)` reports; ours and ``ray.tune.report`` share it.
+
+    Raises:
+        MetricsError: ``metrics`` is no dict.
+
+    >>> merge_metrics({"loss": 0.5}, {"epoch": 1})
+    {'loss': 0.5, 'epoch': 1}
+    """
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise MetricsError(f"report() takes metrics as a dict or as keywords, got {type(metrics).__name__}")
-    session.report({**(metrics or {}), **keywords}, checkpoint)
+        raise MetricsError(
+            f"the argument metrics of report() must be a dict, got {type(metrics).__name__}; a metric that "
+            "is called 'metrics' goes into that dict: report({'metrics': ...})"
+        )
+    return {**(metrics or {}), **keywords}
 
 
 def get_checkpoint() -> Checkpoint | None:
@@ -250,18 +263,24 @@ def _plain_value(name: str, value: Any) -> Any:
 def _checkpoint_path(checkpoint: Any) -> str | None:
     if checkpoint is None:
         return None
-    path: Any = checkpoint
-    if not isinstance(checkpoint, (str, os.PathLike)):
-        path = getattr(checkpoint, "path", None)
-        filesystem = getattr(checkpoint, "filesystem", None)
-        if path is None or getattr(filesystem, "type_name", "local") != "local":
+    # Ray's Checkpoint passes for an os.PathLike, but its __fspath__ raises: so it is asked first.
+    if hasattr(checkpoint, "path") and hasattr(checkpoint, "filesystem"):
+        kind = getattr(checkpoint.filesystem, "type_name", "local")
+        if kind != "local":
             raise MetricsError(
-                "checkpoint must be a directory on this host, as a path or a ray.tune.Checkpoint, "
-                f"got {checkpoint!r}"
+                f"checkpoint must be a directory on this host, got {checkpoint!r}, which lies on a {kind} "
+                "file system: report what checkpoint.to_directory() returns"
             )
-    path = os.path.abspath(os.fspath(path))
+        checkpoint = checkpoint.path
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        raise MetricsError(
+            "checkpoint must be a directory on this host, as a path or a ray.tune.Checkpoint, "
+            f"got {checkpoint!r:.200}"
+        )
+    path = os.path.abspath(os.fsdecode(checkpoint))
     if not os.path.isdir(path):
-        raise MetricsError(f"checkpoint must be a directory on this host, got {path!r}, which is none")
+        what = "is a file" if os.path.exists(path) else "does not exist"
+        raise MetricsError(f"checkpoint must be a directory on this host, but {path!r} {what}")
     return path
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import types
+from pathlib import Path
 
 import numpy
+import pyarrow.fs
 import pytest
+import ray.tune
 import torch
 
 import horovod_tune
 from horovod_tune import session as session_module
 from horovod_tune.errors import MetricsError, NotInTraining
 from horovod_tune.messages import CheckpointPlace, TrialOrder, World
+from horovod_tune.ray_adapter import rank_process
 from horovod_tune.session import Session, StopTraining, plain_metrics
 
 
@@ -72,10 +78,51 @@ def test_what_cannot_be_sent_is_named(metrics, parts):
 def test_a_checkpoint_must_be_a_directory(tmp_path):
     live, _ = make_session()
     missing = tmp_path / "none"
-    with pytest.raises(MetricsError, match="none"):
+    with pytest.raises(MetricsError, match="none' does not exist"):
         live.report({}, str(missing))
+    missing.touch()
+    with pytest.raises(MetricsError, match="none' is a file"):
+        live.report({}, missing)
     with pytest.raises(MetricsError, match="directory"):
         live.report({}, checkpoint=3)
+
+
+class OtherPath:
+    """An os.PathLike that is neither str nor Path."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __fspath__(self):
+        return self._path
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        str,
+        Path,
+        OtherPath,
+        lambda path: OtherPath(os.fsencode(path)),
+        os.path.relpath,
+        ray.tune.Checkpoint.from_directory,
+        lambda path: ray.tune.Checkpoint(f"file://{path}"),
+        lambda path: ray.tune.Checkpoint.from_directory(os.path.relpath(path)),
+    ],
+)
+def test_a_checkpoint_may_be_any_path_or_rays_checkpoint(form, tmp_path):
+    live, sent = make_session()
+    live.proceed(1)
+    live.report({}, form(str(tmp_path)))
+    assert sent[0].checkpoint_path == str(tmp_path)
+
+
+def test_a_checkpoint_on_a_remote_file_system_says_what_to_do(tmp_path):
+    live, sent = make_session()
+    remote = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    with pytest.raises(MetricsError, match=r"subtree file system.*to_directory\(\)"):
+        live.report({}, ray.tune.Checkpoint(path="some/where", filesystem=remote))
+    assert sent == []
 
 
 def _in_thread(function):
@@ -139,6 +186,31 @@ def test_keywords_and_dict_may_be_mixed():
         session_module.activate(None)
     assert sent[0].metrics == {"a": 1, "b": 2}
     assert sent[0].index == 1
+
+
+@pytest.mark.parametrize("report", ["horovod_tune", "ray"])
+def test_metrics_may_be_given_by_name(report):
+    live, sent = make_session()
+    reporting = {"horovod_tune": horovod_tune.report, "ray": _rays_report(live)}[report]
+    session_module.activate(live)
+    try:
+        live.proceed(2)
+        reporting(metrics={"loss": 1}, epoch=2)
+        with pytest.raises(MetricsError, match=r"must be a dict, got float; .* report\(\{'metrics'"):
+            reporting(metrics=0.5)
+        reporting({"metrics": 0.5})
+    finally:
+        session_module.activate(None)
+    assert [each.metrics for each in sent] == [{"loss": 1, "epoch": 2}, {"metrics": 0.5}]
+
+
+def _rays_report(live):
+    """``ray.tune.report`` as a rank has it, without changing this process's own."""
+    module = types.SimpleNamespace(
+        report=lambda metrics, *, checkpoint=None: live.report(metrics, checkpoint)
+    )
+    rank_process._accept_keywords(module)
+    return module.report
 
 
 def test_a_rank_that_lags_behind_finds_the_checkpoint_of_its_own_time():

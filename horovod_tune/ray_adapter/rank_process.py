@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from horovod_tune.ray_adapter.processes import LIGHTNING_VARIABLE
-from horovod_tune.session import Session, current
+from horovod_tune.session import Session, current, merge_metrics
 
 _SESSION_MODULE = "ray.train._internal.session"
 _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
@@ -98,7 +98,7 @@ def _accept_keywords(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def report(metrics: Mapping[str, Any] | None = None, *, checkpoint: Any = None, **keywords: Any) -> None:
-        original({**(metrics or {}), **keywords}, checkpoint=checkpoint)
+        original(merge_metrics(metrics, keywords), checkpoint=checkpoint)
 
     module.report = report  # type: ignore[attr-defined]
     tune = sys.modules.get("ray.tune")

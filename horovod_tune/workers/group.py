@@ -1,6 +1,6 @@
 """The ranks of one trial as the coordinator sees them: started, listened to, let go, ended.
 
-Runs in the coordinator, in one thread. Every wait has an end: a member answers `poll` in time even when it
+Runs in the coordinator, in one thread. Every wait has an end: a worker answers `poll` in time even when it
 has nothing to say, and one that does not for ``timeout_s`` is lost.
 """
 
@@ -27,12 +27,14 @@ from horovod_tune.messages import (
     Tidied,
     TrialOrder,
 )
-from horovod_tune.workers import failures
+from horovod_tune.workers import failures, processes
 from horovod_tune.workers.gate import NotOurPacket
-from horovod_tune.workers.mailbox import Mail, Mailbox
-from horovod_tune.workers.members import Members
-from horovod_tune.workers.polls import Polls
+from horovod_tune.workers.inbox import Inbox, Mail
 from horovod_tune.workers.protocol import Launcher
+from horovod_tune.workers.worker import Worker, call_all, ping_all
+
+POLL_S = 10.0
+"""The longest time between two signs of life of a worker (a quarter of timeout_s where that is shorter)."""
 
 CAUSE_S = 2.0
 """How long a broken collective is looked at for the rank that broke it."""
@@ -45,54 +47,95 @@ UNWIND_S = 5.0
 
 
 class WorkerGroup:
-    """The members of one world, kept over the trials that they run."""
+    """The workers of one world, kept over the trials that they run; all that is known of them is here.
+
+    Args:
+        launcher: starts the actors and tells each its ranks.
+        timeout_s: seconds of silence after which a worker is lost. It bounds each phase of the start too.
+    """
 
     def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
-        self.members = Members(launcher, timeout_s=timeout_s)
+        self.workers: list[Worker] = []
+        """In the order of the launcher's placement; empty until `create`."""
+        self._launcher = launcher
         self._timeout_s = timeout_s
-        self._mailbox = Mailbox()
-        self._polls = Polls(self.members, self._mailbox, timeout_s=timeout_s)
+        self._poll_s = min(POLL_S, timeout_s / 4)
+        self._inbox = Inbox()
+        self._resetting: list[Any] = []
         self._run = 0
+        self._forget_trial()
+
+    def _forget_trial(self) -> None:
         self._to_proceed: tuple[int, CheckpointPlace | None] | None = None
         self._newest: CheckpointPlace | None = None
-        self._running: set[int] = set()
-        self._failures: list[Failed] = []
-        self._lost_nodes: list[str] = []
         self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
-        self._tidying: list[Any] = []
+        self._failures: list[Failed] = []
+        self._lost_nodes: list[str] = []
 
     @property
     def hosts(self) -> list[str]:
-        """The host of each rank, by rank."""
-        return self.members.hosts
+        """The host of each rank, by rank; empty until the workers have their ranks."""
+        by_rank = {
+            rank: worker.facts.host for worker in self.workers if worker.facts for rank in worker.ranks
+        }
+        return [by_rank[rank] for rank in sorted(by_rank)]
+
+    @property
+    def _have_ranks(self) -> bool:
+        return any(worker.ranks for worker in self.workers)
+
+    @property
+    def _running(self) -> set[int]:
+        """The ranks whose training function runs."""
+        return {rank for worker in self.workers for rank in worker.running}
 
     def create(self) -> None:
-        """Begin to start the members; does not wait for them."""
-        self.members.create()
+        """Begin to start the workers, in their turn; does not wait for them."""
+        self.workers = [Worker(actor) for actor in self._launcher.create()]
+
+    def _form_world(self) -> None:
+        """Wait until all workers are there, and give each its ranks."""
+        facts = self._call_all([worker.description for worker in self.workers], "to start")
+        for worker, fact in zip(self.workers, facts, strict=True):
+            worker.facts = fact
+        assignments = self._launcher.assign([worker.actor for worker in self.workers], facts)
+        self._call_all(
+            [
+                worker.actor.assign.remote(each)
+                for worker, each in zip(self.workers, assignments, strict=True)
+            ],
+            "to take their ranks",
+        )
+        gates = self._launcher.gates()
+        for place, (worker, assignment) in enumerate(zip(self.workers, assignments, strict=True)):
+            worker.ranks = tuple(world.rank for world in assignment.worlds)
+            worker.gate = gates.get(place)
+        self._inbox.open_gates(gates.values())
+
+    def _call_all(self, refs: Sequence[Any], doing: str) -> list[Any]:
+        return call_all(self.workers, refs, doing, timeout_s=self._timeout_s)
 
     def begin(self, order: TrialOrder) -> None:
         """Start a trial on all ranks, as soon as they are there.
 
         Raises:
-            StartFailed: members did not come up within ``timeout_s``, or landed wrongly.
+            StartFailed: workers did not come up within ``timeout_s``, or landed wrongly.
         """
-        if not self.members.actors:
+        if not self.workers:
             self.create()
-        if not self.members.are_assembled:
-            self.members.assemble()
-            self._mailbox.open_gates(self.members.gates.values())
-        self._failures, self._reports, self._logs, self._lost_nodes = [], [], [], []
-        self._to_proceed, self._newest = None, None
-        self._running = self.members.all_ranks
+        if not self._have_ranks:
+            self._form_world()
+        self._forget_trial()
         self._run += 1
         order = replace(order, run=self._run)
-        self.members.get_all(
-            [member.begin.remote(order) for member in self.members.actors], "to begin the trial"
-        )
-        self._polls.forget()
-        for member in range(len(self.members)):
-            self._polls.ask(member)
+        self._call_all([worker.actor.begin.remote(order) for worker in self.workers], "to begin the trial")
+        for worker in self.workers:
+            worker.running = set(worker.ranks)
+            self._ask(worker)
+
+    def _ask(self, worker: Worker, *proceed: Any) -> None:
+        worker.ask(self._inbox, self._poll_s, *proceed)
 
     def next_event(self) -> Report | Finished:
         """Wait for rank 0's next report, or for the end of the training function on every rank.
@@ -109,13 +152,15 @@ class WorkerGroup:
                 raise self._failed(self._failures)
             if not self._running:
                 return Finished(0)
-            self._listen(self._polls.every_s)
-            for member in self._polls.give_up_silent(entered):
-                self._lose(
-                    member,
-                    FailureKind.SILENT,
-                    f"gave no sign of life for timeout_s={self._timeout_s:g} s",
-                )
+            self._listen(self._poll_s)
+            for worker in self.workers:
+                if worker.silent_s(self._poll_s, entered) > self._timeout_s:
+                    worker.forget_question()
+                    self._lose(
+                        worker,
+                        FailureKind.SILENT,
+                        f"gave no sign of life for timeout_s={self._timeout_s:g} s",
+                    )
 
     def take_logs(self) -> list[LogChunk]:
         """Return what ranks have printed since the last call."""
@@ -133,70 +178,70 @@ class WorkerGroup:
         # The newest goes with every call, since a call may overtake the one that brought it first.
         self._newest = checkpoint or self._newest
         self._to_proceed = None
-        polled = self._polls.asked
-        for i, member in enumerate(self.members.actors):
-            gate = self.members.gates.get(i)
-            released = gate is not None and gate.release(self._run, index, self._newest)
-            if i in polled:
+        for worker in self.workers:
+            released = worker.release(self._run, index, self._newest)
+            if worker.is_asked:
                 if not released:
-                    member.proceed.remote(index, self._newest)
-            elif self._running & set(self.members.ranks[i]):
-                # One call for both is the way of rank 0's member where it has no gate.
-                self._polls.ask(i, *(() if released else (index, self._newest)))
+                    worker.actor.proceed.remote(index, self._newest)
+            elif worker.running:
+                # One call for both is the way of rank 0's worker where it has no gate.
+                self._ask(worker, *(() if released else (index, self._newest)))
 
     def _listen(self, wait_s: float) -> None:
-        """Take in what members say within ``wait_s``, and ask them again."""
+        """Take in what workers say within ``wait_s``, and ask them again."""
         mail = self._open_mail(wait_s)
         # A report that came through a gate was sent before the answer that came with it.
         self._reports += [report for run, report in mail.reports if run == self._run]
         for number, answer in mail.answers:
-            member = self._polls.answered(number)
-            if member is None:
-                continue  # of a member that is given up
+            worker = next((each for each in self.workers if each.has_answered(number)), None)
+            if worker is None:
+                continue  # of a worker that is given up
             try:
                 messages = answer.result()
             except RayActorError as error:
-                self._lose(member, FailureKind.DIED, failures.death_text(error))
+                self._lose(worker, FailureKind.DIED, failures.death_text(error))
                 continue
-            self._take(messages)
+            self._take(worker, messages)
             waits_for_us = any(isinstance(message, Report) for message in messages)
-            if not waits_for_us and self._running & set(self.members.ranks[member]):
-                self._polls.ask(member)
+            if not waits_for_us and worker.running:
+                self._ask(worker)
 
     def _open_mail(self, wait_s: float) -> Mail:
         try:
-            return self._mailbox.wait(wait_s)
+            return self._inbox.wait(wait_s)
         except NotOurPacket as error:
             raise TrainingFailed(f"something that is no rank of ours speaks: {error}") from error
 
-    def _take(self, messages: Sequence[Any]) -> None:
+    def _take(self, worker: Worker, messages: Sequence[Any]) -> None:
         for message in messages:
             match message:
                 case Report():
                     self._reports.append(message)
                 case Finished(rank=rank) | Stopped(rank=rank):
-                    self._running.discard(rank)
+                    worker.running.discard(rank)
                     if rank == 0:
                         self._release_reports()
                 case Failed(rank=rank):
-                    self._running.discard(rank)
+                    worker.running.discard(rank)
                     self._failures.append(message)
                 case LogChunk():
                     self._logs.append(message)
                 case _:
-                    raise TrainingFailed(f"a member sent {message!r}, which is no message of ours")
+                    raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
 
     def _release_reports(self) -> None:
         """Rank 0 has returned: ranks that report more often than it have nobody to wait for."""
-        for member in self.members.actors:
-            member.proceed.remote(math.inf, self._newest)
+        for worker in self.workers:
+            worker.actor.proceed.remote(math.inf, self._newest)
 
-    def _lose(self, member: int, kind: FailureKind, text: str) -> None:
-        fact = self.members.facts[member]
+    def _lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
+        fact = worker.facts
+        assert fact is not None, "a worker without ranks is not listened to"
         self._lost_nodes.append(fact.node_id)
-        for rank in self.members.ranks[member]:
-            self._running.discard(rank)
-            self._failures.append(Failed(rank, fact.host, kind, f"process {fact.pid}: {text}"))
+        worker.running.clear()
+        self._failures += [
+            Failed(rank, fact.host, kind, f"process {fact.pid}: {text}") for rank in worker.ranks
+        ]
 
     def _failed(self, first: list[Failed]) -> TrainingFailed:
         """Find the cause: a rank that lost the others tells that something happened, not what."""
@@ -205,33 +250,26 @@ class WorkerGroup:
             self._listen(max(0.05, min(0.5, end - time.monotonic())))
         if failures.needs_cause(first):
             self._ping_the_others()
-        if self._polls.asked:
+        if any(worker.is_asked for worker in self.workers):
             self._listen(0)  # for what the ranks have printed
-        error = TrainingFailed(failures.explain(first, world_size=len(self.members.all_ranks)))
+        error = TrainingFailed(failures.explain(first, world_size=len(self.hosts)))
         error.lost_nodes = tuple(self._lost_nodes)
         return error
 
     def _ping_the_others(self) -> None:
-        silent = [i for i in range(len(self.members)) if self._running & set(self.members.ranks[i])]
-        refs = {self.members.actors[i].ping.remote(): i for i in silent}
-        if not refs:
-            return
-        ready, waiting = ray.wait(list(refs), num_returns=len(refs), timeout=PING_S)
-        for ref in waiting:
-            self._lose(refs[ref], FailureKind.SILENT, f"does not answer (asked for {PING_S:g} s)")
-        for ref in ready:
-            try:
-                ray.get(ref)
-            except RayError as error:
-                self._lose(refs[ref], FailureKind.DIED, failures.death_text(error))
+        silent, dead = ping_all([each for each in self.workers if each.running], timeout_s=PING_S)
+        for worker in silent:
+            self._lose(worker, FailureKind.SILENT, f"does not answer (asked for {PING_S:g} s)")
+        for worker, error in dead:
+            self._lose(worker, FailureKind.DIED, failures.death_text(error))
 
     def end_trial(self) -> list[str]:
-        """End the trial on every rank and make the members fit for the next one.
+        """End the trial on every rank and make the workers fit for the next one.
 
         Returns:
             why they are not, empty when they are: then they hold a sound world and clean processes.
         """
-        if not self.members.are_assembled:
+        if not self._have_ranks:
             return ["there are no ranks"]
         if self._failures:
             return ["a rank failed"]
@@ -242,12 +280,10 @@ class WorkerGroup:
         """Stop the training function on every rank that still runs it; return why that was not possible."""
         if not self._running:
             return []
-        for member in self.members.actors:
-            member.stop_training.remote()
-        polled = self._polls.asked
-        for i in range(len(self.members)):
-            if i not in polled and self._running & set(self.members.ranks[i]):
-                self._polls.ask(i)
+        for worker in self.workers:
+            worker.actor.stop_training.remote()
+            if worker.running and not worker.is_asked:
+                self._ask(worker)
         start = time.monotonic()
         closing: list[Any] = []
         while self._running and time.monotonic() - start < UNWIND_S:
@@ -255,7 +291,7 @@ class WorkerGroup:
             if self._running and not closing and time.monotonic() - start > 0.3:
                 # Some ranks left at their report, others wait in a collective for them (the function
                 # reports on rank 0 only): breaking the world gets those out as well.
-                closing = [member.close_world.remote() for member in self.members.actors]
+                closing = [worker.actor.close_world.remote() for worker in self.workers]
         if self._running:
             return [f"rank(s) {sorted(self._running)} did not leave the training function in {UNWIND_S:g} s"]
         self._failures = []  # ranks that were thrown out of a collective end with an error
@@ -267,13 +303,13 @@ class WorkerGroup:
         return []
 
     def begin_to_tidy(self) -> None:
-        """Begin to make the members fit for the next trial, while Tune deals with the finished one."""
-        self._tidying = [member.tidy.remote(1.0) for member in self.members.actors]
+        """Begin to make the workers fit for the next trial, while Tune deals with the finished one."""
+        self._resetting = [worker.actor.tidy.remote(1.0) for worker in self.workers]
 
     def _tidy(self) -> list[str]:
-        if not self._tidying:
+        if not self._resetting:
             self.begin_to_tidy()
-        tidying, self._tidying = self._tidying, []
+        tidying, self._resetting = self._resetting, []
         try:
             tidied: list[Tidied] = ray.get(tidying, timeout=UNWIND_S + 5)
         except RayError as error:
@@ -281,12 +317,16 @@ class WorkerGroup:
         return [problem for each in tidied for problem in each.problems]
 
     def close(self) -> None:
-        """End every member's process, and see it gone; twice is harmless."""
-        if self.members.are_assembled and not self._running and not self._failures:
+        """End every worker's process, and see it gone; twice is harmless."""
+        if self._have_ranks and not self._running and not self._failures:
             # Without this, the ranks that are killed last complain about those that went first.
-            worlds = [member.close_world.remote() for member in self.members.actors]
+            worlds = [worker.actor.close_world.remote() for worker in self.workers]
             ray.wait(worlds, num_returns=len(worlds), timeout=CLOSE_S)
-        self._running, self._tidying = set(), []
-        self._polls.forget()
-        self._mailbox.close_gates()
-        self.members.end(lost_nodes=self._lost_nodes)
+        workers, self.workers, self._resetting = self.workers, [], []
+        self._inbox.close_gates()
+        processes.end_actors(
+            [worker.actor for worker in workers],
+            [worker.facts for worker in workers if worker.facts],
+            lost_nodes=self._lost_nodes,
+        )
+        self._launcher.close()

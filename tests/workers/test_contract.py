@@ -201,7 +201,7 @@ def test_a_late_word_about_the_trial_before_lets_no_report_through(workers: Work
         for step in range(3):
             report(step=step)
 
-    gates = workers.group.members.gates
+    gates = {place: each.gate for place, each in enumerate(workers.group.workers) if each.gate}
     if workers.kind != "gloo":
         assert not gates  # their host actor stands between
         return
@@ -216,7 +216,7 @@ def test_a_late_word_about_the_trial_before_lets_no_report_through(workers: Work
     # Packets keep their order: had the late one counted, the third report would be here with the second.
     second = workers.group.next_event()
     assert isinstance(second, Report) and second.index == 2
-    assert max(ray.get([member.ping.remote() for member in workers.group.members.actors])) == 2
+    assert max(ray.get([worker.actor.ping.remote() for worker in workers.group.workers])) == 2
     workers.group.proceed(2, None)
     assert len(workers.events()) == 2
     assert workers.group.end_trial() == []

@@ -83,7 +83,7 @@ class TrialRunner:
     @property
     def pids(self) -> list[int]:
         """The processes of the ranks, as they said at their start; empty before the first trial."""
-        return [fact.pid for fact in self.group.members.facts]
+        return [worker.facts.pid for worker in self.group.workers if worker.facts]
 
     @property
     def replaced_because(self) -> str:

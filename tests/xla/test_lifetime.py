@@ -81,7 +81,7 @@ def wait_for_ever(config: dict[str, Any]) -> None:
 
 def below(workers: Workers) -> list[psutil.Process]:
     """Return the processes below the host's actor: its ranks and their parent."""
-    found = [psutil.Process(fact.pid) for fact in workers.group.members.launcher._below]  # type: ignore[attr-defined]
+    found = [psutil.Process(fact.pid) for fact in workers.launcher._below]  # type: ignore[attr-defined]
     assert len(found) == workers.size + 1
     return found
 
@@ -92,7 +92,9 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
     assert workers.group.next_event()
     processes = below(workers)
     if killed == "the host's actor":
-        os.kill(workers.group.members.facts[0].pid, signal.SIGKILL)
+        facts = workers.group.workers[0].facts
+        assert facts is not None
+        os.kill(facts.pid, signal.SIGKILL)
     else:
         (parent,) = [each for each in processes if each.pid in {other.ppid() for other in processes}]
         parent.kill()

@@ -23,7 +23,7 @@ class Mail:
     reports: list[tuple[int, Report]] = field(default_factory=list)
 
 
-class Mailbox:
+class Inbox:
     """Answers to calls of actors, and what comes through gates; `wait` is for one thread."""
 
     def __init__(self) -> None:

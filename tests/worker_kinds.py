@@ -42,10 +42,16 @@ class Workers:
             from horovod_tune.workers.gloo.launch import GlooLauncher
 
             launcher = GlooLauncher(spec, self._placement_group, **where)
+        elif kind == "plain":
+            import plain_processes
+
+            # A worker of Ray's cannot import what stands beside a test.
+            ray.cloudpickle.register_pickle_by_value(plain_processes)
+            launcher = plain_processes.PlainLauncher(spec, self._placement_group, **where)
         else:
             from horovod_tune.workers.xla.launch import XlaLauncher
 
-            launcher = XlaLauncher(spec, self._placement_group, runtime=kind, **where)
+            launcher = XlaLauncher(spec, self._placement_group, **where)
         self.launcher = launcher
         self.group = WorkerGroup(launcher, timeout_s=timeout_s)
         self.folder = folder

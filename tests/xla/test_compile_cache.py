@@ -111,7 +111,7 @@ def test_a_process_that_cannot_start_says_why_at_once(
 ) -> None:
     workers = Workers("torch_xla", tmp_path)
     plan = LaunchPlan(environment={"PJRT_DEVICE": "CPU", **environment})
-    workers.launcher._plans = lambda *_: [plan]
+    workers.launcher._plans = lambda _: [plan]
     try:
         with pytest.raises(StartFailed) as caught:
             workers.begin(compute)

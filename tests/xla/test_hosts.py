@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import plain_processes
 import pytest
 import ray
+from plain_processes import PlainLauncher
 from ray import tune
 from ray.cluster_utils import Cluster
 from sessions import simulated_nodes
@@ -25,10 +27,10 @@ import horovod_tune
 from horovod_tune.parameters import parameters_of, with_parameters
 from horovod_tune.spec import Placement, make_spec
 from horovod_tune.trainable import DistributedTrainable, ShippedFunction
-from horovod_tune.workers.xla.launch import XlaLauncher
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray has a copy of its own
+for module in (sys.modules[__name__], plain_processes):
+    cloudpickle.register_pickle_by_value(module)
+    ray.cloudpickle.register_pickle_by_value(module)  # Ray has a copy of its own
 
 SLICE = {"ray.io/tpu-pod-type": "v4-16"}
 
@@ -66,7 +68,7 @@ class OnPlainProcesses(DistributedTrainable):
 
     def _make_launcher(self) -> Any:
         group = ray.util.get_current_placement_group()
-        return XlaLauncher(self._spec, group, node_id=self._node_id, runtime="plain")
+        return PlainLauncher(self._spec, group, node_id=self._node_id)
 
 
 def trainable(func: Callable[..., Any], *, num_hosts: int = 2, num_slots: int = 2, **options: Any) -> type:
@@ -255,7 +257,7 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
     asked = [ray.util.placement_group([dict(each) for each in bundles]) for _ in range(2)]
     assert all(group.wait(60) for group in asked)
     here = ray.get_runtime_context().get_node_id()
-    launchers = [XlaLauncher(spec, group, node_id=here, runtime="plain") for group in asked]
+    launchers = [PlainLauncher(spec, group, node_id=here) for group in asked]
     groups = [WorkerGroup(launcher, timeout_s=60) for launcher in launchers]
     slice_of = {host.node_id: host.slice_name for host in launch.tpu_hosts()}
     try:

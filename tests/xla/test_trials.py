@@ -334,7 +334,7 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once_and_stay_warm(
         launcher = XlaLauncher(trial._spec, ray.util.get_current_placement_group(), node_id=trial._node_id)
         # The CPU as two devices of one process; they dead-lock in a collective, so there is none here.
         plan = LaunchPlan(environment={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"})
-        launcher._plans = lambda members, facts: [plan]  # type: ignore[method-assign]
+        launcher._plans = lambda facts: [plan]  # type: ignore[method-assign]
         return launcher
 
     trainable = DistributedTrainableCreator(two_devices, use_tpu=True)

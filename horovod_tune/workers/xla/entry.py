@@ -36,8 +36,7 @@ from horovod_tune.workers import training
 from horovod_tune.workers.training import Training
 from horovod_tune.workers.xla.channel import Channel
 from horovod_tune.workers.xla.lifetime import die_with_parent
-from horovod_tune.workers.xla.runtime import Runtime
-from horovod_tune.workers.xla.runtimes import RUNTIMES
+from horovod_tune.workers.xla.runtime import Runtime, load_runtime
 from horovod_tune.workers.xla.standstill import Whereabouts
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ _one_at_a_time = threading.Lock()
 _output: int | None = None
 
 
-def serve(ordinal: int, registry_fd: int, runtime_name: str, parent: int, heartbeat_s: float) -> None:
+def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartbeat_s: float) -> None:
     """Run this rank until its host's actor lets go of it. Called in each rank by the runtime."""
     die_with_parent(parent, signal.SIGKILL)
     faulthandler.enable()
@@ -57,7 +56,7 @@ def serve(ordinal: int, registry_fd: int, runtime_name: str, parent: int, heartb
     if numpy is not None:
         numpy.random.seed(None)  # a fork has its parent's
     try:
-        runtime = RUNTIMES[runtime_name]()
+        runtime = load_runtime(runtime_path)
         with _one_at_a_time:
             runtime.open_cache()
         _Rank(runtime, _join(registry_fd, runtime)).run(heartbeat_s)

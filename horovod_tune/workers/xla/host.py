@@ -53,7 +53,7 @@ TIDY_S = 6.0
 class HostActor:
     """The ranks of one host; a member in the sense of `workers.protocol`."""
 
-    def __init__(self, runtime: str, timeout_s: float, stall_timeout_s: float) -> None:
+    def __init__(self, runtime_path: str, timeout_s: float, stall_timeout_s: float) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._host = socket.gethostname()
         self._timeout_s = timeout_s
@@ -68,7 +68,7 @@ class HostActor:
         self._order: TrialOrder | None = None
         self._checkpoints = CheckpointDesk(self._node_id)
         self._supervisor = Supervisor(
-            runtime,
+            runtime_path,
             heartbeat_s=min(HEARTBEAT_S, timeout_s / 10, stall_timeout_s / 6),
             on_message=self._hear,
             on_output=lambda rank, text: self._logs.take(rank.ordinal, text),
@@ -86,13 +86,6 @@ class HostActor:
             process_started=psutil.Process().create_time(),
             tpu_ids=tuple(str(chip) for chip in chips),
         )
-
-    def free_port(self) -> int:
-        """Return a port of this host that nobody listens on."""
-        with socket.socket() as one:
-            one.bind(("", 0))
-            port: int = one.getsockname()[1]
-            return port
 
     def launch(self, plan: LaunchPlan) -> None:
         """Start this host's ranks; returns at once."""

@@ -47,22 +47,17 @@ class XlaLauncher:
     """Starts one member actor on each host of the trial, and torch_xla's processes below them.
 
     ``placement_group`` has a bundle for a host, or for the first host of a slice; its resources say which
-    device torch_xla uses. ``runtime="plain"`` starts plain processes with ordinals, ``num_slots`` on the
-    host of each bundle.
+    device torch_xla uses.
     """
 
-    def __init__(
-        self,
-        spec: TrialSpec,
-        placement_group: PlacementGroup,
-        *,
-        node_id: str,
-        runtime: str = "torch_xla",
-    ) -> None:
+    # Tests have other processes in place of torch_xla's.
+    actor_class: type = HostActor
+    runtime_path = "horovod_tune.workers.xla.torch_xla_runtime:TorchXla"
+
+    def __init__(self, spec: TrialSpec, placement_group: PlacementGroup, *, node_id: str) -> None:
         self._spec = spec
         self._group = placement_group
         self._node_id = node_id
-        self._runtime = runtime
         self._rest: PlacementGroup | None = None
         self._below: list[MemberFacts] = []
 
@@ -79,7 +74,7 @@ class XlaLauncher:
     def _create_member(self, group: PlacementGroup, index: int) -> Any:
         bundle = group.bundle_specs[index]
         return (
-            ray.remote(HostActor)
+            ray.remote(self.actor_class)
             .options(
                 num_cpus=bundle.get("CPU", 0),
                 resources={name: amount for name, amount in bundle.items() if name != "CPU"},
@@ -89,7 +84,7 @@ class XlaLauncher:
                     group, placement_group_bundle_index=index
                 ),
             )
-            .remote(self._runtime, self._spec.timeout_s, self._spec.stall_timeout_s)
+            .remote(self.runtime_path, self._spec.timeout_s, self._spec.stall_timeout_s)
         )
 
     @property
@@ -106,7 +101,7 @@ class XlaLauncher:
     def assign(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[Assignment]:
         if len({fact.node_id for fact in facts}) != len(facts):
             raise StartFailed(f"two member actors share a host: {', '.join(fact.host for fact in facts)}")
-        plans = self._plans(members, facts)
+        plans = self._plans(facts)
         try:
             ray.get(
                 [member.launch.remote(plan) for member, plan in zip(members, plans, strict=True)],
@@ -116,15 +111,9 @@ class XlaLauncher:
             raise StartFailed(f"a host could not begin to launch its ranks: {error}") from error
         ordinals = self._wait_for_ranks(members, facts)
         self._note_processes(members, facts)
-        slots = self._spec.num_slots if self._runtime == "torch_xla" else None
-        return topology.assignments_of(ordinals, num_slots=slots)
+        return topology.assignments_of(ordinals, num_slots=self._spec.num_slots)
 
-    def _plans(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[LaunchPlan]:
-        if self._runtime == "plain":
-            slots = self._spec.num_slots or 1
-            first = min(range(len(facts)), key=lambda i: facts[i].node_id != self._node_id)
-            port = ray.get(members[first].free_port.remote(), timeout=self._spec.timeout_s)
-            return topology.plans_for_plain(facts, first_node=self._node_id, processes=slots, port=port)
+    def _plans(self, facts: Sequence[MemberFacts]) -> list[LaunchPlan]:
         bundle = self._group.bundle_specs[0]
         if "TPU" not in bundle:
             return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]

@@ -21,14 +21,13 @@ from types import FrameType
 from horovod_tune import ray_adapter
 from horovod_tune.workers.xla import entry
 from horovod_tune.workers.xla.lifetime import die_with_parent
-from horovod_tune.workers.xla.runtime import LaunchPlan
-from horovod_tune.workers.xla.runtimes import RUNTIMES
+from horovod_tune.workers.xla.runtime import LaunchPlan, load_runtime
 
 _MAX_PLAN_BYTES = 1 << 17
 _started: list[multiprocessing.process.BaseProcess] = []
 
 
-def main(registry_fd: int, runtime_name: str, actor_pid: int, heartbeat_s: float) -> None:
+def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float) -> None:
     """Import, wait for the plan, launch; returns when every rank has ended."""
     signal.signal(signal.SIGTERM, _end_ranks)
     # SIGTERM and not SIGKILL: when this process is gone, its ranks are to be gone too.
@@ -36,7 +35,7 @@ def main(registry_fd: int, runtime_name: str, actor_pid: int, heartbeat_s: float
     registry = socket.socket(fileno=registry_fd)
     error = ""
     try:
-        runtime = RUNTIMES[runtime_name]()
+        runtime = load_runtime(runtime_path)
         runtime.load()
         ray_adapter.prepare_rank_process()
         plan = _receive_plan(registry)
@@ -49,7 +48,7 @@ def main(registry_fd: int, runtime_name: str, actor_pid: int, heartbeat_s: float
         # Python warns of forking with threads since 3.12; here are none but idle ones that imports left.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
         give_up = functools.partial(entry.give_up, registry_fd)
-        runtime.launch(entry.serve, plan, (registry_fd, runtime_name, os.getpid(), heartbeat_s), give_up)
+        runtime.launch(entry.serve, plan, (registry_fd, runtime_path, os.getpid(), heartbeat_s), give_up)
     except Exception:
         error = traceback.format_exc(limit=-12)
     exits = {process.pid: process.exitcode for process in _started if process.pid is not None}

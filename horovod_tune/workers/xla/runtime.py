@@ -1,7 +1,8 @@
-"""What both ways in which the ranks of a host come to be have in common. For the parent and the ranks."""
+"""What the ranks of a host need of the library that starts them. Runs in the fork parent and in each rank."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -11,20 +12,16 @@ Serve = Callable[..., None]
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a host is told before its ranks start.
+    """The environment of a host's ranks.
 
-    ``environment`` is common to the host's ranks; ``of_each`` holds what one process has for itself, by the
-    order of processes on the host (empty: torch_xla works it out); ``without`` are variables that they must
-    not have from their host's actor. ``first_ordinal``, ``processes`` and ``world_size`` are for plain
-    processes only: torch_xla finds out itself.
+    ``environment`` is common to them; ``of_each`` holds the variables of each process, in the order of
+    processes on the host (empty: torch_xla works them out); ``without`` are variables that the ranks must not
+    inherit from their host's actor.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     of_each: tuple[dict[str, str], ...] = ()
-    first_ordinal: int = 0
-    processes: int = 1
-    world_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Ordinals:
 
 
 class Runtime(Protocol):
-    """The two ways in which ranks come to be."""
+    """Starts the ranks of a host and speaks to their device: `TorchXla`, or what a test puts in its place."""
 
     def load(self) -> None:
         """Import what ranks need. Runs in the parent, before it forks, and must not touch a device."""
@@ -78,3 +75,10 @@ class Runtime(Protocol):
 
         ``environment`` is how the trial left it.
         """
+
+
+def load_runtime(path: str) -> Runtime:
+    """Return a new runtime; ``path`` names its class as ``module:Class``."""
+    module, _, name = path.partition(":")
+    runtime: Runtime = getattr(importlib.import_module(module), name)()
+    return runtime

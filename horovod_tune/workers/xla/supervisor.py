@@ -44,14 +44,14 @@ class Supervisor:
 
     def __init__(
         self,
-        runtime: str,
+        runtime_path: str,
         *,
         heartbeat_s: float,
         on_message: Callable[[RankProcess, dict[str, Any]], None],
         on_output: Callable[[RankProcess, bytes], None],
         on_loss: Callable[[RankProcess, str, bool], None],
     ) -> None:
-        self._runtime = runtime
+        self._runtime_path = runtime_path
         self._heartbeat_s = heartbeat_s
         self._on_message, self._on_output, self._on_loss = on_message, on_output, on_loss
         self._registry, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -132,7 +132,7 @@ class Supervisor:
     def _supervise(self) -> None:
         command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(self._theirs.fileno())]
         self._parent = subprocess.Popen(
-            [*command, self._runtime, str(os.getpid()), str(self._heartbeat_s)],
+            [*command, self._runtime_path, str(os.getpid()), str(self._heartbeat_s)],
             pass_fds=[self._theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )

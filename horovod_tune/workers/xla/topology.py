@@ -99,23 +99,6 @@ def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | Non
     )
 
 
-def plans_for_plain(
-    facts: Sequence[MemberFacts], *, first_node: str, processes: int, port: int
-) -> list[LaunchPlan]:
-    """Return what each host of plain processes is told; ``first_node``'s ranks come first."""
-    order = sorted(range(len(facts)), key=lambda i: facts[i].node_id != first_node)
-    address = "127.0.0.1" if len(facts) == 1 else facts[order[0]].node_ip
-    return [
-        LaunchPlan(
-            environment={"MASTER_ADDR": address, "MASTER_PORT": str(port)},
-            first_ordinal=order.index(i) * processes,
-            processes=processes,
-            world_size=len(facts) * processes,
-        )
-        for i in range(len(facts))
-    ]
-
-
 def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | None) -> list[Assignment]:
     """Return each host's ranks, as its processes said them: on a TPU the topology decides who is rank 0.
 

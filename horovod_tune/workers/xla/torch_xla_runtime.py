@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from horovod_tune.workers.xla import compile_cache
-from horovod_tune.workers.xla.plain_runtime import lost_peer
 from horovod_tune.workers.xla.runtime import LaunchPlan, Ordinals, Serve
 
 _LAUNCHED_ALREADY = """
@@ -135,6 +134,17 @@ class TorchXla:
         metrics.clear_all()
         xm.set_rng_state(self._seed)
         return []
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether torch.distributed raised since a connection to another rank broke."""
+    import torch
+
+    if not torch.distributed.is_available():
+        return False
+    kinds = (torch.distributed.DistNetworkError, torch.distributed.DistBackendError)
+    # Gloo's own errors are plain RuntimeErrors that begin with the place in its source.
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
 def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:

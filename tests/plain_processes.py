@@ -1,0 +1,112 @@
+"""Processes with ordinals in place of torch_xla's: several ranks and hosts on real code, without a TPU."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from horovod_tune.messages import MemberFacts
+from horovod_tune.workers.xla.host import HostActor
+from horovod_tune.workers.xla.launch import XlaLauncher
+from horovod_tune.workers.xla.runtime import LaunchPlan, Ordinals, Serve
+from horovod_tune.workers.xla.torch_xla_runtime import lost_peer
+
+HERE = str(Path(__file__).parent)
+
+
+class PlainProcesses:
+    """A runtime whose ranks are processes for torch.distributed.
+
+    The function finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun.
+    """
+
+    def load(self) -> None:
+        import torch  # noqa: F401
+
+    def launch(
+        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], give_up: Callable[[], NoReturn]
+    ) -> None:
+        # The same pool as torch_xla's, so that processes start, fail and end in the same way.
+        with concurrent.futures.ProcessPoolExecutor(
+            len(plan.of_each), mp_context=multiprocessing.get_context("fork")
+        ) as pool:
+            ranks = [pool.submit(_serve, serve, environment, arguments) for environment in plan.of_each]
+            for rank in ranks:
+                rank.result()
+
+    def open_cache(self) -> None:
+        """There is nothing to compile."""
+
+    def ordinals(self) -> Ordinals:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        return Ordinals(*(int(os.environ[name]) for name in names))
+
+    def enter_thread(self) -> Callable[[], None]:
+        return lambda: None
+
+    def lost_another(self, error: BaseException) -> bool:
+        return lost_peer(error)
+
+    def advice(self, error: BaseException) -> str:
+        return ""
+
+    def operations(self) -> int:
+        """There is no device."""
+        return 0
+
+    def begin_baseline(self) -> None:
+        """There is no device."""
+
+    def restore(self, environment: Mapping[str, str]) -> list[str]:
+        return []
+
+
+def _serve(serve: Serve, environment: Mapping[str, str], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(environment)
+    serve(int(environment["RANK"]), *arguments)
+
+
+class PlainHostActor(HostActor):
+    """A host actor whose processes can import this file."""
+
+    def __init__(self, *arguments: Any) -> None:
+        sys.path.append(HERE)
+        super().__init__(*arguments)
+
+
+class PlainLauncher(XlaLauncher):
+    """Starts ``num_slots`` processes on the host of each bundle; all hosts are this machine."""
+
+    actor_class = PlainHostActor
+    runtime_path = "plain_processes:PlainProcesses"
+
+    def _plans(self, facts: Sequence[MemberFacts]) -> list[LaunchPlan]:
+        slots = self._spec.num_slots
+        assert slots is not None
+        order = sorted(range(len(facts)), key=lambda i: facts[i].node_id != self._node_id)
+        address = "127.0.0.1" if len(facts) == 1 else facts[order[0]].node_ip
+        common = {"MASTER_ADDR": address, "MASTER_PORT": str(_free_port()), "LOCAL_WORLD_SIZE": str(slots)}
+        common["WORLD_SIZE"] = str(len(facts) * slots)
+        return [
+            LaunchPlan(
+                environment=common,
+                of_each=tuple(
+                    {**common, "RANK": str(order.index(i) * slots + local), "LOCAL_RANK": str(local)}
+                    for local in range(slots)
+                ),
+            )
+            for i in range(len(facts))
+        ]
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        port: int = one.getsockname()[1]
+        return port

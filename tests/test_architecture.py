@@ -100,13 +100,15 @@ def test_imports_point_down_only(path: Path) -> None:
             assert other == unit or LAYER[other] < LAYER[unit], f"{unit} imports {name}, not below it"
 
 
-@pytest.mark.parametrize(("library", "home"), [("horovod", "workers/gloo"), ("torch_xla", "workers/xla")])
-def test_a_launcher_library_is_imported_in_one_place(library: str, home: str) -> None:
+@pytest.mark.parametrize(
+    ("library", "homes"), [("horovod", ["workers/gloo", "large_batch"]), ("torch_xla", ["workers/xla"])]
+)
+def test_a_launcher_library_is_imported_in_its_places(library: str, homes: list[str]) -> None:
     elsewhere = [
         str(path.relative_to(PACKAGE))
         for path in modules()
         if any(name.split(".")[0] == library for name in imports(path.read_text()))
-        and not path.is_relative_to(PACKAGE / home)
+        and not any(path.is_relative_to(PACKAGE / home) for home in homes)
     ]
     assert not elsewhere
 
@@ -116,6 +118,15 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     command = [sys.executable, "-c", program]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert not HEAVY & set(ran.stdout.split())
+
+
+def test_large_batch_knows_nothing_of_trials_or_ray() -> None:
+    known = {"horovod_tune.errors", "horovod_tune.large_batch"}
+    for path in sorted((PACKAGE / "large_batch").rglob("*.py")):
+        for name in imports(path.read_text()):
+            assert not name.startswith("ray."), f"{path.name} imports {name}"
+            if name.startswith("horovod_tune."):
+                assert ".".join(name.split(".")[:2]) in known, f"{path.name} imports {name}"
 
 
 def test_the_package_ships_its_type_information() -> None:

@@ -1,0 +1,47 @@
+"""What changes when training scales out, as small pieces for a training function.
+
+scaling.py, schedules/              learning rates for a global batch of any size
+parameter_groups.py, lars.py, lamb.py    layer-wise optimisers
+batches.py, accumulation.py         a global batch in several passes, communication in the last
+noise_scale.py, growing/            which batch size is enough, and batches that grow
+recipe.py                           a configuration as optimiser, schedule and accumulation
+
+All of it runs in each rank, under `horovodrun` as in a trial, and without Horovod as one rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "bounds": ["HyperparameterError"],
+    "scaling": ["AdamHyperparameters", "scaled_adam", "scaling_factor"],
+    "batches": ["BatchSplit", "split_batch", "steps_per_epoch"],
+    "schedules.curves": [
+        "Constant",
+        "Cosine",
+        "CosineRestarts",
+        "InverseSqrt",
+        "MultiStep",
+        "OneCycle",
+        "Polynomial",
+        "Schedule",
+        "Warmup",
+    ],
+    "schedules.scheduler": ["LargeBatchLR"],
+    "schedules.plateau": ["ReduceLROnPlateau"],
+}
+_LAZY = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_LAZY)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"horovod_tune.large_batch.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

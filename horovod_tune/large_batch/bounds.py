@@ -1,0 +1,70 @@
+"""Checks of arguments: each error names the argument, its bound and the value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+from horovod_tune.errors import HorovodTuneError
+
+
+class HyperparameterError(HorovodTuneError, ValueError):
+    """A hyperparameter is outside its bounds: says the name, the bound and the value."""
+
+
+def number(name: str, value: Any) -> float:
+    """Return `value` as a float.
+
+    >>> number("lr", 1)
+    1.0
+    >>> number("lr", float("nan"))
+    Traceback (most recent call last):
+    horovod_tune.large_batch.bounds.HyperparameterError: lr must be a finite number, got nan
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise HyperparameterError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def at_least(name: str, value: Any, bound: float) -> float:
+    """Return `value` as a float that is at least `bound`."""
+    if number(name, value) < bound:
+        raise HyperparameterError(f"{name} must be at least {bound:g}, got {value!r}")
+    return float(value)
+
+
+def more_than(name: str, value: Any, bound: float) -> float:
+    """Return `value` as a float that is more than `bound`."""
+    if number(name, value) <= bound:
+        raise HyperparameterError(f"{name} must be more than {bound:g}, got {value!r}")
+    return float(value)
+
+
+def between(name: str, value: Any, low: float, high: float, *, with_high: bool = True) -> float:
+    """Return `value` as a float of [low, high], or of [low, high) without `with_high`."""
+    if not low <= number(name, value) <= high or (value == high and not with_high):
+        bound = f"at most {high:g}" if with_high else f"less than {high:g}"
+        raise HyperparameterError(f"{name} must be at least {low:g} and {bound}, got {value!r}")
+    return float(value)
+
+
+def count(name: str, value: Any, bound: int = 1) -> int:
+    """Return `value` as an int that is at least `bound`; integers of NumPy are integers too.
+
+    >>> count("world_size", 0)
+    Traceback (most recent call last):
+    horovod_tune.large_batch.bounds.HyperparameterError: world_size must be an integer of at least 1, got 0
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < bound:
+        raise HyperparameterError(f"{name} must be an integer of at least {bound}, got {value!r}")
+    return int(value)
+
+
+def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
+    """Return `value`, one of `choices`."""
+    known = sorted(choices)
+    if value not in known:
+        raise HyperparameterError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    return str(value)

@@ -1,0 +1,203 @@
+"""`LargeBatchLR`: a schedule and a scaling rule as a torch `LRScheduler`."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from horovod_tune.large_batch import bounds
+from horovod_tune.large_batch.scaling import scaling_factor
+from horovod_tune.large_batch.schedules.curves import Schedule
+
+
+class LargeBatchLR(LRScheduler):
+    r"""Sets each rate to its group's base rate, times the scaling rule's factor, times the schedule now.
+
+    .. math:: \eta_g(t) = \eta_g\, s(B/B_0)\, f(t), \quad t = \text{steps} / \text{steps per epoch}
+
+    The rates depend on the global batch, never on how many ranks share it: N ranks use, to the last bit,
+    those of one rank with the whole batch. Time is kept as a fraction, so that it does not gather rounding
+    errors where the batch changes or where training is resumed.
+
+    Call `step()` after each optimiser step (not after each pass of an accumulation).
+
+    Args:
+        optimizer: Its groups' ``lr`` are the base rates, tuned for `base_batch_size`. A
+            ``hvd.DistributedOptimizer`` is one.
+        schedule: A function of the time: one of `horovod_tune.large_batch`, or your own.
+        steps_per_epoch: Optimiser steps in an epoch; with 1, the schedule's lengths count steps.
+        global_batch_size: Samples in an optimiser step, over all ranks; None for no scaling.
+        base_batch_size: Samples in an optimiser step for which the base rates were tuned.
+        rule: ``linear``, ``sqrt`` or ``none``; see `scaling_factor`.
+
+    Raises:
+        HyperparameterError: A number is out of bounds, one batch size is given without the other, or the
+            schedule gives a rate that is negative or not finite.
+
+    >>> from horovod_tune.large_batch import Constant, Warmup
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    >>> warmup = Warmup(2, Constant(), start=0.25)
+    >>> scheduler = LargeBatchLR(
+    ...     optimizer, warmup, steps_per_epoch=2, global_batch_size=1024, base_batch_size=256
+    ... )
+    >>> rates = []
+    >>> for step in range(5):
+    ...     rates.append(round(optimizer.param_groups[0]["lr"], 12))
+    ...     optimizer.step()
+    ...     scheduler.step()
+    >>> rates
+    [0.1, 0.175, 0.25, 0.325, 0.4]
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        *,
+        steps_per_epoch: int,
+        global_batch_size: int | None = None,
+        base_batch_size: int | None = None,
+        rule: str = "linear",
+    ) -> None:
+        if (global_batch_size is None) != (base_batch_size is None):
+            raise bounds.HyperparameterError(
+                "global_batch_size and base_batch_size must be given together, "
+                f"got {global_batch_size!r} and {base_batch_size!r}"
+            )
+        if not callable(schedule):
+            raise bounds.HyperparameterError(f"schedule must be a function of the time, got {schedule!r}")
+        self.schedule = schedule
+        self.rule = rule
+        self.base_batch_size = base_batch_size
+        self.global_batch_size = global_batch_size
+        self.steps_per_epoch = bounds.count("steps_per_epoch", steps_per_epoch)
+        self._check_scale()
+        # The time is `_anchor` epochs and `_since` steps of the present length.
+        self._anchor = Fraction(0)
+        self._since = -1  # The base class's constructor makes the first step.
+        self._reductions = [1.0] * len(optimizer.param_groups)
+        super().__init__(optimizer)
+
+    @property
+    def epoch(self) -> Fraction:
+        """The time in epochs, exactly."""
+        return self._anchor + Fraction(self._since, self.steps_per_epoch)
+
+    @property
+    def scale(self) -> float:
+        """The scaling rule's factor for the present global batch."""
+        if self.global_batch_size is None or self.base_batch_size is None:
+            return 1.0
+        return scaling_factor(self.global_batch_size, self.base_batch_size, self.rule)
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go on by one optimiser step.
+
+        Raises:
+            HyperparameterError: `epoch` was given; the epoch follows from the steps.
+        """
+        if epoch is not None:
+            raise bounds.HyperparameterError(
+                f"epoch must not be given, it follows from the steps; got {epoch!r}"
+            )
+        self._since += 1
+        super().step()
+
+    def get_lr(self) -> list[Any]:
+        """Return each group's rate for the next optimiser step."""
+        part = self.schedule(float(self.epoch))
+        if not math.isfinite(part) or part < 0:
+            raise bounds.HyperparameterError(
+                f"schedule must be finite and at least 0, got {part!r} at epoch {float(self.epoch):g}"
+            )
+        factor = self.scale * part
+        groups = zip(self.base_lrs, self._reductions, strict=True)
+        return [base * (factor * reduction) for base, reduction in groups]
+
+    def change_batch(self, global_batch_size: int | None = None, *, steps_per_epoch: int) -> None:
+        """Go on at the same epoch with another global batch; the rate follows by the scaling rule.
+
+        Args:
+            global_batch_size: The new one; None keeps it.
+            steps_per_epoch: Optimiser steps in an epoch from now on.
+
+        Raises:
+            HyperparameterError: A number is out of bounds; nothing is changed then.
+        """
+        bounds.count("steps_per_epoch", steps_per_epoch)
+        if global_batch_size is not None:
+            bounds.count("global_batch_size", global_batch_size)
+            if self.base_batch_size is None:
+                raise bounds.HyperparameterError(
+                    "base_batch_size must be given to LargeBatchLR before the batch can change, got None"
+                )
+            self.global_batch_size = global_batch_size
+        self._anchor, self._since = self.epoch, 0
+        self.steps_per_epoch = steps_per_epoch
+        self._set_rates()
+
+    def reduce(self, factor: float, *, min_lr: float = 0.0) -> None:
+        """Multiply all rates by `factor` from now on, to no less than `min_lr` times the schedule's.
+
+        Raises:
+            HyperparameterError: `factor` is not in (0, 1].
+        """
+        bounds.between("factor", factor, 0, 1)
+        bounds.more_than("factor", factor, 0)
+        bounds.between("min_lr", min_lr, 0, 1)
+        self._reductions = [max(reduction * factor, min_lr) for reduction in self._reductions]
+        self._set_rates()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the time and the batch as plain numbers; base rates and schedule are not in it."""
+        return {
+            "last_epoch": self.last_epoch,
+            "_step_count": self._step_count,
+            "anchor": [self._anchor.numerator, self._anchor.denominator],
+            "since": self._since,
+            "steps_per_epoch": self.steps_per_epoch,
+            "global_batch_size": self.global_batch_size,
+            "base_batch_size": self.base_batch_size,
+            "reductions": list(self._reductions),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` stands, and set the optimiser's rates, before or after it is loaded.
+
+        Where the world or the batch is another one now, call `change_batch` afterwards.
+
+        Raises:
+            HyperparameterError: The state is that of another number of parameter groups.
+        """
+        if len(state_dict["reductions"]) != len(self._reductions):
+            raise bounds.HyperparameterError(
+                f"state_dict must have {len(self._reductions)} parameter groups, "
+                f"got {len(state_dict['reductions'])}"
+            )
+        self.last_epoch = state_dict["last_epoch"]
+        self._step_count = state_dict["_step_count"]
+        self._anchor, self._since = Fraction(*state_dict["anchor"]), state_dict["since"]
+        self.steps_per_epoch = state_dict["steps_per_epoch"]
+        self.global_batch_size = state_dict["global_batch_size"]
+        self.base_batch_size = state_dict["base_batch_size"]
+        self._reductions = list(state_dict["reductions"])
+        self._set_rates()
+
+    def _check_scale(self) -> None:
+        bounds.one_of("rule", self.rule, ("linear", "sqrt", "none"))
+        _ = self.scale
+
+    def _set_rates(self) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self._last_lr = [
+            rate.clone() if isinstance(rate, torch.Tensor) else rate
+            for rate in (group["lr"] for group in self.optimizer.param_groups)
+        ]

@@ -1,0 +1,59 @@
+"""Runs in each rank: the Horovod world that this process is in, or a world of one where there is none.
+
+Horovod is not imported for that: a training function that uses it has done so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def horovod() -> Any | None:
+    """Return ``horovod.torch`` where the training function has imported and initialised it, else None."""
+    if "horovod.torch" not in sys.modules:
+        return None
+    import horovod.torch as hvd
+
+    return hvd if hvd.is_initialized() else None
+
+
+def world_size(process_set: Any = None) -> int:
+    """Return the number of ranks, 1 without Horovod.
+
+    >>> world_size()
+    1
+    """
+    hvd = horovod()
+    if hvd is None:
+        return 1
+    return int(hvd.size() if process_set is None else process_set.size())
+
+
+def gather(row: Sequence[float], name: str, process_set: Any = None) -> list[list[float]]:
+    """Return the row of every rank, by rank: the same everywhere, so that no rank decides differently.
+
+    Args:
+        row: Numbers, as many on every rank.
+        name: Of the collective; one at a time may be under way.
+        process_set: The ranks that take part, by default all.
+
+    >>> gather([1, 2.5], "losses")
+    [[1.0, 2.5]]
+    """
+    return gather_async(row, name, process_set)()
+
+
+def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> Any:
+    """Return a function that waits for, and returns, what `gather` does."""
+    hvd = horovod()
+    if hvd is None or world_size(process_set) == 1:
+        rows = [[float(value) for value in row]]
+        return lambda: rows
+    options = {} if process_set is None else {"process_set": process_set}
+    tensor = torch.tensor([list(row)], dtype=torch.float64)
+    handle = hvd.allgather_async(tensor, name=f"horovod_tune.large_batch.{name}", **options)
+    return lambda: hvd.synchronize(handle).tolist()

@@ -1,0 +1,232 @@
+"""`LargeBatchLR` as a torch scheduler: rates, groups, state, and a batch that changes in mid-training."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator
+from fractions import Fraction
+
+import pytest
+import torch
+
+from horovod_tune.large_batch import (
+    Constant,
+    Cosine,
+    HyperparameterError,
+    LargeBatchLR,
+    MultiStep,
+    Schedule,
+    Warmup,
+    scaling_factor,
+)
+
+
+def sgd(*rates: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [torch.zeros(1)], "lr": rate} for rate in rates])
+
+
+def walk(optimizer: torch.optim.Optimizer, scheduler: LargeBatchLR, steps: int) -> Iterator[list[float]]:
+    for _ in range(steps):
+        yield [group["lr"] for group in optimizer.param_groups]
+        optimizer.step()
+        scheduler.step()
+
+
+SCHEDULE = Warmup(2.5, Cosine(7), start=0.125)
+
+
+def test_every_group_keeps_its_own_base_rate() -> None:
+    optimizer = sgd(0.1, 0.7)
+    scheduler = LargeBatchLR(
+        optimizer, SCHEDULE, steps_per_epoch=10, global_batch_size=1024, base_batch_size=64, rule="sqrt"
+    )
+    for step, rates in enumerate(walk(optimizer, scheduler, 100)):
+        assert rates == [base * (4.0 * SCHEDULE(step / 10)) for base in (0.1, 0.7)]
+    assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 13, 24, 25, 26, 60])
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_a_round_trip_through_a_checkpoint_changes_no_bit(stop: int, scheduler_first: bool) -> None:
+    def make() -> tuple[torch.optim.Optimizer, LargeBatchLR]:
+        optimizer = sgd(0.3, 0.1)
+        options = {"steps_per_epoch": 10, "global_batch_size": 96, "base_batch_size": 32}
+        return optimizer, LargeBatchLR(optimizer, SCHEDULE, **options)
+
+    whole = list(walk(*make(), 100))
+    optimizer, scheduler = make()
+    halves = list(walk(optimizer, scheduler, stop))
+    saved = io.BytesIO()
+    torch.save([scheduler.state_dict(), optimizer.state_dict()], saved)
+    saved.seek(0)
+    states = torch.load(saved, weights_only=True)
+    optimizer, scheduler = make()
+    pairs = list(zip((scheduler, optimizer), states, strict=True))
+    for each, state in pairs if scheduler_first else reversed(pairs):
+        each.load_state_dict(state)
+    halves += walk(optimizer, scheduler, 100 - stop)
+    assert halves == whole
+
+
+def test_a_state_alone_sets_the_rates_and_a_new_base_rate_is_kept() -> None:
+    optimizer, other = sgd(0.3), sgd(0.6)
+    scheduler = LargeBatchLR(optimizer, SCHEDULE, steps_per_epoch=10)
+    list(walk(optimizer, scheduler, 17))
+    following = LargeBatchLR(other, SCHEDULE, steps_per_epoch=10)
+    following.load_state_dict(scheduler.state_dict())
+    # Population based training: the same time, another rate.
+    assert other.param_groups[0]["lr"] == 2 * optimizer.param_groups[0]["lr"]
+
+
+def test_a_changed_batch_goes_on_at_the_same_epoch_and_the_rate_follows() -> None:
+    optimizer = sgd(0.5)
+    scheduler = LargeBatchLR(
+        optimizer, Cosine(10), steps_per_epoch=12, global_batch_size=64, base_batch_size=64
+    )
+    list(walk(optimizer, scheduler, 30))
+    assert scheduler.epoch == Fraction(5, 2)
+    scheduler.change_batch(256, steps_per_epoch=3)
+    assert scheduler.epoch == Fraction(5, 2)
+    rates = [rate for (rate,) in walk(optimizer, scheduler, 6)]
+    assert rates == [0.5 * (4.0 * Cosine(10)(float(Fraction(5, 2) + Fraction(step, 3)))) for step in range(6)]
+    assert scheduler.epoch == Fraction(9, 2)
+
+
+def test_many_changes_of_the_batch_lose_no_time() -> None:
+    draw = random.Random(3)
+    optimizer = sgd(1.0)
+    scheduler = LargeBatchLR(
+        optimizer, MultiStep([30]), steps_per_epoch=7, global_batch_size=1, base_batch_size=1, rule="none"
+    )
+    time = Fraction(0)
+    for _ in range(40):
+        steps, length = draw.randint(1, 9), draw.choice([3, 7, 11, 13, 49])
+        time += Fraction(steps, scheduler.steps_per_epoch)
+        list(walk(optimizer, scheduler, steps))
+        scheduler.change_batch(draw.randint(1, 512), steps_per_epoch=length)
+        assert scheduler.epoch == time
+        restored = LargeBatchLR(sgd(1.0), MultiStep([30]), steps_per_epoch=1, rule="none")
+        restored.load_state_dict(scheduler.state_dict())
+        assert restored.epoch == time
+
+
+def test_milestones_are_hit_after_changes_by_thirds_and_sevenths() -> None:
+    optimizer = sgd(1.0)
+    scheduler = LargeBatchLR(optimizer, MultiStep([1]), steps_per_epoch=3)
+    list(walk(optimizer, scheduler, 1))
+    scheduler.change_batch(steps_per_epoch=49)
+    list(walk(optimizer, scheduler, 7))
+    scheduler.change_batch(steps_per_epoch=21)
+    # 1/3 + 1/7 + 11/21 = 1, which no sum of floats gives.
+    list(walk(optimizer, scheduler, 11))
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_world_of_any_size_uses_the_rates_of_one_rank() -> None:
+    # Nothing of the world is an argument: the same global batch on 1, 2 or 48 ranks is the same call.
+    rates = []
+    for world_size in (1, 2, 48):
+        local_batch_size = 4800 // world_size
+        optimizer = sgd(0.1)
+        scheduler = LargeBatchLR(
+            optimizer,
+            SCHEDULE,
+            steps_per_epoch=13,
+            global_batch_size=local_batch_size * world_size,
+            base_batch_size=7,
+        )
+        rates.append(list(walk(optimizer, scheduler, 60)))
+    assert rates[0] == rates[1] == rates[2]
+
+
+def test_a_reduction_holds_for_the_rest_of_the_schedule_and_has_a_floor() -> None:
+    optimizer = sgd(1.0)
+    scheduler = LargeBatchLR(optimizer, Constant(), steps_per_epoch=1)
+    scheduler.reduce(0.25)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    list(walk(optimizer, scheduler, 3))
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    scheduler.reduce(0.25, min_lr=0.125)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_a_tensor_rate_stays_the_same_tensor() -> None:
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=rate)
+    scheduler = LargeBatchLR(optimizer, Cosine(10), steps_per_epoch=1)
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step()
+    scheduler.change_batch(steps_per_epoch=2)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == pytest.approx(0.5 * Cosine(10)(4))
+
+
+def test_torch_warns_of_no_wrong_order() -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = sgd(0.1)
+        list(walk(optimizer, LargeBatchLR(optimizer, SCHEDULE, steps_per_epoch=5), 20))
+
+
+def bad_schedule(value: float) -> Schedule:
+    return lambda time: value
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be an integer of at least 1, got 0"),
+        (
+            {"steps_per_epoch": 1, "global_batch_size": 8},
+            "global_batch_size and base_batch_size must be given together, got 8 and None",
+        ),
+        (
+            {"steps_per_epoch": 1, "rule": "quadratic"},
+            "rule must be one of linear, none, sqrt",
+        ),
+        (
+            {"steps_per_epoch": 1, "schedule": bad_schedule(float("nan"))},
+            "schedule must be finite and at least 0, got nan at epoch 0",
+        ),
+        (
+            {"steps_per_epoch": 1, "schedule": bad_schedule(-1)},
+            "schedule must be finite and at least 0, got -1 at epoch 0",
+        ),
+        ({"steps_per_epoch": 1, "schedule": 0.5}, "schedule must be a function of the time, got 0.5"),
+    ],
+)
+def test_bad_arguments_are_named_with_their_bound(options: dict, message: str) -> None:
+    options = {"schedule": Constant(), **options}
+    with pytest.raises(HyperparameterError, match=message):
+        LargeBatchLR(sgd(0.1), options.pop("schedule"), **options)
+
+
+def test_a_refused_change_changes_nothing() -> None:
+    optimizer = sgd(0.5)
+    scheduler = LargeBatchLR(optimizer, Cosine(10), steps_per_epoch=4)
+    list(walk(optimizer, scheduler, 3))
+    before = scheduler.state_dict()
+    with pytest.raises(HyperparameterError, match="base_batch_size must be given"):
+        scheduler.change_batch(64, steps_per_epoch=2)
+    with pytest.raises(HyperparameterError, match="epoch must not be given"):
+        scheduler.step(3)
+    with pytest.raises(HyperparameterError, match=r"factor must be at least 0 and at most 1, got 2"):
+        scheduler.reduce(2)
+    assert scheduler.state_dict() == before
+
+
+def test_a_state_of_other_groups_is_refused() -> None:
+    state = LargeBatchLR(sgd(0.1, 0.2), Constant(), steps_per_epoch=1).state_dict()
+    with pytest.raises(HyperparameterError, match="state_dict must have 1 parameter groups, got 2"):
+        LargeBatchLR(sgd(0.1), Constant(), steps_per_epoch=1).load_state_dict(state)
+
+
+def test_the_factor_is_that_of_the_rule() -> None:
+    scheduler = LargeBatchLR(
+        sgd(0.1), Constant(), steps_per_epoch=1, global_batch_size=96, base_batch_size=32, rule="sqrt"
+    )
+    assert scheduler.scale == scaling_factor(96, 32, "sqrt")

@@ -1,8 +1,8 @@
 """The functions that `search_quality.py` searches: their spaces, their optima and what makes them hard.
 
 All are minimised. `CHOSEN_ON` were looked at while the method was chosen, `HELD_OUT` were not, except that
-`digits_table`, with other seeds, was among those that the scales of `horovod_tune.search.warping` were
-chosen on.
+`digits_table`, with other seeds, was among those that the scales of `horovod_tune.search.gp.output_scales`
+were chosen on.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 LAYERS = [
     {"errors", "messages", "shipping", "host_slots"},
     {"tpu_types"},
-    {"spec", "session", "transfer", "parameters", "horovod_build", "large_batch", "search"},
+    {"spec", "session", "transfer", "parameters", "horovod_build", "large_batch"},
     {"ray_adapter", "backend", "doctor", "parameters"},
     {"storage"},
     {"workers"},
@@ -24,6 +24,7 @@ LAYERS = [
     {"coordinator"},
     {"trainable"},
     {"analysis", "launch", "resume"},
+    {"search"},
     {"integrations"},
     {"cli"},
 ]

@@ -6,10 +6,10 @@
 
 from typing import Any
 
-from horovod_tune.search.acquisition import LogExpectedImprovement
 from horovod_tune.search.bayesopt import BayesOptSearch
-from horovod_tune.search.domains import SpaceError
+from horovod_tune.search.gp.acquisition import LogExpectedImprovement
 from horovod_tune.search.optional import OPTIONAL, MissingExtra, load
+from horovod_tune.search.space.domains import SpaceError
 from horovod_tune.search.state_file import StateFileError
 
 __all__ = ["BayesOptSearch", "LogExpectedImprovement", "MissingExtra", "SpaceError", "StateFileError"]

@@ -1,7 +1,7 @@
 """Bayesian optimisation as a Tune searcher, on bayesian-optimization 3.x.
 
-Runs in the driver process. `BayesOptSearch` keeps the books; `space` translates, `belief` models,
-`proposal` looks for the best next point.
+Runs in the driver process. `BayesOptSearch` keeps the books; `space/` translates between
+Tune's domains and the model's space, `gp/` models, `optimizer` chooses the next point.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
 
 from horovod_tune.search import state_file
-from horovod_tune.search.acquisition import portfolio_of
 from horovod_tune.search.blas import one_thread
-from horovod_tune.search.chooser import Chooser
-from horovod_tune.search.domains import SpaceError, from_pbounds
-from horovod_tune.search.earlier import EarlierResults, read_earlier
-from horovod_tune.search.first_points import Queued, queue_points
-from horovod_tune.search.gp_params import check_kernel, model_options
+from horovod_tune.search.gp.acquisition import acquisition_of
+from horovod_tune.search.gp.gp_options import check_kernel, model_options
 from horovod_tune.search.history import Ending, History, Trial, as_number
+from horovod_tune.search.initial_points import Queued, queue_points
+from horovod_tune.search.optimizer import Optimizer
 from horovod_tune.search.seeds import seed_for, seed_of
-from horovod_tune.search.space import Point, SearchSpace
+from horovod_tune.search.space.domains import SpaceError, from_mixed, to_pbounds
+from horovod_tune.search.space.search_space import Point, SearchSpace
+from horovod_tune.search.warm_start import PreviousResults, read_previous
 
 logger = logging.getLogger(__name__)
 
+#: Arguments of Ray's class that have no meaning here: Ray's default, and what replaces them.
 _REMOVED = {
-    "patience": "no point is suggested twice before the space is exhausted, so there is nothing to wait for",
-    "skip_duplicate": "no point is suggested twice before the space is exhausted",
-    "repeat_float_precision": "points are compared by what the training function gets, to the last bit",
-    "verbose": "set the level of the logger 'horovod_tune.search' instead",
+    "patience": (5, "no point is suggested twice before the space is exhausted, so nothing is waited for"),
+    "skip_duplicate": (True, "no point is suggested twice before the space is exhausted"),
+    "repeat_float_precision": (5, "points are compared by what the training function gets, to the last bit"),
+    "verbose": (0, "set the level of the logger 'horovod_tune.search' instead"),
 }
 
 
@@ -57,8 +58,7 @@ class BayesOptSearch(Searcher):
     * `points_to_evaluate`: configurations to run first; what one leaves open is filled in.
       `evaluated_rewards`: their metric values, where they are known already; they are not run then.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
-      `acquisition_function`: an object of `bayes_opt.acquisition` instead, also a `GPHedge`. Best left
-      out.
+      `acquisition_function`: an object of `bayes_opt.acquisition` instead. Best left out.
     * `random_state`: an int, a NumPy generator, or None for a different search each time. The same state
       and the same results give the same suggestions, whatever the clock says.
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
@@ -76,9 +76,6 @@ class BayesOptSearch(Searcher):
     `TypeError` for other arguments; each names the argument, what it may be and what it was.
     """
 
-    # Read by ray.tune's checkpointing (Searcher.save_to_dir); the file is JSON whatever Ray calls it.
-    CKPT_FILE_TMPL = "searcher-state-{}.json"
-
     def __init__(
         self,
         space: Mapping[str, Any] | None = None,
@@ -95,15 +92,18 @@ class BayesOptSearch(Searcher):
         analysis: Any = None,
         **removed: Any,
     ) -> None:
-        for name in removed:
-            if name in _REMOVED:
-                raise TypeError(f"{name} is gone from BayesOptSearch: {_REMOVED[name]}. Leave it out")
-            raise TypeError(f"BayesOptSearch has no argument {name!r}")
+        for name, value in removed.items():
+            if name not in _REMOVED:
+                raise TypeError(f"BayesOptSearch has no argument {name!r}")
+            default, instead = _REMOVED[name]
+            if value != default:
+                raise TypeError(f"{name} is gone from BayesOptSearch: {instead}. Leave it out")
+            logger.warning("%s is ignored: %s", name, instead)
         if mode not in (None, "min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
         if random_search_steps is not None and (
             isinstance(random_search_steps, bool)
-            or not isinstance(random_search_steps, int)
+            or not isinstance(random_search_steps, (int, np.integer))
             or random_search_steps < 0
         ):
             raise ValueError(
@@ -112,22 +112,22 @@ class BayesOptSearch(Searcher):
         super().__init__(metric=metric, mode=mode)
         self._metric, self._mode = metric, mode
         self._seed = seed_of(random_state)
-        portfolio = portfolio_of(
+        acquisition = acquisition_of(
             acquisition_function, None if utility_kwargs is None else dict(utility_kwargs)
         )
-        self._chooser = Chooser(portfolio, model_options(gp_params or {}), random_search_steps)
+        self._optimizer = Optimizer(acquisition, model_options(gp_params or {}), random_search_steps)
         self._given = (copy.deepcopy(points_to_evaluate), evaluated_rewards)
-        self._earlier = None if analysis is None else read_earlier(analysis)
+        self._earlier = None if analysis is None else read_previous(analysis)
         self._queue: list[Queued] = []
         self._history = History()
         self._unread_state: dict[str, Any] | None = None
+        #: What trials did between `restore` and the moment that the space is known.
+        self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
+        self._space_is_restored = False
         self._said: set[str] = set()
         self._space: SearchSpace | None = None
         if space:
-            own = dict(space)
-            _, domains, grids = parse_spec_vars(own)
-            spec = own if domains or grids else from_pbounds(own)
-            self._set_space(SearchSpace(spec, include_constants=True))
+            self._set_space(SearchSpace(from_mixed(space), include_constants=True))
 
     # What Tune calls.
 
@@ -142,6 +142,9 @@ class BayesOptSearch(Searcher):
         if self._space is None:
             self._set_space(SearchSpace(config))
             return True
+        if self._space_is_restored:
+            self._confirm_space(SearchSpace(config))
+            return True
         _, domains, grids = parse_spec_vars(dict(config))
         if not domains and not grids:
             return True
@@ -151,22 +154,19 @@ class BayesOptSearch(Searcher):
         """Return the next configuration. Never None and never `FINISHED`."""
         space = self._ready()
         given: dict[Any, Any] = {}
-        candidates: tuple[Point, ...] = ()
         if self._queue:
             queued = self._queue.pop(0)
             point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
             with one_thread():
-                point, candidates = self._chooser.next_point(
-                    space, self._history, self._seed, self._mode == "max"
-                )
-            if self._history.rounds(space.size) and not space.sampled:
+                point = self._optimizer.next_point(space, self._history, self._seed, self._mode == "max")
+            if self._history.rounds(space.size) and not space.is_sampled:
                 self._say_once(
                     "exhausted",
                     f"every one of the {int(space.size)} points of the search space has been suggested; from "
                     "here on points are repeated, the most promising first",
                 )
-        self._history.add(Trial(trial_id, point, candidates=candidates))
+        self._history.add(Trial(trial_id, point))
         return space.config(point, seed_for(self._seed, self._history, "sampled"), given)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -179,6 +179,9 @@ class BayesOptSearch(Searcher):
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
         """Learn from a trial that ended, however it did."""
+        if self._space is None and self._unread_state is not None:
+            self._unread_endings.append((trial_id, result, error))
+            return
         flat = flatten_dict(dict(result)) if result else {}
         if trial_id not in self._history.trials and not self._adopt(trial_id, flat):
             return
@@ -227,10 +230,10 @@ class BayesOptSearch(Searcher):
         Raises `ValueError` for an unknown name, a value out of bounds, or a kernel that does not fit the
         space.
         """
-        options = model_options(params, self._chooser.options)
+        options = model_options(params, self._optimizer.options)
         if self._space is not None:
             check_kernel(options, self._space)
-        self._chooser.options = options
+        self._optimizer.options = options
 
     def save(self, checkpoint_path: str) -> None:
         """Write everything the search has learned to a JSON file."""
@@ -244,6 +247,7 @@ class BayesOptSearch(Searcher):
                 "metric": self._metric,
                 "mode": self._mode,
                 "space": self._space.describe(),
+                "spec": self._space.as_json(),
                 "seed": self._seed,
                 "drawn": self._history.drawn,
                 "queue": [queued.as_json() for queued in self._queue],
@@ -257,9 +261,20 @@ class BayesOptSearch(Searcher):
         Raises `state_file.StateFileError` (a `ValueError`) for a file that is not one, is of a newer
         version, or is of a search over another space or for another metric or mode.
         """
-        self._unread_state = state_file.read(checkpoint_path)
+        state = self._unread_state = state_file.read(checkpoint_path)
+        if self._space is None and state.get("spec") is not None:
+            self._space = SearchSpace.from_json(state["spec"])
+            self._space_is_restored = True
         if self._space is not None:
             self._take_state(self._space)
+
+    @staticmethod
+    def convert_search_space(spec: Mapping[str, Any], join: bool = False) -> dict[str, Any]:
+        """Return a Tune search space as the `space` of this class; with `join` its constants too.
+
+        Names of nested parameters have a `/`, plain ranges of floats are `(low, high)`.
+        """
+        return to_pbounds(spec, join)
 
     # The books.
 
@@ -277,9 +292,18 @@ class BayesOptSearch(Searcher):
             )
         return self._space
 
+    def _confirm_space(self, space: SearchSpace) -> None:
+        """Take the tuner's space in place of a restored one; raises `StateFileError` if it is another one."""
+        assert self._space is not None
+        if space.dimension:
+            state = {"metric": None, "mode": None, "space": self._space.describe()}
+            state_file.check_same_search(state, space.describe(), None, None)
+            self._space = space
+        self._space_is_restored = False
+
     def _set_space(self, space: SearchSpace) -> None:
         points, rewards = self._given
-        check_kernel(self._chooser.options, space)
+        check_kernel(self._optimizer.options, space)
         queue, scored = queue_points(space, points, rewards)
         self._space = space
         if self._unread_state is not None:
@@ -291,7 +315,7 @@ class BayesOptSearch(Searcher):
         if self._earlier is not None:
             self._take_earlier(space, self._earlier)
 
-    def _take_earlier(self, space: SearchSpace, earlier: EarlierResults) -> None:
+    def _take_earlier(self, space: SearchSpace, earlier: PreviousResults) -> None:
         used, message = earlier.fit_into(space, self._metric)
         for point, value in used:
             self._add_known("earlier", point, value)
@@ -311,6 +335,10 @@ class BayesOptSearch(Searcher):
         self._seed = state["seed"]
         self._queue = [Queued.from_json(entry) for entry in state["queue"]]
         self._history = History.from_json(state["trials"], state["drawn"])
+        self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
+        endings, self._unread_endings = self._unread_endings, []
+        for trial_id, result, error in endings:
+            self.on_trial_complete(trial_id, result, error)
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
         """Take up a trial that was not suggested under this id, as Tune makes when it restarts one."""
@@ -318,7 +346,7 @@ class BayesOptSearch(Searcher):
         if self._space is None or not config:
             return False
         try:
-            point = EarlierResults.nested_point(self._space, config)
+            point = PreviousResults.nested_point(self._space, config)
         except SpaceError as error:
             logger.info("trial %s is not learned from: %s", trial_id, error)
             return False

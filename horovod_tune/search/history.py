@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_tune.search.space import Point
+from horovod_tune.search.space.search_space import Point
 
 
 class Ending(str, Enum):
@@ -35,8 +35,6 @@ class Trial:
     ending: Ending = Ending.RUNNING
     value: float | None = None
     last: float | None = None
-    #: What each acquisition function of a `GPHedge` would have suggested; `point` is one of them.
-    candidates: tuple[Point, ...] = ()
 
 
 @dataclass
@@ -80,18 +78,23 @@ class History:
         history = cls(drawn=drawn)
         for entry in trials:
             point = tuple(float(c) for c in entry["point"])
-            candidates = tuple(tuple(float(c) for c in other) for other in entry.get("candidates", ()))
             ending = Ending(entry["ending"])
-            history.add(Trial(entry["trial_id"], point, ending, entry["value"], entry["last"], candidates))
+            history.add(Trial(entry["trial_id"], point, ending, entry["value"], entry["last"]))
         return history
 
 
 def as_number(value: Any) -> float | None:
-    """Return a metric as a float; None where it is not a number (a string, a list, None)."""
+    """Return a metric as a float; None where it is not a number (a string, a list, None).
+
+    An integer that is too large for a float is infinite.
+    """
     if value is None or isinstance(value, (str, bytes)):
         return None
     try:
         array = np.asarray(value, dtype=float)
     except (TypeError, ValueError):
         return None
+    except OverflowError:
+        (only,) = np.asarray(value, dtype=object).ravel()[:1]
+        return math.inf if only > 0 else -math.inf
     return float(array.reshape(())) if array.size == 1 else None

@@ -53,7 +53,7 @@ def experiment(ray_session: Any, tmp_path_factory: Any) -> tune.ResultGrid:
 
 def test_tune_runs_every_sample_and_records_what_was_suggested(experiment: tune.ResultGrid) -> None:
     assert len(experiment) == 10
-    state = json.loads(next(Path(experiment.experiment_path).glob("searcher-state-*.json")).read_text())
+    state = json.loads(next(Path(experiment.experiment_path).glob("searcher-state-*.pkl")).read_text())
     recorded = {result.config["lr"] for result in experiment}  # type: ignore[attr-defined]
     low, high = math.log(1e-5), math.log(1e-1)
     suggested = [math.exp(low + trial["point"][0] * (high - low)) for trial in state["trials"]]
@@ -63,7 +63,7 @@ def test_tune_runs_every_sample_and_records_what_was_suggested(experiment: tune.
 
 
 def test_failed_trials_are_known_as_such_and_early_stopped_ones_count(experiment: tune.ResultGrid) -> None:
-    state = json.loads(next(Path(experiment.experiment_path).glob("searcher-state-*.json")).read_text())
+    state = json.loads(next(Path(experiment.experiment_path).glob("searcher-state-*.pkl")).read_text())
     endings = [trial["ending"] for trial in state["trials"]]
     assert endings.count("failed") == len(experiment.errors) and "running" not in endings
     values = sorted(trial["value"] for trial in state["trials"] if trial["value"] is not None)

@@ -6,37 +6,37 @@ order in which trials ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from bayes_opt.acquisition import AcquisitionFunction
 from scipy.stats import qmc
 
-from horovod_tune.search.acquisition import Lie, Portfolio, decayed
-from horovod_tune.search.belief import Belief, FittedModel, ModelOptions
-from horovod_tune.search.hedge import draw, gains_of
+from horovod_tune.search.gp.acquisition import decayed, is_scale_free
+from horovod_tune.search.gp.output_scales import SOFTNESSES
+from horovod_tune.search.gp.posterior import FittedModel, ModelOptions, Posterior
+from horovod_tune.search.gp.proposal import propose
 from horovod_tune.search.history import Ending, History, Trial
-from horovod_tune.search.parameters import FloatArray
-from horovod_tune.search.proposal import propose
 from horovod_tune.search.seeds import seed_for
-from horovod_tune.search.space import Point, SearchSpace
-from horovod_tune.search.warping import SOFTNESSES
+from horovod_tune.search.space.dimensions import FloatArray
+from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: Points of a finite space that are looked at one by one when it is nearly used up.
 _ENUMERABLE = 100_000
 
 
-class Chooser:
+class Optimizer:
     """How points are chosen; `random_search_steps` is None for a number that goes with the space."""
 
     def __init__(
         self,
-        portfolio: Portfolio,
+        acquisition: AcquisitionFunction,
         options: ModelOptions,
         random_search_steps: int | None,
     ) -> None:
         self.options = options
-        self._portfolio, self._steps = portfolio, random_search_steps
+        self._acquisition, self._steps = acquisition, random_search_steps
         self._fitted: tuple[object, FittedModel] | None = None
 
     @property
@@ -44,13 +44,8 @@ class Chooser:
         """The model of the latest suggestion, None before the first one it made."""
         return self._fitted[1] if self._fitted else None
 
-    def next_point(
-        self, space: SearchSpace, history: History, seed: int, maximise: bool
-    ) -> tuple[Point, tuple[Point, ...]]:
-        """Return the next point, one that has been suggested no more often than any other.
-
-        With a `GPHedge` also what each of its functions would have suggested, otherwise nothing.
-        """
+    def next_point(self, space: SearchSpace, history: History, seed: int, maximise: bool) -> Point:
+        """Return the next point, one that has been suggested no more often than any other."""
         rounds = history.rounds(space.size)
 
         def taken(point: Point) -> bool:
@@ -60,43 +55,27 @@ class Chooser:
         steps = self._steps if self._steps is not None else min(max(space.dimension + 1, 4), 10)
         if len(history.trials) < steps or len(scored) < 2 or space.dimension == 0:
             start = _sobol(space, history, seed, taken)
-            return (start if start is not None else _leftover(space, taken, None, seed)), ()
+            return start if start is not None else _leftover(space, taken, None, seed)
         gains = np.asarray([_gain(trial, maximise) for trial in scored])
         model = self._fit(space, scored, gains)
         centres = np.asarray([scored[i].point for i in np.argsort(-gains, kind="stable")[:5]])
-        candidates = []
-        for belief in self._beliefs(model, space, history, seed):
-            found = propose(belief, space, centres, taken, seed_for(seed, history, "proposal"))
-            candidates.append(found if found is not None else _leftover(space, taken, belief, seed))
-        if len(candidates) == 1:
-            return candidates[0], ()
-        chosen = draw(gains_of(self._portfolio, model, space, history), seed_for(seed, history, "hedge"))
-        return candidates[chosen], tuple(candidates)
+        pending = _features_of(space, history, Ending.RUNNING)
+        failed = _features_of(space, history, Ending.FAILED)
+        acquisition = decayed(self._acquisition, len(history.trials))
+        posterior = Posterior(model, pending, failed, acquisition, seed_for(seed, history, "draws"))
+        found = propose(posterior, space, centres, taken, seed_for(seed, history, "proposal"))
+        return found if found is not None else _leftover(space, taken, posterior, seed)
 
     def _fit(self, space: SearchSpace, scored: list[Trial], gains: FloatArray) -> FittedModel:
         points = np.asarray([trial.point for trial in scored])
         options = self.options
-        if self._portfolio.is_scale_free:
+        if is_scale_free(self._acquisition):
             options = replace(options, softnesses=SOFTNESSES)
         key = (points.tobytes(), gains.tobytes(), options)
         if self._fitted is None or self._fitted[0] != key:
             model = FittedModel(space.features(points), gains, space.feature_groups, options)
             self._fitted = (key, model)
         return self._fitted[1]
-
-    def _beliefs(
-        self, model: FittedModel, space: SearchSpace, history: History, seed: int
-    ) -> Iterator[Belief]:
-        """Yield what is believed through each acquisition function."""
-        pending = _features_of(space, history, Ending.RUNNING)
-        failed = _features_of(space, history, Ending.FAILED)
-        by_lie: dict[Lie, Belief] = {}
-        for plain, lie in self._portfolio.members:
-            acquisition = decayed(plain, len(history.trials))
-            if lie not in by_lie:
-                draws = seed_for(seed, history, "draws")
-                by_lie[lie] = Belief(model, pending, failed, acquisition, draws, lie)
-            yield by_lie[lie].through(acquisition)
 
 
 def _gain(trial: Trial, maximise: bool) -> float:
@@ -123,16 +102,18 @@ def _sobol(space: SearchSpace, history: History, seed: int, taken: Callable[[Poi
     return None
 
 
-def _leftover(space: SearchSpace, taken: Callable[[Point], bool], belief: Belief | None, seed: int) -> Point:
-    """Return a free point of a space that is nearly used up, the most promising if there is a belief."""
+def _leftover(
+    space: SearchSpace, taken: Callable[[Point], bool], posterior: Posterior | None, seed: int
+) -> Point:
+    """Return a free point of a space that is nearly used up, the most promising if there is a posterior."""
     if space.size <= _ENUMERABLE:
-        pool = np.asarray([space.canonical(point) for point in space.every_point()])
+        pool = np.asarray(list(space.every_point()))
     else:
         generator = np.random.default_rng(seed)
         pool = space.from_quantiles(generator.random((10_000, space.dimension)))
     free = [point for point in map(space.canonical, pool) if not taken(point)]
     if not free:
         raise RuntimeError(f"no free point found among the {space.size} of the search space")
-    if belief is None:
+    if posterior is None:
         return free[0]
-    return free[int(np.argmax(belief(space.features(np.asarray(free)))))]
+    return free[int(np.argmax(posterior(space.features(np.asarray(free)))))]

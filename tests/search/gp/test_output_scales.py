@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bayes_opt.acquisition import ConstantLiar, ExpectedImprovement, GPHedge, UpperConfidenceBound
+from bayes_opt.acquisition import ExpectedImprovement, UpperConfidenceBound
 from sklearn.gaussian_process.kernels import Matern
 
 from horovod_tune.search import BayesOptSearch, LogExpectedImprovement
-from horovod_tune.search.acquisition import portfolio_of
-from horovod_tune.search.belief import FittedModel, ModelOptions
-from horovod_tune.search.warping import SOFTNESSES, Scale, compress, scales
+from horovod_tune.search.gp.acquisition import is_scale_free
+from horovod_tune.search.gp.output_scales import SOFTNESSES, Scale, compress, scales
+from horovod_tune.search.gp.posterior import FittedModel, ModelOptions
 
 GROUPS = np.arange(2)
 X = np.random.default_rng(0).random((40, 2))
@@ -83,18 +83,10 @@ def test_numbers_on_the_objectives_scale_keep_results_on_it() -> None:
     assert not is_warped(results, ModelOptions(softnesses=SOFTNESSES, kernel=Matern(nu=2.5)))
 
 
-def test_only_the_logarithm_of_expected_improvement_without_a_lie_or_margin_is_scale_free() -> None:
-    log_ei = LogExpectedImprovement()
-    assert portfolio_of(None, None).is_scale_free
-    assert portfolio_of(GPHedge([log_ei, LogExpectedImprovement()]), None).is_scale_free
-    for other in (
-        UpperConfidenceBound(),
-        ExpectedImprovement(0.0),
-        LogExpectedImprovement(0.1),
-        ConstantLiar(log_ei, "min"),
-        GPHedge([log_ei, UpperConfidenceBound()]),
-    ):
-        assert not portfolio_of(other, None).is_scale_free
+def test_only_the_logarithm_of_expected_improvement_without_a_margin_is_scale_free() -> None:
+    assert is_scale_free(LogExpectedImprovement())
+    for other in (UpperConfidenceBound(), ExpectedImprovement(0.0), LogExpectedImprovement(0.1)):
+        assert not is_scale_free(other)
 
 
 @pytest.mark.parametrize("acquisition", [None, UpperConfidenceBound()])
@@ -105,7 +97,7 @@ def test_a_search_warps_only_by_default(acquisition: UpperConfidenceBound | None
     for (x, y), value in zip(X, BOWL, strict=True):
         search.add_evaluated_point({"x": x, "y": y}, float(np.exp(-10.0 * value)))
     search.suggest("trial")
-    model = search._chooser.fitted
+    model = search._optimizer.fitted
     assert model is not None
     own = next(scales(-np.exp(-10.0 * BOWL), 3.0, ())).targets
     assert np.array_equal(model.targets, own) == (acquisition is not None)

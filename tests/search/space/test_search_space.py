@@ -12,9 +12,9 @@ from bayes_opt.parameter import CategoricalParameter, FloatParameter, IntParamet
 from ray import tune
 
 from horovod_tune.search import SpaceError
-from horovod_tune.search.domains import from_pbounds
-from horovod_tune.search.parameters import Grid
-from horovod_tune.search.space import SearchSpace
+from horovod_tune.search.space.dimensions import Grid
+from horovod_tune.search.space.domains import from_pbounds
+from horovod_tune.search.space.search_space import SearchSpace
 
 EDGES = [0.0, np.nextafter(1.0, 0.0), 0.5, 1e-17, 1 / 3]
 
@@ -188,7 +188,7 @@ def test_bayesian_optimizations_own_bounds_are_understood() -> None:
         }
     )
     space = SearchSpace(spec)
-    assert len(space.parameters) == 8
+    assert space.dimension == 8
     last = space.config(tuple([1.0] * 8), seed=0)
     assert last == {
         "x": 1.0, "y": 2.5, "n": 5, "c": "b", "deep": {"lr": 0.1}, "f": 2.0, "i": 3, "k": None,

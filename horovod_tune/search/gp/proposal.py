@@ -7,16 +7,16 @@ from collections.abc import Callable
 import numpy as np
 from scipy.optimize import minimize
 
-from horovod_tune.search.belief import Belief
-from horovod_tune.search.parameters import Categories, FloatArray
-from horovod_tune.search.space import Point, SearchSpace
+from horovod_tune.search.gp.posterior import Posterior
+from horovod_tune.search.space.dimensions import Categories, FloatArray
+from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: A grid with more values than this is climbed like a continuous parameter, then snapped.
 CLIMBABLE = 16
 
 
 def propose(
-    belief: Belief,
+    posterior: Posterior,
     space: SearchSpace,
     centres: FloatArray,
     taken: Callable[[Point], bool],
@@ -30,9 +30,9 @@ def propose(
     """
     generator = np.random.default_rng(seed)
     pool = _candidates(space, centres, candidates, generator)
-    values = belief(space.features(pool))
+    values = posterior(space.features(pool))
     starts = pool[_distinct(pool, values, climbs)]
-    climbed = [_climb(belief, space, start) for start in starts]
+    climbed = [_climb(posterior, space, start) for start in starts]
     pool = np.concatenate([np.stack([point for point, _ in climbed]), pool])
     values = np.concatenate([[value for _, value in climbed], values])
     for index in np.argsort(-values, kind="stable"):
@@ -71,38 +71,47 @@ def _distinct(pool: FloatArray, values: FloatArray, number: int) -> list[int]:
     return chosen
 
 
-def _climb(belief: Belief, space: SearchSpace, start: FloatArray) -> tuple[FloatArray, float]:
+def _climb(posterior: Posterior, space: SearchSpace, start: FloatArray) -> tuple[FloatArray, float]:
     """Alternate between gradient steps on the numbers and best single steps on grids and categories."""
-    smooth = [
-        i
-        for i in range(space.dimension)
-        if space.column(i).is_continuous
-        or (not isinstance(space.column(i), Categories) and space.column(i).cardinality > CLIMBABLE)
-    ]
     stepped = [i for i in range(space.dimension) if not space.column(i).is_continuous]
     point = start
-    value = float(belief(space.features(point[None, :]))[0])
+    value = float(posterior(space.features(point[None, :]))[0])
     for _ in range(3):
         before = value
+        smooth = _smooth(space, point)
         if smooth:
-            point, value = _climb_smooth(belief, space, point, value, smooth)
+            point, value = _climb_smooth(posterior, space, point, value, smooth)
         if not stepped:
             break
-        point, value = _climb_steps(belief, space, point, value, stepped)
+        point, value = _climb_steps(posterior, space, point, value, stepped)
         if not smooth or value <= before + 1e-6 * abs(before):
             break
     return point, value
 
 
+def _smooth(space: SearchSpace, point: FloatArray) -> list[int]:
+    """Return the parameters that can be climbed along gradients; an inactive one leads nowhere."""
+    active = space.active(point[None, :])[0]
+    return [
+        i
+        for i in range(space.dimension)
+        if active[i]
+        and (
+            space.column(i).is_continuous
+            or (not isinstance(space.column(i), Categories) and space.column(i).cardinality > CLIMBABLE)
+        )
+    ]
+
+
 def _climb_smooth(
-    belief: Belief, space: SearchSpace, point: FloatArray, value: float, smooth: list[int]
+    posterior: Posterior, space: SearchSpace, point: FloatArray, value: float, smooth: list[int]
 ) -> tuple[FloatArray, float]:
     columns = [space.feature_column(i) for i in smooth]
     features = space.features(point[None, :])[0]
 
     def objective(coordinates: FloatArray) -> tuple[float, FloatArray]:
         features[columns] = coordinates
-        here, slope = belief.with_slope(features)
+        here, slope = posterior.with_slope(features)
         return -here, -slope[columns]
 
     found = minimize(
@@ -116,12 +125,12 @@ def _climb_smooth(
     moved = point.copy()
     moved[smooth] = found.x
     moved = space.snap(moved[None, :])[0]
-    reached = float(belief(space.features(moved[None, :]))[0])
+    reached = float(posterior(space.features(moved[None, :]))[0])
     return (moved, reached) if reached > value else (point, value)
 
 
 def _climb_steps(
-    belief: Belief, space: SearchSpace, point: FloatArray, value: float, stepped: list[int]
+    posterior: Posterior, space: SearchSpace, point: FloatArray, value: float, stepped: list[int]
 ) -> tuple[FloatArray, float]:
     for _ in range(20):
         options = []
@@ -130,7 +139,7 @@ def _climb_steps(
                 option = point.copy()
                 option[i] = coordinate
                 options.append(option)
-        values = belief(space.features(np.stack(options)))
+        values = posterior(space.features(np.stack(options)))
         best = int(np.argmax(values))
         if values[best] <= value:
             break

@@ -5,7 +5,6 @@ Targets are to be maximised here, whatever the search's mode.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +13,11 @@ from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement, Prob
 from numpy.typing import NDArray
 from scipy.stats import norm, qmc
 
-from horovod_tune.search import surrogate
-from horovod_tune.search.acquisition import LogExpectedImprovement, log_probability_below
-from horovod_tune.search.covariance import Covariance, FloatArray, Hyperparameters, MaternCovariance
-from horovod_tune.search.surrogate import Conditioned, Fit, Priors
-from horovod_tune.search.warping import Scale, scales
+from horovod_tune.search.gp import fit as gp_fit
+from horovod_tune.search.gp.acquisition import LogExpectedImprovement, log_probability_below
+from horovod_tune.search.gp.fit import Conditioned, Fit, Priors
+from horovod_tune.search.gp.kernels import Covariance, FloatArray, Hyperparameters, MaternCovariance
+from horovod_tune.search.gp.output_scales import Scale, scales
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,11 @@ class FittedModel:
         if options.kernel is not None:
             alpha = _KERNEL_ALPHA if options.fixed_noise is None else options.fixed_noise
             targets = found[0].targets[few]
-            return found[0], surrogate.fit_kernel(
-                options.kernel, features, targets, alpha, options.starts - 1
-            )
+            return found[0], gp_fit.fit_kernel(options.kernel, features, targets, alpha, options.starts - 1)
 
         def fit(scale: Scale, starts: range) -> Fit:
             targets = scale.targets[few]
-            return surrogate.fit(features, targets, self.groups, options.priors, options.fixed_noise, starts)
+            return gp_fit.fit(features, targets, self.groups, options.priors, options.fixed_noise, starts)
 
         # One start tells scales apart well enough; the others are for the scale that is used.
         fits = [fit(scale, range(1)) for scale in found]
@@ -106,11 +103,10 @@ class FittedModel:
         return Conditioned(self.features, self.targets[:, None], noise, self.covariance, mean)
 
 
-class Belief:
+class Posterior:
     """An acquisition function over the model space, knowing the points in flight and the failures.
 
-    `pending` and `failed` have the shape (points, features). `lie` replaces the model's own belief about
-    what is in flight: a number on the objective's scale, or 'min', 'mean' or 'max' of the results.
+    `pending` and `failed` have the shape (points, features).
     """
 
     def __init__(
@@ -120,17 +116,18 @@ class Belief:
         failed: FloatArray,
         acquisition: AcquisitionFunction,
         seed: int,
-        lie: float | str | None = None,
     ) -> None:
-        self._model = model
-        self._look_through(acquisition)
+        self._model, self._acquisition = model, acquisition
+        self._logarithmic = isinstance(acquisition, LogExpectedImprovement)
+        # Expectations and probabilities are multiplied by the probability that the trial does not fail,
+        # their logarithms get its logarithm added, and so do bounds, in the objective's unit.
+        improvement = isinstance(acquisition, (ExpectedImprovement, ProbabilityOfImprovement))
+        self._multiplied = improvement and not self._logarithmic
+        self._unit = 1.0 if self._logarithmic else model.scale
         noise = np.full(len(model.features), model.covariance.noise)
         known = model.condition()
         points = np.concatenate([model.features, pending])
-        if lie is not None:
-            lies = np.full(len(pending), self._standard(lie))
-            targets = np.concatenate([model.targets, lies])[:, None]
-        elif model.options.draws and len(points) <= 400:
+        if model.options.draws and len(points) <= 400:
             targets = _draws(known, points, model.options.draws, seed)
             noise = np.full(len(model.features), 1e-6)
         else:
@@ -140,27 +137,6 @@ class Belief:
         best = targets if targets.shape[1] > 1 else self._process.predict(points)[0]
         self.incumbents = best.max(axis=0)
         self._safety = _Safety(model, failed) if len(failed) else None
-
-    def through(self, acquisition: AcquisitionFunction) -> Belief:
-        """Return the same belief with another acquisition function."""
-        other = copy.copy(self)
-        other._look_through(acquisition)
-        return other
-
-    def _look_through(self, acquisition: AcquisitionFunction) -> None:
-        self._acquisition = acquisition
-        self._logarithmic = isinstance(acquisition, LogExpectedImprovement)
-        # Expectations and probabilities are multiplied by the probability that the trial does not fail,
-        # their logarithms get its logarithm added, and so do bounds, in the objective's unit.
-        improvement = isinstance(acquisition, (ExpectedImprovement, ProbabilityOfImprovement))
-        self._multiplied = improvement and not self._logarithmic
-        self._unit = 1.0 if self._logarithmic else self._model.scale
-
-    def _standard(self, lie: float | str) -> float:
-        if isinstance(lie, str):
-            targets = self._model.targets
-            return float({"min": targets.min(), "mean": targets.mean(), "max": targets.max()}[lie])
-        return (float(lie) - self._model.offset) / self._model.scale
 
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the acquisition, shape (queries,), at `features`, shape (queries, features)."""

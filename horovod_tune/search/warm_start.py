@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from horovod_tune.search.domains import MISSING, Path, SpaceError, path_name, value_at
 from horovod_tune.search.history import as_number
-from horovod_tune.search.space import Point, SearchSpace
+from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, value_at
+from horovod_tune.search.space.search_space import Point, SearchSpace
 
 
 @dataclass
-class EarlierResults:
+class PreviousResults:
     """Rows of an earlier experiment: configurations, nested or with `/` in their names, and metrics."""
 
     rows: list[tuple[Mapping[str, Any], Mapping[str, Any]]]
@@ -42,35 +42,44 @@ class EarlierResults:
     def nested_point(space: SearchSpace, config: Mapping[str, Any]) -> Point:
         """Return the point of a configuration, nested or flat. Raises `SpaceError` where it has none."""
         nested: dict[Any, Any] = {}
-        for path in space.parameters:
-            value = value_at(config, path, MISSING)
+        for node in space.nodes:
+            if node.conditions:
+                continue  # It lies within the value of the choice that it depends on.
+            value = value_at(config, node.path, MISSING)
             if value is MISSING:
-                value = _flat_value(config, path)
+                value = _flat_value(config, node.path)
             if value is not MISSING:
-                _put(nested, path, value)
+                _put(nested, node.path, value)
         return space.point(nested)
 
 
-def read_earlier(source: Any) -> EarlierResults:
+def read_previous(source: Any) -> PreviousResults:
     """Read an experiment's directory, an `ExperimentAnalysis`, a `ResultGrid` or a DataFrame.
 
-    Raises `TypeError` for anything else and `ValueError` for a directory without an experiment.
+    Raises:
+        TypeError: For anything else.
+        ValueError: For a directory without an experiment.
     """
     import pandas as pd
     from ray.tune import ExperimentAnalysis, ResultGrid
 
     if isinstance(source, (str, os.PathLike)):
+        from horovod_tune.analysis import analyze
+
         if not FilePath(source).expanduser().is_dir():
-            raise ValueError(f"analysis must be the directory of an experiment; {str(source)!r} is none")
-        source = ExperimentAnalysis(str(FilePath(source).expanduser().resolve()))
+            raise ValueError(
+                f"analysis must be an experiment's directory; {str(source)!r} is not a directory"
+            )
+        trials = analyze(FilePath(source).expanduser()).record.trials
+        return PreviousResults([(trial.config, trial.last_result or {}) for trial in trials])
     if isinstance(source, ResultGrid):
-        return EarlierResults(
+        return PreviousResults(
             [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
         )
     if isinstance(source, ExperimentAnalysis):
-        return EarlierResults([(dict(t.config), dict(t.last_result or {})) for t in source.trials])
+        return PreviousResults([(dict(t.config), dict(t.last_result or {})) for t in source.trials])
     if isinstance(source, pd.DataFrame):
-        return EarlierResults([_row(row) for row in source.to_dict("records")])
+        return PreviousResults([_row(row) for row in source.to_dict("records")])
     raise TypeError(
         "analysis must be an experiment's directory, an ExperimentAnalysis, a ResultGrid or a DataFrame, "
         f"got {type(source).__name__}"
@@ -82,6 +91,8 @@ def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if not config:
         # A table of one's own has the parameters' plain names.
         config = {str(k): v for k, v in row.items()}
+    # A table has every column in every row; not a number stands where a trial has no such parameter.
+    config = {k: v for k, v in config.items() if not (isinstance(v, float) and v != v)}
     return config, {str(k): v for k, v in row.items()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,64 +74,42 @@ def log_probability_below(threshold: float, mean: FloatArray, std: FloatArray) -
     return log_ndtr((threshold - mean) / std)
 
 
-#: What a `ConstantLiar` pretends about points in flight: a number, or 'min', 'mean' or 'max' of the results;
-#: None is the model's own belief.
-Lie = float | str | None
+def is_scale_free(acquisition: AcquisitionFunction) -> bool:
+    """Whether only the order of the results matters to it: it has no number on the objective's scale."""
+    return type(acquisition) is LogExpectedImprovement and not acquisition.xi
 
 
-@dataclass(frozen=True)
-class Portfolio:
-    """The acquisition functions in use, each with its lie; several for a `GPHedge`, with its first gains."""
-
-    members: tuple[tuple[AcquisitionFunction, Lie], ...]
-    gains: tuple[float, ...] = (0.0,)
-
-    @property
-    def is_scale_free(self) -> bool:
-        """Whether only the order of the results matters to it: it has no number on the objective's scale."""
-        return all(
-            type(acquisition) is LogExpectedImprovement and not acquisition.xi and lie is None
-            for acquisition, lie in self.members
-        )
-
-
-def portfolio_of(acquisition_function: AcquisitionFunction | None, utility_kwargs: dict | None) -> Portfolio:
-    """Return the acquisition functions to use.
+def acquisition_of(
+    acquisition_function: AcquisitionFunction | None, utility_kwargs: dict | None
+) -> AcquisitionFunction:
+    """Return the acquisition function to use.
 
     `utility_kwargs` is the argument of Ray's BayesOptSearch: `kind` (ucb, ei or poi), `kappa`, `xi`.
 
-    Raises `ValueError` for both at once, for an unknown kind, and `TypeError` for objects that cannot be
-    used here.
+    Raises:
+        ValueError: For both at once, or an unknown kind.
+        TypeError: For an object that cannot be used here.
     """
     if utility_kwargs is not None:
         if acquisition_function is not None:
             raise ValueError("give acquisition_function or utility_kwargs, not both")
-        return Portfolio(((_from_utility(dict(utility_kwargs)), None),))
+        return _from_utility(dict(utility_kwargs))
     if acquisition_function is None:
-        return Portfolio(((LogExpectedImprovement(), None),))
-    own, lie = _without_lie(acquisition_function)
-    if not isinstance(own, GPHedge):
-        return Portfolio(((own, lie),))
-    if not own.base_acquisitions:
-        raise ValueError("acquisition_function is a GPHedge of no acquisition functions; give it some")
-    members = [_without_lie(base, lie) for base in own.base_acquisitions]
-    if any(isinstance(base, GPHedge) for base, _ in members):
+        return LogExpectedImprovement()
+    if isinstance(acquisition_function, ConstantLiar):
         raise TypeError(
-            "acquisition_function is a GPHedge within a GPHedge; give the outer one all functions"
+            "acquisition_function cannot be a ConstantLiar: trials in flight are drawn from the model. "
+            "Give its base_acquisition alone"
         )
-    return Portfolio(tuple(members), tuple(float(gain) for gain in own.gains))
-
-
-def _without_lie(acquisition: Any, lie: Lie = None) -> tuple[AcquisitionFunction, Lie]:
-    if isinstance(acquisition, ConstantLiar):
-        acquisition, lie = acquisition.base_acquisition, acquisition.strategy
-    if not isinstance(acquisition, AcquisitionFunction) or isinstance(acquisition, ConstantLiar):
+    if isinstance(acquisition_function, GPHedge):
+        raise TypeError("acquisition_function cannot be a GPHedge; give one of its functions")
+    if not isinstance(acquisition_function, AcquisitionFunction):
         raise TypeError(
             "acquisition_function must be one of bayes_opt.acquisition's UpperConfidenceBound, "
-            "ExpectedImprovement, ProbabilityOfImprovement, a ConstantLiar around one, a GPHedge of several, "
-            f"or an AcquisitionFunction with base_acq(mean, std); got {acquisition!r}"
+            "ExpectedImprovement, ProbabilityOfImprovement, or an AcquisitionFunction with "
+            f"base_acq(mean, std); got {acquisition_function!r}"
         )
-    return acquisition, lie
+    return acquisition_function
 
 
 def decayed(acquisition: AcquisitionFunction, suggestions: int) -> AcquisitionFunction:

@@ -11,9 +11,9 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Kernel
 
-from horovod_tune.search.belief import ModelOptions
-from horovod_tune.search.domains import SpaceError, path_name
-from horovod_tune.search.space import SearchSpace
+from horovod_tune.search.gp.posterior import ModelOptions
+from horovod_tune.search.space.domains import SpaceError
+from horovod_tune.search.space.search_space import SearchSpace
 
 _KNOWN = "alpha, kernel and n_restarts_optimizer"
 
@@ -54,7 +54,7 @@ def check_kernel(options: ModelOptions, space: SearchSpace) -> None:
         options.kernel(features, features)
     except ValueError as error:
         widths = np.bincount(space.feature_groups)
-        names = ", ".join(f"'{path_name(p)}' {w}" for p, w in zip(space.paths, widths, strict=True))
+        names = ", ".join(f"'{name}' {w}" for name, w in zip(space.names(), widths, strict=True))
         raise SpaceError(
             f"gp_params['kernel'] does not fit the search space, which has {features.shape[1]} features "
             f"({names}; a choice has one for each category): {error}"

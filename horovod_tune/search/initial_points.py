@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_tune.search.domains import Path, SpaceError
-from horovod_tune.search.space import Point, SearchSpace
+from horovod_tune.search.space.domains import Path, SpaceError, nested
+from horovod_tune.search.space.search_space import Point, SearchSpace
 
 
 @dataclass
@@ -63,7 +63,7 @@ def queue_points(
         if not isinstance(config, Mapping):
             raise SpaceError(f"{where} must be a dictionary, got {config!r}")
         try:
-            queued = Queued(*space.partial(config))
+            queued = Queued(*space.partial(_nested(config, space)))
         except SpaceError as error:
             raise SpaceError(f"{where}: {error}") from None
         try:
@@ -79,3 +79,9 @@ def queue_points(
         if len(queued.coordinates) < space.dimension:
             raise SpaceError(f"points_to_evaluate[{number}] has a reward, so it must give every parameter")
     return [], [(queued.complete(space, 0), reward) for queued, reward in zip(queue, rewards, strict=True)]
+
+
+def _nested(config: Mapping[str, Any], space: SearchSpace) -> Mapping[str, Any]:
+    """Return a configuration with its flat keys, such as `model/depth`, nested as the space is."""
+    flat = [key for key in config if isinstance(key, str) and "/" in key and not space.has_key(key)]
+    return nested(config) if flat else config

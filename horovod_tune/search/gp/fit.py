@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 
-from horovod_tune.search.covariance import (
+from horovod_tune.search.gp.kernels import (
     Covariance,
     FloatArray,
     Hyperparameters,
@@ -68,7 +68,7 @@ def fit(
     the numbers of the places to start from, of 4. A function of its arguments alone: these places are fixed,
     and none is an earlier fit.
     """
-    objective = _Posterior(features, targets, groups, priors or Priors(), fixed_noise)
+    objective = MarginalLikelihood(features, targets, groups, priors or Priors(), fixed_noise)
     best = None
     for start in objective.starts(starts.stop)[starts.start :]:
         found = minimize(
@@ -80,7 +80,7 @@ def fit(
     return Fit(objective.hyperparameters(best.x), -float(best.fun))
 
 
-class _Posterior:
+class MarginalLikelihood:
     """The negative log posterior of the hyperparameters' logarithms, and its gradient."""
 
     def __init__(

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from bayes_opt.parameter import CategoricalParameter, FloatParameter, IntParameter
-from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
+from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized, Uniform
+from ray.tune.search.variant_generator import parse_spec_vars
 
-from horovod_tune.search.parameters import Categories, FloatRange, Grid, Parameter
+from horovod_tune.search.space.dimensions import Categories, FloatRange, Grid, Levels, Parameter
 
 Path = tuple[Any, ...]
 
@@ -50,14 +51,76 @@ def from_pbounds(pbounds: Mapping[str, Any]) -> dict[str, Any]:
     >>> sorted(from_pbounds({"x": (0, 1), "model/depth": (2, 8, int)}))
     ['model', 'x']
     """
-    spec: dict[str, Any] = {}
-    for name, bounds in pbounds.items():
-        *parents, key = name.split("/")
+    return nested({name: _domain_of_bounds(name, bounds) for name, bounds in pbounds.items()})
+
+
+_BOUNDS = (FloatParameter, IntParameter, CategoricalParameter)
+
+
+def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a Tune space for what a user gives: a Tune space, `pbounds`, or one with some of both.
+
+    Beside Tune domains a tuple `(low, high)` of numbers is a range, as in Ray's BayesOptSearch; every other
+    value is a constant.
+
+    >>> sorted(from_mixed({"a": Float(5, 6).uniform(), "b": (8, 9), "c": 3}))
+    ['a', 'b', 'c']
+    """
+    own = dict(space)
+    _, domains, grids = parse_spec_vars(own)
+    if not domains and not grids:
+        return from_pbounds(own)
+    flat: dict[str, Any] = {}
+    for name, value in own.items():
+        is_range = isinstance(value, tuple) and len(value) in (2, 3) and _is_range(value)
+        flat[name] = _domain_of_bounds(name, value) if is_range or isinstance(value, _BOUNDS) else value
+    return nested(flat)
+
+
+def to_pbounds(spec: Mapping[str, Any], join: bool = False) -> dict[str, Any]:
+    """Return a flat space of `pbounds`; what these cannot say stays a Tune domain.
+
+    >>> to_pbounds({"model": {"lr": Float(0.0, 0.1).uniform()}, "epochs": 3})
+    {'model/lr': (0.0, 0.1)}
+    """
+    constants, domains, grids = parse_spec_vars(dict(spec))
+    if grids:
+        raise SpaceError(
+            f"grid_search at '{path_name(grids[0][0])}' cannot be converted; use tune.choice there"
+        )
+    flat = {path_name(path): value for path, value in constants} if join else {}
+    for path, domain in domains:
+        plain = isinstance(domain, Float) and isinstance(domain.get_sampler(), Uniform)
+        flat[path_name(path)] = (domain.lower, domain.upper) if plain else domain
+    return flat
+
+
+def nested(flat: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return a dictionary with `/` in its keys as nested ones.
+
+    >>> nested({"model/depth": 3, "lr": 0.1})
+    {'model': {'depth': 3}, 'lr': 0.1}
+    """
+    spec: dict[Any, Any] = {}
+    for name, value in flat.items():
+        *parents, key = name.split("/") if isinstance(name, str) else [name]
         place = spec
         for parent in parents:
             place = place.setdefault(parent, {})
-        place[key] = _domain_of_bounds(name, bounds)
+            if not isinstance(place, dict):
+                raise SpaceError(f"'{name}' lies below '{parent}', which is not a dictionary")
+        if isinstance(value, Mapping) and isinstance(place.get(key), dict):
+            place[key] |= value
+        else:
+            place[key] = value
     return spec
+
+
+def _is_range(bounds: Any) -> bool:
+    numeric = len(bounds) >= 2 and all(
+        isinstance(b, (int, float, np.number)) and not isinstance(b, bool) for b in bounds[:2]
+    )
+    return numeric and (len(bounds) == 2 or (len(bounds) == 3 and bounds[2] in (float, int)))
 
 
 def _domain_of_bounds(name: str, bounds: Any) -> Domain:
@@ -74,10 +137,7 @@ def _domain_of_bounds(name: str, bounds: Any) -> Domain:
             f"'{name}' must be (low, high), (low, high, int), a sequence of categories or a Tune domain, "
             f"got {bounds!r}"
         ) from None
-    numeric = length >= 2 and all(
-        isinstance(b, (int, float, np.number)) and not isinstance(b, bool) for b in bounds[:2]
-    )
-    if numeric and (length == 2 or (length == 3 and bounds[2] in (float, int))):
+    if _is_range(bounds):
         low, high = bounds[0], bounds[1]
         if not low < high:
             raise SpaceError(f"'{name}' needs a lower bound below its upper bound, got {bounds!r}")
@@ -100,7 +160,8 @@ def parameter_of(name: str, domain: Domain) -> Parameter | None:
     if isinstance(domain, Categorical):
         if not domain.categories:
             raise SpaceError(f"'{name}' is a choice among nothing; give it at least one value")
-        return Categories(domain.categories)
+        kind = Levels if Levels.fits(domain.categories) else Categories
+        return kind(domain.categories)
     if not isinstance(domain, (Float, Integer)) or isinstance(sampler, Normal):
         return None
     lower, upper = domain.lower, domain.upper

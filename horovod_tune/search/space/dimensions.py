@@ -1,7 +1,8 @@
 """The model's view of one hyperparameter: which values exist, and where each lies for the Gaussian process.
 
-Three kinds. A `FloatRange` is continuous; a `Grid` is a finite, ordered set of numbers (integers and
-quantised values); a `Categories` is a finite set without an order. Each translates between
+Four kinds. A `FloatRange` is continuous; a `Grid` is a finite, ordered set of evenly spaced numbers (integers
+and quantised values); `Levels` are the numbers of a `tune.choice`; `Categories` are a finite set without an
+order. Each translates between
 
 * a *value*: what the training function gets,
 * a *coordinate*: a float in [0, 1] on the scale the model works in (the log for log domains); for
@@ -61,6 +62,9 @@ class FloatRange:
     def neighbours(self, coordinate: float) -> FloatArray:
         return np.empty(0)
 
+    def every_coordinate(self) -> FloatArray:
+        raise ValueError("a continuous parameter has no list of values")
+
     def complaint(self, value: Any) -> str | None:
         """Say why `value` does not belong here, or return None where it does."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
@@ -107,13 +111,17 @@ class Grid:
         k = np.rint(np.exp(positions) if self.log else positions)
         return np.clip(k, self.first, self.last)
 
+    def every_coordinate(self) -> FloatArray:
+        return self._coordinate(np.arange(self.first, self.last + 1, dtype=float))
+
     def _coordinate(self, k: FloatArray) -> FloatArray:
         position = np.log(k) if self.log else k
         return (position - self._low) / (self._high - self._low)
 
     def to_value(self, coordinate: float) -> Any:
         position = self._low + np.asarray([coordinate]) * (self._high - self._low)
-        return self._value(int(self._index(position)[0]))
+        # Above 2**53 a float can round to beyond a bound that is an integer.
+        return self._value(min(max(int(self._index(position)[0]), self.first), self.last))
 
     def to_coordinate(self, value: Any) -> float:
         k = np.asarray([round(value / self.step)], dtype=float)
@@ -151,29 +159,56 @@ class Grid:
         return f"grid[{self.first}..{self.last} x {self.step!r}{', log' if self.log else ''}]"
 
 
-class Categories:
+class Choice:
+    """What `Levels` and `Categories` share: values of a `tune.choice`, one that is repeated being
+    likelier."""
+
+    is_continuous = False
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values: list[Any] = []
+        counts: list[int] = []
+        for value in values:
+            index = self._find(value, strict=True)
+            if index is None:
+                self.values.append(value)
+                counts.append(1)
+            else:
+                counts[index] += 1
+        self.cardinality: float = len(self.values)
+        self._shares = np.cumsum(counts) / sum(counts)
+        self._given = list(values)
+
+    def _find(self, value: Any, strict: bool = False) -> int | None:
+        # Type first: 1, 1.0 and True are equal to Python and may all be among the values.
+        for same_type in (True,) if strict else (True, False):
+            for index, candidate in enumerate(self.values):
+                if same_type and type(candidate) is not type(value):
+                    continue
+                if candidate is value or _equal(candidate, value):
+                    return index
+        return None
+
+    def _drawn(self, quantiles: FloatArray) -> FloatArray:
+        """Return the indices of the values at `quantiles`."""
+        return np.minimum(np.searchsorted(self._shares, quantiles, side="right"), self.cardinality - 1)
+
+    def complaint(self, value: Any) -> str | None:
+        """Say why `value` does not belong here, or return None where it does."""
+        return None if self._find(value) is not None else f"must be one of {self._given!r}, got {value!r}"
+
+    def describe(self) -> str:
+        # Addresses differ from process to process; the choice among the same functions is the same.
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", f"choice{self._given!r}")
+
+
+class Categories(Choice):
     """A choice among values of any kind, which have no order and need not be hashable.
 
     >>> act = Categories(["relu", None, {"leak": 0.1}])
     >>> act.to_coordinate({"leak": 0.1}), act.to_value(1.0)
     (2.0, None)
     """
-
-    is_continuous = False
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = list(values)
-        self.cardinality: float = len(self.values)
-
-    def _find(self, value: Any) -> int | None:
-        # Type first: 1, 1.0 and True are equal to Python and may all be among the categories.
-        for strict in (True, False):
-            for index, candidate in enumerate(self.values):
-                if strict and type(candidate) is not type(value):
-                    continue
-                if candidate is value or _equal(candidate, value):
-                    return index
-        return None
 
     def to_value(self, coordinate: float) -> Any:
         return self.values[round(coordinate)]
@@ -187,22 +222,79 @@ class Categories:
         return np.clip(np.rint(coordinates), 0, self.cardinality - 1)
 
     def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
-        return np.minimum(np.floor(quantiles * self.cardinality), self.cardinality - 1)
+        return self._drawn(quantiles).astype(float)
 
     def neighbours(self, coordinate: float) -> FloatArray:
-        others = np.arange(self.cardinality)
+        others = self.every_coordinate()
         return others[others != round(coordinate)]
 
-    def complaint(self, value: Any) -> str | None:
-        """Say why `value` does not belong here, or return None where it does."""
-        return None if self._find(value) is not None else f"must be one of {self.values!r}, got {value!r}"
-
-    def describe(self) -> str:
-        # Addresses differ from process to process; the choice among the same functions is the same.
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", f"choice{self.values!r}")
+    def every_coordinate(self) -> FloatArray:
+        return np.arange(self.cardinality)
 
 
-Parameter = FloatRange | Grid | Categories
+class Levels(Choice):
+    """A choice among at least three numbers: they have an order, and distances.
+
+    Distances are those of the values or of their logarithms, whichever spaces them more evenly; where neither
+    does, those of their ranks.
+
+    >>> sizes = Levels([64, 16, 32])
+    >>> [round(sizes.to_coordinate(size), 3) for size in (16, 32, 64)]
+    [0.0, 0.5, 1.0]
+    >>> [round(Levels([0.0, 1e-4, 1e-3, 1e-2]).to_coordinate(v), 3) for v in (0.0, 1e-4)]
+    [0.0, 0.333]
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        super().__init__(sorted(values))
+        numbers = np.asarray(self.values, dtype=float)
+        scales = [numbers, np.log(numbers)] if numbers[0] > 0 else [numbers]
+        scale = min(scales, key=_unevenness)
+        if _unevenness(scale) > 1.0:
+            scale = np.arange(len(numbers), dtype=float)
+        self._coordinates = (scale - scale[0]) / (scale[-1] - scale[0])
+
+    @staticmethod
+    def fits(values: Sequence[Any]) -> bool:
+        """Whether `values` are at least three different finite numbers, True and False not among them."""
+        kinds = (int, float, np.integer, np.floating)
+        return (
+            all(isinstance(v, kinds) and not isinstance(v, bool) and np.isfinite(float(v)) for v in values)
+            and len({float(v) for v in values}) >= 3
+            and len({float(v) for v in values}) == len(Choice(values).values)
+        )
+
+    def _nearest(self, coordinates: FloatArray) -> FloatArray:
+        return np.abs(np.asarray(coordinates)[:, None] - self._coordinates).argmin(axis=1)
+
+    def to_value(self, coordinate: float) -> Any:
+        return self.values[int(self._nearest(np.asarray([coordinate]))[0])]
+
+    def to_coordinate(self, value: Any) -> float:
+        index = self._find(value)
+        assert index is not None, f"{value!r} is not one of {self.values!r}"
+        return float(self._coordinates[index])
+
+    def snap(self, coordinates: FloatArray) -> FloatArray:
+        return self._coordinates[self._nearest(coordinates)]
+
+    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
+        return self._coordinates[self._drawn(quantiles).astype(int)]
+
+    def neighbours(self, coordinate: float) -> FloatArray:
+        return np.delete(self._coordinates, self._nearest(np.asarray([coordinate])))
+
+    def every_coordinate(self) -> FloatArray:
+        return self._coordinates
+
+
+def _unevenness(scale: FloatArray) -> float:
+    """Return the coefficient of variation of the gaps between sorted numbers."""
+    gaps = np.diff(scale)
+    return float(np.std(gaps) / np.mean(gaps))
+
+
+Parameter = FloatRange | Grid | Levels | Categories
 
 
 def _equal(left: Any, right: Any) -> bool:

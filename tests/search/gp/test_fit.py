@@ -10,10 +10,10 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel, Matern, WhiteKernel
 
 from horovod_tune.search import LogExpectedImprovement
-from horovod_tune.search.acquisition import log_h, portfolio_of
-from horovod_tune.search.belief import Belief, FittedModel, ModelOptions, thin
-from horovod_tune.search.covariance import Hyperparameters, KernelCovariance, MaternCovariance, matern52
-from horovod_tune.search.surrogate import Conditioned, Priors, _Posterior, fit, fit_kernel
+from horovod_tune.search.gp.acquisition import acquisition_of, log_h
+from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, Priors, fit, fit_kernel
+from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, matern52
+from horovod_tune.search.gp.posterior import FittedModel, ModelOptions, Posterior, thin
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((25, 3))
@@ -61,7 +61,7 @@ def test_slopes_are_those_of_finite_differences(own_kernel: bool) -> None:
 
 def test_the_likelihoods_gradient_is_that_of_finite_differences() -> None:
     targets = (Y - Y.mean()) / Y.std()
-    objective = _Posterior(X, targets, GROUPS, Priors(), None)
+    objective = MarginalLikelihood(X, targets, GROUPS, Priors(), None)
     for start in objective.starts(3):
         error = check_grad(lambda t: objective(t)[0], lambda t: objective(t)[1], start)
         assert error < 1e-3 * np.linalg.norm(objective(start)[1])
@@ -144,25 +144,25 @@ def test_thinning_keeps_the_best() -> None:
     assert len(set(kept)) == 100 and set(np.argsort(-targets)[:50]) <= set(kept)
 
 
-def belief(pending: np.ndarray, failed: np.ndarray | None = None, **kwargs: object) -> Belief:
+def posterior(pending: np.ndarray, failed: np.ndarray | None = None, **kwargs: object) -> Posterior:
     model = FittedModel(X, Y, GROUPS, ModelOptions())
     failed = np.empty((0, 3)) if failed is None else failed
     acquisition = kwargs.pop("acquisition", LogExpectedImprovement())
-    return Belief(model, pending, failed, acquisition, seed=0, **kwargs)  # type: ignore[arg-type]
+    return Posterior(model, pending, failed, acquisition, seed=0, **kwargs)  # type: ignore[arg-type]
 
 
 def test_a_point_in_flight_makes_its_surroundings_uninteresting() -> None:
-    nobody = belief(np.empty((0, 3)))
+    nobody = posterior(np.empty((0, 3)))
     queries = GENERATOR.random((500, 3))
     best = queries[[np.argmax(nobody(queries))]]
-    assert belief(best)(best)[0] < nobody(best)[0] - 3.0
+    assert posterior(best)(best)[0] < nobody(best)[0] - 3.0
 
 
 def test_a_failure_makes_its_surroundings_uninteresting_and_leaves_the_rest() -> None:
     here, far = np.array([[0.9, 0.9, 0.9]]), np.array([[0.1, 0.1, 0.1]])
     without, with_failure = (
-        belief(np.empty((0, 3))),
-        belief(np.empty((0, 3)), failed=np.repeat(here, 2, axis=0)),
+        posterior(np.empty((0, 3))),
+        posterior(np.empty((0, 3)), failed=np.repeat(here, 2, axis=0)),
     )
     assert with_failure(here)[0] < without(here)[0] - 5.0
     assert with_failure(far)[0] == pytest.approx(without(far)[0], abs=0.5)
@@ -173,7 +173,7 @@ def test_a_failure_makes_its_surroundings_uninteresting_and_leaves_the_rest() ->
     "acquisition", [LogExpectedImprovement(), ExpectedImprovement(0.01), UpperConfidenceBound()]
 )
 def test_the_acquisitions_gradient_is_that_of_finite_differences(acquisition: object, failed: object) -> None:
-    function = belief(np.array([[0.2, 0.8, 0.5]]), failed=failed, acquisition=acquisition)  # type: ignore[arg-type]
+    function = posterior(np.array([[0.2, 0.8, 0.5]]), failed=failed, acquisition=acquisition)  # type: ignore[arg-type]
     query = np.array([0.45, 0.35, 0.7])
     value, slope = function.with_slope(query)
     assert value == pytest.approx(function(query[None, :])[0], rel=1e-6)
@@ -183,27 +183,14 @@ def test_the_acquisitions_gradient_is_that_of_finite_differences(acquisition: ob
         assert slope[i] == pytest.approx((up - down) / 2e-5, rel=2e-2, abs=1e-4)
 
 
-def test_a_constant_liar_is_taken_apart_and_its_lie_used() -> None:
-    inner = UpperConfidenceBound()
-    assert portfolio_of(ConstantLiar(inner, strategy="min"), None).members == ((inner, "min"),)
-    hedge = ConstantLiar(GPHedge([inner, ConstantLiar(inner, strategy=0.5)]), strategy="mean")
-    assert portfolio_of(hedge, None).members == ((inner, "mean"), (inner, 0.5))
-    pending = np.array([[0.5, 0.5, 0.5]])
-    low = belief(pending, acquisition=inner, lie="min")(pending)[0]
-    high = belief(pending, acquisition=inner, lie="max")(pending)[0]
-    assert low < high
-
-
 def test_what_cannot_be_used_as_an_acquisition_function_is_said() -> None:
-    with pytest.raises(TypeError, match=r"acquisition_function must be one of.* got 7"):
-        portfolio_of(GPHedge([UpperConfidenceBound(), 7]), None)
-    with pytest.raises(TypeError, match="a GPHedge within a GPHedge"):
-        portfolio_of(GPHedge([GPHedge([UpperConfidenceBound()])]), None)
-    with pytest.raises(ValueError, match="a GPHedge of no acquisition functions"):
-        portfolio_of(GPHedge([]), None)
-    with pytest.raises(TypeError, match="got 'ucb'"):
-        portfolio_of("ucb", None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="cannot be a GPHedge; give one of its functions"):
+        acquisition_of(GPHedge([UpperConfidenceBound()]), None)
+    with pytest.raises(TypeError, match=r"cannot be a ConstantLiar.*Give its base_acquisition alone"):
+        acquisition_of(ConstantLiar(UpperConfidenceBound()), None)
+    with pytest.raises(TypeError, match=r"acquisition_function must be one of.* got 'ucb'"):
+        acquisition_of("ucb", None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"'kind'.* got 'best'"):
-        portfolio_of(None, {"kind": "best"})
+        acquisition_of(None, {"kind": "best"})
     with pytest.raises(ValueError, match="not both"):
-        portfolio_of(UpperConfidenceBound(), {"kind": "ei"})
+        acquisition_of(UpperConfidenceBound(), {"kind": "ei"})

@@ -11,7 +11,7 @@ import numpy as np
 from ray.tune.search.sample import Domain
 from ray.tune.search.variant_generator import RecursiveDependencyError, assign_value
 
-from horovod_tune.search.domains import Path, SpaceError, path_name
+from horovod_tune.search.space.domains import Path, SpaceError, path_name
 
 
 def draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: int) -> None:

@@ -1,0 +1,184 @@
+"""Compares searchers under ASHA on LCBench's learning curves: regret after 5, 10 and 20 trainings' epochs.
+
+    python benchmarks/search_lcbench.py run MODEL --methods horovod_tune random     # rows for the CSV
+    python benchmarks/search_lcbench.py report
+
+MODEL is the path of the surrogate, see `lcbench.py`. No cluster is needed: Tune's own ASHA (grace period 2,
+reduction factor 3, 52 epochs) decides about 4 workers whose clock is simulated; an epoch takes as long as the
+surrogate says. Regret is in percentage points of the validation error: the smallest error that was
+reported so far, less the smallest that the task has. One core is enough: set OMP_NUM_THREADS=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import heapq
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from lcbench import EPOCHS, TASKS, Task, space
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+RESULTS = Path(__file__).parent / "results" / "search_lcbench.csv"
+TRAININGS = (5, 10, 20)
+FIELDS = [
+    "method",
+    "task",
+    "workers",
+    "seed",
+    *(f"regret_{t}" for t in TRAININGS),
+    "trials",
+    "p50_ms",
+    "p95_ms",
+]
+
+
+def _ours(seed: int) -> Searcher:
+    from horovod_tune.search import BayesOptSearch
+
+    return BayesOptSearch(metric="loss", mode="min", random_state=seed)
+
+
+def _random(seed: int) -> Searcher:
+    from search_quality import RandomSearch
+
+    return RandomSearch(seed)
+
+
+def _tpe(seed: int) -> Searcher:
+    import optuna
+    from ray.tune.search.optuna import OptunaSearch
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, multivariate=True)
+    return OptunaSearch(metric="loss", mode="min", sampler=sampler)
+
+
+METHODS: dict[str, Callable[[int], Searcher]] = {"horovod_tune": _ours, "random": _random, "optuna_tpe": _tpe}
+
+
+def search(task: Task, make: Callable[[int], Searcher], seed: int, workers: int) -> dict[str, Any]:
+    """Run one search under ASHA until the largest budget of epochs is used up."""
+    searcher = make(seed)
+    if not searcher.set_search_properties("loss", "min", space()):
+        raise RuntimeError("the searcher refused the space")
+    scheduler = ASHAScheduler(
+        time_attr="training_iteration",
+        metric="loss",
+        mode="min",
+        grace_period=2,
+        reduction_factor=3,
+        max_t=EPOCHS,
+    )
+    live: list[tuple[float, int, int, SimpleNamespace]] = []
+    best, used, started, clock = float("inf"), 0, 0, 0.0
+    regrets, times = {}, []
+    while len(regrets) < len(TRAININGS):
+        while len(live) < workers:
+            before = time.process_time()
+            config = searcher.suggest(f"t{started}")
+            times.append(time.process_time() - before)
+            errors, seconds = task.curve(config)
+            trial = SimpleNamespace(trial_id=f"t{started}", errors=errors, seconds=seconds)
+            scheduler.on_trial_add(None, trial)
+            heapq.heappush(live, (clock + seconds, started, 1, trial))
+            started += 1
+        clock, number, epoch, trial = heapq.heappop(live)
+        used += 1
+        error = float(trial.errors[epoch - 1])
+        best = min(best, error)
+        for trainings in TRAININGS:
+            if used == trainings * EPOCHS:
+                regrets[f"regret_{trainings}"] = best - task.best_error
+        result = {"loss": error, "training_iteration": epoch, "time_total_s": epoch * trial.seconds}
+        decision = scheduler.on_trial_result(None, trial, result)
+        if decision == TrialScheduler.STOP or epoch == EPOCHS:
+            # As Tune does: the last result comes with the end of the trial alone.
+            scheduler.on_trial_complete(None, trial, result)
+            searcher.on_trial_complete(trial.trial_id, result | {"done": True})
+        else:
+            searcher.on_trial_result(trial.trial_id, result)
+            heapq.heappush(live, (clock + trial.seconds, number, epoch + 1, trial))
+    p50, p95 = 1e3 * np.quantile(times, [0.5, 0.95])
+    return regrets | {"trials": started, "p50_ms": f"{p50:.1f}", "p95_ms": f"{p95:.1f}"}
+
+
+def run(model: Path, methods: list[str], tasks: list[int], seeds: int, workers: int, output: Path) -> None:
+    done = set()
+    if output.exists():
+        with output.open(newline="") as file:
+            done = {
+                (r["method"], int(r["task"]), int(r["workers"]), int(r["seed"])) for r in csv.DictReader(file)
+            }
+    loaded = {task: Task(model, task) for task in tasks}
+    with output.open("a", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        if not done:
+            writer.writeheader()
+        for seed in range(seeds):
+            for task in tasks:
+                for method in methods:
+                    if (method, task, workers, seed) in done:
+                        continue
+                    row = search(loaded[task], METHODS[method], seed, workers)
+                    for trainings in TRAININGS:
+                        row[f"regret_{trainings}"] = f"{row[f'regret_{trainings}']:.4f}"
+                    writer.writerow({"method": method, "task": task, "workers": workers, "seed": seed} | row)
+                    file.flush()
+
+
+def report(output: Path) -> None:
+    """Print, for each method, the mean over the tasks of the median regret over the seeds, and the
+    quartiles'."""
+    import pandas as pd
+
+    rows = pd.read_csv(output)
+    print("| method | workers | tasks | seeds | " + " | ".join(f"{t} trainings" for t in TRAININGS) + " |")
+    print("|---" * (4 + len(TRAININGS)) + "|")
+    for (workers, method), part in rows.groupby(["workers", "method"]):
+        cells = []
+        for trainings in TRAININGS:
+            by_task = part.groupby("task")[f"regret_{trainings}"]
+            low, middle, high = (float(by_task.quantile(q).mean()) for q in (0.25, 0.5, 0.75))
+            cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+        seeds = part.groupby("task").size()
+        print(f"| {method} | {workers} | {len(seeds)} | {seeds.min()} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runner = commands.add_parser("run")
+    runner.add_argument("model", type=Path)
+    runner.add_argument("--methods", nargs="+", default=["horovod_tune", "random"], choices=METHODS)
+    runner.add_argument("--tasks", nargs="+", type=int, default=list(TASKS), choices=TASKS)
+    runner.add_argument("--seeds", type=int, default=11)
+    runner.add_argument("--workers", type=int, default=4)
+    for command in (runner, commands.add_parser("report")):
+        command.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        run(
+            arguments.model,
+            arguments.methods,
+            arguments.tasks,
+            arguments.seeds,
+            arguments.workers,
+            arguments.output,
+        )
+    else:
+        report(arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Parameters that exist under a condition: domains inside the options of a `tune.choice`, to any depth.
+
+`tune.choice([{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}])` at `opt` has two nodes: the
+choice, `opt`, and `opt[0]/momentum`, which exists where the first option is chosen. In a configuration it
+stands at `opt/momentum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray.tune.search.sample import Categorical, Domain
+from ray.tune.search.variant_generator import parse_spec_vars
+
+from horovod_tune.search.space.dimensions import Categories, Parameter
+from horovod_tune.search.space.domains import Path, SpaceError, parameter_of, path_name
+
+_GRID_CURE = (
+    "tune.grid_search at '{name}' cannot be searched by a model: use tune.choice([...]) there, or leave "
+    "search_alg out to run the whole grid"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A domain of the space; `parameter` is None where it is sampled beside the model."""
+
+    path: Path
+    domain: Domain
+    parameter: Parameter | None
+    #: The choices that it stands in, outermost first, each with the option that it belongs to.
+    conditions: tuple[tuple[Node, int], ...] = ()
+    #: For a choice with domains in its options, the options as they were given.
+    options: tuple[Any, ...] | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name under which Tune shows it."""
+        return path_name(self.path)
+
+    @property
+    def name(self) -> str:
+        """The same with the options that it belongs to: `opt[0]/momentum`."""
+        parts = [str(part) for part in self.path]
+        for choice, option in self.conditions:
+            parts[len(choice.path) - 1] += f"[{option}]"
+        return "/".join(parts)
+
+    def is_chosen(self, chosen: Mapping[int, int]) -> bool:
+        """Whether it exists where `chosen`, by the identity of a choice, is the option that was chosen."""
+        return all(chosen.get(id(choice), 0) == option for choice, option in self.conditions)
+
+
+def nodes_of(spec: Any) -> list[Node]:
+    """Return the domains of a nested space; a choice comes before what depends on it.
+
+    Raises `SpaceError` for grid_search, and for a domain without values.
+    """
+    return list(_walk(spec, (), ()))
+
+
+def _walk(spec: Any, path: Path, conditions: tuple[tuple[Node, int], ...]) -> Iterator[Node]:
+    for inner, domain in _domains(spec, path):
+        where = (*path, *inner)
+        options = tuple(domain.categories) if isinstance(domain, Categorical) else ()
+        if not any(_domains(option, where) for option in options):
+            yield Node(where, domain, parameter_of(path_name(where), domain), conditions)
+            continue
+        # By position: two options may be equal and yet hold domains of their own.
+        node = Node(where, domain, Categories(range(len(options))), conditions, options)
+        yield node
+        for number, option in enumerate(options):
+            yield from _walk(option, where, (*conditions, (node, number)))
+
+
+def _domains(spec: Any, path: Path) -> list[tuple[Path, Domain]]:
+    if isinstance(spec, Domain):
+        return [((), spec)]
+    if not isinstance(spec, (dict, list, tuple)):
+        return []
+    _, domains, grids = parse_spec_vars(spec if isinstance(spec, dict) else {0: spec})
+    if grids:
+        below = grids[0][0] if isinstance(spec, dict) else grids[0][0][1:]
+        raise SpaceError(_GRID_CURE.format(name=path_name((*path, *below))))
+    return [(found if isinstance(spec, dict) else found[1:], domain) for found, domain in domains]
+
+
+def option_of(choice: Node, value: Any) -> int:
+    """Return the number of the option that a value in a configuration belongs to.
+
+    Raises `SpaceError` where it belongs to none.
+    """
+    for number, option in enumerate(choice.options or ()):
+        if _belongs(value, option):
+            return number
+    raise SpaceError(f"'{choice.shown}' must be one of {list(choice.options or ())!r}, got {value!r}")
+
+
+def _belongs(value: Any, option: Any) -> bool:
+    if isinstance(option, Domain):
+        if isinstance(option, Categorical) and any(_domains(o, ()) for o in option.categories):
+            return any(_belongs(value, inner) for inner in option.categories)
+        parameter = parameter_of("", option)
+        return parameter is None or parameter.complaint(value) is None
+    if isinstance(option, dict):
+        return (
+            isinstance(value, Mapping)
+            and value.keys() == option.keys()
+            and all(_belongs(value[key], inner) for key, inner in option.items())
+        )
+    if isinstance(option, (list, tuple)):
+        return (
+            isinstance(value, (list, tuple))
+            and len(value) == len(option)
+            and all(_belongs(v, o) for v, o in zip(value, option, strict=True))
+        )
+    return Categories([option]).complaint(value) is None

@@ -1,0 +1,280 @@
+"""Translates a Tune search space, or bayesian-optimization's `pbounds`, to the model's space and back.
+
+A *point* is a tuple with one coordinate for each modelled parameter (see `dimensions`); many points are an
+array of shape (points, parameters). Parameters inside the options of a `tune.choice` exist where their
+option is chosen (see `conditions`); elsewhere they are inactive: their coordinate is 0 and the model does
+not see it. What the model cannot use (`tune.randn`, `tune.sample_from`) is sampled beside it whenever a
+configuration is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from itertools import islice, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from ray.tune.search.sample import Domain
+from ray.tune.search.variant_generator import assign_value
+
+from horovod_tune.search.space.conditions import Node, nodes_of, option_of
+from horovod_tune.search.space.dimensions import Categories, FloatArray, FloatRange, Parameter
+from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, value_at
+from horovod_tune.search.space.encoding import decode, encode
+from horovod_tune.search.space.sampled import draw_sampled
+
+Point = tuple[float, ...]
+
+#: Where the model sees an inactive parameter: the same place for every point at which it is inactive.
+_INACTIVE_FEATURE = 0.5
+
+
+class SearchSpace:
+    """What is searched: the modelled parameters, what is sampled beside them, and the constants.
+
+    `spec` is a nested Tune search space. With `include_constants` a configuration holds the constants too;
+    Tune itself adds them when the space came as `param_space`.
+
+    Raises `SpaceError` for grid_search, and for a domain without values.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], include_constants: bool = False) -> None:
+        self._spec = copy.deepcopy(dict(spec))
+        self._include_constants = include_constants
+        self._all = nodes_of(self._spec)
+        self.nodes = [node for node in self._all if node.parameter and node.parameter.cardinality > 1]
+        self._sampled = [node for node in self._all if node.parameter is None]
+        self._columns = [node.parameter for node in self.nodes if node.parameter is not None]
+        index = {id(node): number for number, node in enumerate(self.nodes)}
+        #: For each parameter the choice that it depends on, as (column, option).
+        self._needs: list[list[tuple[int, int]]] = [
+            [(index[id(choice)], option) for choice, option in node.conditions if id(choice) in index]
+            for node in self.nodes
+        ]
+        # Squared feature distance per parameter: one hyperparameter each, so all columns of a
+        # one-hot category share one.
+        widths = [int(p.cardinality) if isinstance(p, Categories) else 1 for p in self._columns]
+        self.feature_groups = np.repeat(np.arange(len(widths)), widths)
+        self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> SearchSpace:
+        """Return the space that `as_json` described."""
+        return cls(decode(state["spec"]), state["include_constants"])
+
+    def as_json(self) -> dict[str, Any] | None:
+        """Return the space for a saved search, None where it holds what JSON cannot say."""
+        try:
+            return {"spec": encode(self._spec), "include_constants": self._include_constants}
+        except TypeError:
+            return None
+
+    @property
+    def dimension(self) -> int:
+        """The number of modelled parameters."""
+        return len(self._columns)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether something is drawn beside the model, so that one point has many configurations."""
+        return bool(self._sampled)
+
+    @property
+    def size(self) -> float:
+        """The number of different points; infinite where a parameter is continuous."""
+        return self._size([i for i, needs in enumerate(self._needs) if not needs])
+
+    def _size(self, columns: list[int]) -> float:
+        return math.prod((self._size_below(i) for i in columns), start=1)
+
+    def _size_below(self, column: int) -> float:
+        """Return the number of values of a parameter, each with those of what depends on it."""
+        children = [i for i, needs in enumerate(self._needs) if needs and needs[-1][0] == column]
+        if not children:
+            return self._columns[column].cardinality
+        return sum(
+            self._size([i for i in children if self._needs[i][-1][1] == option])
+            for option in range(int(self._columns[column].cardinality))
+        )
+
+    def has_key(self, key: str) -> bool:
+        """Whether the space itself has the key at its top, which may have a `/` in it."""
+        return key in self._spec
+
+    def column(self, index: int) -> Parameter:
+        return self._columns[index]
+
+    def names(self) -> list[str]:
+        """Return the name of every modelled parameter; one inside an option has the option's number in it."""
+        return [node.name for node in self.nodes]
+
+    def describe(self) -> dict[str, str]:
+        """Return a description of every modelled parameter, by which saved searches are recognised."""
+        return {node.name: column.describe() for node, column in zip(self.nodes, self._columns, strict=True)}
+
+    def active(self, points: FloatArray) -> NDArray[np.bool_]:
+        """Return which parameters exist at the points, shape (points, parameters)."""
+        mask = np.ones(points.shape, dtype=bool)
+        for i, needs in enumerate(self._needs):
+            for choice, option in needs:
+                mask[:, i] &= mask[:, choice] & (np.rint(points[:, choice]) == option)
+        return mask
+
+    @property
+    def is_conditional(self) -> bool:
+        return any(self._needs)
+
+    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
+        """Map numbers in [0, 1), shape (points, parameters), to points of the same shape."""
+        columns = [p.from_quantiles(quantiles[:, i]) for i, p in enumerate(self._columns)]
+        return np.stack(columns, axis=1) if columns else np.empty((len(quantiles), 0))
+
+    def snap(self, points: FloatArray) -> FloatArray:
+        """Move each coordinate to the nearest one that a value has."""
+        columns = [p.snap(points[:, i]) for i, p in enumerate(self._columns)]
+        return np.stack(columns, axis=1) if columns else points
+
+    def features(self, points: FloatArray) -> FloatArray:
+        """Return what the kernel sees, shape (points, features): numbers as they are, categories one-hot.
+
+        One-hot columns are scaled so that two different categories are at distance 1. Inactive parameters are
+        at one place each, so that two points at which they are inactive do not differ by them.
+        """
+        features = np.zeros((len(points), int(self._feature_starts[-1])))
+        active = self.active(points) if self.is_conditional else None
+        for i, parameter in enumerate(self._columns):
+            start = self._feature_starts[i]
+            if isinstance(parameter, Categories):
+                width = math.sqrt(0.5) if active is None else math.sqrt(0.5) * active[:, i]
+                features[np.arange(len(points)), start + points[:, i].astype(int)] = width
+            elif active is None:
+                features[:, start] = points[:, i]
+            else:
+                features[:, start] = np.where(active[:, i], points[:, i], _INACTIVE_FEATURE)
+        return features
+
+    def feature_column(self, index: int) -> int:
+        """Return the feature that holds the number of parameter `index`."""
+        return int(self._feature_starts[index])
+
+    def every_point(self, limit: int | None = None) -> Iterator[Point]:
+        """Yield every point of a finite space, or the first `limit` of them."""
+        axes = [parameter.every_coordinate().tolist() for parameter in self._columns]
+        seen: set[Point] = set()
+        for found in islice(product(*axes), limit):
+            point = self.canonical(found)
+            if point not in seen:
+                seen.add(point)
+                yield point
+
+    def canonical(self, point: FloatArray | Point) -> Point:
+        """Return `point` as its values' own coordinates, so that equal configurations make equal points."""
+        own = [p.to_coordinate(p.to_value(c)) for p, c in zip(self._columns, point, strict=True)]
+        if not self.is_conditional:
+            return tuple(own)
+        active = self.active(np.asarray([own]))[0]
+        return tuple(c if there else 0.0 for c, there in zip(own, active, strict=True))
+
+    def config(self, point: Point, seed: int, given: Mapping[Path, Any] | None = None) -> dict[str, Any]:
+        """Return the configuration at `point`, the sampled parts drawn with `seed` unless `given`."""
+        given = given or {}
+        full = copy.deepcopy(self._spec)
+        coordinates = dict(zip(map(id, self.nodes), point, strict=True))
+        chosen = {identity: round(coordinate) for identity, coordinate in coordinates.items()}
+        sampled: dict[Path, Domain] = {}
+        # A choice comes before what stands in its options.
+        for node in self._all:
+            if not node.is_chosen(chosen) or node.path in given:
+                continue
+            coordinate = coordinates.get(id(node), 0.0)
+            if node.parameter is None:
+                sampled[node.path] = node.domain
+            elif node.options is not None:
+                assign_value(full, node.path, copy.deepcopy(node.options[round(coordinate)]))
+            else:
+                assign_value(full, node.path, copy.deepcopy(node.parameter.to_value(coordinate)))
+        for path, value in given.items():
+            assign_value(full, path, copy.deepcopy(value))
+        draw_sampled(full, sampled, seed)
+        if self._include_constants:
+            return full
+        return _only(full, [node.path for node in self._all if not node.conditions])
+
+    def point(self, config: Mapping[str, Any]) -> Point:
+        """Return the point of a complete configuration.
+
+        Raises `SpaceError` where a modelled parameter is missing or not in its domain.
+        """
+        coordinates, _, missing = self._read(config)
+        if missing:
+            raise SpaceError(f"'{missing[0].shown}' is missing from the configuration")
+        return tuple(coordinates.get(i, 0.0) for i in range(self.dimension))
+
+    def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any]]:
+        """Read a configuration that may leave parameters open: its coordinates, and values to use as given.
+
+        Raises `SpaceError` for an unknown name, a value outside its domain, or another constant.
+        """
+        coordinates, given, _ = self._read(config)
+        for node in self._sampled:
+            value = value_at(config, node.path, MISSING)
+            if value is not MISSING and not node.conditions:
+                given[node.path] = value
+        _refuse_unknown(config, self._spec, ())
+        return coordinates, given
+
+    def _read(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
+        """Return the coordinates of a configuration, floats as they stand in it, and what it lacks."""
+        coordinates: dict[int, float] = {}
+        given: dict[Path, Any] = {}
+        missing: list[Node] = []
+        for index, (node, column) in enumerate(zip(self.nodes, self._columns, strict=True)):
+            if any(coordinates.get(choice) != option for choice, option in self._needs[index]):
+                continue
+            value = value_at(config, node.path, MISSING)
+            if value is MISSING:
+                missing.append(node)
+                continue
+            if node.options is not None:
+                coordinates[index] = float(option_of(node, value))
+                continue
+            complaint = column.complaint(value)
+            if complaint:
+                raise SpaceError(f"'{node.shown}' {complaint}")
+            coordinates[index] = column.to_coordinate(value)
+            if isinstance(column, FloatRange):
+                # Its coordinate leads back to it but for the last bits; it is to be run as it is.
+                given[node.path] = float(value)
+        return coordinates, given, missing
+
+
+def _only(full: Any, paths: list[Path]) -> Any:
+    """Return the part of nested dictionaries that leads to `paths`; a list or tuple is kept whole."""
+    if not isinstance(full, dict) or () in paths:
+        return full
+    part = {}
+    for key in full:
+        below = [path[1:] for path in paths if path[0] == key]
+        if below:
+            part[key] = _only(full[key], below)
+    return part
+
+
+def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
+    if isinstance(spec, Domain):
+        return
+    if isinstance(spec, dict) and isinstance(config, Mapping):
+        for key, value in config.items():
+            if key not in spec:
+                raise SpaceError(
+                    f"'{path_name((*path, key))}' is not in the search space; it has {sorted(map(str, spec))}"
+                )
+            _refuse_unknown(value, spec[key], (*path, key))
+    elif isinstance(spec, (list, tuple)) and isinstance(config, (list, tuple)):
+        for index, (value, inner) in enumerate(zip(config, spec, strict=False)):
+            _refuse_unknown(value, inner, (*path, index))
+    elif type(config) is not type(spec) or config != spec:
+        raise SpaceError(f"'{path_name(path)}' is the constant {spec!r}, got {config!r}")

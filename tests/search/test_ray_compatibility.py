@@ -1,0 +1,124 @@
+"""What scripts do with Ray's own BayesOptSearch, and how its tests use it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ray import tune
+from ray.tune.search import ConcurrencyLimiter
+
+from horovod_tune.search import BayesOptSearch
+
+
+def test_a_limiter_is_restored_from_an_experiments_folder(tmp_path: Path) -> None:
+    def limited() -> ConcurrencyLimiter:
+        return ConcurrencyLimiter(BayesOptSearch({"x": tune.uniform(0, 1)}, metric="m", mode="min"), 1)
+
+    first = limited()
+    first.suggest("a")
+    first.searcher.save_to_dir(str(tmp_path), "session")
+    for restored in (limited(), limited().searcher):
+        restored.restore_from_dir(str(tmp_path))
+    assert isinstance(restored, BayesOptSearch) and list(restored._history.trials) == ["a"]
+
+
+def test_a_restored_search_needs_nothing_else_and_learns_what_comes_next(tmp_path: Path) -> None:
+    search = BayesOptSearch({"a": tune.uniform(0, 5), "b": tune.choice(["x", "y"])}, metric="m", mode="max")
+    search.suggest("1")
+    search.save(str(tmp_path / "s"))
+    fresh = BayesOptSearch()
+    fresh.restore(str(tmp_path / "s"))
+    for one in (search, fresh):
+        one.on_trial_complete("1", {"m": 1.0})
+    assert fresh.suggest("2") == search.suggest("2")
+    assert fresh.set_search_properties("m", "max", {"a": tune.uniform(0, 5), "b": tune.choice(["x", "y"])})
+
+
+def test_a_result_before_the_space_is_known_again_is_kept(tmp_path: Path) -> None:
+    space = {"f": tune.choice([len, sum]), "x": tune.uniform(0, 1)}  # functions are not in JSON
+    search = BayesOptSearch(space, metric="m", mode="min")
+    search.suggest("1")
+    search.save(str(tmp_path / "s"))
+    fresh = BayesOptSearch()
+    fresh.restore(str(tmp_path / "s"))
+    fresh.on_trial_complete("1", {"m": 3.0})
+    with pytest.raises(RuntimeError, match="no search space"):
+        fresh.suggest("2")
+    assert fresh.set_search_properties("m", "min", space)
+    assert fresh._history.trials["1"].value == 3.0
+
+
+def test_repeated_values_of_a_choice_are_one_value_that_is_drawn_more_often() -> None:
+    search = BayesOptSearch({"x": tune.choice(["a", "a", "b"])}, metric="m", mode="min")
+    seen = []
+    for number in range(6):
+        seen.append(search.suggest(str(number))["x"])
+        search.on_trial_complete(str(number), {"m": float(number)})
+    assert sorted(seen[:2]) == ["a", "b"] and len(seen) == 6
+
+
+def test_domains_and_tuples_of_bounds_may_stand_side_by_side() -> None:
+    space = {"a": tune.uniform(5, 6), "b": (8.0, 9.0), "n": (1, 3, int), "betas": [0.9, 0.999], "c": 3}
+    config = BayesOptSearch(space, metric="m", mode="max").suggest("0")
+    assert 8.0 < config["b"] < 9.0 and config["n"] in (1, 2, 3)
+    assert (config["betas"], config["c"]) == ([0.9, 0.999], 3)
+
+
+def test_huge_integers_stay_below_their_bound() -> None:
+    search = BayesOptSearch({"x": tune.randint(0, 2**62)}, metric="m", mode="max")
+    for number in range(10):
+        x = search.suggest(str(number))["x"]
+        assert 0 <= x < 2**62
+        search.on_trial_complete(str(number), {"m": float(x)})
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), [10**400]])
+def test_a_metric_too_large_for_a_float_is_a_failure(value: Any) -> None:
+    search = BayesOptSearch({"x": tune.uniform(0, 1)}, metric="m", mode="max")
+    search.suggest("1")
+    search.on_trial_complete("1", {"m": value})
+    assert search._history.trials["1"].ending == "failed"
+
+
+def test_numpy_integers_are_integers() -> None:
+    search = BayesOptSearch({"x": (0, 1)}, metric="m", mode="max", random_search_steps=np.int64(4))  # type: ignore[arg-type]
+    assert search.suggest("1")
+
+
+def test_arguments_of_rays_class_at_their_defaults_are_passed_over_with_a_warning(caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, logger="horovod_tune.search"):
+        BayesOptSearch(verbose=0, patience=5, skip_duplicate=True, repeat_float_precision=5)
+    assert len(caplog.records) == 4 and "skip_duplicate is ignored" in caplog.text
+
+
+def test_points_to_evaluate_may_have_flat_keys() -> None:
+    space = {"model": {"lr": tune.uniform(0, 1), "depth": tune.randint(1, 9)}, "x": tune.uniform(0, 1)}
+    points = [{"model/lr": 0.5, "model/depth": 3, "x": 0.1}]
+    search = BayesOptSearch(space, metric="m", mode="min", points_to_evaluate=points)
+    assert search.suggest("1") == {"model": {"lr": 0.5, "depth": 3}, "x": 0.1}
+
+
+def test_convert_search_space_gives_what_space_takes() -> None:
+    spec = {"a": 1, "b": {"x": tune.uniform(0.0, 2.0), "n": tune.lograndint(1, 100)}}
+    converted = BayesOptSearch.convert_search_space(spec)
+    assert list(converted) == ["b/x", "b/n"] and converted["b/x"] == (0.0, 2.0)
+    config = BayesOptSearch(converted, metric="m", mode="min").suggest("1")
+    assert 0.0 <= config["b"]["x"] <= 2.0 and config["b"]["n"] in range(1, 100)
+    assert BayesOptSearch.convert_search_space(spec, join=True)["a"] == 1
+    with pytest.raises(ValueError, match="grid_search at 'a' cannot be converted"):
+        BayesOptSearch.convert_search_space({"a": tune.grid_search([1, 2])})
+
+
+def test_the_numbers_of_a_choice_have_an_order_and_distances() -> None:
+    from horovod_tune.search.space.search_space import SearchSpace
+
+    space = SearchSpace({"batch": tune.choice([64, 16, 256, 32, 128]), "kind": tune.choice(["a", "b"])})
+    features = space.features(
+        np.array([space.point({"batch": b, "kind": "a"}) for b in (16, 32, 64, 128, 256)])
+    )
+    np.testing.assert_allclose(features[:, 0], [0, 0.25, 0.5, 0.75, 1])
+    assert {type(space.config(point, 0)["batch"]) for point in space.every_point()} == {int}

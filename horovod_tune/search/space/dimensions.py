@@ -264,7 +264,7 @@ class Levels(Choice):
             and len({float(v) for v in values}) == len(Choice(values).values)
         )
 
-    def _nearest(self, coordinates: FloatArray) -> FloatArray:
+    def _nearest(self, coordinates: FloatArray) -> NDArray[np.intp]:
         return np.abs(np.asarray(coordinates)[:, None] - self._coordinates).argmin(axis=1)
 
     def to_value(self, coordinate: float) -> Any:

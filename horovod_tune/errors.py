@@ -15,6 +15,14 @@ class TrainingFunctionError(HorovodTuneError, TypeError):
     """The training function cannot be called as ``func(config)``."""
 
 
+class SerializationError(HorovodTuneError, ValueError):
+    """The training function or its config holds something that cannot be pickled: says which variable."""
+
+
+class OutsideTune(HorovodTuneError, RuntimeError):
+    """What `DistributedTrainableCreator` returns was used without Tune: says how to run it."""
+
+
 class NotInTraining(HorovodTuneError, RuntimeError):
     """``report()`` or ``get_checkpoint()`` was called outside a training function that a trial runs."""
 

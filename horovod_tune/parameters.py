@@ -12,12 +12,14 @@ import io
 import os
 import weakref
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import cloudpickle
 
 from horovod_tune.errors import NotInTraining, TrainingFunctionError
+from horovod_tune.session import Session, current
+from horovod_tune.training_function import function_name, unwrapped
 
 
 class ShippedParameters:
@@ -109,19 +111,13 @@ def with_parameters(func: Callable[..., Any], **parameters: Any) -> Callable[[di
         inspect.signature(func).bind({}, **parameters)
     except TypeError as error:
         raise TrainingFunctionError(
-            f"{getattr(func, '__name__', func)}{inspect.signature(func)} cannot be called with (config, "
+            f"{function_name(func)}{inspect.signature(func)} cannot be called with (config, "
             f"{', '.join(f'{name}=...' for name in parameters)}): {error}"
         ) from None
     slot = _Slot(parameters)
-    bound: Callable[[dict[str, Any]], Any]
-    if inspect.isgeneratorfunction(func):
 
-        def bound(config: dict[str, Any]) -> Any:
-            yield from func(config, **slot.values())
-    else:
-
-        def bound(config: dict[str, Any]) -> Any:
-            return func(config, **slot.values())
+    def bound(config: dict[str, Any]) -> Any:
+        return func(config, **slot.values())
 
     bound = wraps(func)(bound)
     # Its own signature, not the wrapped one's.
@@ -134,32 +130,10 @@ def with_parameters(func: Callable[..., Any], **parameters: Any) -> Callable[[di
 
 def parameters_of(func: Any) -> ShippedParameters | None:
     """Return what `with_parameters` bound to ``func``, also below ``functools.partial``; None if nothing."""
-    while isinstance(func, partial):
-        func = func.func
     try:
-        return _of_function.get(func)
+        return _of_function.get(unwrapped(func))
     except TypeError:
         return None  # callable objects need not be hashable
-
-
-def refuse_tunes_parameters(func: Any) -> None:
-    """Raise TrainingFunctionError for a function of ``ray.tune.with_parameters``.
-
-    Its references into the object store are made for Tune's own pickling: a rank that asks for them waits
-    for ever, or is no Ray worker at all.
-    """
-    while isinstance(func, partial):
-        func = func.func
-    for cell in getattr(func, "__closure__", None) or ():
-        try:
-            kind = type(cell.cell_contents).__name__
-        except ValueError:
-            continue  # a name that is not bound yet
-        if kind == "_ParameterRegistry":
-            raise TrainingFunctionError(
-                f"{getattr(func, '__name__', func)} was made by ray.tune.with_parameters, whose objects "
-                "ranks cannot fetch; use horovod_tune.with_parameters in its place, with the same arguments"
-            )
 
 
 def pack_values(values: dict[str, Any]) -> bytes:
@@ -184,31 +158,30 @@ def _check_on_cpu(torch: Any, name: str, value: Any) -> None:
             )
 
 
-_source: Any = None
-_loaded: dict[str, Any] | None = None
-
-
-def provide(source: Any) -> None:
-    """Say where this process finds its trial's parameters: a Ray ObjectRef, a path of this host, or None."""
-    global _source, _loaded
-    _source, _loaded = source, None
+_loaded: weakref.WeakKeyDictionary[Session, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""By session, not by process: a rank that changes an object must not change that of another."""
 
 
 def provided() -> dict[str, Any]:
-    """Return the trial's parameters, fetched at the first call.
+    """Return the objects of this rank's trial, fetched at the first call.
 
     Raises:
-        NotInTraining: the function was shipped without them.
+        NotInTraining: the function was sent without them.
     """
-    global _loaded
-    if _loaded is None:
-        if _source is None:
-            raise NotInTraining(
-                "the parameters of with_parameters did not come with the function: give the function that it "
-                "returns to DistributedTrainableCreator"
-            )
-        _loaded = load_values(_source)
-    return _loaded
+    live = current()
+    if live is None or live.order.parameters is None:
+        raise NotInTraining(
+            "the parameters of with_parameters did not come with the function: give the function that it "
+            "returns to DistributedTrainableCreator"
+        )
+    if live not in _loaded:
+        _loaded[live] = load_values(live.order.parameters)
+    return _loaded[live]
+
+
+def forget(session: Session) -> None:
+    """Let go of the objects of a rank whose training function has ended."""
+    _loaded.pop(session, None)
 
 
 def load_values(source: Any) -> dict[str, Any]:

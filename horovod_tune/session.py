@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -125,27 +126,32 @@ def refuse_below_a_rank(caller: str) -> None:
         raise NotInTraining(_of_another_process(caller, int(rank), int(pid)))
 
 
-_current: Session | None = None
+_active: list[Session] = []
+"""The sessions of this process, the newest last: a TPU v2 or v3 has two ranks in a process."""
 _of_thread = threading.local()
 
 
 def activate(session: Session | None) -> None:
-    """Make ``session`` the one of `report()` in this thread, and in threads without one; None ends it.
+    """Make ``session`` the one of `report()` in this thread; None ends the one that this thread has.
 
-    A TPU v2 or v3 has two ranks in a process, each in a thread of its own.
+    A thread without one, which a training function has started, uses the session that began last.
     """
-    global _current
-    _current = session
+    ended: Session | None = getattr(_of_thread, "session", None)
+    if ended in _active:
+        _active.remove(ended)
     _of_thread.session = session
-    if session is None:
-        os.environ.pop(_RANK_VARIABLE, None)
+    if session is not None:
+        _active.append(session)
+    if _active:
+        os.environ[_RANK_VARIABLE] = f"{_active[-1].world.rank}:{os.getpid()}"
     else:
-        os.environ[_RANK_VARIABLE] = f"{session.world.rank}:{os.getpid()}"
+        os.environ.pop(_RANK_VARIABLE, None)
 
 
 def current() -> Session | None:
+    """Return the session of this thread, or else the one that began last in this process."""
     own: Session | None = getattr(_of_thread, "session", None)
-    return own or _current
+    return own or (_active[-1] if _active else None)
 
 
 def report(
@@ -211,8 +217,23 @@ def _require(caller: str) -> Session:
     live = current()
     if live is None:
         refuse_below_a_rank(caller)
+        if _is_plain_tune_function():
+            raise NotInTraining(
+                f"{caller} was called in a function that Tune runs by itself, with no ranks. Give Tune "
+                "DistributedTrainableCreator(train, num_slots=...) in place of train"
+            )
         raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
     return live
+
+
+def _is_plain_tune_function() -> bool:
+    """Whether this process runs a function that was given to Tune without `DistributedTrainableCreator`."""
+    tune = sys.modules.get("ray.tune")
+    if tune is None:
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own, where there is no trial
+        return tune.get_context().get_trial_id() is not None
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,10 @@ from typing import Any
 
 import cloudpickle
 
+from horovod_tune.errors import SerializationError
+from horovod_tune.training_function import function_name
+from horovod_tune.unpicklable import find_unpicklable
+
 
 class _Pickler(cloudpickle.Pickler):
     """cloudpickle, which sends modules by name, for modules of a class of their own too.
@@ -30,10 +34,32 @@ def dumps(function: Any) -> bytes:
 
     >>> cloudpickle.loads(dumps(lambda config: config["lr"]))({"lr": 0.5})
     0.5
+
+    Raises:
+        SerializationError: something that the function refers to cannot be pickled.
     """
+    try:
+        return _dumps(function)
+    except Exception as error:  # whatever a __reduce__ of the user's raises
+        raise _explained(function, error) from error
+
+
+def _dumps(function: Any) -> bytes:
     with io.BytesIO() as file:
         _Pickler(file).dump(function)
         return file.getvalue()
+
+
+def _explained(function: Any, error: Exception) -> SerializationError:
+    found = find_unpicklable(function, _dumps)
+    name = function_name(function)
+    if found is None or not found[0]:
+        return SerializationError(f"{name} cannot be sent to its ranks: {type(error).__name__}: {error}")
+    where, what, cause = found
+    return SerializationError(
+        f"{name} cannot be sent to its ranks, because of its {where}, which is of type "
+        f"{type(what).__module__}.{type(what).__qualname__}: {cause}. Make it inside the function."
+    )
 
 
 def travels_by_name(module: str) -> bool:

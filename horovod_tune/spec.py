@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
-from horovod_tune.errors import ResourcesUnavailable, SpecError, TrainingFunctionError
+from horovod_tune.errors import ResourcesUnavailable, SpecError
 from horovod_tune.tpu_types import shape_of
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -185,33 +183,6 @@ def _interface_names(nics: object) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
         raise SpecError(f"nics must be the name of a network interface or a list of such names, got {nics!r}")
     return tuple(names)
-
-
-def check_training_function(func: Any) -> None:
-    """Raise TrainingFunctionError unless ``func(config)`` is a call that a trial can make."""
-    name = getattr(func, "__name__", None) or repr(func)
-    if not callable(func) or inspect.isclass(func):
-        kind = "a class" if inspect.isclass(func) else f"{type(func).__name__} {func!r}"
-        raise TrainingFunctionError(f"func must be a function that takes config, got {kind}")
-    if inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func):
-        raise TrainingFunctionError(f"func must be an ordinary function, got the coroutine function {name}")
-    _check_signature(func, name)
-
-
-def _check_signature(func: Callable[..., Any], name: str) -> None:
-    signature = inspect.signature(func)
-    if "checkpoint_dir" in signature.parameters:
-        raise TrainingFunctionError(
-            f"{name}{signature} takes checkpoint_dir, which Tune no longer passes; call "
-            "horovod_tune.get_checkpoint() in the function instead"
-        )
-    try:
-        signature.bind({})
-    except TypeError as error:
-        raise TrainingFunctionError(
-            f"func must be callable as {name}(config) with one positional argument, got "
-            f"{name}{signature}: {error}. Bind further arguments with functools.partial or with_parameters."
-        ) from None
 
 
 def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:

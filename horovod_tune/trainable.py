@@ -21,19 +21,23 @@ from ray.tune.trainable import FunctionTrainable
 from horovod_tune import ray_adapter, shipping
 from horovod_tune.backend import require_backend
 from horovod_tune.coordinator import Coordinator
-from horovod_tune.errors import PreflightFailed, TrainingFailed
+from horovod_tune.errors import OutsideTune, PreflightFailed, SpecError, TrainingFailed, TrainingFunctionError
 from horovod_tune.messages import TrialOrder
-from horovod_tune.parameters import ShippedParameters, parameters_of, refuse_tunes_parameters
+from horovod_tune.parameters import ShippedParameters, parameters_of
 from horovod_tune.spec import (
     DEFAULT_STALL_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
     TrialSpec,
     check_fits,
-    check_training_function,
     fits_one_node,
     make_spec,
 )
 from horovod_tune.storage import TrialStorage
+from horovod_tune.training_function import (
+    RESOURCE_ARGUMENTS,
+    check_training_function,
+    function_name,
+)
 from horovod_tune.workers.gloo.early import EarlyRanks
 from horovod_tune.workers.group import WorkerGroup
 
@@ -86,6 +90,19 @@ class DistributedTrainable(FunctionTrainable):
     _shipped: ClassVar[ShippedFunction]
     _parameters: ClassVar[ShippedParameters | None]
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        # Two functions of Tune's return a subclass; it would run as if nobody had asked for anything.
+        if "default_resource_request" in cls.__dict__:
+            raise SpecError(
+                f"tune.with_resources does not apply to a distributed trial. {RESOURCE_ARGUMENTS}"
+            )
+        if "setup" in cls.__dict__:
+            raise TrainingFunctionError(
+                "tune.with_parameters cannot bind objects to a distributed trial; bind them to its function: "
+                "DistributedTrainableCreator(horovod_tune.with_parameters(train, ...), ...)"
+            )
+
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
         """Return an empty bundle for the coordinator and those of the training actors.
@@ -137,6 +154,12 @@ class DistributedTrainable(FunctionTrainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         EarlyRanks.imports_are_done()
+        name = type(self)._name
+        if self._storage is None or ray.util.get_current_placement_group() is None:
+            raise OutsideTune(
+                f"{name} is a Tune trainable, which only Tune can start: tune.run({name}, config=...) or "
+                f"tune.Tuner({name}, param_space=...).fit(). One configuration is a search of one trial."
+            )
         self._node_id = ray.get_runtime_context().get_node_id()
         self._last_training_result: _TrainingResult | None = None
         self._coordinator = Coordinator(
@@ -290,7 +313,6 @@ def DistributedTrainableCreator(
         BackendMissing: Horovod (or torch_xla) is not installed, or built without Gloo.
     """
     check_training_function(func)
-    refuse_tunes_parameters(func)
     if replicate_pem:
         warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
     spec = make_spec(
@@ -314,7 +336,7 @@ def DistributedTrainableCreator(
         ray_adapter.reuse_actors_of(_wants_reuse)
     ray_adapter.start_in_idle_processes(_is_ours)
     ray_adapter.name_lost_hosts(_is_ours)
-    name = re.sub(r"\W", "_", getattr(func, "__name__", None) or type(func).__name__)
+    name = re.sub(r"\W", "_", function_name(func))
     shipped = ShippedFunction(func, uuid.uuid4().hex)
     body = {
         "_spec": spec,

@@ -14,9 +14,10 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 
 # From the ground up; a unit imports from itself and from the units on lines above its own, never below.
 LAYERS = [
-    {"errors", "messages", "shipping", "host_slots"},
-    {"tpu_types"},
-    {"spec", "session", "transfer", "parameters", "horovod_build", "large_batch"},
+    {"errors", "messages", "host_slots", "unpicklable"},
+    {"tpu_types", "training_function"},
+    {"shipping"},
+    {"spec", "session", "transfer", "horovod_build", "large_batch"},
     {"ray_adapter", "backend", "doctor", "parameters"},
     {"storage"},
     {"workers"},

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
 
 import pytest
 
-from horovod_tune.errors import ResourcesUnavailable, SpecError, TrainingFunctionError
-from horovod_tune.spec import Placement, check_fits, check_training_function, make_spec
+from horovod_tune.errors import ResourcesUnavailable, SpecError
+from horovod_tune.spec import Placement, check_fits, make_spec
 
 
 def test_the_default_is_one_rank():
@@ -61,47 +60,6 @@ def test_a_wrong_argument_is_named_with_its_bound_and_value(arguments, parts):
     for part in parts:
         assert part in str(raised.value)
     assert isinstance(raised.value, ValueError)
-
-
-def test_functions_of_config_are_accepted():
-    check_training_function(lambda config: None)
-    check_training_function(functools.partial(lambda config, data: None, data=1))
-
-    class Callable:
-        def __call__(self, config):
-            return None
-
-    check_training_function(Callable())
-
-
-def _needs_two(config, data):
-    return None
-
-
-def _old(config, checkpoint_dir=None):
-    return None
-
-
-async def _coroutine(config):
-    return None
-
-
-@pytest.mark.parametrize(
-    ("func", "parts"),
-    [
-        (_needs_two, ["_needs_two(config)", "data"]),
-        (_old, ["checkpoint_dir", "get_checkpoint()"]),
-        (lambda: None, ["config"]),
-        (_coroutine, ["_coroutine", "coroutine"]),
-        (3, ["func must be a function", "int 3"]),
-        (int, ["a class"]),
-    ],
-)
-def test_a_function_that_cannot_be_called_is_refused_at_creation(func, parts):
-    with pytest.raises(TrainingFunctionError) as raised:
-        check_training_function(func)
-    for part in parts:
-        assert part in str(raised.value)
 
 
 def test_a_trial_that_can_never_fit_is_an_error_that_says_both_sides():

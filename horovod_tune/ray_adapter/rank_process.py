@@ -10,7 +10,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from horovod_tune.ray_adapter.processes import LIGHTNING_VARIABLE
 from horovod_tune.session import Session, current, merge_metrics
@@ -20,34 +20,47 @@ _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
 
 
 class _TrialFacts:
-    """What ``ray.tune.get_context()`` and ``ray.tune.report`` ask their session for."""
+    """What ``ray.tune.get_context()`` and ``ray.tune.report`` ask their session for.
+
+    Answers for the calling thread's rank: a TPU v2 or v3 has two ranks in a process.
+    """
+
+    run_id = None
+    accelerator = None
+    _OF_THE_TRIAL = ("trial_id", "trial_name", "trial_dir", "experiment_name")
+    _OF_THE_RANK: ClassVar[dict[str, str]] = {
+        "world_rank": "rank",
+        "world_size": "size",
+        "local_rank": "local_rank",
+        "local_world_size": "local_size",
+        "node_rank": "cross_rank",
+    }
 
     def __init__(self, session: Session) -> None:
-        order, world = session.order, session.world
         self._session = session
-        self.trial_id = order.trial_id
-        self.trial_name = order.trial_name
-        self.trial_dir = order.trial_dir
-        self.experiment_name = order.experiment_name
-        self.run_id = None
-        self.world_rank = world.rank
-        self.world_size = world.size
-        self.local_rank = world.local_rank
-        self.local_world_size = world.local_size
-        self.node_rank = world.cross_rank
         self.metadata: dict[str, Any] = {}
-        self.accelerator = None
+
+    @property
+    def _live(self) -> Session:
+        return current() or self._session
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._OF_THE_TRIAL:
+            return getattr(self._live.order, name)
+        if name in self._OF_THE_RANK:
+            return getattr(self._live.world, self._OF_THE_RANK[name])
+        raise AttributeError(name)
 
     @property
     def trial_resources(self) -> Any:
-        return pickle.loads(self._session.order.resources)
+        return pickle.loads(self._live.order.resources)
 
     @property
     def loaded_checkpoint(self) -> Any:
-        return (current() or self._session).get_checkpoint()
+        return self._live.get_checkpoint()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
-        (current() or self._session).report(metrics, checkpoint)
+        self._live.report(metrics, checkpoint)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

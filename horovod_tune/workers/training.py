@@ -14,6 +14,7 @@ import cloudpickle
 from horovod_tune import parameters, ray_adapter, session
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialOrder
 from horovod_tune.session import Session, StopTraining
+from horovod_tune.workers.advice import advice_on
 
 
 class Training:
@@ -58,7 +59,6 @@ class Training:
         try:
             self._prepare()
             enter_working_directory(self.session.order)
-            parameters.provide(self.session.order.parameters)
             session.activate(self.session)
             ray_adapter.lend_session(self.session)
             call(cloudpickle.loads(self._function), self.session)
@@ -68,22 +68,23 @@ class Training:
         except BaseException as error:
             # SystemExit too: a function that calls sys.exit() has not finished its training.
             kind, more = self._describe_failure(error)
-            ending = Failed(rank, self._host, kind, _own_traceback(error) + more)
+            ending = Failed(rank, self._host, kind, _own_traceback(error) + more + advice_on(error))
         finally:
-            parameters.provide(None)
+            parameters.forget(self.session)
             session.activate(None)
-            ray_adapter.lend_session(None)
+            ray_adapter.lend_session(session.current())  # of the other rank of this process, if it has one
         self._send(ending)
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:
     """Call the training function; what it returns or yields is reported, as Tune does."""
-    config = dict(live_session.order.config)
-    if inspect.isgeneratorfunction(function):
-        for output in function(config):
-            session.handle_output(live_session, output)
+    output = function(dict(live_session.order.config))
+    # Asked of what it returned: functools.partial and callable objects do not look like generator functions.
+    if inspect.isgenerator(output):
+        for each in output:
+            session.handle_output(live_session, each)
     else:
-        session.handle_output(live_session, function(config))
+        session.handle_output(live_session, output)
 
 
 def enter_working_directory(order: TrialOrder) -> None:

@@ -1,0 +1,144 @@
+"""The user's training function, as the driver meets it: its name, and what no trial could call."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from horovod_tune.errors import TrainingFunctionError
+
+
+def unwrapped(func: Any) -> Any:
+    """Return what ``functools.partial`` wraps, however often.
+
+    >>> unwrapped(partial(partial(max, 1), 2)) is max
+    True
+    """
+    while isinstance(func, partial):
+        func = func.func
+    return func
+
+
+def function_name(func: Any) -> str:
+    """Return the name that a user knows ``func`` by: of the function below partial, or of an object's class.
+
+    >>> function_name(partial(max, 1)), function_name(lambda config: None), function_name(Exception())
+    ('max', 'lambda', 'Exception')
+    """
+    inner = unwrapped(func)
+    name = getattr(inner, "__name__", None) or type(inner).__name__
+    return "lambda" if name == "<lambda>" else str(name)
+
+
+def check_training_function(func: Any) -> None:
+    """Raise TrainingFunctionError unless ``func(config)`` is a call that a trial can make."""
+    name = function_name(func)
+    inner = unwrapped(func)
+    if inspect.isclass(inner):
+        _refuse_class(inner, name)
+    if type(inner).__module__.startswith("ray.") and hasattr(inner, "remote"):
+        raise TrainingFunctionError(
+            f"func must be an ordinary function, but {_name_of_remote(inner)} is decorated with @ray.remote; "
+            "remove the decorator, since ranks are started by DistributedTrainableCreator"
+        )
+    if not callable(func):
+        raise TrainingFunctionError(
+            f"func must be a function that takes config, got {type(func).__name__} {func!r:.200}"
+        )
+    called = inner if inspect.isroutine(inner) else type(inner).__call__
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        raise TrainingFunctionError(
+            f"func must be an ordinary function, got the coroutine function {name}; define it with def, and "
+            "call asyncio.run() in it where it needs an event loop"
+        )
+    _refuse_tunes_parameters(inner, name)
+    _refuse_tunes_resources(func, name)
+    _check_signature(func, name)
+
+
+def _refuse_class(given: type, name: str) -> None:
+    trainable = getattr(sys.modules.get("ray.tune"), "Trainable", None)
+    if trainable is not None and issubclass(given, trainable):
+        raise TrainingFunctionError(
+            f"func must be a function that takes config, got the class {name}, which is a Tune trainable "
+            "already; pass the training function itself, once"
+        )
+    raise TrainingFunctionError(
+        f"func must be a function that takes config, got the class {name}; where an object of it can be "
+        f"called with config, pass the object: {name}(...)"
+    )
+
+
+def _name_of_remote(remote: Any) -> str:
+    told = getattr(remote, "_function_name", None) or getattr(remote, "__name__", None)
+    return str(told or type(remote).__name__).rpartition(".")[2]
+
+
+def _refuse_tunes_parameters(func: Any, name: str) -> None:
+    # Tune's references into the object store are made for its own pickling: a rank that asks for them waits
+    # for ever, or is no Ray worker at all.
+    for cell in getattr(func, "__closure__", None) or ():
+        try:
+            kind = type(cell.cell_contents).__name__
+        except ValueError:
+            continue  # a name that is not bound yet
+        if kind == "_ParameterRegistry":
+            raise TrainingFunctionError(
+                f"{name} was made by ray.tune.with_parameters, whose objects ranks cannot fetch; use "
+                "horovod_tune.with_parameters in its place, with the same arguments"
+            )
+
+
+def _refuse_tunes_resources(func: Any, name: str) -> None:
+    """Refuse a function of ``tune.with_resources``: the factory's arguments say what ranks hold."""
+    for each in (func, unwrapped(func)):
+        resources = getattr(each, "_resources", None)  # where tune.with_resources leaves them
+        bundles = getattr(resources, "bundles", None)
+        if bundles is not None or (inspect.isroutine(each) and callable(resources)):
+            asked = ", ".join(map(str, bundles)) if bundles is not None else "a function of config"
+            raise TrainingFunctionError(
+                f"{name} was given to tune.with_resources ({asked}), which does not apply to its ranks. "
+                f"{RESOURCE_ARGUMENTS} (tune.with_resources marks the function itself: define it anew, or "
+                "delete its attribute _resources.)"
+            )
+
+
+RESOURCE_ARGUMENTS = (
+    "The arguments of DistributedTrainableCreator say what a trial takes: num_hosts and num_slots (or "
+    "num_workers) how many ranks, num_cpus_per_slot the CPUs of each, use_gpu=True a GPU for each."
+)
+
+
+def _check_signature(func: Callable[..., Any], name: str) -> None:
+    try:
+        signature = inspect.signature(func)
+    except ValueError as error:
+        if isinstance(func, partial) and _has_signature(unwrapped(func)):
+            raise TrainingFunctionError(
+                f"{name}{inspect.signature(unwrapped(func))} cannot be called with what functools.partial "
+                f"binds ({', '.join([*map(repr, func.args), *func.keywords])}): {error}"
+            ) from None
+        return  # some functions written in C do not tell theirs
+    if "checkpoint_dir" in signature.parameters:
+        raise TrainingFunctionError(
+            f"{name}{signature} takes checkpoint_dir, which Tune no longer passes; call "
+            "horovod_tune.get_checkpoint() in the function instead"
+        )
+    try:
+        signature.bind({})
+    except TypeError as error:
+        raise TrainingFunctionError(
+            f"func must be callable as {name}(config) with one positional argument, got "
+            f"{name}{signature}: {error}. Bind further arguments with functools.partial or with_parameters."
+        ) from None
+
+
+def _has_signature(func: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(func)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,55 @@
+"""What to add to an error of the training function whose cause lies in how a rank runs. Runs in the rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+
+def advice_on(error: BaseException) -> str:
+    """Return a line or two to stand below the traceback of ``error``; empty where there is nothing to say."""
+    if isinstance(error, SystemExit):
+        return (
+            f"\nThe training function called sys.exit({error.code!r}), which ends no trial as a success. "
+            "To end one early, return from the function.\n"
+        )
+    for each in _chain(error):
+        if isinstance(each, FileNotFoundError):
+            return _advice_on_missing_file(each)
+    return ""
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Give the error, and those that it was raised from or while handling."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _advice_on_missing_file(error: FileNotFoundError) -> str:
+    here, start = _working_directory(), os.environ.get("TUNE_ORIG_WORKING_DIR")
+    named = [os.fsdecode(error.filename)] if isinstance(error.filename, (str, bytes, os.PathLike)) else []
+    # NumPy and others put the path into the message only; what is none of theirs does not exist below.
+    words = named or [word.strip("'\"`.,:;()") for word in str(error).split()]
+    relative = [word for word in words if word and not os.path.isabs(word)]
+    there = [word for word in relative if start is not None and os.path.exists(os.path.join(start, word))]
+    if not there and not (named and relative):
+        return ""
+    path = (there or relative)[0]
+    text = f"\n{path!r} is a relative path, and a rank starts in its trial's own directory ({here})"
+    if there:
+        text += f"; the file is in {start}"
+    return (
+        f"{text}. Use an absolute path: in the function, os.path.join(os.environ['TUNE_ORIG_WORKING_DIR'], "
+        f"{path!r}), or os.path.abspath({path!r}) worked out before the search and passed in config. With "
+        "the environment variable RAY_CHDIR_TO_TRIAL_DIR=0 ranks stay where Ray started them.\n"
+    )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "which has been removed"

@@ -1,7 +1,7 @@
 """What changes when training scales out, as small pieces for a training function.
 
 scaling.py, schedules/              learning rates for a global batch of any size
-parameter_groups.py, lars.py, lamb.py    layer-wise optimisers
+layer_groups.py, lars.py, lamb.py   layer-wise optimisers
 batches.py, accumulation.py         a global batch in several passes, communication in the last
 noise_scale.py, growing/            which batch size is enough, and batches that grow
 recipe.py                           a configuration as optimiser, schedule and accumulation
@@ -16,6 +16,10 @@ from typing import Any
 
 _HOME = {
     "bounds": ["HyperparameterError"],
+    "lamb": ["Lamb", "lamb_trust_ratio"],
+    "lars": ["Lars", "lars_trust_ratio"],
+    "layer_wise": ["TrustRatioError"],
+    "layer_groups": ["is_excluded", "parameter_groups"],
     "scaling": ["AdamHyperparameters", "scaled_adam", "scaling_factor"],
     "batches": ["BatchSplit", "split_batch", "steps_per_epoch"],
     "schedules.curves": [

@@ -1,0 +1,195 @@
+"""LAMB (You et al. 2020, arXiv:1904.00962) as a torch optimiser."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from horovod_tune.large_batch import bounds
+from horovod_tune.large_batch.layer_wise import (
+    Closure,
+    LayerWiseOptimizer,
+    TrustClip,
+    check_clip,
+    clipped,
+    norm,
+    norms,
+    on_gpu,
+)
+
+
+def lamb_trust_ratio(weight_norm: float, update_norm: float) -> float:
+    r"""Return :math:`\|w\| / \|u\|`, with u Adam's step and weight decay (arXiv:1904.00962, algorithm 2).
+
+    1 where a norm is 0: a layer that starts at 0 has to leave it.
+
+    >>> lamb_trust_ratio(6.0, 3.0), lamb_trust_ratio(0.0, 3.0)
+    (2.0, 1.0)
+    """
+    return weight_norm / update_norm if weight_norm and update_norm else 1.0
+
+
+class Lamb(LayerWiseOptimizer):
+    r"""Adam whose step is, for each layer, proportional to the layer's weights.
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1-\beta_1) g,\quad v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
+        u &= \frac{m/(1-\beta_1^t)}{\sqrt{v/(1-\beta_2^t)} + \epsilon} + \lambda w \\
+        w &\leftarrow w - \eta\, \frac{\|w\|}{\|u\|}\, u
+
+    with η = `lr`, λ = `weight_decay` (You et al. 2020, algorithm 2, φ being the identity). Groups with
+    ``layer_wise=False`` step by η u: AdamW. `parameter_groups` makes both.
+
+    Under ``hvd.DistributedOptimizer`` it sees the averaged gradient, so that N ranks with batches of B/N do
+    what one rank with B does. Where gradients are clipped or unscaled, that comes before.
+
+    Args:
+        params: As for any torch optimiser, or what `parameter_groups` returns.
+        lr: The rate η.
+        betas: β₁ and β₂.
+        eps: ε.
+        weight_decay: λ.
+        bias_correction: Whether m and v are divided by :math:`1-\beta^t`, as in the paper.
+        trust_clip: (lowest, highest) value of the trust ratio; None for no bounds.
+        decoupled: Whether weight decay is a step :math:`w \leftarrow (1 - \eta\lambda) w` of its own,
+            outside u.
+        foreach: Whether to use one operation for all tensors; by default on accelerators, where it is faster.
+
+    Raises:
+        HyperparameterError: An option is out of bounds, or `step` meets a sparse gradient.
+        TrustRatioError: `step` meets a NaN or an infinity.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> optimizer = Lamb([weight], lr=0.5, eps=0.0)
+    >>> weight.grad = torch.tensor([7.0, 0.0])  # u = (1, 0) in the first step, after eps
+    >>> weight.grad[1] = 7.0  # u = (1, 1), of norm 2 ** 0.5
+    >>> optimizer.step()
+    >>> weight.data  # minus 0.5 * 5 / 2 ** 0.5
+    tensor([1.2322, 2.2322])
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        bias_correction: bool = True,
+        trust_clip: TrustClip = None,
+        decoupled: bool = False,
+        foreach: bool | None = None,
+        layer_wise: bool = True,
+    ) -> None:
+        options = {
+            name: value for name, value in locals().items() if name not in ("self", "params", "__class__")
+        }
+        super().__init__(params, options)
+
+    def check_options(self, group: dict[str, Any]) -> None:
+        for name in ("lr", "weight_decay", "eps"):
+            bounds.at_least(name, float(group[name]), 0)
+        for index, beta in enumerate(group["betas"]):
+            bounds.between(f"betas[{index}]", beta, 0, 1, with_high=False)
+        check_clip(group["trust_clip"])
+
+    def first_state(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+
+    @torch.no_grad()
+    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
+        """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        work = list(self.with_gradients())
+        weight_norms = []
+        for _, params, grads in work:
+            weight_norms.append(norms(params))
+            of_gradients = norms(grads)
+            for parameter, of_weight, of_gradient in zip(params, weight_norms[-1], of_gradients, strict=True):
+                if not math.isfinite(of_weight + of_gradient):
+                    self.refuse(parameter, **{"weight norm": of_weight, "gradient norm": of_gradient})
+        for (group, params, grads), of_weights in zip(work, weight_norms, strict=True):
+            states = [self.state[parameter] for parameter in params]
+            for state in states:
+                state["step"] += 1
+            foreach = group["foreach"]
+            if on_gpu(params) if foreach is None else foreach:
+                _step_foreach(group, params, grads, states, of_weights)
+            else:
+                for each in zip(params, grads, states, of_weights, strict=True):
+                    _step_one(group, *each)
+        return loss
+
+
+def _corrections(group: dict[str, Any], step: int) -> tuple[float, float]:
+    """Return a and b of m / (a sqrt(v) + b), which is Adam's step."""
+    if not group["bias_correction"]:
+        return 1.0, group["eps"]
+    first, second = (1 - beta**step for beta in group["betas"])
+    return first / math.sqrt(second), group["eps"] * first
+
+
+def _rate(group: dict[str, Any], weight_norm: float, update_norm: float) -> float:
+    """Return what the update is multiplied by."""
+    rate = float(group["lr"])
+    if not group["layer_wise"]:
+        return rate
+    return rate * clipped(lamb_trust_ratio(weight_norm, update_norm), group["trust_clip"])
+
+
+def _step_one(
+    group: dict[str, Any],
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    state: dict[str, Any],
+    weight_norm: float,
+) -> None:
+    beta1, beta2 = group["betas"]
+    factor, eps = _corrections(group, state["step"])
+    mean, square = state["exp_avg"], state["exp_avg_sq"]
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    update = square.sqrt().mul_(factor).add_(eps)
+    torch.div(mean, update, out=update)
+    decay = group["weight_decay"]
+    if decay and not group["decoupled"]:
+        update.add_(weight, alpha=decay)
+    rate = _rate(group, weight_norm, norm(update) if group["layer_wise"] else 1.0)
+    if decay and group["decoupled"]:
+        weight.mul_(1 - float(group["lr"]) * decay)
+    weight.sub_(update, alpha=rate)
+
+
+def _step_foreach(
+    group: dict[str, Any],
+    weights: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    states: list[dict[str, Any]],
+    weight_norms: list[float],
+) -> None:
+    beta1, beta2 = group["betas"]
+    means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+    torch._foreach_lerp_(means, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    updates = list(torch._foreach_sqrt(squares))
+    corrections = [_corrections(group, state["step"]) for state in states]
+    torch._foreach_mul_(updates, [factor for factor, _ in corrections])
+    torch._foreach_add_(updates, [eps for _, eps in corrections])
+    updates = list(torch._foreach_div(means, updates))
+    decay = group["weight_decay"]
+    if decay and not group["decoupled"]:
+        torch._foreach_add_(updates, weights, alpha=decay)
+    update_norms = norms(updates) if group["layer_wise"] else [1.0] * len(updates)
+    torch._foreach_mul_(
+        updates, [-_rate(group, *each) for each in zip(weight_norms, update_norms, strict=True)]
+    )
+    if decay and group["decoupled"]:
+        torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
+    torch._foreach_add_(weights, updates)

@@ -1,0 +1,207 @@
+"""LARS (You, Gitman and Ginsburg 2017, arXiv:1708.03888) as a torch optimiser."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from horovod_tune.large_batch import bounds
+from horovod_tune.large_batch.layer_wise import (
+    Closure,
+    LayerWiseOptimizer,
+    TrustClip,
+    check_clip,
+    clipped,
+    norms,
+    on_gpu,
+)
+
+
+def lars_trust_ratio(
+    weight_norm: float, gradient_norm: float, *, trust: float, weight_decay: float = 0.0, eps: float = 0.0
+) -> float:
+    r"""Return :math:`\eta\,\|w\| / (\|g\| + \lambda\|w\| + \epsilon)` (arXiv:1708.03888, eq. 6).
+
+    1 where the weights are 0, as a layer that starts there has to leave it, and where the denominator is 0.
+
+    >>> lars_trust_ratio(2.0, 3.0, trust=0.5, weight_decay=0.5)
+    0.25
+    """
+    denominator = gradient_norm + weight_decay * weight_norm + eps
+    return trust * weight_norm / denominator if weight_norm and denominator else 1.0
+
+
+class Lars(LayerWiseOptimizer):
+    r"""SGD with momentum whose rate is, for each layer, proportional to the layer's weights.
+
+    .. math::
+        r &= \eta\,\|w\| / (\|g\| + \lambda\|w\|) \\
+        v &\leftarrow \mu v + \gamma\, r\, (g + \lambda w) \\
+        w &\leftarrow w - v
+
+    with the rate :math:`\gamma`, `trust` :math:`\eta`, `weight_decay` :math:`\lambda` and `momentum`
+    :math:`\mu` (You et al. 2017, algorithm 1). Groups with ``layer_wise=False`` have r = 1: plain SGD at the
+    full rate. `parameter_groups` makes both.
+
+    Under ``hvd.DistributedOptimizer`` it sees the averaged gradient, so that N ranks with batches of B/N do
+    what one rank with B does. Where gradients are clipped or unscaled, that comes before.
+
+    Args:
+        params: As for any torch optimiser, or what `parameter_groups` returns.
+        lr: The rate. It is of another size than SGD's, as r is in proportion to `trust`.
+        momentum: What is kept of v from step to step.
+        weight_decay: In units of the rate, as in SGD.
+        trust: The trust coefficient.
+        eps: Added to the denominator of r.
+        nesterov: Whether to step by :math:`\mu v + \gamma r (g + \lambda w)` instead of v.
+        trust_clip: (lowest, highest) value of r; None for no bounds.
+        decoupled: Whether weight decay is a step :math:`w \leftarrow (1 - \gamma\lambda) w` of its own, in
+            neither r nor v.
+        rate_in_momentum: Whether the rate is inside v, as in the paper. False is torch's form,
+            :math:`v \leftarrow \mu v + r (g + \lambda w),\ w \leftarrow w - \gamma v`; the two differ
+            where the rate changes.
+        foreach: Whether to use one operation for all tensors; by default on accelerators, where it is faster.
+
+    Raises:
+        HyperparameterError: An option is out of bounds, or `step` meets a sparse gradient.
+        TrustRatioError: `step` meets a NaN or an infinity.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> optimizer = Lars([weight], lr=1.0, momentum=0.0, trust=0.1)
+    >>> weight.grad = torch.tensor([0.0, 2.0])  # r = 0.1 * 5 / 2
+    >>> optimizer.step()
+    >>> weight.data
+    tensor([3.0000, 3.5000])
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1.0,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        *,
+        trust: float = 0.001,
+        eps: float = 0.0,
+        nesterov: bool = False,
+        trust_clip: TrustClip = None,
+        decoupled: bool = False,
+        rate_in_momentum: bool = True,
+        foreach: bool | None = None,
+        layer_wise: bool = True,
+    ) -> None:
+        options = {
+            name: value for name, value in locals().items() if name not in ("self", "params", "__class__")
+        }
+        super().__init__(params, options)
+
+    def check_options(self, group: dict[str, Any]) -> None:
+        for name in ("lr", "weight_decay", "eps"):
+            bounds.at_least(name, float(group[name]), 0)
+        bounds.between("momentum", group["momentum"], 0, 1, with_high=False)
+        bounds.more_than("trust", group["trust"], 0)
+        check_clip(group["trust_clip"])
+        if group["nesterov"] and group["momentum"] == 0:
+            raise bounds.HyperparameterError("momentum must be more than 0 with nesterov, got 0")
+
+    def first_state(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        # A state without tensors keeps hvd.broadcast_optimizer_state from making one by a step.
+        return {"momentum_buffer": torch.zeros_like(parameter) if group["momentum"] else None}
+
+    @torch.no_grad()
+    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
+        """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        work = [
+            (group, params, grads, self._ratios(group, params, grads))
+            for group, params, grads in self.with_gradients()
+        ]
+        for group, params, grads, ratios in work:
+            buffers = [self.state[parameter]["momentum_buffer"] for parameter in params]
+            foreach = group["foreach"]
+            if on_gpu(params) if foreach is None else foreach:
+                _step_foreach(group, params, grads, buffers, ratios)
+            else:
+                for each in zip(params, grads, buffers, ratios, strict=True):
+                    _step_one(group, *each)
+        return loss
+
+    def _ratios(
+        self, group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
+    ) -> list[float]:
+        """Return each layer's trust ratio."""
+        if not group["layer_wise"]:
+            return [1.0] * len(params)
+        decay = 0.0 if group["decoupled"] else group["weight_decay"]
+        ratios = []
+        for parameter, of_weight, of_gradient in zip(params, norms(params), norms(grads), strict=True):
+            if not math.isfinite(of_weight + of_gradient):
+                self.refuse(parameter, **{"weight norm": of_weight, "gradient norm": of_gradient})
+            ratio = lars_trust_ratio(
+                of_weight, of_gradient, trust=group["trust"], weight_decay=decay, eps=group["eps"]
+            )
+            ratios.append(clipped(ratio, group["trust_clip"]))
+        return ratios
+
+
+def _factors(group: dict[str, Any], ratio: float) -> tuple[float, float]:
+    """Return what gradients are multiplied by on their way into the buffer, and the buffer on its way out."""
+    rate = float(group["lr"])
+    return (rate * ratio, 1.0) if group["rate_in_momentum"] else (ratio, rate)
+
+
+def _step_one(
+    group: dict[str, Any],
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    buffer: torch.Tensor | None,
+    ratio: float,
+) -> None:
+    decay, momentum = group["weight_decay"], group["momentum"]
+    inside, outside = _factors(group, ratio)
+    if group["decoupled"]:
+        weight.mul_(1 - float(group["lr"]) * decay)
+        decay = 0.0
+    if buffer is not None:
+        buffer.mul_(momentum).add_(gradient, alpha=inside)
+        if decay:
+            buffer.add_(weight, alpha=inside * decay)
+        if not group["nesterov"]:
+            weight.sub_(buffer, alpha=outside)
+            return
+    if decay:
+        weight.mul_(1 - outside * inside * decay)
+    if buffer is not None:
+        weight.sub_(buffer, alpha=outside * momentum)
+    weight.sub_(gradient, alpha=outside * inside)
+
+
+def _step_foreach(
+    group: dict[str, Any],
+    weights: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    buffers: list[torch.Tensor | None],
+    ratios: list[float],
+) -> None:
+    decay, momentum = group["weight_decay"], group["momentum"]
+    inside = [_factors(group, ratio)[0] for ratio in ratios]
+    outside = _factors(group, 1.0)[1]
+    if group["decoupled"]:
+        torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
+        decay = 0.0
+    steps = list(torch._foreach_mul(gradients, inside))
+    if decay:
+        torch._foreach_add_(steps, torch._foreach_mul(weights, [factor * decay for factor in inside]))
+    if momentum:
+        torch._foreach_mul_(buffers, momentum)
+        torch._foreach_add_(buffers, steps)
+        if group["nesterov"]:
+            torch._foreach_add_(steps, buffers, alpha=momentum)
+        else:
+            steps = buffers  # type: ignore[assignment]
+    torch._foreach_add_(weights, steps, alpha=-outside)

@@ -1,0 +1,126 @@
+"""What `Lars` and `Lamb` share: options, checks of gradients, trust ratios."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from horovod_tune.large_batch import bounds
+
+TrustClip = tuple[float, float] | None
+
+
+class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
+    """A weight, gradient or trust ratio is not finite: says of which parameter. Nothing was changed."""
+
+
+def clipped(ratio: float, clip: TrustClip) -> float:
+    """Return `ratio` within (lowest, highest).
+
+    >>> clipped(7.0, (0.0, 5.0)), clipped(7.0, None)
+    (5.0, 7.0)
+    """
+    return ratio if clip is None else min(max(ratio, clip[0]), clip[1])
+
+
+def check_clip(clip: Any) -> None:
+    """Check `trust_clip`."""
+    if clip is None:
+        return
+    if not isinstance(clip, (tuple, list)) or len(clip) != 2:
+        raise bounds.HyperparameterError(f"trust_clip must be None or (lowest, highest), got {clip!r}")
+    low, high = clip
+    bounds.at_least("trust_clip[0]", low, 0)
+    if math.isnan(high) or high < low or high <= 0:
+        raise bounds.HyperparameterError(
+            f"trust_clip[1] must be more than 0 and at least trust_clip[0] ({low:g}), got {high!r}"
+        )
+
+
+class LayerWiseOptimizer(torch.optim.Optimizer):
+    """A torch optimiser whose groups have ``layer_wise``, and ``names`` of their parameters where known."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._name_of: dict[torch.Tensor, str] = {}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group and give its parameters their state.
+
+        State is made now and not in the first step: `hvd.broadcast_optimizer_state` would make it by a step
+        with zero gradients, in which weight decay changes the weights of those ranks that have none yet.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        self.check_options(group)
+        for index, parameter in enumerate(group["params"]):
+            names = group.get("names") or group.get("param_names") or ()
+            name = (
+                repr(names[index]) if index < len(names) else f"{index} of group {len(self.param_groups) - 1}"
+            )
+            self._name_of[parameter] = f"parameter {name}"
+            if parameter.is_complex() or not parameter.is_floating_point():
+                raise bounds.HyperparameterError(
+                    f"{self._name_of[parameter]} must be real, got {parameter.dtype}"
+                )
+            self.state[parameter] = self.first_state(parameter, group)
+
+    def check_options(self, group: dict[str, Any]) -> None:
+        """Raise HyperparameterError where an option of the group is out of bounds."""
+        raise NotImplementedError
+
+    def first_state(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """Return a parameter's state before its first step."""
+        raise NotImplementedError
+
+    def with_gradients(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor], list[torch.Tensor]]]:
+        """Give each group with its parameters that have gradients, and those."""
+        found = []
+        for group in self.param_groups:
+            params = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in params:
+                if parameter.grad.layout != torch.strided:
+                    raise bounds.HyperparameterError(
+                        f"{self._name_of[parameter]} must have a dense gradient, got a sparse one; "
+                        "use nn.Embedding(sparse=False), or sparse_as_dense=True of hvd.DistributedOptimizer"
+                    )
+            if params:
+                found.append((group, params, [parameter.grad for parameter in params]))
+        yield from found
+
+    def refuse(self, parameter: torch.Tensor, **norms: float) -> None:
+        """Raise TrustRatioError, with the norms that the ratio was to be made of."""
+        values = ", ".join(f"{name} {value:g}" for name, value in norms.items())
+        raise TrustRatioError(f"the trust ratio of {self._name_of[parameter]} must be finite, got {values}")
+
+
+def on_gpu(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all tensors are on an accelerator, where one kernel for many of them is faster.
+
+    On a CPU it is the other way round: one tensor after the other stays in the cache for all its operations.
+    """
+    return all(tensor.device.type != "cpu" for tensor in tensors)
+
+
+def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """Return the Euclidean norms, of half precision in single precision; on a GPU with one synchronisation.
+
+    >>> norms([torch.tensor([3.0, 4.0]), torch.ones(2, 2)])
+    [5.0, 2.0]
+    """
+    if not on_gpu(tensors):
+        return [norm(tensor) for tensor in tensors]
+    wide = [tensor.float() if tensor.dtype in (torch.half, torch.bfloat16) else tensor for tensor in tensors]
+    return [float(value) for value in torch.stack(list(torch._foreach_norm(wide))).tolist()]
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """Return the Euclidean norm."""
+    dtype = torch.float32 if tensor.dtype in (torch.half, torch.bfloat16) else None
+    return float(torch.linalg.vector_norm(tensor, dtype=dtype))
+
+
+Closure = Callable[[], float] | None

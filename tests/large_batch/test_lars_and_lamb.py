@@ -1,0 +1,319 @@
+"""`Lars` and `Lamb`: equal to NumPy in float64, and good citizens among torch's optimisers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import references
+import torch
+
+from horovod_tune.large_batch import (
+    HyperparameterError,
+    Lamb,
+    LargeBatchLR,
+    Lars,
+    TrustRatioError,
+    Warmup,
+    parameter_groups,
+)
+
+SHAPES = [(5, 3), (7,), (2, 3, 2, 2), (1,), (4, 4), ()]
+STEPS = 12
+KINDS = {"lars": Lars, "lamb": Lamb}
+
+
+def random_case(
+    seed: int, layers: int = len(SHAPES)
+) -> tuple[list[np.ndarray], list[list[np.ndarray]], list[float]]:
+    """Weights, gradients and rates over six orders of magnitude, with zeros among them."""
+    draw = np.random.default_rng(seed)
+    layers = len(SHAPES)
+    sizes = 10.0 ** draw.uniform(-3, 3, layers)
+    weights = [np.asarray(draw.normal(size=shape) * size) for shape, size in zip(SHAPES, sizes, strict=True)]
+    weights[seed % layers] = np.zeros(SHAPES[seed % layers])
+    gradients = [
+        [draw.normal(size=weight.shape) * 10.0 ** draw.uniform(-3, 3) for weight in weights]
+        for _ in range(STEPS)
+    ]
+    gradients[3][(seed + 1) % layers] = np.zeros(SHAPES[(seed + 1) % layers])
+    return weights, gradients, list(10.0 ** draw.uniform(-3, 0, STEPS))
+
+
+def trained(kind: type, case: Any, **options: Any) -> list[np.ndarray]:
+    weights, gradients, rates = case
+    params = [torch.nn.Parameter(torch.from_numpy(weight.copy())) for weight in weights]
+    optimizer = kind(params, **options)
+    for grads, rate in zip(gradients, rates, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for parameter, gradient in zip(params, grads, strict=True):
+            parameter.grad = torch.from_numpy(np.array(gradient))
+        optimizer.step()
+    return [parameter.detach().numpy() for parameter in params]
+
+
+def option_sets(kind: str) -> list[dict[str, Any]]:
+    draw = random.Random(kind)
+    sets: list[dict[str, Any]] = []
+    for decoupled, decay, clip in itertools.product([False, True], [0.0, 0.05], [None, (0.01, 2.0)]):
+        shared = {"decoupled": decoupled, "weight_decay": decay, "trust_clip": clip}
+        if kind == "lars":
+            for nesterov, inside in itertools.product([False, True], repeat=2):
+                momentum = draw.choice([0.5, 0.9, 0.99])
+                trust = 10 ** draw.uniform(-3, 0)
+                sets.append(
+                    {
+                        **shared,
+                        "nesterov": nesterov,
+                        "rate_in_momentum": inside,
+                        "momentum": momentum,
+                        "trust": trust,
+                    }
+                )
+            sets.append({**shared, "momentum": 0.0, "eps": 1e-3})
+        else:
+            for correction in (False, True):
+                betas = (draw.choice([0.0, 0.5, 0.9]), draw.choice([0.9, 0.999]))
+                sets.append(
+                    {
+                        **shared,
+                        "betas": betas,
+                        "bias_correction": correction,
+                        "eps": 10 ** draw.uniform(-8, -3),
+                    }
+                )
+    sets.append({"layer_wise": False, "weight_decay": 0.1})
+    return sets
+
+
+CASES = [(kind, options) for kind in KINDS for options in option_sets(kind)]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=lambda value: str(value)[:90])
+def test_every_option_equals_the_float64_reference(kind: str, options: dict[str, Any], foreach: bool) -> None:
+    for seed in range(4):
+        case = random_case(seed)
+        found = trained(KINDS[kind], case, foreach=foreach, **options)
+        expected = getattr(references, kind)(*case, **options)
+        for ours, reference in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, reference, rtol=1e-10, atol=1e-10)
+
+
+def test_lars_without_layers_is_torchs_sgd_and_lamb_torchs_adamw() -> None:
+    case = random_case(1)
+    for ours, theirs in [
+        (
+            trained(Lars, case, layer_wise=False, rate_in_momentum=False, nesterov=True, weight_decay=0.1),
+            trained(torch.optim.SGD, case, momentum=0.9, nesterov=True, weight_decay=0.1),
+        ),
+        (
+            trained(Lamb, case, layer_wise=False, decoupled=True, weight_decay=0.1),
+            trained(torch.optim.AdamW, case, eps=1e-6, weight_decay=0.1),
+        ),
+    ]:
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_does_not_depend_on_the_gradients_size(kind: str) -> None:
+    weights, gradients, rates = random_case(5)
+    small = [[1e-5 * gradient for gradient in grads] for grads in gradients]
+    options = {"eps": 0.0}
+    weights[5 % len(weights)] += 1.0
+    gradients[3] = [gradient + 1.0 for gradient in gradients[3]]
+    small[3] = [1e-5 * gradient for gradient in gradients[3]]
+    for one, other in zip(
+        trained(KINDS[kind], (weights, gradients, rates), **options),
+        trained(KINDS[kind], (weights, small, rates), **options),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-7)
+
+
+# Squares of gradients underflow in float16, with LAMB as with torch's Adam.
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("lars", torch.float32),
+        ("lars", torch.bfloat16),
+        ("lars", torch.float16),
+        ("lamb", torch.float32),
+        ("lamb", torch.bfloat16),
+    ],
+)
+def test_single_and_half_precision_follow_the_reference(kind: str, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    start, gradient = torch.randn(40, 30, generator=draw), torch.randn(40, 30, generator=draw)
+    parameter = torch.nn.Parameter(start.to(dtype, copy=True))
+    optimizer = KINDS[kind]([parameter], lr=0.1, **({"trust": 0.1} if kind == "lars" else {"eps": 1e-4}))
+    parameter.grad = gradient.to(dtype)
+    optimizer.step()
+    options = {"trust": 0.1} if kind == "lars" else {"eps": 1e-4}
+    (expected,) = getattr(references, kind)(
+        [start.double().numpy()], [[gradient.double().numpy()]], [0.1], **options
+    )
+    error = (parameter.detach().double() - torch.from_numpy(expected)).abs().max()
+    assert error < {torch.float32: 1e-6, torch.bfloat16: 4e-2, torch.float16: 4e-3}[dtype]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_of_half_precision_do_not_overflow(kind: str) -> None:
+    parameter = torch.nn.Parameter(torch.full((300, 300), 300.0, dtype=torch.float16))
+    parameter.grad = torch.full((300, 300), 300.0, dtype=torch.float16)
+    optimizer = KINDS[kind]([parameter], lr=1e-3)
+    optimizer.step()
+    assert torch.isfinite(parameter).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_trip_through_a_checkpoint_changes_no_bit(kind: str) -> None:
+    torch.manual_seed(0)
+    start = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
+    inputs = torch.randn(20, 9, 6)
+
+    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = copy.deepcopy(start)
+        return model, KINDS[kind](parameter_groups(model, weight_decay=0.1), lr=0.01)
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Tensor) -> None:
+        for batch in batches:
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+
+    whole, optimizer = make()
+    train(whole, optimizer, inputs)
+    model, optimizer = make()
+    train(model, optimizer, inputs[:7])
+    saved = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], saved)
+    saved.seek(0)
+    states = torch.load(saved, weights_only=True)
+    model, optimizer = make()
+    model.load_state_dict(states[0])
+    optimizer.load_state_dict(states[1])
+    train(model, optimizer, inputs[7:])
+    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchs_schedulers_closures_and_late_groups_work(kind: str) -> None:
+    model = torch.nn.Linear(4, 4)
+    late = torch.nn.Parameter(torch.ones(3, 3))
+    optimizer = KINDS[kind](parameter_groups(model), lr=0.5)
+    optimizer.add_param_group({"params": [late], "names": ["late"]})
+    scheduler = LargeBatchLR(optimizer, Warmup(4, start=0.5), steps_per_epoch=1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().mean() + late.square().sum()
+        loss.backward()
+        return loss
+
+    losses = []
+    for _ in range(6):
+        losses.append(optimizer.step(closure).item())
+        scheduler.step()
+    assert losses[-1] < losses[0]
+    assert optimizer.param_groups[-1]["lr"] == 0.5
+    assert not torch.equal(late, torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["weight", "gradient"])
+def test_nan_in_a_trust_ratio_names_the_parameter_and_changes_nothing(
+    kind: str, bad: float, where: str
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimizer = KINDS[kind](parameter_groups(model), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with torch.no_grad():
+        (model[1].weight if where == "weight" else model[1].weight.grad)[0, 1] = bad
+    before = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
+    with pytest.raises(
+        TrustRatioError, match=rf"parameter '1.weight' must be finite, got .*{where} norm {bad:g}"
+    ):
+        optimizer.step()
+    after = [model.state_dict(), optimizer.state_dict()["state"]]
+    assert str(after) == str(before)
+
+
+def test_sparse_gradients_are_refused_by_name() -> None:
+    model = torch.nn.Embedding(10, 3, sparse=True)
+    for kind in KINDS.values():
+        optimizer = kind(parameter_groups(model), lr=0.1)
+        model.zero_grad()
+        model(torch.tensor([1, 2])).sum().backward()
+        with pytest.raises(
+            HyperparameterError, match="parameter 'weight' must have a dense gradient, got a sparse"
+        ):
+            optimizer.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_without_gradients_stay_and_keep_their_step(kind: str) -> None:
+    used, unused = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = KINDS[kind]([used, unused], lr=0.1, weight_decay=0.5)
+    used.grad = torch.ones(2, 2)
+    optimizer.step()
+    assert torch.equal(unused, torch.ones(2, 2)) and not torch.equal(used, torch.ones(2, 2))
+    if kind == "lamb":
+        assert (optimizer.state[used]["step"], optimizer.state[unused]["step"]) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grad_scaler_skips_an_overflow_and_unscales_the_rest(kind: str) -> None:
+    model = torch.nn.Linear(3, 2, bias=False)
+    twin = copy.deepcopy(model)
+    optimizer, plain = (KINDS[kind](each.parameters(), lr=0.1) for each in (model, twin))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step, inputs in enumerate(torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(1))):
+        if step == 1:
+            inputs = inputs * float("inf")
+        optimizer.zero_grad()
+        scaler.scale(model(inputs).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step != 1:
+            plain.zero_grad()
+            twin(inputs).square().mean().backward()
+            plain.step()
+    assert scaler.get_scale() == 512.0
+    torch.testing.assert_close(model.weight, twin.weight)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: Lars(p, lr=-1), "lr must be at least 0, got -1"),
+        (lambda p: Lars(p, momentum=1.0), "momentum must be at least 0 and less than 1, got 1.0"),
+        (lambda p: Lars(p, momentum=0, nesterov=True), "momentum must be more than 0 with nesterov, got 0"),
+        (lambda p: Lars(p, trust=0), "trust must be more than 0, got 0"),
+        (lambda p: Lars(p, weight_decay=float("nan")), "weight_decay must be a finite number, got nan"),
+        (lambda p: Lamb(p, betas=(0.9, 1.0)), r"betas\[1\] must be at least 0 and less than 1, got 1.0"),
+        (lambda p: Lamb(p, eps=-1e-6), "eps must be at least 0, got -1e-06"),
+        (
+            lambda p: Lamb(p, trust_clip=(2.0, 1.0)),
+            r"trust_clip\[1\] must be .* \(2\), got 1.0",
+        ),
+        (lambda p: Lamb(p, trust_clip=10), r"trust_clip must be None or \(lowest, highest\), got 10"),
+        (
+            lambda p: Lars([torch.zeros(2, dtype=torch.complex64)]),
+            "parameter 0 of group 0 must be real, got torch.complex64",
+        ),
+    ],
+)
+def test_bad_options_are_named_with_their_bound(make: Any, message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        make([torch.nn.Parameter(torch.ones(2, 2))])

@@ -137,9 +137,11 @@ class World:
 class Assignment:
     """What one training actor is told before its first trial: its ranks, and their environment.
 
-    ``gate`` is how it reaches a coordinator on the same host without Ray (a `workers.gate.Invitation`).
+    ``defaults`` are variables that it sets where it has none of that name. ``gate`` is how it reaches a
+    coordinator on the same host without Ray (a `workers.gate.Invitation`).
     """
 
     worlds: tuple[World, ...]
     environment: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
     gate: Any = None

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
+import threading
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 from horovod.runner.common.util.hosts import SlotInfo, get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
@@ -287,3 +293,114 @@ print(json.dumps({{"total": total, "cpu_s": time.thread_time() - before}}))
     (world,) = run_worlds("a:2", program=program)
     assert [each["total"] for each in world.said] == [2, 2]
     assert world.said[0]["cpu_s"] < 0.5, "it asks without a pause"
+
+
+STRANGERS = {
+    "an HTTP client": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a silent one": b"",
+    "one that sends as much as a token has": bytes(range(16)),
+    "one that sends more": os.urandom(1000),
+    "one that begins and goes silent": b"\x00\x01\x02",
+}
+
+
+def ports_of_children() -> list[int]:
+    """Return the ports that this process's children listen on."""
+    ports = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            connections = getattr(child, "net_connections", child.connections)("tcp")
+            ports += [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+    return ports
+
+
+def call_on(port: int, kept: list[socket.socket]) -> int:
+    """Be every kind of stranger to a listener; those that do not go by themselves are added to `kept`."""
+    calls = 0
+    for said in [*STRANGERS.values(), None, None]:
+        with contextlib.suppress(ConnectionError):
+            stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
+            calls += 1
+            if said is not None:
+                kept.append(stranger)
+                stranger.sendall(said)
+                continue
+            if calls % 2:  # one goes politely, the other resets the connection
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stranger.close()
+    return calls
+
+
+def test_strangers_who_connect_to_the_ranks_do_not_disturb_them(tmp_path: Path) -> None:
+    rounds = 3
+    program = f"""
+import json, os, time, torch
+import horovod.torch as hvd
+sums = []
+for each in range({rounds}):
+    if os.environ["HOROVOD_RANK"] == "2":  # until it comes, the others listen
+        ends_s = time.monotonic() + 60
+        while not os.path.exists(f"{tmp_path}/{{each}}") and time.monotonic() < ends_s:
+            time.sleep(0.01)
+    hvd.init()
+    sums.append(hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item())
+    hvd.barrier()
+    hvd.shutdown()
+print(json.dumps({{"sums": sums}}))
+"""
+    kept: list[socket.socket] = []
+    calls: list[int] = []
+
+    def disturb() -> None:
+        for each in range(rounds):
+            ends_s = time.monotonic() + TIMEOUT_S
+            calls.append(0)
+            # Two ranks, each with a listener for the one that is to come.
+            while calls[-1] < 2 * (len(STRANGERS) + 2) and time.monotonic() < ends_s:
+                calls[-1] += sum(call_on(port, kept) for port in ports_of_children())
+                time.sleep(0.05)
+            (tmp_path / str(each)).touch()
+
+    strangers = threading.Thread(target=disturb)
+    strangers.start()
+    try:
+        (world,) = run_worlds("a:3", program=program)
+    finally:
+        strangers.join()
+        for each in kept:
+            each.close()
+    assert min(calls) >= 2 * (len(STRANGERS) + 2)
+    assert world.said == [{"sums": [6.0] * rounds}] * 3
+
+
+def test_more_silent_strangers_than_are_waited_for_do_not_disturb_ranks(tmp_path: Path) -> None:
+    program = f"""
+import json, os, time, torch
+import horovod.torch as hvd
+if os.environ["HOROVOD_RANK"] == "1":
+    ends_s = time.monotonic() + 60
+    while not os.path.exists("{tmp_path}/go") and time.monotonic() < ends_s:
+        time.sleep(0.01)
+hvd.init()
+print(json.dumps({{"sum": hvd.allreduce(torch.ones(1), op=hvd.Sum).item()}}))
+"""
+    kept: list[socket.socket] = []
+
+    def disturb() -> None:
+        ends_s = time.monotonic() + TIMEOUT_S
+        while not (ports := ports_of_children()) and time.monotonic() < ends_s:
+            time.sleep(0.05)
+        for _ in range(300):
+            kept.extend(socket.create_connection(("127.0.0.1", port), timeout=5) for port in ports)
+        (tmp_path / "go").touch()
+
+    strangers = threading.Thread(target=disturb)
+    strangers.start()
+    try:
+        (world,) = run_worlds("a:2", program=program)
+    finally:
+        strangers.join()
+        for each in kept:
+            each.close()
+    assert len(kept) >= 300
+    assert world.said == [{"sum": 2.0}] * 2

@@ -88,3 +88,7 @@ def test_an_own_exception_comes_before_a_death():
     raised = Failed(3, "a", FailureKind.RAISED, "ValueError: x")
     died = Failed(0, "b", FailureKind.DIED, "gone")
     assert failures.explain([died, raised], world_size=4).startswith("rank 3 of 4 on a failed:")
+
+
+def test_nccl_takes_exactly_the_interface_that_gloo_takes():
+    assert ranks.nccl_environment("eth1") == {"NCCL_SOCKET_IFNAME": "=eth1"}

@@ -132,8 +132,8 @@ def _horovod_that_runs(facts: NodeFacts, horovod: HorovodFacts) -> Iterator[Find
             "warning",
             "horovod",
             f"Horovod {horovod.version} lacks patches of {INSTALL} (it has {has}; newest: {PATCH_LEVEL}): it "
-            "may start slowly, take another network interface than it is told, or wait for a lost rank "
-            "for ever.",
+            "may start slowly, take another network interface than it is told, wait for a lost rank "
+            "for ever, or be ended by a stranger who connects to its ports.",
             INSTALL,
         )
 

@@ -12,6 +12,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from horovod_tune.horovod_build.patches import PATCH_LEVEL
+
 
 @dataclass(frozen=True)
 class InstalledTorch:
@@ -75,6 +77,21 @@ def installed_horovod() -> InstalledHorovod | None:
     metadata = package / "metadata.json"
     built_for = json.loads(metadata.read_text()) if metadata.is_file() else {}
     return InstalledHorovod(version, built_for.get("pytorch"))
+
+
+def advice_on_failed_init(horovod: InstalledHorovod | None) -> str:
+    """Return what to try where ranks could not connect: nothing where Horovod has our newest patches.
+
+    >>> "port scanner" in advice_on_failed_init(InstalledHorovod("0.28.1", "2.13.0"))
+    True
+    """
+    if horovod is None or horovod.patch_level == PATCH_LEVEL:
+        return ""
+    return (
+        f"Horovod {horovod.version} takes whoever connects first to a rank's port for a rank, so that a port "
+        "scanner or another user of the host can end hvd.init(). The one that `horovod-tune install-horovod` "
+        "builds does not."
+    )
 
 
 def _package_folder(name: str) -> Path | None:

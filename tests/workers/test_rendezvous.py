@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from horovod_tune.workers.gloo import ranks, rendezvous
+from horovod_tune.workers.gloo import http_server, ranks, rendezvous
 from horovod_tune.workers.gloo.rendezvous import Rendezvous
 
 WAIT_S = 20.0
@@ -120,10 +123,172 @@ def test_garbage_with_the_secret_is_dropped_too(server):
     assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
 
 
+@pytest.mark.parametrize("length", ["1" * 5000, "99999999999999999999", "-1", "many", "0x10", "\u00b2", ""])
+def test_a_length_that_is_no_number_of_bytes_is_dropped_and_harms_nobody(server, length):
+    request = f"PUT /{endpoint(server)[2]}/global/0 HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"
+    assert raw(server, request.encode()) == b""
+    assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
+
+
+def test_an_answer_larger_than_a_sockets_buffer_arrives_whole(server):
+    body = os.urandom(3 << 20)
+    assert ask(server, "PUT", "global/0", body) == (200, b"")
+    address, port, secret = endpoint(server)
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.settimeout(WAIT_S)
+    slow.connect((address, port))
+    with slow:
+        slow.sendall(f"GET /{secret}/global/0 HTTP/1.1\r\n\r\n".encode())
+        # Others are served while this one reads.
+        assert ask(server, "GET", "global/0") == (200, body)
+        received = b"".join(iter(lambda: slow.recv(1 << 16), b""))
+    assert received.partition(b"\r\n\r\n")[2] == body
+
+
+def test_a_large_value_that_was_waited_for_arrives_whole_at_everybody(server):
+    body = os.urandom(1 << 20)
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(ask, server, "GET", "global/1") for _ in range(8)]
+        assert ask(server, "PUT", "global/1", body) == (200, b"")
+        assert all(each.result(timeout=WAIT_S) == (200, body) for each in waiting)
+
+
+def test_a_peer_that_does_not_read_its_answer_is_dropped(server, monkeypatch):
+    monkeypatch.setattr(http_server, "ANSWER_S", 0.1)
+    ask(server, "PUT", "global/0", bytes(4_000_000))
+    address, port, secret = endpoint(server)
+    with socket.create_connection((address, port), timeout=WAIT_S) as deaf:
+        deaf.sendall(f"GET /{secret}/global/0 HTTP/1.1\r\n\r\n".encode())
+        end = time.monotonic() + WAIT_S
+        while server._server._connections or not deaf.recv(1, socket.MSG_PEEK):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        received = b"".join(iter(lambda: deaf.recv(1 << 16), b""))
+    assert len(received) < 4_000_000
+    assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
+
+
+SERVER_WITH_FEW_FILES = """
+import os, resource, sys
+from horovod_tune.workers.gloo.rendezvous import Rendezvous
+with Rendezvous("127.0.0.1") as server:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    own = []
+    print(server.address, flush=True)
+    for line in sys.stdin:
+        while line == "take\\n":
+            try:
+                own.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                break
+        if line == "free\\n":
+            while own:
+                os.close(own.pop())
+        print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def poor():
+    """A rendezvous in a process that may have 64 files; what is written to it takes or frees all of them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER_WITH_FEW_FILES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    process.address = process.stdout.readline().strip()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_idle_connections_that_use_up_the_files_do_not_end_it(poor):
+    address, port, _ = endpoint(poor)
+    idle = []
+    try:
+        for _ in range(200):
+            idle.append(socket.create_connection((address, port), timeout=WAIT_S))
+        for rank in range(10):
+            assert ask(poor, "PUT", f"global/{rank}", b"fine") == (200, b"")
+    finally:
+        for each in idle:
+            each.close()
+    assert ask(poor, "GET", "global/0") == (200, b"fine")
+
+
+def test_a_process_that_has_no_file_left_serves_again_when_it_has(poor):
+    def tell(word):
+        poor.stdin.write(f"{word}\n")
+        poor.stdin.flush()
+        assert poor.stdout.readline() == "done\n"
+
+    tell("take")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, poor, "PUT", "global/0", b"fine")
+        # It sees the connection and cannot take it.
+        with pytest.raises(futures.TimeoutError):
+            waiting.result(timeout=0.5)
+        tell("free")
+        assert waiting.result(timeout=WAIT_S) == (200, b"")
+    assert ask(poor, "GET", "global/0") == (200, b"fine")
+
+
+def _mangled(data: bytes, source: random.Random) -> bytes:
+    """Return `data` with some bytes changed, inserted, cut out, or everything after one cut off."""
+    mangled = bytearray(data)
+    for _ in range(source.randint(1, 6)):
+        at = source.randrange(len(mangled) + 1)
+        match source.randrange(5):
+            case 0 if mangled:
+                mangled[at % len(mangled)] = source.randrange(256)
+            case 1:
+                mangled[at:at] = source.randbytes(source.randrange(1, 30))
+            case 2:
+                del mangled[at : at + source.randrange(1, 20)]
+            case 3:
+                words = (b"\r\n", b"\r\n\r\n", b":", b"/", b"Content-Length: ", b"-1", b"9" * 30, bytes(10))
+                mangled[at:at] = source.choice(words)
+            case _:
+                del mangled[at:]
+    return bytes(mangled)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mangled_requests_neither_end_it_nor_stay(server, monkeypatch, seed):
+    monkeypatch.setattr(http_server, "STRANGER_S", 1.0)
+    source = random.Random(seed)
+    address, port, secret = endpoint(server)
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(300):
+        known = secret if source.random() < 0.7 else "A" * 32
+        method = source.choice(["PUT", "GET", "DELETE", "POST"])
+        body = source.randbytes(source.choice([0, 1, 20, 5000]))
+        head = f"{method} /{known}:80/s{source.randrange(5)}/{source.randrange(9)} HTTP/1.1\r\nHost: x\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        sent = _mangled(request, source) if source.random() < 0.9 else source.randbytes(300)
+        client = socket.create_connection((address, port), timeout=WAIT_S)
+        with client, contextlib.suppress(ConnectionError):
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(1 << 16):
+                pass
+    assert ask(server, "PUT", "own/0", b"fine") == (200, b"")
+    assert ask(server, "GET", "own/0") == (200, b"fine")
+    end = time.monotonic() + WAIT_S
+    while server._server._connections:  # its own thread closes them, a moment after their answers
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
 @pytest.mark.parametrize("start", [b"", b"PUT /%s:0/global/1 HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n"])
 def test_a_request_of_unbounded_size_is_dropped(server, start):
     start = start % endpoint(server)[2].encode() if start else b""
-    assert raw(server, start + b"x" * (rendezvous.MAX_REQUEST_BYTES + 70000)) == b""
+    assert raw(server, start + b"x" * (http_server.MAX_REQUEST_BYTES + 70000)) == b""
     assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
 
 
@@ -137,7 +302,7 @@ def test_ranks_that_give_up_waiting_harm_nobody(server):
 
 
 def test_a_slow_stranger_holds_up_nobody_and_is_dropped(server, monkeypatch):
-    monkeypatch.setattr(rendezvous, "STRANGER_S", 0.3)
+    monkeypatch.setattr(http_server, "STRANGER_S", 0.3)
     address, port, _ = endpoint(server)
     with socket.create_connection((address, port), timeout=WAIT_S) as stranger:
         stranger.sendall(b"GET /")
@@ -147,8 +312,8 @@ def test_a_slow_stranger_holds_up_nobody_and_is_dropped(server, monkeypatch):
         assert received == b"" or received.startswith(b"HTTP/1.1 404")
 
 
-def test_more_connections_than_allowed_are_refused(server, monkeypatch):
-    monkeypatch.setattr(rendezvous, "MAX_CONNECTIONS", 4)
+def test_more_connections_than_allowed_harm_nobody(server, monkeypatch):
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
     address, port, _ = endpoint(server)
     strangers = [socket.create_connection((address, port), timeout=WAIT_S) for _ in range(4)]
     assert raw(server, b"GET / HTTP/1.1\r\n") == b""

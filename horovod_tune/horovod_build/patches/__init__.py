@@ -5,10 +5,11 @@ from __future__ import annotations
 from horovod_tune.horovod_build.patches.compiling import ANY_FOLDER, CPU_ONLY, CXX17, NO_DEBUG_INFORMATION
 from horovod_tune.horovod_build.patches.running import IDLE_CYCLES, STALL_INSPECTOR, WAITING_SLEEPS, ZERO_GRAD
 from horovod_tune.horovod_build.patches.starting import GLOO_INTERFACE, INIT_RAISES, ONE_MESH
+from horovod_tune.horovod_build.patches.strangers import STRANGERS
 from horovod_tune.horovod_build.patching import Patch
 
-PATCH_LEVEL = "ht5"
-"""Stands in the built version (``0.28.1+ht4.cpu``); raised whenever a patch below changes."""
+PATCH_LEVEL = "ht6"
+"""Stands in the built version (``0.28.1+ht6.cpu``); raised whenever a patch below changes."""
 
 
 def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
@@ -16,6 +17,7 @@ def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
     chosen: tuple[Patch, ...] = (
         GLOO_INTERFACE,
         *ONE_MESH,
+        *STRANGERS,
         *INIT_RAISES,
         *ZERO_GRAD,
         STALL_INSPECTOR,

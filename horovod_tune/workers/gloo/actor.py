@@ -16,6 +16,7 @@ import psutil
 import ray
 
 from horovod_tune import ray_adapter
+from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import (
     Assignment,
     CheckpointPlace,
@@ -104,7 +105,7 @@ class TrainingActor:
         """Take this actor's place in the world."""
         (self._world,) = assignment.worlds
         self._environment = assignment.environment
-        os.environ.update(assignment.environment)
+        os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
         if assignment.gate is not None:
             self._open_gate(assignment.gate)
 
@@ -216,4 +217,5 @@ class TrainingActor:
         stalled = self._output.stall_report()
         if "Will shutdown" in stalled:
             return FailureKind.STALLED, f"\nHorovod's stall inspector:\n{stalled}\n"
-        return FailureKind.DISCONNECTED, ""
+        advice = advice_on_failed_init(installed_horovod()) if isinstance(error, ValueError) else ""
+        return FailureKind.DISCONNECTED, advice and f"\n{advice}\n"

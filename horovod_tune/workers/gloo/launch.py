@@ -58,8 +58,12 @@ class GlooLauncher:
             )
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
+            nccl = ranks.nccl_environment(interface) if spec.use_gpu else {}
+            if spec.nics:
+                environment |= nccl
             gate = self._gatehouse.invite(member) if fact.node_id == self._node_id else None
-            assignments.append(Assignment((world,), environment, gate))
+            # Without nics= a machine's own setting stands, since it knows more than we do.
+            assignments.append(Assignment((world,), environment, {} if spec.nics else nccl, gate))
         return assignments
 
     def _interfaces(

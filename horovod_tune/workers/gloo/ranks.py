@@ -107,6 +107,15 @@ def horovod_environment(
     }
 
 
+def nccl_environment(interface: str) -> dict[str, str]:
+    """Return what makes NCCL take ``interface``: it reads neither Horovod's nor Gloo's variable.
+
+    >>> nccl_environment("eth1")  # the sign, since NCCL takes a bare name for the beginning of one
+    {'NCCL_SOCKET_IFNAME': '=eth1'}
+    """
+    return {"NCCL_SOCKET_IFNAME": f"={interface}"}
+
+
 def choose_interface(
     addresses: Mapping[str, Sequence[str]], *, node_ip: str, nics: Sequence[str], single_host: bool
 ) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from ray.tune import Checkpoint
 
     from horovod_tune.storage import TrialStorage
+
+logger = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -32,6 +36,7 @@ class Coordinator:
         self._storage: TrialStorage | None = None
         self._order: TrialOrder | None = None
         self._started = False
+        self._log_is_lost = False
         self._function_is_there = False
         self._facts: dict[str, Any] = {}
         """What every result of the trial says of its world."""
@@ -44,8 +49,9 @@ class Coordinator:
 
     def set_trial(self, order: TrialOrder, storage: TrialStorage) -> None:
         """Take the next trial; its training function starts with the first `next_result`."""
+        self._release_storage()
         self._order, self._storage = order, storage
-        self._started = False
+        self._started = self._log_is_lost = False
 
     def restore(self, checkpoint: CheckpointPlace) -> None:
         """Let the trial start from a checkpoint. Must come before its first `next_result`."""
@@ -64,20 +70,29 @@ class Coordinator:
             if not self._started:
                 self._start()
             event = self._group.next_event()
-        except Exception:
+        except Exception as cause:
             self._started = False  # nothing left to unwind
-            self._finish_logs()
-            self.close()
+            self._give_up(cause)
             raise
-        self._write_logs()
+        self._keep_logs()
         match event:
             case Report(index=index, metrics=metrics, checkpoint_path=path):
                 return self._store(index, metrics, path)
             case Finished():
                 if self._reuse_workers:
                     self._group.begin_to_tidy()
-                self._finish_logs()
+                self._keep_logs(at_end=True)
                 return None
+
+    def _give_up(self, cause: Exception) -> None:
+        """End the workers after a failure; whatever happens meanwhile, ``cause`` is what is told."""
+        self._keep_logs(at_end=True)
+        try:
+            self.close()
+        except Exception as error:
+            logger.exception("the workers could not be ended after %r", cause)
+            if sys.version_info >= (3, 11):
+                cause.add_note(f"The workers could not be ended either: {error!r}")
 
     def _start(self) -> None:
         assert self._order is not None
@@ -104,32 +119,40 @@ class Coordinator:
         checkpoint, place = None, None
         if path is not None:
             checkpoint, place = self._storage.persist(path, metrics)
-            self._storage.publish_logs()
+            self._keep_logs(publish=True)
         # Rank 0 waits in its report until Tune asks for the next result: only then is the trial to go on.
         self._group.proceed(index, place)
         return metrics, checkpoint
 
-    def _finish_logs(self) -> None:
-        """Bring what the ranks printed in this trial to its directory."""
-        assert self._storage is not None
-        self._write_logs()
-        self._storage.publish_logs()
+    def _keep_logs(self, *, publish: bool = False, at_end: bool = False) -> None:
+        """Bring what the ranks have printed to the trial's storage.
 
-    def _write_logs(self) -> None:
+        A log is never a reason to fail a trial, nor to hide why one failed: where the storage is full, cannot
+        be written to or is gone, that is told once a trial.
+        """
         assert self._storage is not None
-        for chunk in self._group.take_logs():
-            self._storage.append_log(chunk.rank, chunk.text)
+        chunks = self._group.take_logs()
+        try:
+            for chunk in chunks:
+                self._storage.append_log(chunk.rank, chunk.text)
+            if publish or at_end:
+                self._storage.publish_logs(at_end=at_end)
+        except Exception as error:
+            if not self._log_is_lost:
+                self._log_is_lost = True
+                logger.warning("the ranks' logs cannot be stored, which ends nothing else: %r", error)
 
     def end_trial(self) -> None:
         """End the current trial; keep the workers for the next one if they are fit for it."""
         if not self._started:
             return  # the workers have not been touched since they were made
         self._started = False
-        if not self._reuse_workers:
-            self._replace_workers(["reuse_workers=False"])
-            return
-        problems = self._group.end_trial()
-        self._finish_logs()
+        if self._reuse_workers:
+            problems = self._group.end_trial()
+        else:
+            problems = ["reuse_workers=False", *self._group.unwind()]
+        self._keep_logs(at_end=True)
+        self._release_storage()
         self.replaced_because = problems
         if problems:
             self._replace_workers(problems)
@@ -142,10 +165,16 @@ class Coordinator:
 
     def close(self) -> None:
         """End the trial if it still runs, and the workers' processes; twice is harmless."""
-        if self._started:
-            # Lets the training function's `finally` blocks run, and its last lines reach the log.
-            self._group.unwind()
-            self._finish_logs()
-        self._group.close()
-        self._function_is_there = False
-        self._started = False
+        try:
+            if self._started:
+                # Lets the training function's `finally` blocks run, and its last lines reach the log.
+                self._group.unwind()
+                self._keep_logs(at_end=True)
+        finally:
+            self._started = self._function_is_there = False
+            self._group.close()
+            self._release_storage()
+
+    def _release_storage(self) -> None:
+        if self._storage is not None:
+            self._storage.close()

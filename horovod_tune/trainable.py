@@ -170,6 +170,7 @@ class DistributedTrainable(FunctionTrainable):
         if self._spec.use_tpu:  # otherwise EarlyRanks has begun
             self._coordinator.begin_workers()
         self._set_trial(config)
+        self._trial_storage.begin()
 
     def _make_launcher(self) -> Any:
         group = ray.util.get_current_placement_group()
@@ -235,12 +236,13 @@ class DistributedTrainable(FunctionTrainable):
             result = ray.tune.Checkpoint.from_directory(result)
         if isinstance(result, ray.tune.Checkpoint):
             result = _TrainingResult(checkpoint=result, metrics={})
+        # Tune looks at it here; each host of the ranks brings it from where it lies, if it has to.
+        self._restored_from = self._trial_storage.place(result.checkpoint)
         here = self._trial_storage.bring_here(result.checkpoint)
         super().restore(_TrainingResult(checkpoint=here, metrics=result.metrics))
 
     def load_checkpoint(self, checkpoint_result: _TrainingResult) -> None:  # type: ignore[override]
-        checkpoint: Any = checkpoint_result.checkpoint
-        self._coordinator.restore(self._trial_storage.place_here(checkpoint))
+        self._coordinator.restore(self._restored_from)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial on the same workers, or on new ones where these are not fit for it."""

@@ -14,11 +14,12 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 
 # From the ground up; a unit imports from itself and from the units on lines above its own, never below.
 LAYERS = [
-    {"errors", "messages", "host_slots", "unpicklable"},
-    {"tpu_types", "training_function"},
+    {"errors", "messages", "host_slots", "unpicklable", "log_files"},
+    {"tpu_types", "training_function", "directories"},
     {"shipping"},
     {"spec", "session", "transfer", "horovod_build", "large_batch"},
     {"ray_adapter", "backend", "doctor", "parameters"},
+    {"host_copies", "trial_logs"},
     {"storage"},
     {"workers"},
     {"node", "preflight"},

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from processes import eventually
 from sessions import simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator
@@ -103,24 +104,124 @@ def test_more_hosts_than_there_are_is_an_error(cluster, tmp_path):
         run(trainable, tmp_path)
 
 
-def test_a_directory_crosses_nodes_whole(cluster, tmp_path):
+@pytest.fixture
+def worker_node(cluster):
+    """The id of a node that is not the driver's."""
+    return next(node["NodeID"] for node in cluster_nodes() if node["Resources"].get("CPU"))
+
+
+def cluster_nodes():
     import ray
 
-    from horovod_tune import transfer
+    return [node for node in ray.nodes() if node["Alive"]]
 
-    source, target = tmp_path / "source", tmp_path / "target"
+
+def test_a_directory_crosses_nodes_whole(worker_node, tmp_path):
+    from horovod_tune import directories, transfer
+
+    source, there, back = tmp_path / "source", tmp_path / "new" / "there", tmp_path / "back"
     (source / "inner" / "empty").mkdir(parents=True)
     large = bytes(range(256)) * (transfer.CHUNK_BYTES // 256) * 2 + b"tail"
     (source / "inner" / "large").write_bytes(large)
     (source / "none").touch()
-    first, second = [node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU")]
-    transfer.copy_directory(first, str(source), second, str(target), timeout_s=120)
-    assert (target / "inner" / "large").read_bytes() == large
-    assert (target / "none").read_bytes() == b""
-    assert (target / "inner" / "empty").is_dir()
-    assert [path.name for path in tmp_path.glob("*.part")] == []
-    assert transfer.stat_directory(second, str(target), timeout_s=60) == transfer.fingerprint(str(target))
+    (source / "link").symlink_to("inner", target_is_directory=True)
+    for number in range(1500):
+        (source / f"small {number}").write_text(str(number))
+    transfer.send_directory(str(source), worker_node, str(there), timeout_s=120)
+    transfer.fetch_directory(worker_node, str(there), str(back), timeout_s=120)
+    for target in (there, back):
+        assert (target / "inner" / "large").read_bytes() == large
+        assert (target / "link" / "large").read_bytes() == large and not (target / "link").is_symlink()
+        assert (target / "none").read_bytes() == b""
+        assert (target / "inner" / "empty").is_dir()
+        assert {(target / f"small {n}").read_text() for n in range(1500)} == {str(n) for n in range(1500)}
+    assert list(tmp_path.rglob("*.part")) == []
+    stamp = transfer.fingerprint_on(worker_node, str(there), timeout_s=60)
+    assert stamp == directories.fingerprint(str(there))
 
+
+def test_a_copy_that_fails_leaves_no_part_of_it(worker_node, tmp_path):
+    import ray
+
+    from horovod_tune import transfer
+    from horovod_tune.errors import MetricsError
+
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "large").write_bytes(bytes(3 * transfer.CHUNK_BYTES))
     with pytest.raises(FileNotFoundError, match="absent"):
-        transfer.copy_directory(first, str(tmp_path / "absent"), second, str(tmp_path / "t2"), timeout_s=120)
-    assert not (tmp_path / "t2").exists()
+        transfer.fetch_directory(worker_node, str(tmp_path / "absent"), str(tmp_path / "t"), timeout_s=120)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        transfer.send_directory(str(tmp_path / "absent"), worker_node, str(tmp_path / "t"), timeout_s=120)
+    for move in (
+        lambda: transfer.send_directory(str(source), worker_node, str(tmp_path / "t"), timeout_s=0.001),
+        lambda: transfer.fetch_directory(worker_node, str(source), str(tmp_path / "t"), timeout_s=0.001),
+    ):
+        with pytest.raises(ray.exceptions.GetTimeoutError):
+            move()
+    (source / "up").symlink_to(source)
+    with pytest.raises(MetricsError, match="directory that it is in"):
+        transfer.fetch_directory(worker_node, str(source), str(tmp_path / "t"), timeout_s=120)
+    eventually(lambda: sorted(each.name for each in tmp_path.iterdir()) == ["source"])
+
+
+def test_copying_goes_on_when_the_process_that_owned_the_actor_has_ended(worker_node, tmp_path):
+    import ray
+
+    from horovod_tune import transfer
+
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("1")
+    transfer.send_directory(str(tmp_path / "source"), worker_node, str(tmp_path / "a"), timeout_s=120)
+    first = transfer.begin(worker_node)
+    assert transfer.begin(worker_node) is first, "one actor a node"
+    ray.kill(first)
+    transfer.send_directory(str(tmp_path / "source"), worker_node, str(tmp_path / "b"), timeout_s=120)
+    assert (tmp_path / "b" / "file").read_text() == "1"
+    assert transfer.begin(worker_node) is not first
+
+
+def test_a_node_that_is_lost_is_an_error_in_time(cluster, tmp_path):
+    import ray
+
+    from horovod_tune import transfer
+
+    extra = cluster.add_node(num_cpus=0, resources={"extra": 1})
+    (node,) = [each["NodeID"] for each in cluster_nodes() if each["Resources"].get("extra")]
+    assert transfer.fingerprint_on(node, str(tmp_path), timeout_s=120)
+    cluster.remove_node(extra, allow_graceful=False)
+
+    def is_an_error():
+        try:
+            transfer.fingerprint_on(node, str(tmp_path), timeout_s=60)
+        except ray.exceptions.RayError:
+            return True
+        return False  # its processes take a moment to follow the node
+
+    eventually(is_an_error, within_s=120)
+
+
+def test_a_trial_on_other_nodes_appends_to_its_logs_and_removes_what_a_kill_left(worker_node, tmp_path):
+    """The storage of a driver elsewhere, as a coordinator meets it."""
+    from horovod_tune import log_files, transfer
+    from horovod_tune.trial_logs import LogsOnNode
+
+    logs = LogsOnNode(worker_node, str(tmp_path / "trial"))
+    for text in (b"one\n", b"two\n"):
+        logs.append(3, text)
+        logs.publish(at_end=False)
+        logs.publish(at_end=False)
+    path = tmp_path / "trial" / "rank_3.log"
+    assert path.read_bytes() == b"one\ntwo\n"
+    logs.append(3, b"x" * 79 + b"\n")
+    LogsOnNode(worker_node, str(tmp_path / "trial")).publish(at_end=True)
+    assert path.read_bytes() == b"one\ntwo\n", "what was not published is another object's"
+    logs.append(3, (b"y" * 79 + b"\n") * (log_files.LOG_BYTES // 40))
+    logs.append(3, b"the end\n")
+    logs.publish(at_end=True)
+    assert path.stat().st_size <= log_files.LOG_BYTES
+    assert path.read_bytes().startswith(b"one\n") and path.read_bytes().endswith(b"the end\n")
+
+    (tmp_path / "trial" / "checkpoint_000001.5f.part" / "sub").mkdir(parents=True)
+    transfer.remove_parts(worker_node, str(tmp_path / "trial"), timeout_s=60)
+    assert [each.name for each in (tmp_path / "trial").iterdir()] == ["rank_3.log"]

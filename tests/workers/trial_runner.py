@@ -29,7 +29,10 @@ class LogsInMemory:
     def append_log(self, rank: int, text: bytes) -> None:
         self.logs[rank] = self.logs.get(rank, b"") + text
 
-    def publish_logs(self) -> None:
+    def publish_logs(self, *, at_end: bool = False) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

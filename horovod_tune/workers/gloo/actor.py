@@ -17,6 +17,7 @@ import ray
 
 from horovod_tune import ray_adapter
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
+from horovod_tune.host_copies import HostCopies, open_checkpoint
 from horovod_tune.messages import (
     Assignment,
     CheckpointPlace,
@@ -32,7 +33,8 @@ from horovod_tune.messages import (
 from horovod_tune.session import Session
 from horovod_tune.workers.allocator import keep_freed_memory
 from horovod_tune.workers.gate import Invitation, RankGate
-from horovod_tune.workers.gloo.world import HorovodWorld, OutputReader, is_collective_error
+from horovod_tune.workers.gloo.output_reader import OutputReader
+from horovod_tune.workers.gloo.world import HorovodWorld, is_collective_error
 from horovod_tune.workers.outbox import Outbox
 from horovod_tune.workers.training import Training
 
@@ -55,6 +57,7 @@ class TrainingActor:
         self._host = socket.gethostname()
         self._outbox = Outbox()
         self._output = OutputReader()
+        self._copies = HostCopies()
         self._horovod = HorovodWorld()
         self._training: Training | None = None
         self._function = b""
@@ -153,6 +156,7 @@ class TrainingActor:
     def _send(self, message: Message) -> None:
         if not isinstance(message, Report):
             # The trial is over for this rank: what it printed goes out before its last word.
+            self._copies.release_all()
             self._send_log()
         elif self._gate is not None and self._gate.report(self._run, message):
             return
@@ -205,11 +209,7 @@ class TrainingActor:
         return Tidied((rank,), tuple(self._baseline.restore()))
 
     def _open_checkpoint(self, place: CheckpointPlace) -> Any:
-        from ray.tune import Checkpoint
-
-        from horovod_tune.storage import open_checkpoint
-
-        return open_checkpoint(place, self._node_id, os.getcwd(), Checkpoint)
+        return open_checkpoint(place, self._node_id, self._copies)
 
     def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
         if not is_collective_error(error):

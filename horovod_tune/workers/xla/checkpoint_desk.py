@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 
+from horovod_tune.host_copies import Copy, HostCopies, hold_copy, readable_here
 from horovod_tune.messages import CheckpointPlace
 
 
 class CheckpointDesk:
-    """Knows the checkpoints of the host's trial; what is none of them is not fetched."""
+    """Knows the checkpoints of the host's trial; what is none of them is not fetched.
+
+    It holds the newest copy that a rank has asked for; the ranks hold those that they use (see `entry`).
+    """
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
         self._known: dict[tuple[str, str | None], CheckpointPlace] = {}
-        self._here: dict[tuple[str, str | None], str] = {}
+        self._copies = HostCopies()
+        self._newest: Copy | None = None
         self._bringing = threading.Lock()
 
     @property
@@ -26,9 +31,10 @@ class CheckpointDesk:
 
     def forget(self) -> None:
         """The trial is over."""
-        self._known, self._here = {}, {}
+        self._known, self._newest = {}, None
+        self._copies.release_all()
 
-    def bring(self, path: str, node_id: str | None, working_dir: str) -> str:
+    def bring(self, path: str, node_id: str | None) -> str:
         """Return the checkpoint's directory on this host, brought here by whichever rank asks first.
 
         Raises:
@@ -38,11 +44,10 @@ class CheckpointDesk:
         if place is None:
             raise LookupError(f"{path} is no checkpoint of this trial")
         with self._bringing:
-            if (path, node_id) not in self._here:
-                from ray.tune import Checkpoint
-
-                from horovod_tune.storage import open_checkpoint
-
-                here = open_checkpoint(place, self._node_id, working_dir, Checkpoint)
-                self._here[path, node_id] = here.path
-            return self._here[path, node_id]
+            if readable_here(place, self._node_id):
+                return place.path
+            copy = hold_copy(self._copies, place)
+            if self._newest is not None:
+                self._newest.release()
+            self._newest = copy
+            return copy.path

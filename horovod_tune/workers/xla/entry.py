@@ -15,11 +15,13 @@ import socket
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
 from horovod_tune import session
+from horovod_tune.host_copies import HostCopies, open_copy
 from horovod_tune.messages import (
     CheckpointPlace,
     Failed,
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from horovod_tune.workers.cleanliness import Baseline
 
 _ABOVE_THE_FUNCTION = {threading.__file__, training.__file__}
+FETCHES = 3
+"""How often a checkpoint is asked for whose copy another rank's newer one has just replaced."""
 _one_at_a_time = threading.Lock()
 """TPU v2 and v3 have two ranks in a process."""
 _output: int | None = None
@@ -128,6 +132,7 @@ class _Rank:
         self._function = b""
         self._rank = 0
         self._baseline: Baseline | None = None
+        self._copies = HostCopies()
         self._fetched: dict[str, Any] | None = None
         self._fetch_answered = threading.Condition()
 
@@ -200,6 +205,7 @@ class _Rank:
             case Report(index=index, metrics=metrics, checkpoint_path=path):
                 self._channel.send("report", index=index, metrics=metrics, checkpoint_path=path)
                 return
+        self._copies.release_all()
         sys.stdout.flush()
         sys.stderr.flush()
         match message:
@@ -232,11 +238,18 @@ class _Rank:
 
         if place.filesystem is not None:
             return Checkpoint(path=place.path, filesystem=place.filesystem)
+        for _ in range(FETCHES):
+            found = open_copy(Path(self._ask_for(place)), self._copies)
+            if found is not None:
+                return found
+        raise RuntimeError(f"the copies of the checkpoint {place.path} on this host were removed at once")
+
+    def _ask_for(self, place: CheckpointPlace) -> str:
         with self._fetch_answered:
             self._fetched = None
             self._channel.send("fetch", path=place.path, node_id=place.node_id)
             # Without a limit: the actor answers whatever happens to the copy, whose own limit is in
-            # `storage.open_checkpoint`, and this process dies with the actor.
+            # `host_copies.hold_copy`, and this process dies with the actor.
             self._fetch_answered.wait_for(lambda: self._fetched is not None)
             assert self._fetched is not None
             answer = self._fetched
@@ -244,7 +257,7 @@ class _Rank:
             raise RuntimeError(
                 f"the checkpoint {place.path} could not be brought to this host:\n{answer['error']}"
             )
-        return Checkpoint.from_directory(answer["path"])
+        return str(answer["path"])
 
     def _tidy(self, join_s: float) -> list[str]:
         assert self._training is not None and self._baseline is not None

@@ -1,0 +1,188 @@
+"""A checkpoint's directory as files to copy: links are followed, and a copy is whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from horovod_tune.errors import MetricsError
+
+_PART = re.compile(r"checkpoint_.*\.part")
+_PIECES_AT_ONCE = 1000
+
+
+class Entry(NamedTuple):
+    """A file or directory below a root: its relative path, its size (None: a directory), its mode."""
+
+    path: str
+    size: int | None
+    mode: int
+
+
+class Piece(NamedTuple):
+    """Some bytes of a file below a root."""
+
+    path: str
+    offset: int
+    length: int
+
+
+def entries(root: str) -> list[Entry]:
+    """Return everything below ``root``, each directory before what is in it, the root itself first.
+
+    What a symbolic link points to counts as if it were there, since another host has no such place.
+
+    Raises:
+        FileNotFoundError: ``root`` is not a directory.
+        MetricsError: a link points to nothing or to a directory that it is in, or a file is not a file but a
+            socket, a pipe or a device.
+    """
+    if not os.path.isdir(root):
+        raise FileNotFoundError(f"{root} is not a directory on this host")
+    return list(_below(root, "", ()))
+
+
+def _below(root: str, path: str, above: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
+    directory = os.path.join(root, path)
+    status = os.stat(directory)
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        raise MetricsError(f"{directory} is a symbolic link to a directory that it is in itself")
+    yield Entry(path, None, stat.S_IMODE(status.st_mode))
+    for name in sorted(os.listdir(directory)):
+        inner = os.path.join(path, name)
+        try:
+            status = os.stat(os.path.join(root, inner))
+        except OSError as error:
+            if not os.path.islink(os.path.join(root, inner)):
+                raise
+            raise MetricsError(
+                f"{os.path.join(root, inner)} is a symbolic link to "
+                f"{os.readlink(os.path.join(root, inner))!r}, which cannot be read: {error.strerror}"
+            ) from error
+        if stat.S_ISDIR(status.st_mode):
+            yield from _below(root, inner, (*above, identity))
+        elif stat.S_ISREG(status.st_mode):
+            yield Entry(inner, status.st_size, stat.S_IMODE(status.st_mode))
+        else:
+            raise MetricsError(
+                f"{os.path.join(root, inner)} is a socket, a pipe or a device, and cannot be copied"
+            )
+
+
+def pieces(found: Iterable[Entry], chunk_bytes: int) -> Iterator[list[Piece]]:
+    """Give the files' bytes in chunks of ``chunk_bytes`` at most: parts of a large file, many small ones.
+
+    >>> found = [Entry("", None, 0o755), Entry("a", 5, 0o644), Entry("b", 1, 0o644)]
+    >>> [[tuple(piece) for piece in chunk] for chunk in pieces(found, 4)]
+    [[('a', 0, 4)], [('a', 4, 1), ('b', 0, 1)]]
+    """
+    chunk: list[Piece] = []
+    room = chunk_bytes
+    for entry in found:
+        offset = 0
+        while offset < (entry.size or 0):
+            length = min(room, (entry.size or 0) - offset)
+            chunk.append(Piece(entry.path, offset, length))
+            offset, room = offset + length, room - length
+            if not room or len(chunk) == _PIECES_AT_ONCE:
+                yield chunk
+                chunk, room = [], chunk_bytes
+    if chunk:
+        yield chunk
+
+
+def read(root: str, chunk: Iterable[Piece]) -> list[bytes]:
+    """Return the bytes of some pieces.
+
+    Raises:
+        OSError: a file has become shorter since it was looked at.
+    """
+    found = []
+    for piece in chunk:
+        with open(os.path.join(root, piece.path), "rb") as file:
+            file.seek(piece.offset)
+            found.append(file.read(piece.length))
+        if len(found[-1]) != piece.length:
+            raise OSError(f"{os.path.join(root, piece.path)} was changed while it was copied")
+    return found
+
+
+def make(root: str, found: Iterable[Entry]) -> None:
+    """Make directories and empty files for ``found`` below ``root``."""
+    for entry in found:
+        path = os.path.join(root, entry.path)
+        if entry.size is None:
+            # Writable whatever the original is: its files are still to come.
+            os.makedirs(path, exist_ok=True)
+            os.chmod(path, entry.mode | stat.S_IRWXU)
+        else:
+            os.close(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode | stat.S_IRUSR | stat.S_IWUSR)
+            )
+
+
+def write(root: str, chunk: Iterable[Piece], contents: Iterable[bytes]) -> None:
+    """Put pieces where they belong, in files that `make` has made."""
+    for piece, content in zip(chunk, contents, strict=True):
+        with open(os.path.join(root, piece.path), "r+b") as file:
+            file.seek(piece.offset)
+            file.write(content)
+
+
+def copy(source: str, target: str) -> None:
+    """Copy a directory of this host; ``target`` appears whole or not at all, in place of an earlier one.
+
+    Raises:
+        MetricsError: ``source`` holds ``target``, or something that cannot be copied.
+    """
+    inside = os.path.realpath(target)
+    if os.path.commonpath([inside, os.path.realpath(source)]) == os.path.realpath(source):
+        raise MetricsError(f"the directory {source} cannot be a checkpoint: the trial's storage lies in it")
+    part = f"{target}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        for entry in entries(source):
+            path = os.path.join(part, entry.path)
+            if entry.size is None:
+                os.makedirs(path)
+            else:
+                shutil.copy2(os.path.join(source, entry.path), path)
+        put_in_place(part, target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def put_in_place(part: str, target: str) -> None:
+    """Let ``part``, which is complete, be ``target``."""
+    if os.path.isdir(target):
+        shutil.rmtree(target)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    os.rename(part, target)
+
+
+def remove_parts(directory: str) -> None:
+    """Remove what copies that were killed have left of checkpoints in a trial's directory."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(directory):
+            if _PART.fullmatch(name):
+                shutil.rmtree(Path(directory, name), ignore_errors=True)
+
+
+def fingerprint(path: str) -> tuple[int, int] | None:
+    """Return what tells one directory from its namesake on another host's disk; None where there is none.
+
+    On a shared file system every host sees the same inode number and modification time.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

@@ -1,0 +1,60 @@
+"""What is kept of a rank's output: all of it up to `LOG_BYTES`, then its beginning and its end."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+LOG_BYTES = 16 << 20
+"""How much of one rank's output a trial keeps."""
+_LEFT_OUT = re.compile(rb"\[horovod_tune: (\d+) bytes of this log are left out here\]\n")
+
+
+_MARKER_BYTES = 100
+
+
+def left_out(count: int) -> bytes:
+    """Return the line that stands where ``count`` bytes of a log are missing."""
+    return b"[horovod_tune: %d bytes of this log are left out here]\n" % count
+
+
+def shorten(text: bytes, limit: int) -> bytes:
+    """Return the first and the last lines of ``text``, ``limit`` bytes in all, with one line between them.
+
+    What an earlier call left out of it is counted in.
+
+    >>> print(shorten(b"one" + b"\\n" + b"-" * 90 + b"\\n" + b"two" + b"\\n", 10).decode(), end="")
+    one
+    [horovod_tune: 91 bytes of this log are left out here]
+    two
+    """
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    end = text.rfind(b"\n", 0, half) + 1 or half
+    start = text.find(b"\n", len(text) - half - 1, len(text) - 1) + 1 or len(text) - half
+    if cut_before := _LEFT_OUT.search(text, 0, end + _MARKER_BYTES):
+        end = min(end, cut_before.start())
+    count = start - end
+    for earlier in _LEFT_OUT.finditer(text, end, start):
+        count += int(earlier[1]) - len(earlier[0])
+    return text[:end] + left_out(count) + text[start:]
+
+
+def append(path: Path, text: bytes, *, limit: int = LOG_BYTES) -> bool:
+    """Append to a log of ``limit`` bytes at most; return whether something was left out of it.
+
+    A log that grows too long is cut to half of the limit, so that this is rare.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size + len(text) <= limit:
+            file.write(text)
+            return False
+        file.seek(0)
+        short = shorten(file.read() + text, limit // 2)
+        file.truncate(0)
+        file.write(short)
+        return True

@@ -21,6 +21,8 @@ _HOME = {
     "layer_wise": ["TrustRatioError"],
     "layer_groups": ["is_excluded", "parameter_groups"],
     "scaling": ["AdamHyperparameters", "scaled_adam", "scaling_factor"],
+    "accumulation": ["GradientAccumulator", "StepResult"],
+    "noise_scale": ["NoiseEstimate", "NoiseScale"],
     "batches": ["BatchSplit", "split_batch", "steps_per_epoch"],
     "schedules.curves": [
         "Constant",

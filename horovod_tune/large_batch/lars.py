@@ -185,7 +185,7 @@ def _step_foreach(
     group: dict[str, Any],
     weights: list[torch.Tensor],
     gradients: list[torch.Tensor],
-    buffers: list[torch.Tensor | None],
+    buffers: list[Any],
     ratios: list[float],
 ) -> None:
     decay, momentum = group["weight_decay"], group["momentum"]
@@ -194,7 +194,7 @@ def _step_foreach(
     if group["decoupled"]:
         torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
         decay = 0.0
-    steps = list(torch._foreach_mul(gradients, inside))
+    steps: list[Any] = list(torch._foreach_mul(gradients, inside))
     if decay:
         torch._foreach_add_(steps, torch._foreach_mul(weights, [factor * decay for factor in inside]))
     if momentum:
@@ -203,5 +203,5 @@ def _step_foreach(
         if group["nesterov"]:
             torch._foreach_add_(steps, buffers, alpha=momentum)
         else:
-            steps = buffers  # type: ignore[assignment]
+            steps = buffers
     torch._foreach_add_(weights, steps, alpha=-outside)

@@ -1,0 +1,157 @@
+"""The gradient noise scale (McCandlish et al. 2018, arXiv:1812.06162): a batch beyond it gains little."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from scipy.special import stdtrit
+
+from horovod_tune.large_batch import bounds
+
+
+class NoiseEstimate(NamedTuple):
+    """The noise scale in samples, with its confidence interval, and what it is made of."""
+
+    noise_scale: float
+    low: float
+    high: float
+    squared_gradient: float
+    trace: float
+
+
+def unbiased_moments(
+    mean_small_square: float, mean_inverse_small: float, big_square: float, big_batch_size: float
+) -> tuple[float, float]:
+    r"""Return unbiased estimates of :math:`|G|^2` and :math:`\mathrm{tr}\,\Sigma` from one optimiser step.
+
+    The gradient of a batch of b samples has :math:`E|g_b|^2 = |G|^2 + \mathrm{tr}\,\Sigma / b`; two batch
+    sizes give both (arXiv:1812.06162, appendix A.1, there for small batches of one size):
+
+    .. math::
+        \mathrm{tr}\,\Sigma \approx \frac{\overline{|g_i|^2} - |g_B|^2}{\overline{1/b_i} - 1/B}, \quad
+        |G|^2 \approx |g_B|^2 - \mathrm{tr}\,\Sigma / B
+
+    Args:
+        mean_small_square: Mean of the squared norms of the small batches' gradients.
+        mean_inverse_small: Mean of 1 / their sizes.
+        big_square: Squared norm of the gradient of all of them together.
+        big_batch_size: Their samples together.
+
+    >>> unbiased_moments(5.0, 1 / 4, 2.0, 16)  # a variance of 16, a gradient of norm 1
+    (1.0, 16.0)
+    """
+    trace = (mean_small_square - big_square) / (mean_inverse_small - 1 / big_batch_size)
+    return big_square - trace / big_batch_size, trace
+
+
+class NoiseScale:
+    r"""Runs in each rank: :math:`B_{simple} = \mathrm{tr}\,\Sigma / |G|^2` from moving averages of both.
+
+    A batch much smaller than it averages too little, one much larger hardly gains by its size. The ratio
+    of the averages is taken, not the average of the ratios, which is biased. The interval is Fieller's for
+    a ratio of means, with the averages' own (co)variances and Student's t for their effective number of
+    steps; it is open upwards where the gradient cannot be told from 0.
+
+    Give one to `GradientAccumulator`, which updates it in each optimiser step from what Horovod averages
+    anyway: gradients of single passes on single ranks, and of the whole batch. On one rank that takes two
+    passes or more.
+
+    Args:
+        decay: Of the moving averages, per update: they reach back over about 1 / (1 - decay) updates.
+        confidence: Of the interval.
+
+    >>> noise = NoiseScale(decay=0.5)
+    >>> noise.estimate() is None
+    True
+    >>> for _ in range(3):
+    ...     noise.update(5.0, 1 / 4, 2.0, 16)
+    >>> noise.estimate().noise_scale
+    16.0
+    """
+
+    def __init__(self, *, decay: float = 0.99, confidence: float = 0.95) -> None:
+        self.decay = bounds.between("decay", decay, 0, 1, with_high=False)
+        self.confidence = bounds.between("confidence", confidence, 0, 1, with_high=False)
+        # Sums with weights decay ** age: of 1, of squared weights, and of G, S, GG, GS, SS.
+        self._sums = [0.0] * 7
+
+    def update(
+        self, mean_small_square: float, mean_inverse_small: float, big_square: float, big_batch_size: float
+    ) -> None:
+        """Take in one optimiser step; the arguments are those of `unbiased_moments`.
+
+        Raises:
+            HyperparameterError: A number is not finite, or the small batches are not smaller than the big
+                one.
+        """
+        bounds.at_least("mean_small_square", mean_small_square, 0)
+        bounds.at_least("big_square", big_square, 0)
+        bounds.more_than("big_batch_size", big_batch_size, 0)
+        bounds.more_than("mean_inverse_small", mean_inverse_small, 1 / big_batch_size)
+        square, trace = unbiased_moments(mean_small_square, mean_inverse_small, big_square, big_batch_size)
+        keep = [self.decay, self.decay**2] + [self.decay] * 5
+        new = [1.0, 1.0, square, trace, square * square, square * trace, trace * trace]
+        self._sums = [factor * old + each for factor, old, each in zip(keep, self._sums, new, strict=True)]
+
+    def estimate(self) -> NoiseEstimate | None:
+        """Return the present estimate; None before the second update."""
+        total, squares, *sums = self._sums
+        if total <= 1:
+            return None
+        g, s, gg, gs, ss = (each / total for each in sums)
+        steps = total**2 / squares  # effective
+        spread = 1 / (steps - 1)  # of a mean, with Bessel's correction
+        variances = (gg - g * g) * spread, (gs - g * s) * spread, (ss - s * s) * spread
+        quantile = float(stdtrit(max(steps - 1, 1.0), 0.5 + self.confidence / 2))
+        low, high = _fieller(s, g, variances, quantile)
+        return NoiseEstimate(s / g if g > 0 else math.inf, low, high, g, s)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the moving averages as plain numbers."""
+        return {"sums": list(self._sums)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self._sums = [float(each) for each in state_dict["sums"]]
+
+
+def _fieller(
+    top: float, bottom: float, variances: tuple[float, float, float], quantile: float
+) -> tuple[float, float]:
+    """Return the interval at 0 or above of all R with (top - R bottom)² <= quantile² Var(top - R bottom)."""
+    of_bottom, of_both, of_top = (quantile**2 * max(each, 0.0) for each in variances)
+    of_both = quantile**2 * variances[1]
+    a, b, c = bottom**2 - of_bottom, top * bottom - of_both, top**2 - of_top
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    if bottom <= 0 or a <= 0:
+        return (max((b - root) / a, 0.0) if a < 0 < c and bottom > 0 else 0.0), math.inf
+    return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
+
+
+class GradientNorms:
+    """Squared norm of the gradient of each backward pass alone, by hooks on the parameters.
+
+    The hooks see a pass's own gradient before it is added to the others, and before Horovod averages it.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._norms: list[torch.Tensor] = []
+        self._hooks = [each.register_hook(self._note) for each in parameters if each.requires_grad]
+
+    def take(self) -> float:
+        """Return the squared norm of what came since the last call."""
+        noted, self._norms = self._norms, []
+        return float(torch.stack(noted).double().square().sum()) if noted else 0.0
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _note(self, gradient: torch.Tensor) -> None:
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        dtype = torch.float32 if values.dtype in (torch.half, torch.bfloat16) else None
+        self._norms.append(torch.linalg.vector_norm(values.detach(), dtype=dtype))

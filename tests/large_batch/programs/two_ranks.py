@@ -1,0 +1,267 @@
+"""Runs in each rank of test_worlds.py: what N ranks do, beside what one rank with the whole batch does.
+
+Each check returns plain data; the last line printed is the JSON of all.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+
+import horovod.torch as hvd
+import torch
+
+from horovod_tune.large_batch import (
+    Cosine,
+    GradientAccumulator,
+    HyperparameterError,
+    Lamb,
+    LargeBatchLR,
+    Lars,
+    NoiseScale,
+    ReduceLROnPlateau,
+    Warmup,
+    parameter_groups,
+)
+
+torch.set_num_threads(1)
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+INPUTS = torch.randn(24, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+ANSWERS = torch.randn(24, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    "lars": lambda groups: Lars(groups, lr=0.5, trust=0.1, nesterov=True),
+    "lamb": lambda groups: Lamb(groups, lr=0.05),
+}
+
+
+def new_model(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Tanh(), torch.nn.Linear(8, 2)]
+    return torch.nn.Sequential(*layers).double()
+
+
+def loss_of(model: torch.nn.Module, rows: list[int]) -> torch.Tensor:
+    return (model(INPUTS[rows]) - ANSWERS[rows]).square().mean()
+
+
+def distance(model: torch.nn.Module, other: torch.nn.Module) -> float:
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max((one - two).abs().max().item() for one, two in pairs)
+
+
+def distributed(model: torch.nn.Module, kind: str, **options):
+    optimizer = OPTIMIZERS[kind](parameter_groups(model, weight_decay=0.01))
+    return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
+
+
+def plain(kind: str, **options) -> float:
+    """Each rank half of the batch, in one pass."""
+    model, whole = new_model(), new_model()
+    optimizer = distributed(model, kind, **options)
+    reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
+    for step in range(6):
+        rows = [(step * 5 + row) % 24 for row in range(12)]
+        optimizer.zero_grad()
+        loss_of(model, rows[RANK::SIZE]).backward()
+        optimizer.step()
+        reference.zero_grad()
+        loss_of(whole, rows).backward()
+        reference.step()
+    return distance(model, whole)
+
+
+def accumulated(kind: str, *, clip: float | None = None, op=hvd.Average) -> dict[str, object]:
+    """Passes of random sizes, as many and as large as it comes on each rank, against one batch of all."""
+    model, whole = new_model(), new_model()
+    optimizer = distributed(model, kind, op=op)
+    reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
+    schedule = {"steps_per_epoch": 3, "global_batch_size": 24, "base_batch_size": 8}
+    scheduler = LargeBatchLR(optimizer, Warmup(1, Cosine(3)), **schedule)
+    other = LargeBatchLR(reference, Warmup(1, Cosine(3)), **schedule)
+    sent = []
+    send = optimizer._allreduce_grad_async
+    optimizer._allreduce_grad_async = lambda parameter: sent.append(1) or send(parameter)
+    accumulator = GradientAccumulator(
+        optimizer, passes=3, local_batch_size=12, max_norm=clip, scheduler=scheduler
+    )
+    draw = random.Random(9)
+    early, rates, samples = 0, [], []
+    for step in range(7):
+        rows = draw.sample(range(24), draw.randint(6, 24))
+        # The last group has one pass on rank 0 and none on rank 1.
+        counts = [3, 3] if step < 5 else [2, 3] if step == 5 else [1, 0]
+        cuts = sorted(draw.sample(range(1, len(rows)), sum(counts) - 1)) if sum(counts) > 1 else []
+        pieces = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
+        mine = pieces[: counts[0]] if RANK == 0 else pieces[counts[0] :]
+        for number, piece in enumerate(mine):
+            accumulator.backward(loss_of(model, piece), samples=len(piece))
+            if number < 2:
+                early += len(sent)
+        rates.append(optimizer.param_groups[0]["lr"] == reference.param_groups[0]["lr"])
+        result = accumulator.step()
+        samples.append(result.samples == len(rows))
+        reference.zero_grad()
+        loss_of(whole, rows).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(whole.parameters(), clip)
+        reference.step()
+        other.step()
+        sent.clear()
+    return {"distance": distance(model, whole), "early": early, "rates": all(rates), "samples": all(samples)}
+
+
+def mixed_precision() -> dict[str, object]:
+    """An overflow on one rank only, in the second of four steps."""
+    model = new_model()
+    optimizer = distributed(model, "lars", compression=hvd.Compression.fp16)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scheduler = LargeBatchLR(optimizer, Cosine(10), steps_per_epoch=1)
+    accumulator = GradientAccumulator(
+        optimizer, passes=2, local_batch_size=6, max_norm=1.0, scaler=scaler, scheduler=scheduler
+    )
+    stepped = []
+    for step in range(4):
+        for number in range(2):
+            rows = [(step * 7 + 6 * RANK + 3 * number + row) % 24 for row in range(3)]
+            loss = loss_of(model, rows)
+            if step == 1 and number == 1 and RANK == 1:
+                loss = loss * float("inf")
+            accumulator.backward(loss, samples=3)
+        stepped.append(accumulator.step().stepped)
+    return {
+        "stepped": stepped,
+        "epoch": float(scheduler.epoch),
+        "scale": scaler.get_scale(),
+        "weights": float(sum(parameter.detach().sum() for parameter in model.parameters())),
+    }
+
+
+def compressed(kind: str) -> float:
+    """How far fp16 compression is from none, relative to how far training goes."""
+    model, whole, start = new_model(), new_model(), new_model()
+    options = [{"compression": hvd.Compression.fp16}, {}]
+    for each, option in zip((model, whole), options, strict=True):
+        optimizer = distributed(each, kind, **option)
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(each, [(step + row) % 24 for row in range(8)][RANK::SIZE]).backward()
+            optimizer.step()
+    return distance(model, whole) / distance(whole, start)
+
+
+def adasum(kind: str) -> dict[str, object]:
+    """Adasum's wrapper steps one parameter at a time and combines the changes of the ranks.
+
+    Gloo has no Adasum, so that the changes are averaged here; all ranks having the same batch, the result is
+    that of one rank.
+    """
+    import horovod.torch.optimizer as wrappers
+
+    send = wrappers.allreduce_async_
+    wrappers.allreduce_async_ = lambda tensor, name, op: send(tensor, name=name, op=hvd.Average)
+    model, whole = new_model(), new_model()
+    optimizer = distributed(model, kind, op=hvd.Adasum)
+    reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
+    for step in range(6):
+        for each, stepping in ((model, optimizer), (whole, reference)):
+            stepping.zero_grad()
+            loss_of(each, [(step + row) % 24 for row in range(8)]).backward()
+            stepping.step()
+    wrappers.allreduce_async_ = send
+    try:
+        GradientAccumulator(optimizer, passes=2, local_batch_size=4)
+        refused = ""
+    except HyperparameterError as error:
+        refused = str(error)
+    return {"distance": distance(model, whole), "refused": refused}
+
+
+def broadcast(kind: str) -> dict[str, object]:
+    """Rank 0 has a state, rank 1 is new: the usual resumption from a checkpoint of rank 0."""
+    model = new_model(seed=RANK)
+    optimizer = OPTIMIZERS[kind](parameter_groups(model, weight_decay=0.5))
+    if RANK == 0:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model, list(range(12))).backward()
+            optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    # Horovod's wrapper starts with an empty state.
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    if RANK == 0:
+        optimizer.load_state_dict(state)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(model, list(range(12))).backward()
+        optimizer.step()
+    numbers = [float(parameter.detach().double().sum()) for parameter in model.parameters()]
+    state = [
+        value if isinstance(value, int) else float(value.double().sum())
+        for _, each in sorted(optimizer.state_dict()["state"].items())
+        for value in each.values()
+    ]
+    return {"weights": numbers, "state": state}
+
+
+def plateau() -> dict[str, object]:
+    """Ranks whose own losses disagree; the weighted mean improves for the last time at the second."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+    rates = []
+    for losses in [(1.0, 5.0), (9.0, 1.0), (1.0, 9.0), (0.1, 9.0), (0.0, 9.0)]:
+        scheduler.step(losses[RANK], samples=(1, 3)[RANK])
+        rates.append(optimizer.param_groups[0]["lr"])
+    try:
+        scheduler.step(float("nan") if RANK else 1.0)
+        refused = ""
+    except HyperparameterError as error:
+        refused = str(error)
+    return {"rates": rates, "refused": refused}
+
+
+def noise() -> dict[str, object]:
+    """Noise of a known size at a point that stays: the ranks agree, and the truth is in the interval."""
+    parameter = torch.nn.Parameter(torch.full((20,), 0.5, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([parameter], lr=0.0), named_parameters=[("parameter", parameter)]
+    )
+    meter = NoiseScale(decay=0.999, confidence=0.999)
+    accumulator = GradientAccumulator(optimizer, passes=2, local_batch_size=8, noise_scale=meter)
+    draw = torch.Generator().manual_seed(RANK)
+    for _ in range(300):
+        for samples in (3, 5):
+            points = torch.randn(samples, 20, dtype=torch.float64, generator=draw)
+            accumulator.backward((parameter * (1 + points)).sum(1).mean(), samples=samples)
+        accumulator.step()
+    return meter.estimate()._asdict()
+
+
+def refusals() -> dict[str, str]:
+    """What is no distributed optimiser."""
+    try:
+        GradientAccumulator(torch.optim.SGD([torch.zeros(1)], lr=1.0), passes=1, local_batch_size=1)
+    except HyperparameterError as error:
+        return {"plain": str(error)}
+    return {}
+
+
+results = {
+    "plain": {kind: plain(kind) for kind in OPTIMIZERS},
+    "accumulated": {kind: accumulated(kind) for kind in OPTIMIZERS},
+    "clipped": accumulated("lars", clip=0.05),
+    "summed": accumulated("sgd", op=hvd.Sum),
+    "mixed_precision": mixed_precision(),
+    "compressed": {kind: compressed(kind) for kind in ("lars", "lamb")},
+    "adasum": {kind: adasum(kind) for kind in ("lars", "lamb")},
+    "broadcast": {kind: broadcast(kind) for kind in ("lars", "lamb")},
+    "plateau": plateau(),
+    "noise": noise(),
+    "refusals": refusals(),
+}
+hvd.shutdown()
+print(json.dumps(results), flush=True)

@@ -1,0 +1,183 @@
+"""`GradientAccumulator` on one rank; tests of several ranks are in test_worlds.py."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from horovod_tune.large_batch import (
+    Cosine,
+    GradientAccumulator,
+    HyperparameterError,
+    LargeBatchLR,
+    NoiseScale,
+    split_batch,
+)
+
+INPUTS = torch.randn(64, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def new_model() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+
+
+def sgd(model: torch.nn.Module, lr: float = 0.2) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def loss_of(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    return (model(rows) - rows.sum(1, keepdim=True)).square().mean()
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_of_any_cut_are_one_batch(seed: int, max_norm: float | None) -> None:
+    draw = random.Random(seed)
+    model, whole = new_model(), new_model()
+    optimizer, reference = sgd(model), sgd(whole)
+    accumulator = GradientAccumulator(optimizer, passes=6, local_batch_size=50, max_norm=max_norm)
+    for _ in range(5):
+        rows = INPUTS[draw.sample(range(64), draw.randint(6, 64))]
+        cuts = sorted(draw.sample(range(1, len(rows)), draw.randint(0, 5)))
+        for piece in torch.tensor_split(rows, cuts):
+            accumulator.backward(loss_of(model, piece), samples=len(piece))
+        assert accumulator.full == (len(cuts) == 5)
+        result = accumulator.step()
+        reference.zero_grad()
+        loss_of(whole, rows).backward()
+        if max_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), max_norm)
+            assert result.gradient_norm == pytest.approx(float(norm))
+        reference.step()
+        assert result == (True, len(rows), result.gradient_norm)
+    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_the_split_of_a_batch_gives_the_passes() -> None:
+    split = split_batch(50, 1, max_micro_batch_size=12)
+    model = new_model()
+    accumulator = GradientAccumulator(
+        sgd(model), passes=split.passes, local_batch_size=split.local_batch_size
+    )
+    for piece in INPUTS[:50].split(split.micro_batch_size):
+        accumulator.backward(loss_of(model, piece), samples=len(piece))
+    assert accumulator.full and accumulator.step().samples == 50
+
+
+def test_a_skipped_step_changes_neither_weights_nor_schedule_nor_noise_scale() -> None:
+    model = new_model()
+    optimizer = sgd(model)
+    scheduler = LargeBatchLR(optimizer, Cosine(10), steps_per_epoch=1)
+    meter = NoiseScale()
+    accumulator = GradientAccumulator(
+        optimizer,
+        passes=2,
+        local_batch_size=8,
+        max_norm=1.0,
+        scaler=torch.amp.GradScaler("cpu", init_scale=64.0),
+        scheduler=scheduler,
+        noise_scale=meter,
+    )
+    before = copy.deepcopy(model.state_dict())
+    accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
+    accumulator.backward(loss_of(model, INPUTS[4:8]) * float("nan"), samples=4)
+    assert accumulator.step().stepped is False
+    assert scheduler.epoch == 0 and meter.state_dict() == NoiseScale().state_dict()
+    assert str(model.state_dict()) == str(before)
+    for _ in range(2):
+        accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
+    assert accumulator.step().stepped is True
+    assert scheduler.epoch == 1 and str(model.state_dict()) != str(before)
+
+
+def test_the_noise_scale_sees_each_pass_before_scale_weight_and_clipping() -> None:
+    """Against the same numbers from autograd, one pass at a time."""
+    model = new_model()
+    seen: list[tuple[float, ...]] = []
+
+    class Recorder(NoiseScale):
+        def update(self, *values: float) -> None:
+            seen.append(values)
+            super().update(*values)
+
+    accumulator = GradientAccumulator(
+        sgd(model, lr=0.0),
+        passes=3,
+        local_batch_size=20,
+        max_norm=1e-3,
+        scaler=torch.amp.GradScaler("cpu", init_scale=4096.0),
+        noise_scale=Recorder(),
+    )
+    pieces = INPUTS[:16].split([2, 4, 10])
+    for piece in pieces:
+        accumulator.backward(loss_of(model, piece), samples=len(piece))
+    accumulator.step()
+
+    def square(rows: torch.Tensor) -> float:
+        grads = torch.autograd.grad(loss_of(model, rows), list(model.parameters()))
+        return float(sum(grad.square().sum() for grad in grads))
+
+    small = sum(square(piece) for piece in pieces) / 3
+    inverse = (1 / 2 + 1 / 4 + 1 / 10) / 3
+    assert seen == [pytest.approx((small, inverse, square(INPUTS[:16]), 16))]
+
+
+def test_a_group_can_be_resized_between_steps_only() -> None:
+    model = new_model()
+    accumulator = GradientAccumulator(sgd(model), passes=2, local_batch_size=8)
+    accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
+    with pytest.raises(HyperparameterError, match="after it has begun, 1 of 2"):
+        accumulator.resize(4, 16)
+    accumulator.step()
+    accumulator.resize(1, 4)
+    accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
+    assert accumulator.full
+
+
+def bad(**options: Any) -> GradientAccumulator:
+    return GradientAccumulator(sgd(new_model()), **{"passes": 2, "local_batch_size": 8, **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bad(passes=0), "passes must be an integer of at least 1, got 0"),
+        (lambda: bad(local_batch_size=1), "local_batch_size must be an integer of at least 2, got 1"),
+        (lambda: bad(max_norm=0), "max_norm must be more than 0, got 0"),
+        (
+            lambda: bad(passes=1, noise_scale=NoiseScale()),
+            "passes must be at least 2 for a noise",
+        ),
+        (lambda: bad().step(), "samples over all ranks must be an integer of at least 1, got 0"),
+        (
+            lambda: bad().backward(torch.zeros(1, requires_grad=True).sum(), samples=0),
+            "samples must be an integer of at least 1, got 0",
+        ),
+    ],
+)
+def test_bad_arguments_are_named_with_their_bound(call: Any, message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        call()
+
+
+def test_a_pass_too_many_is_refused() -> None:
+    model = new_model()
+    accumulator = GradientAccumulator(sgd(model), passes=1, local_batch_size=4)
+    accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
+    with pytest.raises(HyperparameterError, match=r"step\(\) must be called after 1 passes"):
+        accumulator.backward(loss_of(model, INPUTS[:4]), samples=4)
+
+
+def test_nan_without_a_scaler_is_an_error_where_it_would_poison_all_weights() -> None:
+    model = new_model()
+    accumulator = bad_model = GradientAccumulator(sgd(model), passes=1, local_batch_size=4, max_norm=1.0)
+    accumulator.backward(loss_of(model, INPUTS[:4]) * float("nan"), samples=4)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        bad_model.step()
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())

@@ -1,0 +1,148 @@
+"""The noise scale of quadratics whose noise scale is known in closed form, and its interval."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from horovod_tune.large_batch import GradientAccumulator, HyperparameterError, NoiseScale
+from horovod_tune.large_batch.noise_scale import GradientNorms, unbiased_moments
+
+# The loss of sample x is (theta - x)' H (theta - x) / 2, x from N(0, diag(variances)): its gradient is
+# H (theta - x), of mean H theta and covariance H diag(variances) H.
+HESSIAN = np.linspace(0.5, 4, 12)
+VARIANCES = np.linspace(2, 0.1, 12)
+THETA = np.full(12, 0.3)
+SQUARED_GRADIENT = float(np.sum((HESSIAN * THETA) ** 2))
+TRACE = float(np.sum(HESSIAN**2 * VARIANCES))
+
+
+def norms(draw: np.random.Generator, sizes: list[int]) -> tuple[float, float, float, float]:
+    """What an optimiser step with passes of these sizes tells."""
+    gradients = [
+        (HESSIAN * (THETA - draw.normal(size=(size, 12)) * np.sqrt(VARIANCES))).mean(0) for size in sizes
+    ]
+    whole = np.average(gradients, axis=0, weights=sizes)
+    small = float(np.mean([np.sum(gradient**2) for gradient in gradients]))
+    return small, float(np.mean([1 / size for size in sizes])), float(np.sum(whole**2)), float(sum(sizes))
+
+
+@pytest.mark.parametrize("sizes", [[8, 8], [1, 15], [3, 3, 3, 7], [64] * 4])
+def test_the_moments_are_unbiased_for_passes_of_any_sizes(sizes: list[int]) -> None:
+    draw = np.random.default_rng(0)
+    moments = np.array([unbiased_moments(*norms(draw, sizes)) for _ in range(6000)])
+    errors = moments.std(0) / math.sqrt(len(moments))
+    assert np.all(np.abs(moments.mean(0) - [SQUARED_GRADIENT, TRACE]) < 4 * errors)
+
+
+@pytest.mark.parametrize("sizes", [[8, 8], [4, 12, 16]])
+@pytest.mark.parametrize("decay", [0.9, 0.99])
+def test_the_truth_is_in_the_interval_as_often_as_it_says(sizes: list[int], decay: float) -> None:
+    draw = np.random.default_rng(1)
+    inside = 0
+    for _ in range(200):
+        meter = NoiseScale(decay=decay, confidence=0.9)
+        for _ in range(60):
+            meter.update(*norms(draw, sizes))
+        estimate = meter.estimate()
+        assert estimate is not None
+        inside += estimate.low <= TRACE / SQUARED_GRADIENT <= estimate.high
+    assert 0.83 <= inside / 200 <= 0.97
+
+
+def test_more_steps_narrow_the_interval_around_the_truth() -> None:
+    draw = np.random.default_rng(2)
+    meter = NoiseScale(decay=0.999)
+    widths = []
+    for step in range(3000):
+        meter.update(*norms(draw, [32, 32]))
+        if step in (50, 2999):
+            estimate = meter.estimate()
+            assert estimate is not None
+            widths.append(estimate.high - estimate.low)
+    assert widths[1] < widths[0] / 3
+    assert estimate.noise_scale == pytest.approx(TRACE / SQUARED_GRADIENT, rel=0.15)
+    assert estimate.trace == pytest.approx(TRACE, rel=0.15)
+
+
+def test_at_the_minimum_the_interval_is_open() -> None:
+    draw = np.random.default_rng(3)
+    still_open = 0
+    for _ in range(100):
+        meter = NoiseScale(decay=0.9)
+        for _ in range(20):
+            noise = draw.normal(size=(2, 12))
+            squares = np.sum(noise**2, axis=1)
+            meter.update(float(squares.mean()), 1.0, float(np.sum(noise.mean(0) ** 2)), 2.0)
+        estimate = meter.estimate()
+        assert estimate is not None and 0 <= estimate.low < math.inf
+        still_open += estimate.high == math.inf
+    assert still_open >= 90
+
+
+def test_accumulation_on_one_rank_finds_the_known_scale() -> None:
+    theta = torch.nn.Parameter(torch.from_numpy(THETA))
+    meter = NoiseScale(decay=0.999, confidence=0.999)
+    accumulator = GradientAccumulator(
+        torch.optim.SGD([theta], lr=0.0), passes=2, local_batch_size=64, noise_scale=meter
+    )
+    draw = np.random.default_rng(4)
+    for _ in range(400):
+        for size in (24, 40):
+            samples = torch.from_numpy(draw.normal(size=(size, 12)) * np.sqrt(VARIANCES))
+            loss = 0.5 * (torch.from_numpy(HESSIAN) * (theta - samples) ** 2).sum(1).mean()
+            accumulator.backward(loss, samples=size)
+        accumulator.step()
+    estimate = meter.estimate()
+    assert estimate is not None and estimate.low < TRACE / SQUARED_GRADIENT < estimate.high
+
+
+def test_the_average_of_both_is_kept_and_not_that_of_the_ratio() -> None:
+    meter = NoiseScale(decay=0.5)
+    for trace, square in [(4.0, 1.0), (8.0, 4.0)]:
+        meter.update(square + trace / 2, 1 / 2, square + trace / 8, 8)
+    # Weights 0.5 and 1: traces 10 / 1.5, squares 4.5 / 1.5.
+    assert meter.estimate().noise_scale == pytest.approx(10 / 4.5)
+
+
+def test_its_state_goes_through_a_checkpoint() -> None:
+    draw = np.random.default_rng(5)
+    meter = NoiseScale(decay=0.9)
+    for _ in range(5):
+        meter.update(*norms(draw, [4, 4]))
+    other = NoiseScale(decay=0.9)
+    other.load_state_dict(meter.state_dict())
+    assert other.estimate() == meter.estimate()
+
+
+def test_hooks_see_one_pass_at_a_time_also_of_shared_and_sparse_weights() -> None:
+    shared = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    norms_of = GradientNorms([shared, table.weight])
+    for factor in (1.0, 3.0):
+        (factor * (shared * shared).sum() + factor * table(torch.tensor([1, 1])).sum()).backward()
+        # Gradients 2 * factor * (1, 2), and 2 * factor * (1, 1) of a row that is looked up twice.
+        assert norms_of.take() == pytest.approx(factor**2 * (4 * 5 + 8))
+    norms_of.remove()
+    shared.sum().backward()
+    assert norms_of.take() == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: NoiseScale(decay=1.0), "decay must be at least 0 and less than 1, got 1.0"),
+        (lambda: NoiseScale(confidence=1.0), "confidence must be at least 0 and less than 1, got 1.0"),
+        (
+            lambda: NoiseScale().update(1, 1 / 8, 1, 8),
+            "inverse_small must be more than 0.125, got 0.125",
+        ),
+        (lambda: NoiseScale().update(1, 1, math.nan, 8), "big_square must be a finite number, got nan"),
+    ],
+)
+def test_bad_numbers_are_named_with_their_bound(call, message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        call()

@@ -1,0 +1,81 @@
+"""Two real Horovod ranks do what one rank with the whole batch does: see programs/two_ranks.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import run_world
+
+LAYER_WISE = ("lars", "lamb")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_world(Path(__file__).parent / "programs" / "two_ranks.py")
+
+
+@pytest.mark.parametrize("kind", ["sgd", *LAYER_WISE])
+def test_ranks_with_a_part_each_do_what_one_rank_with_the_batch_does(ranks, kind: str) -> None:
+    assert max(rank["plain"][kind] for rank in ranks) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["sgd", *LAYER_WISE])
+def test_unequal_passes_on_unequal_ranks_give_the_gradient_of_all_samples(ranks, kind: str) -> None:
+    for rank in ranks:
+        found = rank["accumulated"][kind]
+        assert found["distance"] < 1e-12
+        # The rates are equal to the last bit, and nothing is sent before the last pass.
+        assert found["rates"] and found["samples"] and found["early"] == 0
+
+
+@pytest.mark.parametrize("name", ["clipped", "summed"])
+def test_clipping_and_a_sum_instead_of_an_average_do_not_change_that(ranks, name: str) -> None:
+    assert max(rank[name]["distance"] for rank in ranks) < 1e-12
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all_and_in_the_schedule(ranks) -> None:
+    for rank in ranks:
+        found = rank["mixed_precision"]
+        assert found["stepped"] == [True, False, True, True]
+        assert (found["epoch"], found["scale"]) == (3.0, 128.0)
+        assert found["weights"] == ranks[0]["mixed_precision"]["weights"]
+
+
+@pytest.mark.parametrize("kind", LAYER_WISE)
+def test_fp16_compression_changes_little(ranks, kind: str) -> None:
+    assert 0 < ranks[0]["compressed"][kind] < 0.01
+
+
+@pytest.mark.parametrize("kind", LAYER_WISE)
+def test_adasums_wrapper_is_served_and_refused_where_it_has_no_mean(ranks, kind: str) -> None:
+    for rank in ranks:
+        assert rank["adasum"][kind]["distance"] < 1e-12
+        assert "op of hvd.DistributedOptimizer must be Average or Sum" in rank["adasum"][kind]["refused"]
+
+
+@pytest.mark.parametrize("kind", LAYER_WISE)
+def test_a_new_rank_takes_up_the_state_of_rank_0(ranks, kind: str) -> None:
+    first, second = (rank["broadcast"][kind] for rank in ranks)
+    assert first == second
+    if kind == "lamb":
+        assert 5 in first["state"]  # Steps.
+
+
+def test_a_plateau_of_the_average_is_one_for_all_ranks(ranks) -> None:
+    # Means, weighted 1 to 3: 4.0, 3.0, 7.0, 6.8, 6.75.
+    for rank in ranks:
+        assert rank["plateau"]["rates"] == [1.0, 1.0, 1.0, 0.5, 0.5]
+        assert "got nan of 1 samples on rank 1" in rank["plateau"]["refused"]
+
+
+def test_the_noise_scale_of_ranks_and_passes_is_the_known_one(ranks) -> None:
+    # A gradient of ones in 20 dimensions, each with variance 1: 20 / 20.
+    assert ranks[0]["noise"] == ranks[1]["noise"]
+    assert ranks[0]["noise"]["low"] < 1.0 < ranks[0]["noise"]["high"] < 1.3
+
+
+def test_an_optimiser_that_does_not_average_is_refused(ranks) -> None:
+    message = "optimizer must be a hvd.DistributedOptimizer in a world of 2 ranks, got SGD"
+    assert ranks[1]["refusals"]["plain"] == message

@@ -65,9 +65,7 @@ class TrialStorage:
         """Copy a checkpoint directory of this host to the trial's storage."""
         from ray.tune import Checkpoint
 
-        if not self._has_removed_parts:
-            self._remove_parts()
-            self._has_removed_parts = True
+        self._remove_parts()
         self._context._update_checkpoint_index(metrics)
         target = self._context.checkpoint_fs_path
         if self.reached_through is None:
@@ -90,7 +88,10 @@ class TrialStorage:
         directories.copy(directory, target)
 
     def _remove_parts(self) -> None:
-        """Free the space of checkpoints that an earlier attempt of this trial was killed over."""
+        """Free the space of checkpoints that an earlier attempt of this trial was killed over, once."""
+        if self._has_removed_parts:
+            return
+        self._has_removed_parts = True
         if self.is_local and self.reached_through is None:
             directories.remove_parts(self._context.trial_fs_path)
         elif self.reached_through is not None:
@@ -107,6 +108,7 @@ class TrialStorage:
 
     def bring_here(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return the checkpoint in a form that this host can open, held until `close`."""
+        self._remove_parts()
         self._brought = host_copies.open_checkpoint(self.place(checkpoint), self._node_id, self._copies)
         return self._brought
 

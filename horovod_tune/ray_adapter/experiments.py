@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from horovod_tune import directories
+
 
 def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
     """Make Tune keep the actors of trainables that want it, whatever ``reuse_actors`` says; once a process.
@@ -150,6 +152,9 @@ def name_lost_hosts(is_ours: Callable[[type], bool]) -> None:
             host = hosts.get(lost[1], lost[1])
             exception.error_msg = f"the coordinator on {host}, beside rank 0, was lost:\n{exception}"
         original(self, trial, exception)
+        if lost and trial.status == "ERROR" and trial.storage.storage_filesystem.type_name == "local":
+            # Killed over a checkpoint, it has left a part of one, and nobody of the trial comes any more.
+            directories.remove_parts(trial.storage.trial_fs_path)
 
     process._horovod_tune = True  # type: ignore[attr-defined]
     TuneController._process_trial_failure = process  # type: ignore[method-assign]

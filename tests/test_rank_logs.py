@@ -1,0 +1,94 @@
+"""What ranks print, through whole trials: kept to its end, and never a reason to fail."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from horovod_tune import DistributedTrainableCreator
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+@pytest.fixture(autouse=True)
+def by_value():
+    """The ranks cannot import this file, so its functions travel as code."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def chatty(config):
+    """Print 3.5 MB, report, and then finish or raise."""
+    import horovod.torch as hvd
+
+    from horovod_tune import report
+
+    hvd.init()
+    for number in range(35_000):
+        print(f"rank {hvd.rank()} line {number} {'x' * 80}")
+    print("BEFORE", flush=True)
+    report(loss=1.0)
+    print("AFTER", flush=True)
+    print("y" * 99 + "\n", end="", file=sys.stderr)
+    hvd.barrier()
+    if config["fails"]:
+        raise RuntimeError(f"rank {hvd.rank()} gives up")
+
+
+def test_a_chatty_ranks_log_is_kept_to_its_last_line(tune_run):
+    from ray import tune
+
+    analysis = tune_run(
+        DistributedTrainableCreator(chatty, num_slots=2),
+        config={"fails": tune.grid_search([False, True])},
+        max_concurrent_trials=1,
+        raise_on_failed_trial=False,
+    )
+    assert sorted(trial.status for trial in analysis.trials) == ["ERROR", "TERMINATED"]
+    for trial in analysis.trials:
+        # A rank that is ended by the other's failure may not come to its own last lines.
+        whole = 0
+        for path in Path(trial.path).glob("rank_*.log"):
+            rank, text = path.stem[-1], path.read_text()
+            assert text.startswith(f"rank {rank} line 0 x")
+            assert f"rank {rank} line 34999 {'x' * 80}\nBEFORE\n" in text
+            whole += "\nAFTER\n" in text and "y" * 99 in text
+        assert whole == 2 if trial.status == "TERMINATED" else whole >= 1
+
+
+def without_a_log(config):
+    """Make this trial's logs impossible to write, which takes no rights: directories are in their place."""
+    import horovod.torch as hvd
+    import ray.tune
+
+    from horovod_tune import report
+
+    hvd.init()
+    name = Path(ray.tune.get_context().get_trial_dir()).name
+    Path(config["storage"], "experiment", name, f"rank_{hvd.rank()}.log").mkdir(parents=True)
+    hvd.barrier()
+    print("something", flush=True)
+    report(loss=1.0)
+    report(loss=0.5)
+    if config["fails"]:
+        raise RuntimeError(f"rank {hvd.rank()} gives up")
+
+
+def test_a_log_that_cannot_be_written_neither_fails_a_trial_nor_hides_why_one_failed(tune_run, tmp_path):
+    from ray import tune
+
+    analysis = tune_run(
+        DistributedTrainableCreator(without_a_log, num_slots=2),
+        config={"fails": tune.grid_search([False, True]), "storage": str(tmp_path)},
+        max_concurrent_trials=1,
+        raise_on_failed_trial=False,
+    )
+    fine, failed = sorted(analysis.trials, key=lambda trial: trial.config["fails"])
+    assert fine.status == "TERMINATED" and fine.last_result["loss"] == 0.5
+    assert failed.status == "ERROR"
+    error = Path(failed.path, "error.txt").read_text()
+    assert "gives up" in error and "Is a directory" not in error

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ray.tune import Checkpoint
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+MAX_DEPTH = 32
+"""How deep lists, tuples and dicts may be nested in a metric."""
+MAX_METRICS_BYTES = 64 << 20
+"""The most that the metrics of one report may take, about; a checkpoint is the place for more."""
 _RANK_VARIABLE = "HOROVOD_TUNE_RANK"
 """Set to RANK:PID while a rank's training function runs, for the processes that the function starts."""
 
@@ -246,21 +250,45 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     >>> plain_metrics({"loss": numpy.float32(0.5), "epoch": 1, "name": "a"})
     {'loss': 0.5, 'epoch': 1, 'name': 'a'}
     """
-    plain = {}
+    plain, total = {}, 0
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise MetricsError(f"the name of a metric must be a string, got {name!r}")
         plain[name] = _plain_value(name, value)
+        total += _size(plain[name])
+        if total > MAX_METRICS_BYTES:
+            raise MetricsError(
+                f"the metrics of a report may take {MAX_METRICS_BYTES >> 20} MB, and with {name!r} these "
+                "take more; put large results into a checkpoint"
+            )
     return plain
 
 
-def _plain_value(name: str, value: Any) -> Any:
-    if type(value) in _PLAIN:
-        return value
+def _size(value: Any) -> int:
+    """Return about how many bytes a metric takes on its way."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
     if isinstance(value, Mapping):
-        return {key: _plain_value(f"{name}/{key}", item) for key, item in value.items()}
+        return sum(_size(key) + _size(item) for key, item in value.items())
     if type(value) in (list, tuple):
-        return type(value)(_plain_value(f"{name}[{i}]", item) for i, item in enumerate(value))
+        return sum(map(_size, value))
+    return int(getattr(value, "nbytes", 8))
+
+
+def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
+    if type(value) in _PLAIN:
+        if type(value) is int and not -(2**63) <= value < 2**64:
+            raise MetricsError(
+                f"metric {name!r} is an integer of {value.bit_length()} bits, and Tune takes those of 64; "
+                "report it as a float, or as a string"
+            )
+        return value
+    if depth >= MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
+        raise MetricsError(f"metric {name[:60]!r}... is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, Mapping):
+        return {key: _plain_value(f"{name}/{key}", item, depth + 1) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain_value(f"{name}[{i}]", item, depth + 1) for i, item in enumerate(value))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.numel() != 1:

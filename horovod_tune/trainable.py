@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import pickle
 import re
 import uuid
@@ -244,6 +245,14 @@ class DistributedTrainable(FunctionTrainable):
     def load_checkpoint(self, checkpoint_result: _TrainingResult) -> None:  # type: ignore[override]
         self._coordinator.restore(self._restored_from)
 
+    def reset(self, *args: Any, **keywords: Any) -> bool:
+        """Take the next trial, also where this process is in a directory that the one before has removed."""
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "/"))
+        return super().reset(*args, **keywords)
+
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial on the same workers, or on new ones where these are not fit for it."""
         self._coordinator.end_trial()
@@ -338,6 +347,8 @@ def DistributedTrainableCreator(
         ray_adapter.reuse_actors_of(_wants_reuse)
     ray_adapter.start_in_idle_processes(_is_ours)
     ray_adapter.name_lost_hosts(_is_ours)
+    ray_adapter.accept_trials_without_results()
+    ray_adapter.count_each_death_once(_is_ours)
     name = re.sub(r"\W", "_", function_name(func))
     shipped = ShippedFunction(func, uuid.uuid4().hex)
     body = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from horovod_tune.errors import StartFailed
@@ -92,3 +94,25 @@ def test_an_own_exception_comes_before_a_death():
 
 def test_nccl_takes_exactly_the_interface_that_gloo_takes():
     assert ranks.nccl_environment("eth1") == {"NCCL_SOCKET_IFNAME": "=eth1"}
+
+
+def test_a_huge_message_is_cut_with_its_two_ends_and_the_chain_around_it_kept():
+    def chain():
+        try:
+            raise KeyError("the cause")
+        except KeyError as cause:
+            raise ValueError("the start " + "x" * (5 << 20) + " the end") from cause
+
+    with pytest.raises(ValueError, match="the start") as raised:
+        chain()
+    text = failures.traceback_text(traceback.format_exception(raised.value))
+    assert len(text) < 2 * failures.MAX_TEXT
+    for kept in ("KeyError: 'the cause'", "direct cause", "ValueError: the start", "left out", "the end"):
+        assert kept in text
+
+
+def test_a_long_chain_of_huge_messages_is_cut_too():
+    pieces = ["first\n", *["y" * (1 << 20)] * 20, "last\n"]
+    text = failures.traceback_text(pieces)
+    assert len(text) < failures.MAX_TRACEBACK + 100
+    assert text.startswith("first") and text.endswith("last\n")

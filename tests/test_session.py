@@ -222,3 +222,49 @@ def test_a_rank_that_lags_behind_finds_the_checkpoint_of_its_own_time():
         live.report({"loss": 1})
         found.append(live.get_checkpoint())
     assert found == [None, "/first", "/second"]
+
+
+def nested(levels, kind):
+    value = 1.0
+    for _ in range(levels):
+        value = kind(value)
+    return value
+
+
+@pytest.mark.parametrize("kind", [lambda v: [v], lambda v: (v,), lambda v: {"k": v}])
+def test_a_metric_that_is_nested_too_deep_is_refused_by_name(kind):
+    assert plain_metrics({"deep": nested(session_module.MAX_DEPTH, kind)})
+    for levels in (session_module.MAX_DEPTH + 1, 500):
+        with pytest.raises(MetricsError, match=r"'deep.*nested more than 32 deep"):
+            plain_metrics({"deep": nested(levels, kind)})
+
+
+def test_a_metric_that_holds_itself_is_refused_by_name():
+    endless = []
+    endless.append(endless)
+    with pytest.raises(MetricsError, match=r"'endless.*nested"):
+        plain_metrics({"endless": endless})
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 2**200, 10**400, {"a": 2**64}, [1, 2**70]])
+def test_an_integer_that_tune_cannot_take_is_refused_by_name(value):
+    with pytest.raises(MetricsError, match=r"metric 'count.*integer of \d+ bits"):
+        plain_metrics({"count": value})
+
+
+def test_the_largest_integers_that_tune_takes_are_sent():
+    assert plain_metrics({"a": 2**64 - 1, "b": -(2**63), "c": True}) == {
+        "a": 2**64 - 1,
+        "b": -(2**63),
+        "c": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * (65 << 20), [b"x" * (33 << 20)] * 2, {"a": numpy.zeros(9 << 20)}],
+    ids=["text", "list", "array"],
+)
+def test_metrics_larger_than_a_report_may_be_are_refused_by_name(value):
+    with pytest.raises(MetricsError, match=r"64 MB, and with 'large'.*checkpoint"):
+        plain_metrics({"loss": 0.5, "large": value})

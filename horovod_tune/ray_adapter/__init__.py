@@ -13,6 +13,8 @@
 """
 
 from horovod_tune.ray_adapter.experiments import (
+    accept_trials_without_results,
+    count_each_death_once,
     keep_longer_results,
     name_lost_hosts,
     reuse_actors_of,
@@ -33,7 +35,9 @@ from horovod_tune.ray_adapter.processes import (
 from horovod_tune.ray_adapter.rank_process import lend_session, prepare_rank_process
 
 __all__ = [
+    "accept_trials_without_results",
     "cluster_can_grow",
+    "count_each_death_once",
     "drain_as_preempted",
     "driver_node_id",
     "end_waits_of_paused_trials",

@@ -130,6 +130,58 @@ def keep_longer_results() -> None:
     LoggerCallback._restore_from_remote = restore  # type: ignore[method-assign]
 
 
+def accept_trials_without_results() -> None:
+    """Let a trial end that has reported nothing, whatever its config; once a process.
+
+    Tune takes the config's entries of such a trial for metrics when there are two or more, misses the metric
+    among them, and ends the experiment with that error.
+    """
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.result import DEBUG_METRICS, DONE
+
+    if hasattr(TuneController._validate_result_metrics, "_horovod_tune"):
+        return
+    original = TuneController._validate_result_metrics
+    without_report = {*DEBUG_METRICS, DONE}
+
+    @functools.wraps(original)
+    def validate(self: Any, result: dict[str, Any]) -> None:
+        if any(not name.startswith("config/") and name not in without_report for name in result):
+            original(self, result)
+
+    validate._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController._validate_result_metrics = validate  # type: ignore[method-assign]
+
+
+def count_each_death_once(is_ours: Callable[[type], bool]) -> None:
+    """Count the death of a coordinator that takes its next trial as one failure; once a process.
+
+    Tune hears of it as the actor's end and as the end of the call that was to reset it, counts both, and
+    gives the trial up with the second, whatever ``max_failures`` says.
+    """
+    from ray.exceptions import RayActorError
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+
+    if hasattr(TuneController._trial_task_failure, "_horovod_tune"):
+        return
+    original = TuneController._trial_task_failure
+    counted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def fail(self: Any, trial: Any, exception: Exception) -> None:
+        if isinstance(exception, RayActorError) and is_ours(get_trainable_cls(trial.trainable_name)):
+            # An actor that is gone has nothing to reset: the trial's next one starts as any other.
+            self._resetting_trials.discard(trial)
+            if counted.get(trial) is exception:
+                return
+            counted[trial] = exception
+        original(self, trial, exception)
+
+    fail._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController._trial_task_failure = fail  # type: ignore[method-assign]
+
+
 def name_lost_hosts(is_ours: Callable[[type], bool]) -> None:
     """Put the host's name into the error of a trial whose coordinator was lost; once a process.
 

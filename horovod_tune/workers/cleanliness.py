@@ -24,6 +24,11 @@ THREADS_END_S = 0.5
 """How long a trial's own threads and child processes may take to end after it."""
 FILES_LEFT = 256
 """How many more open files than before the first trial a process may have."""
+MEMORY_LEFT_MB = 640
+"""How much more memory of its own than before the first trial a process may keep. What libraries keep for
+themselves (oneDNN, BLAS, the modules of scikit-learn, SciPy and pandas) was 170 MB at most."""
+MEMORY_LEFT_CUDA_MB = 2048
+"""The same where the process uses a GPU: CUDA keeps some for itself. How much was not measured."""
 
 
 class Baseline:
@@ -37,6 +42,7 @@ class Baseline:
         self._threads = weakref.WeakSet(threading.enumerate())
         self._children = set(_children())
         self._files = len(os.listdir("/proc/self/fd"))
+        self._memory_mb = _own_memory_mb()
         self._output = [os.dup(1), os.dup(2)]
         # Modules live as long as the process: the collector need not look at them after every trial. It does
         # not look at them now either: the first trial waits for 0.1 s of that, and it would find nothing big.
@@ -59,7 +65,7 @@ class Baseline:
         if self._torch is not None:
             problems += self._torch.check_gpu_memory()
         give_freed_memory_back()
-        return problems
+        return problems + self._memory_left()
 
     def _restore_output(self) -> None:
         for number, kept in zip((1, 2), self._output, strict=True):
@@ -94,9 +100,23 @@ class Baseline:
         psutil.wait_procs(family, timeout=THREADS_END_S)
         return problems
 
+    def _memory_left(self) -> list[str]:
+        torch = sys.modules.get("torch")
+        on_gpu = torch is not None and torch.cuda.is_initialized()
+        more = _own_memory_mb() - self._memory_mb
+        if more <= (MEMORY_LEFT_CUDA_MB if on_gpu else MEMORY_LEFT_MB):
+            return []
+        return [f"{more} MB more memory were in use than before the first trial"]
+
     def _files_left(self) -> list[str]:
         more = len(os.listdir("/proc/self/fd")) - self._files
         return [f"{more} files were left open"] if more > FILES_LEFT else []
+
+
+def _own_memory_mb() -> int:
+    """Return the memory of this process that is no file's: loading a library hardly counts."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) >> 10 for line in file if line.startswith("RssAnon:"))
 
 
 def _is_open(number: int) -> bool:

@@ -199,7 +199,7 @@ class WorkerGroup:
             try:
                 messages = answer.result()
             except RayActorError as error:
-                self._lose(worker, FailureKind.DIED, failures.death_text(error))
+                self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
                 continue
             self._take(worker, messages)
             waits_for_us = any(isinstance(message, Report) for message in messages)
@@ -261,7 +261,13 @@ class WorkerGroup:
         for worker in silent:
             self._lose(worker, FailureKind.SILENT, f"does not answer (asked for {PING_S:g} s)")
         for worker, error in dead:
-            self._lose(worker, FailureKind.DIED, failures.death_text(error))
+            self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
+
+    def _death_of(self, worker: Worker, error: RayError) -> str:
+        """Return how a worker's process ended, where its host knows that, and what Ray says of it."""
+        assert worker.facts is not None
+        status = self._launcher.death_of(worker.facts)
+        return failures.death_text(error, status)
 
     def end_trial(self) -> list[str]:
         """End the trial on every rank and make the workers fit for the next one.

@@ -69,5 +69,8 @@ class Launcher(Protocol):
     def gates(self) -> dict[int, Gate]:
         """Return the gates to the members on this host that have been through `assign`, by their place."""
 
+    def death_of(self, facts: MemberFacts) -> str:
+        """Return how the process of a member that died has ended ("killed by SIGSEGV"), "" if unknown."""
+
     def close(self) -> None:
         """Undo what `assign` started; twice is harmless."""

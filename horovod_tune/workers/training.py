@@ -15,6 +15,7 @@ from horovod_tune import parameters, ray_adapter, session
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialOrder
 from horovod_tune.session import Session, StopTraining
 from horovod_tune.workers.advice import advice_on
+from horovod_tune.workers.failures import traceback_text
 
 
 class Training:
@@ -100,4 +101,4 @@ def _own_traceback(error: BaseException) -> str:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    return traceback_text(traceback.format_exception(type(error), error, frames))

@@ -110,7 +110,18 @@ def call_all(workers: Sequence[Worker], refs: Sequence[Any], doing: str, *, time
             f"{doing}: {', '.join(missing)}"
         ) from None
     except RayActorError as error:
-        raise StartFailed(f"a training actor died on its way {doing}: {error}") from error
+        dead = [worker.name for worker, ref in zip(workers, refs, strict=True) if _has_died(ref)]
+        raise StartFailed(f"{', '.join(dead)} died on its way {doing}: {error}") from error
+
+
+def _has_died(ref: Any) -> bool:
+    try:
+        ray.get(ref, timeout=0)
+    except RayActorError:
+        return True
+    except RayError:  # it has not answered yet, or its method raised
+        return False
+    return False
 
 
 def ping_all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,21 @@ def test_random_generators_draw_anew_in_every_trial_and_rank(observed, generator
     drawn = [observed[number, rank]["generators"][generator] for number in (1, 2, 3) for rank in (0, 1)]
     drawn += [observed[1, rank]["generators after"][generator] for rank in (0, 1)]
     assert len(set(drawn)) == len(drawn)
+
+
+def test_memory_that_a_trial_leaves_in_a_library_replaces_the_process():
+    # In a process of its own, whose memory nobody else uses.
+    program = """
+import json, sys
+from horovod_tune.workers.cleanliness import MEMORY_LEFT_MB, Baseline
+baseline = Baseline()
+kept = bytearray(b"x" * (150 << 20))  # as libraries keep it
+few = baseline.restore()
+json.kept = bytearray(b"x" * (MEMORY_LEFT_MB << 20))
+print(json.dumps([few, baseline.restore()]))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    few, many = json.loads(ran.stdout)
+    assert few == []
+    assert len(many) == 1 and "MB more memory" in many[0]

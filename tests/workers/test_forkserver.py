@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
 import json
 import os
+import random
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -260,3 +264,81 @@ def test_ranks_outlive_their_server_and_the_next_ones_have_another(ray_session: 
         assert other != server and set(runner.pids).isdisjoint(before)
     finally:
         runner.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+        ("os._exit(7)", "exit status 7"),
+        ("pass", ""),
+    ],
+)
+def test_how_a_forked_process_ended_is_known(client: Any, tmp_path: Path, end: str, said: str) -> None:
+    (tmp_path / "program.py").write_text(f"{PROGRAM}\nimport signal\nsys.stdout.flush()\n{end}\n")
+    facts = client()
+    assert forkserver.death_of(client.directory, facts["pid"], since=0.0) == said
+    assert forkserver.death_of(client.directory, facts["pid"], since=0.0) == "", "it is told once"
+
+
+def test_the_death_of_a_process_that_had_the_same_number_earlier_is_not_taken_for_this_ones(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "7.death").write_text("-9 1000.0")
+    assert forkserver.death_of(tmp_path, 7, since=2000.0) == ""
+
+
+def test_a_forked_process_ends_as_soon_as_rays_daemon_has() -> None:
+    program = """
+import subprocess, sys, time
+from horovod_tune.workers.forkserver.server import leave_with
+daemon = subprocess.Popen(["sleep", "600"])
+leave_with(daemon.pid)
+print("watches", daemon.pid, flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            psutil.Process(int(child.stdout.readline().split()[1])).kill()
+            assert child.wait(timeout=30) == 1
+        finally:
+            child.kill()
+
+
+def test_a_forked_process_ends_where_rays_daemon_is_gone_already() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    program = f"from horovod_tune.workers.forkserver.server import leave_with; leave_with({gone.pid})"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 1
+
+
+def test_mangled_requests_do_no_harm(client: Any) -> None:
+    before = client()
+    (path,) = (each for each in client.directory.iterdir() if not each.suffix)
+    source = random.Random(1)
+    entry = os.open(client.directory, os.O_RDONLY)
+    body = json.dumps({"command": ["/nonexistent"], "environment": {"A": "b"}, "directory": "/"}).encode()
+    files = psutil.Process(before["server"]).num_fds()
+    for _ in range(200):
+        data = bytearray(struct.pack("!Q", len(body)) + body)
+        match source.randrange(4):
+            case 0:
+                data = bytearray(source.randbytes(source.randrange(200)))
+            case 1:
+                data[:8] = struct.pack("!Q", source.choice([0, 1, 1 << 26, (1 << 26) + 1, 1 << 63]))
+            case 2:
+                del data[source.randrange(len(data)) :]
+            case 3:
+                deep = b"[" * source.choice([10, 100_000])
+                data = bytearray(struct.pack("!Q", len(deep)) + deep)
+        with socket.socket(socket.AF_UNIX) as stranger, contextlib.suppress(OSError):
+            stranger.connect(f"/proc/self/fd/{entry}/{path.name}")
+            streams = array.array("i", [0] * source.choice([0, 1, 3, 4, 30]))
+            stranger.sendmsg([data[:8]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+            stranger.sendall(data[8:])
+    os.close(entry)
+    assert client()["server"] == before["server"]
+    assert psutil.Process(before["server"]).num_fds() <= files

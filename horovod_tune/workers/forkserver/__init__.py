@@ -19,8 +19,10 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,9 @@ SWITCH = "HOROVOD_TUNE_FORK"
 
 START_S = 10.0
 """How long the start of a server may take; it answers when it has loaded torch, which is not waited for."""
+
+DEATH_NOTED_S = 0.5
+"""How long the server may take to note how a process has ended."""
 
 _CLIENT = Path(__file__).with_name("client.py")
 _KNOWN_FIELDS = {"env_vars", "working_dir", "py_modules", "excludes", "config", "py_executable"}
@@ -70,6 +75,32 @@ def start(spec: TrialSpec, directory: Path, environment: Mapping[str, str], rayl
         subprocess.run(command, env=environment, timeout=START_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("no fork server is ready for the first ranks, they try to start one: %s", error)
+
+
+def death_of(directory: Path, pid: int, *, since: float) -> str:
+    """Return how a process that was forked on this host ended, "" where it was not, or ended well.
+
+    ``since`` is when the process started (seconds since the epoch): pids are used again.
+    """
+    note = directory / f"{pid}.death"
+    # Ray may have heard of the end a moment before the server.
+    end_s = time.monotonic() + DEATH_NOTED_S
+    while not note.exists() and time.monotonic() < end_s:
+        time.sleep(0.02)
+    try:
+        status, at = note.read_text().split()
+        note.unlink()
+    except (OSError, ValueError):
+        return ""
+    if float(at) < since:
+        return ""
+    code = int(status)
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 def _client(spec: TrialSpec, directory: Path) -> list[str]:

@@ -105,9 +105,12 @@ def main() -> None:
     if command[0] == "--start":
         connect(directory, threads, raylet=int(command[1])).close()
         return
+    raylet = os.getppid()
     try:
         fork(directory, threads, command)
     except OSError as error:
+        if os.getppid() != raylet:
+            return  # Ray's daemon has ended meanwhile: nobody waits for this process
         print(f"horovod_tune: this process is not forked but started anew: {error!r}", file=sys.stderr)
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, *command])

@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from typing import Any
 
@@ -26,6 +27,8 @@ IDLE_S = 10.0
 """How long a server without children stays, for the next ones."""
 REQUEST_S = 5.0
 """How long a client may take to send its request; others wait meanwhile."""
+NOTES = 256
+"""How many children's ends stay noted."""
 LENGTH = struct.Struct("!Q")
 PID = struct.Struct("!i")
 MAX_REQUEST_BYTES = 64 << 20
@@ -42,6 +45,7 @@ class Server:
         self._path = path
         self._raylet = raylet
         self._children: set[int] = set()
+        self._notes: list[str] = []
         self._busy_at = time.monotonic()
         signal.signal(signal.SIGCHLD, self._bury)
 
@@ -84,6 +88,8 @@ class Server:
                 return None
             if select.select([connection], [], [], 0)[0]:
                 return None  # the client has given up, and runs the program itself
+            if not _is_there(self._raylet):
+                return None  # nobody is left for whom the program could work
             child = self._fork()
             if child == 0:
                 for number, stream in enumerate(streams):
@@ -114,8 +120,23 @@ class Server:
     def _bury(self, *_: Any) -> None:
         # At once, since a process that ended is looked for by those who wait for its end.
         with contextlib.suppress(ChildProcessError):
-            while child := os.waitpid(-1, os.WNOHANG)[0]:
-                self._children.discard(child)
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._children.discard(ended[0])
+                if ended[1]:
+                    self._note_death(*ended)
+
+    def _note_death(self, child: int, status: int) -> None:
+        # For the coordinator, which is told by Ray that the process is gone, and by nobody else why.
+        note = os.path.join(os.path.dirname(self._path), f"{child}.death")
+        self._notes.append(note)
+        old = [self._notes.pop(0)] if len(self._notes) > NOTES else []
+        with contextlib.suppress(OSError):  # Ray's session is cleared away, or its disk is full
+            with open(f"{note}.part", "w") as file:
+                file.write(f"{os.waitstatus_to_exitcode(status)} {time.time()}")
+            os.rename(f"{note}.part", note)
+        for each in old:
+            with contextlib.suppress(FileNotFoundError):  # it has been read
+                os.unlink(each)
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -139,7 +160,10 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
             if not piece:
                 raise ConnectionResetError("the client went")
             body += piece
-        request = json.loads(body)
+        try:
+            request = json.loads(body)
+        except RecursionError as error:
+            raise ValueError("this is no request") from error
         if not isinstance(request, dict) or set(request) != {"command", "environment", "directory"}:
             raise ValueError("this is no request")
     except (OSError, ValueError):
@@ -184,8 +208,28 @@ def _reseed() -> None:
     torch.default_generator.seed()
 
 
-def run(request: dict[str, Any], of_imports: dict[str, str]) -> None:
+def leave_with(raylet: int) -> None:
+    """End this process as soon as Ray's daemon has ended.
+
+    Ray's worker processes do so too, but not before they have registered with it, for which they wait 60 s.
+    """
+    try:
+        daemon = os.pidfd_open(raylet)
+    except ProcessLookupError:
+        os._exit(1)
+    except (AttributeError, OSError):  # Linux before 5.3
+        return
+
+    def watch() -> None:
+        select.select([daemon], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="ray_daemon_watch", daemon=True).start()
+
+
+def run(request: dict[str, Any], of_imports: dict[str, str], raylet: int) -> None:
     """Be the process that Ray wanted to start."""
+    leave_with(raylet)
     os.environ.clear()
     os.environ.update({**request["environment"], **of_imports})
     os.chdir(request["directory"])
@@ -202,7 +246,7 @@ def main() -> None:
     of_imports = load()
     request = Server(listener, path, int(raylet)).serve()
     if request is not None:
-        run(request, of_imports)
+        run(request, of_imports, int(raylet))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
+from horovod_tune import ray_adapter
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, MemberFacts
 from horovod_tune.spec import TrialSpec
+from horovod_tune.workers import forkserver
 from horovod_tune.workers.gate import Gate, Gatehouse
 from horovod_tune.workers.gloo import ranks
 from horovod_tune.workers.gloo.early import EarlyRanks
@@ -88,6 +90,12 @@ class GlooLauncher:
     def gates(self) -> dict[int, Gate]:
         gatehouse, self._gatehouse = self._gatehouse, None
         return gatehouse.admit() if gatehouse is not None else {}
+
+    def death_of(self, facts: MemberFacts) -> str:
+        directory = ray_adapter.private_directory() if facts.node_id == self._node_id else None
+        if directory is None:
+            return ""
+        return forkserver.death_of(directory, facts.pid, since=facts.process_started)
 
     def close(self) -> None:
         for gate in self.gates().values():  # nobody took them

@@ -159,6 +159,9 @@ class XlaLauncher:
             for pid, started in below
         ]
 
+    def death_of(self, facts: MemberFacts) -> str:
+        return ""  # an actor that died; how its ranks end, it says itself
+
     def close(self) -> None:
         """See the ranks gone, which die with their member actors; an orphan would keep its chip locked."""
         below, self._below = self._below, []

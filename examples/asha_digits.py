@@ -3,6 +3,7 @@
 python examples/asha_digits.py
 """
 
+import ray
 from digits_mlp import train
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
@@ -36,9 +37,9 @@ def main(num_samples=12, time_budget_s=MAX_WALLCLOCK_TIME_S, storage_path=None):
         num_samples=num_samples,
         time_budget_s=time_budget_s,
         storage_path=storage_path,
-        verbose=1,
     )
 
 
 if __name__ == "__main__":
+    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
     print("best_config:", main().best_config)

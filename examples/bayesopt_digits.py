@@ -146,7 +146,7 @@ def main():
         tune_config=tune.TuneConfig(
             metric="accuracy", mode="max", search_alg=search, num_samples=args.num_samples
         ),
-        run_config=tune.RunConfig(name=args.resume, storage_path=args.storage_path, verbose=1),
+        run_config=tune.RunConfig(name=args.resume, storage_path=args.storage_path),
     )
     results = tuner.fit()
 

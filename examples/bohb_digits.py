@@ -8,6 +8,7 @@ python examples/bohb_digits.py --tune-space     # the same space in Tune's words
 import sys
 
 import ConfigSpace as CS
+import ray
 from digits_mlp import train
 from ray import tune
 from ray.tune.schedulers import HyperBandForBOHB
@@ -45,10 +46,10 @@ def main(num_samples=9, max_t=9, use_tune_space=False, storage_path=None):
         search_alg=algo,
         num_samples=num_samples,
         storage_path=storage_path,
-        verbose=1,
     )
 
 
 if __name__ == "__main__":
+    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
     results = main(use_tune_space="--tune-space" in sys.argv)
     print("best_config:", results.get_best_config("mean_loss", "min", scope="all"))

@@ -3,6 +3,7 @@
 python examples/grid_random_digits.py
 """
 
+import ray
 from digits_mlp import train
 from ray import tune
 
@@ -23,9 +24,9 @@ def main(num_samples=2, epochs=5, storage_path=None):
         mode="max",
         num_samples=num_samples,
         storage_path=storage_path,
-        verbose=1,
     )
 
 
 if __name__ == "__main__":
+    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
     print("best_config:", main().best_config)

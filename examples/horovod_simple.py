@@ -1,6 +1,6 @@
 """The first example of Horovod's guide to Ray Tune, as printed there, apart from its first lines.
 
-What the guide leaves undefined stands at the top: `use_gpu` and `Model`. `best_config` needs to know the
+What the guide leaves undefined stands at the top: `use_gpu` and `Model`. `ray.init("local")` is ours too. `best_config` needs to know the
 metric and its mode, so `tune.run` names them.
 
     python examples/horovod_simple.py
@@ -10,6 +10,7 @@ import time
 from typing import Dict
 
 import horovod.torch as hvd
+import ray
 import torch
 from ray import tune
 
@@ -33,6 +34,7 @@ def training_function(config: Dict):  # noqa: UP006 - as printed
 
 
 if __name__ == "__main__":
+    ray.init("local")  # a Ray of its own, not one that runs on this machine already
     trainable = DistributedTrainableCreator(
             training_function, num_slots=2, use_gpu=use_gpu)
     analysis = tune.run(

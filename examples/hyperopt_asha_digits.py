@@ -4,6 +4,7 @@ pip install 'horovod_tune[hyperopt]'
 python examples/hyperopt_asha_digits.py
 """
 
+import ray
 from digits_mlp import train
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
@@ -28,9 +29,9 @@ def main(time_budget_s=30, num_samples=-1, storage_path=None):
         search_alg=HyperOptSearch(metric="mean_loss", mode="min"),
         scheduler=ASHAScheduler(metric="mean_loss", mode="min", max_t=10),
         storage_path=storage_path,
-        verbose=1,
     )
 
 
 if __name__ == "__main__":
+    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
     print("best_config:", main().get_best_config("mean_loss", "min", scope="all"))

@@ -3,6 +3,7 @@
 python examples/median_stopping_digits.py
 """
 
+import ray
 from digits_mlp import train
 from ray import tune
 from ray.tune.schedulers import MedianStoppingRule
@@ -20,9 +21,9 @@ def main(num_samples=8, epochs=10, storage_path=None):
         scheduler=MedianStoppingRule(time_attr="epoch", grace_period=2, min_samples_required=3),
         num_samples=num_samples,
         storage_path=storage_path,
-        verbose=1,
     )
 
 
 if __name__ == "__main__":
+    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
     print("best_config:", main().best_config)

@@ -3,6 +3,7 @@
 python examples/pbt_digits.py
 """
 
+import ray
 from digits_mlp import train
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
@@ -26,9 +27,9 @@ def main(population=4, epochs=12, storage_path=None):
         scheduler=scheduler,
         num_samples=population,
         storage_path=storage_path,
-        verbose=1,
     )
 
 
 if __name__ == "__main__":
+    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
     print("best_config:", main().best_config)

@@ -97,7 +97,6 @@ def main(num_hosts=None, num_slots=None, tpu_type=None, time_budget_s=300, num_s
         search_alg=HyperOptSearch(metric="eval_loss", mode="min"),
         scheduler=ASHAScheduler(max_t=5, grace_period=1, reduction_factor=2),
         storage_path=storage_path,
-        verbose=1,
     )
 
 
@@ -108,7 +107,9 @@ if __name__ == "__main__":
     parser.add_argument("--tpu-type", help="the type of slice that a trial takes, such as v4-32")
     parser.add_argument("--time-budget-s", type=float, default=300)
     parser.add_argument("--num-samples", type=int, default=-1)
-    parser.add_argument("--address", help="of a running Ray cluster, as in ray.init")
+    parser.add_argument(
+        "--address", default="local", help="of a Ray cluster, e.g. auto; default: this machine"
+    )
     arguments = parser.parse_args()
     ray.init(address=arguments.address)
     analysis = main(

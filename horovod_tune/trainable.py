@@ -25,6 +25,7 @@ from horovod_tune.coordinator import Coordinator
 from horovod_tune.errors import OutsideTune, PreflightFailed, SpecError, TrainingFailed, TrainingFunctionError
 from horovod_tune.messages import TrialOrder
 from horovod_tune.parameters import ShippedParameters, parameters_of
+from horovod_tune.run_settings import settings_for
 from horovod_tune.spec import (
     DEFAULT_STALL_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
@@ -161,6 +162,10 @@ class DistributedTrainable(FunctionTrainable):
                 f"{name} is a Tune trainable, which only Tune can start: tune.run({name}, config=...) or "
                 f"tune.Tuner({name}, param_space=...).fit(). One configuration is a search of one trial."
             )
+        # "Consider setting reuse_actors=True": they are reused.
+        logging.getLogger("ray.tune.trainable.trainable").addFilter(
+            lambda record: "reuse_actors" not in record.getMessage()
+        )
         self._node_id = ray.get_runtime_context().get_node_id()
         self._last_training_result: _TrainingResult | None = None
         self._coordinator = Coordinator(
@@ -349,6 +354,7 @@ def DistributedTrainableCreator(
     ray_adapter.name_lost_hosts(_is_ours)
     ray_adapter.accept_trials_without_results()
     ray_adapter.count_each_death_once(_is_ours)
+    ray_adapter.shorten_errors(_is_ours)
     name = re.sub(r"\W", "_", function_name(func))
     shipped = ShippedFunction(func, uuid.uuid4().hex)
     body = {
@@ -371,3 +377,7 @@ def _is_ours(trainable: type) -> bool:
 
 def _wants_reuse(trainable: type) -> bool:
     return issubclass(trainable, DistributedTrainable) and trainable._spec.reuse_workers
+
+
+# Not when the factory is called: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before that.
+ray_adapter.prepare_runs(settings_for(_is_ours, _wants_reuse))

@@ -15,6 +15,7 @@ from typing import Any
 
 from ray.tune import Callback
 
+from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.progress_state import Progress
 from horovod_tune.analysis.reader.tune_files import FACTS_FILE
 
@@ -120,6 +121,10 @@ class ProgressCallback(Callback):
         if self._view is not None:
             self._view.close(self._progress, time.time())
             self._view = None
+            if trials:
+                folder = str(trials[0].storage.experiment_fs_path)
+                text = last_screen(self._progress, folder, trials)
+                print(text, file=self._stream or sys.stdout, flush=True)
 
     def _tell(self, what: str, trial_id: str) -> None:
         if self._view is not None:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 _ROWS = 16  # running trials shown at a time; the rest are counted
 
 
+# New best values, and how far the search is, are said at most this often: short trials have many of both.
+_PAUSE_S = 5.0
+_NEWS, _SUMMARY = "a new best value", "the summary"
+
+
 def summary(progress: Progress, now: float) -> str:
     """The search in one line.
 
@@ -69,17 +74,26 @@ class PlainView:
             return
         if what == "started":
             self._print(f"{trial_id} started  {settings(trial.config)}".rstrip())
-            self._said[trial_id] = now
         elif what == "better":
+            if not self._is_time(_NEWS, now):
+                return
             self._print(f"{trial_text(trial, progress.metric, now)} · best so far")
-            self._said[trial_id] = now
         elif what in ("done", "failed", "restarting"):
             self._print(trial_text(trial, progress.metric, now))
-            if what != "restarting":
+            if what != "restarting" and self._is_time(_SUMMARY, now):
                 self._print(summary(progress, now))
         elif now - self._said.get(trial_id, -math.inf) >= self._every_s:
             self._print(trial_text(trial, progress.metric, now))
-            self._said[trial_id] = now
+        else:
+            return
+        self._said[trial_id] = now
+
+    def _is_time(self, what: str, now: float) -> bool:
+        """Whether ``what`` may be said again: each at most every few seconds."""
+        if now - self._said.get(what, -math.inf) < min(_PAUSE_S, self._every_s):
+            return False
+        self._said[what] = now
+        return True
 
     def tick(self, progress: Progress, now: float) -> None:
         pass

@@ -9,7 +9,8 @@
   of a job's processes,
 - `nodes`: the node that a job's driver runs on, the directories of a trial in Tune's StorageContext, whether
   the cluster can grow, nodes that their cloud takes away,
-- `preemption`: the error that Tune does not count as a failure of the trial.
+- `preemption`: the error that Tune does not count as a failure of the trial,
+- `tune_run`: the arguments of ``tune.run`` and what it prints, the error of a failed trial.
 """
 
 from horovod_tune.ray_adapter.experiments import (
@@ -33,8 +34,15 @@ from horovod_tune.ray_adapter.processes import (
     start_in_idle_processes,
 )
 from horovod_tune.ray_adapter.rank_process import lend_session, prepare_rank_process
+from horovod_tune.ray_adapter.tune_run import (
+    Prepare,
+    prepare_runs,
+    shorten_errors,
+    shows_tunes_own_output,
+)
 
 __all__ = [
+    "Prepare",
     "accept_trials_without_results",
     "cluster_can_grow",
     "count_each_death_once",
@@ -47,8 +55,11 @@ __all__ = [
     "lend_session",
     "name_lost_hosts",
     "prepare_rank_process",
+    "prepare_runs",
     "private_directory",
     "reuse_actors_of",
+    "shorten_errors",
+    "shows_tunes_own_output",
     "start_in_idle_processes",
     "storage_reaches_here",
 ]

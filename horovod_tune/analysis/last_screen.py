@@ -1,0 +1,82 @@
+"""What stands on the screen when a search has ended: its best trial, its failures, and where to see more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from horovod_tune.analysis.progress_state import Progress
+from horovod_tune.analysis.scoring import Score, best_index
+from horovod_tune.analysis.trial_facts import error_line
+
+# Of more failures than these the screen shows only the number.
+_FAILURES = 5
+
+
+def last_screen(progress: Progress, folder: str, trials: Sequence[Any]) -> str:
+    """Return the last screen of a search.
+
+    The best trial is that of ``results.best_config`` and `analyze`: trials are compared by their last values.
+
+    Args:
+        progress: what is known of the search.
+        folder: where its results lie.
+        trials: Tune's trials.
+    """
+    rows = [*_best(progress, trials), ("results", folder)]
+    more = "" if progress.metric else " --metric NAME --mode min|max"
+    rows += [
+        ("see more", f"horovod-tune show {folder}{more}"),
+        ("", f"horovod-tune report {folder} -o report.html{more}"),
+        ("", f"in Python: horovod_tune.analyze({folder!r})"),
+    ]
+    return "\n".join([*_failures(trials), *(f"{name:13}{text}" for name, text in rows)])
+
+
+def _best(progress: Progress, trials: Sequence[Any]) -> list[tuple[str, str]]:
+    known = list(progress.trials.values())
+    scores = [Score(each.values[-1] if each.values else math.nan, each.best, None, None) for each in known]
+    index = best_index(scores, progress.mode, "last") if progress.mode is not None else None
+    if index is None:
+        return []
+    best = known[index]
+    rows = [("best trial", f"{best.trial_id}, which ended with {progress.metric} {best.values[-1]:.6g}")]
+    if progress.best_value != best.values[-1]:
+        of = "its own" if progress.best_trial == best.trial_id else f"of {progress.best_trial}"
+        rows.append(("", f"(the best {progress.metric} of any report was {progress.best_value:.6g}, {of})"))
+    config = next((_sampled(each) for each in trials if each.trial_id == best.trial_id), best.config)
+    return [*rows, ("best config", repr(config))]
+
+
+def _sampled(trial: Any) -> dict[str, Any]:
+    """Return what was searched of a trial's configuration, as it was in the end; all where nothing was."""
+    return {name: _value(trial.config, name) for name in trial.evaluated_params or {}} or trial.config
+
+
+def _value(config: Any, name: str) -> Any:
+    """Return the value that Tune calls ``name``, with a slash for each step into a nested configuration.
+
+    >>> _value({"optimizer": {"lr": [0.1, 0.2]}}, "optimizer/lr/1")
+    0.2
+    """
+    for step in name.split("/"):
+        config = config[int(step) if isinstance(config, (list, tuple)) else step]
+    return config
+
+
+def _failures(trials: Sequence[Any]) -> list[str]:
+    failed = [trial for trial in trials if trial.status == "ERROR" and trial.error_file]
+    lines = [f"{each.trial_id} failed: {_last_error(each.error_file)}" for each in failed[:_FAILURES]]
+    if len(failed) > _FAILURES:
+        lines.append(f"and {len(failed) - _FAILURES} more failed")
+    # Where Tune copies it to: the file that it writes first lies in Ray's temporary directory.
+    return [*lines, f"{'':13}(in full: {failed[0].storage.trial_fs_path}/error.txt)"] if failed else []
+
+
+def _last_error(path: str) -> str:
+    try:
+        return error_line(Path(path).read_text(errors="replace")) or "no error message"
+    except OSError:
+        return "its error file cannot be read"

@@ -1,0 +1,111 @@
+"""`ray.tune.run`, which every search goes through, and how it says that a trial has failed.
+
+Without `prepare_runs` a search of ours prints every result as a table (1,700 lines for the README's example),
+and accepts arguments that mean nothing to it. Without `shorten_errors` the error of a rank stands below 35
+frames of Ray and of ours. Where Ray has another shape than in 2.60, both are left alone, with one warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from horovod_tune.errors import HorovodTuneError, TrainingFailed
+
+logger = logging.getLogger(__name__)
+
+Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]
+
+_RUN_TAKES = {"run_or_experiment", "metric", "mode", "config", "resources_per_trial", "search_alg"}
+_RUN_TAKES |= {"scheduler", "verbose", "progress_reporter", "callbacks", "reuse_actors"}
+_KNOW_RUN = ("ray.tune.tune", "ray.tune", "ray.tune.impl.tuner_internal")
+
+
+def prepare_runs(prepare: Prepare) -> None:
+    """Run every search inside ``prepare(trainable, arguments)``, which gives its arguments; once a process.
+
+    A ``run`` that was imported before (``from ray.tune import run``) stays Tune's own. So does that of a
+    Ray Client, where Tune runs in another process.
+    """
+    tune = importlib.import_module("ray.tune.tune")
+    original = tune.run
+    if hasattr(original, "_horovod_tune"):
+        return
+    if not set(inspect.signature(original).parameters) >= _RUN_TAKES:
+        logger.warning("ray.tune.run has changed: horovod_tune leaves what Tune prints as it is")
+        return
+
+    @functools.wraps(original)
+    def run(run_or_experiment: Any, **arguments: Any) -> Any:
+        from ray.util.client import ray as client
+
+        if client.is_connected():
+            return original(run_or_experiment, **arguments)
+        with prepare(run_or_experiment, arguments) as prepared:
+            return original(run_or_experiment, **prepared)
+
+    run._horovod_tune = True  # type: ignore[attr-defined]
+    for name in _KNOW_RUN:
+        module = importlib.import_module(name)
+        if getattr(module, "run", None) is original:
+            module.run = run  # type: ignore[attr-defined]
+
+
+def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
+    """Whether the user has chosen what Tune prints, or is in a notebook, where Tune draws a table."""
+    from ray.tune.experimental.output import IS_NOTEBOOK, AirVerbosity, get_air_verbosity
+
+    chosen = arguments.get("verbose") is not None or arguments.get("progress_reporter") is not None
+    old_output = get_air_verbosity(AirVerbosity.VERBOSE) is None  # RAY_AIR_NEW_OUTPUT=0
+    return chosen or old_output or bool(IS_NOTEBOOK)
+
+
+def shorten_errors(is_ours: Callable[[type], bool]) -> None:
+    """Let the error of a trial of ours begin with its cause, in the log and in error.txt; once a process."""
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+
+    original = getattr(TuneController, "_trial_task_failure", None)
+    if hasattr(original, "_horovod_tune"):
+        return
+    if original is None or list(inspect.signature(original).parameters) != ["self", "trial", "exception"]:
+        logger.warning("Tune's controller has changed: horovod_tune leaves the errors of trials as they are")
+        return
+
+    @functools.wraps(original)
+    def fail(self: Any, trial: Any, exception: Exception) -> None:
+        cause = getattr(exception, "cause", None)
+        if not isinstance(cause, HorovodTuneError) or not is_ours(get_trainable_cls(trial.trainable_name)):
+            original(self, trial, exception)
+            return
+        short = _begin_with_cause(exception, cause)
+        if self._fail_fast == self.RAISE:
+            raise short
+        if self._print_trial_errors:
+            logger.error("Trial %s failed: %s", trial, short)
+        self._process_trial_failure(trial, exception=short)
+
+    fail._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController._trial_task_failure = fail  # type: ignore[method-assign]
+
+
+def _begin_with_cause(error: Any, cause: HorovodTuneError) -> Exception:
+    """Return Ray's ``error`` of an actor's method with a text that begins with ``cause``."""
+    from ray.exceptions import RayTaskError
+
+    text = f"{type(cause).__module__}.{type(cause).__name__}: {cause}"
+    if not isinstance(cause, TrainingFailed):  # which has the traceback that counts, that of its rank
+        text += f"\n\nRaised in the trial's coordinator:\n{error}"
+
+    class CauseFirst(RayTaskError):
+        def __str__(self) -> str:
+            return text
+
+    first = CauseFirst("train", text, cause, proctitle="train", pid=1, ip="-")
+    shown: Exception = first.as_instanceof_cause()
+    return shown

@@ -1,0 +1,122 @@
+"""What a search of distributed trials changes about `tune.run`: what it refuses, and what it prints.
+
+Runs in the driver, for trainables of `DistributedTrainableCreator` only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+from ray.tune import Callback
+from ray.tune.result import TRAINING_ITERATION
+
+from horovod_tune import ray_adapter
+from horovod_tune.errors import SerializationError, SpecError
+from horovod_tune.training_function import RESOURCE_ARGUMENTS
+from horovod_tune.unpicklable import find_unpicklable
+
+if TYPE_CHECKING:
+    from horovod_tune.analysis.progress import ProgressCallback
+
+logger = logging.getLogger(__name__)
+
+_TUNE = "ray.tune.tune"
+_WAITS = "ray.tune.execution.insufficient_resources_manager"
+
+
+class SilentTrials(Callback):
+    """Says once in a search that trials end without a report: such a trial counts as a success to Tune."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if not self._said and TRAINING_ITERATION not in (trial.last_result or {}):
+            self._said = True
+            logger.warning(
+                "Trial %s ended without a report: rank 0 never called report() and returned no metrics, so "
+                "Tune has no result of it. Call horovod_tune.report(...) in the training function.",
+                trial,
+            )
+
+
+class _Unsaid(logging.Filter):
+    """Drops or corrects what Tune logs where its advice is wrong for distributed trials."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__()
+        self._quiet = quiet
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == _WAITS:
+            text, _, _ = record.getMessage().partition("Stop the tuning and adjust")
+            record.msg, record.args = f"{text}{RESOURCE_ARGUMENTS}", ()
+        # Where the results lie is on the last screen.
+        return not (self._quiet and record.getMessage().startswith("Wrote the latest version of all result"))
+
+
+def settings_for(is_ours: Callable[[Any], bool], wants_reuse: Callable[[Any], bool]) -> ray_adapter.Prepare:
+    """Return what `ray_adapter.prepare_runs` takes; the arguments of other searches stay as they are."""
+
+    @contextmanager
+    def prepare(trainable: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if not is_ours(trainable):
+            yield arguments
+            return
+        if arguments.get("resources_per_trial") is not None:
+            raise SpecError(f"resources_per_trial does not apply to distributed trials. {RESOURCE_ARGUMENTS}")
+        quiet = not ray_adapter.shows_tunes_own_output(arguments)
+        unsaid, loggers = _Unsaid(quiet=quiet), [logging.getLogger(name) for name in (_TUNE, _WAITS)]
+        for each in loggers:
+            each.addFilter(unsaid)
+        try:
+            yield _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
+        except Exception as error:
+            _name_unpicklable_value(arguments.get("config"), error)
+            raise
+        finally:
+            for each in loggers:
+                each.removeFilter(unsaid)
+
+    return prepare
+
+
+def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[str, Any]:
+    changed = {**arguments, "callbacks": [*(arguments.get("callbacks") or []), SilentTrials()]}
+    if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
+        changed["reuse_actors"] = True  # as our trials do anyway; Tune then does not advise it
+    if quiet:
+        from horovod_tune.analysis.progress import ProgressCallback
+
+        changed["verbose"] = 0
+        if not any(isinstance(each, ProgressCallback) for each in changed["callbacks"]):
+            changed["callbacks"].append(_progress(arguments))
+    return changed
+
+
+def _progress(arguments: dict[str, Any]) -> ProgressCallback:
+    from horovod_tune.analysis.progress import ProgressCallback
+
+    search = arguments.get("search_alg")
+    metric = arguments.get("metric") or getattr(search, "metric", None)
+    mode = arguments.get("mode") or getattr(search, "mode", None)
+    known = isinstance(metric, str) and mode in ("min", "max")  # Tune refuses the others itself
+    live = None if importlib.util.find_spec("rich") else False
+    return ProgressCallback(metric if known else None, mode if known else None, live=live)
+
+
+def _name_unpicklable_value(config: Any, error: Exception) -> None:
+    """Raise SerializationError where the search has ended because ``config`` cannot be pickled."""
+    found = find_unpicklable(config, cloudpickle.dumps) if isinstance(config, dict) else None
+    if found is not None:
+        where, what, cause = found
+        raise SerializationError(
+            f"config cannot be sent to the trials, because of config{where}, which is of type "
+            f"{type(what).__module__}.{type(what).__qualname__}: {cause}. Make it inside the training "
+            "function, from what config says of it."
+        ) from error

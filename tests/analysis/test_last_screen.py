@@ -1,0 +1,64 @@
+"""The last screen of a search, from what is known of its trials."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from horovod_tune.analysis.last_screen import last_screen
+from horovod_tune.analysis.progress_state import Progress
+
+
+def trial(name: str, config: dict[str, Any], *searched: str, error: str | None = None) -> Any:
+    storage = SimpleNamespace(trial_fs_path=f"/results/{name}")
+    return SimpleNamespace(
+        trial_id=name,
+        config=config,
+        evaluated_params=dict.fromkeys(searched),
+        status="ERROR" if error else "TERMINATED",
+        error_file=error,
+        storage=storage,
+    )
+
+
+def search(mode: str | None, **values: list[float]) -> Progress:
+    progress = Progress(metric="loss" if mode else None, mode=mode)
+    for name, losses in values.items():
+        for at, loss in enumerate(losses):
+            progress.reported(name, {"loss": loss}, float(at))
+    return progress
+
+
+def test_the_best_trial_is_the_one_with_the_best_last_value_as_tune_says() -> None:
+    progress = search("min", a=[3.0, 2.0], b=[1.0, 5.0])
+    trials = [trial("a", {"opt": {"lr": [0.1, 0.2]}, "epochs": 2}, "opt/lr/1"), trial("b", {})]
+    text = last_screen(progress, "/results", trials)
+    assert "best trial   a, which ended with loss 2\n" in text
+    assert "(the best loss of any report was 1, of b)" in text
+    assert "best config  {'opt/lr/1': 0.2}" in text
+
+
+def test_without_a_metric_it_says_how_to_give_one() -> None:
+    text = last_screen(search(None, a=[1.0]), "/results", [trial("a", {})])
+    assert "best" not in text
+    assert "horovod-tune show /results --metric NAME --mode min|max" in text
+
+
+def test_failures_come_first_and_are_bounded(tmp_path: Any) -> None:
+    error = tmp_path / "error.txt"
+    error.write_text("Failure # 1\nhorovod_tune.errors.TrainingFailed: rank 1\n  File x\nValueError: two\n")
+    trials = [trial(f"t{index}", {}, error=str(error)) for index in range(7)]
+    trials.append(trial("gone", {}, error=str(tmp_path / "none")))
+    lines = last_screen(search("max"), "/results", trials).splitlines()
+    assert lines[0] == "t0 failed: ValueError: two" and lines[5] == "and 3 more failed"
+    assert lines[6].strip() == "(in full: /results/t0/error.txt)"
+    assert lines[7] == "results      /results"
+
+
+def test_an_error_file_that_is_gone_is_no_reason_to_fail(tmp_path: Any) -> None:
+    text = last_screen(search("max"), "/results", [trial("t", {}, error=str(tmp_path / "none"))])
+    assert "t failed: its error file cannot be read" in text
+
+
+def test_a_search_whose_values_are_all_nan_has_no_best() -> None:
+    assert "best" not in last_screen(search("min", a=[float("nan")]), "/results", [trial("a", {})])

@@ -1,0 +1,136 @@
+"""What a user sees of a search: few lines, the cause of a failure first, and where to go from there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from ray import tune
+from ray.tune.schedulers import PopulationBasedTraining
+
+from horovod_tune import DistributedTrainableCreator, report
+from horovod_tune.analysis import ProgressCallback
+from horovod_tune.errors import SerializationError, SpecError, TrainingFailed
+from horovod_tune.run_settings import SilentTrials, settings_for
+
+
+def train(config):
+    report(loss=config["x"])
+
+
+@pytest.fixture
+def new_output(monkeypatch):
+    """Tune's output as users have it; the tests' is off."""
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
+
+
+def settings(*, ours=True, **arguments):
+    prepare = settings_for(lambda trainable: ours, lambda trainable: True)
+    with prepare(object, arguments) as prepared:
+        return prepared
+
+
+def test_a_search_prints_little_and_ends_with_what_its_user_wants(
+    ray_session, new_output, tmp_path, capsys, caplog
+):
+    def train(config):
+        for step in range(20):
+            report(loss=config["x"] + 1.0 / (1 + step))
+            if config["x"] == 2.0 and step == 1:
+                raise ValueError("x is two")
+
+    trainable = DistributedTrainableCreator(train, num_slots=2)
+    results = tune.run(
+        trainable,
+        config={"x": tune.grid_search([3.0, 1.0, 2.0]), "constant": "c"},
+        metric="loss",
+        mode="min",
+        name="quiet",
+        storage_path=str(tmp_path),
+        raise_on_failed_trial=False,
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 60, "\n".join(lines)
+    best, failed = results.best_trial.trial_id, results.trials[2]
+    tail = "\n".join(lines[-12:])
+    assert f"best trial   {best}, which ended with loss 1.05" in tail
+    assert "best config  {'x': 1.0}" in tail
+    assert f"results      {tmp_path}/quiet" in tail
+    assert f"horovod-tune report {tmp_path}/quiet -o report.html" in tail
+    assert f"{failed.trial_id} failed: ValueError: x is two" in tail
+    assert Path(failed.storage.trial_fs_path, "error.txt").exists(), "what the last screen names"
+
+    text = Path(failed.error_file).read_text().splitlines()
+    assert (
+        text[1].startswith("horovod_tune.errors.TrainingFailed: rank ") and text[-1] == "ValueError: x is two"
+    )
+    assert not any("site-packages/ray" in line for line in text)
+    logged = [each.getMessage() for each in caplog.records if "failed:" in each.getMessage()]
+    assert len(logged) == 1 and "ValueError: x is two" in logged[0]
+    assert isinstance(failed.get_pickled_error(), TrainingFailed)
+
+
+def test_what_tune_prints_on_request_is_tunes_own(ray_session, new_output, tmp_path, capsys):
+    tune.run(
+        DistributedTrainableCreator(lambda config: {"loss": 1.0}),
+        metric="loss", mode="min", name="loud", storage_path=str(tmp_path), verbose=2,
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    assert "Trial status: 1 TERMINATED" in said and "see more" not in said
+
+
+def test_resources_per_trial_is_refused_with_our_arguments(ray_session):
+    trainable = DistributedTrainableCreator(train, num_slots=2)
+    with pytest.raises(SpecError, match=r"resources_per_trial .* num_hosts and num_slots .* use_gpu=True"):
+        tune.run(trainable, resources_per_trial={"cpu": 2}, verbose=0)
+
+
+def test_a_config_that_cannot_be_sent_is_named(ray_session, tmp_path):
+    trainable = DistributedTrainableCreator(train, num_slots=2)
+    config = {"x": 1.0, "model": {"guard": threading.Lock()}}
+    with pytest.raises(SerializationError, match=r"config\['model'\]\['guard'\]"):
+        tune.run(trainable, config=config, storage_path=str(tmp_path), verbose=0)
+
+
+def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, caplog):
+    trainable = DistributedTrainableCreator(lambda config: None, num_slots=1)
+    results = tune.run(trainable, num_samples=2, storage_path=str(tmp_path), verbose=0)
+    assert [trial.status for trial in results.trials] == ["TERMINATED"] * 2
+    warned = [each for each in caplog.records if "ended without a report" in each.getMessage()]
+    assert len(warned) == 1 and warned[0].levelno == logging.WARNING
+
+
+def test_other_trainables_keep_tunes_settings(new_output):
+    assert settings(ours=False, config={}) == {"config": {}}
+
+
+@pytest.mark.parametrize("chosen", [{"verbose": 1}, {"verbose": 0}, {"progress_reporter": object()}])
+def test_output_that_the_user_chose_stays(new_output, chosen):
+    prepared = settings(**chosen)
+    assert prepared.items() >= chosen.items()
+    assert [type(each) for each in prepared["callbacks"]] == [SilentTrials]
+
+
+def test_a_progress_callback_of_the_users_own_is_the_only_one(new_output):
+    own = ProgressCallback("loss", "min")
+    prepared = settings(callbacks=[own])
+    assert prepared["verbose"] == 0
+    assert [each for each in prepared["callbacks"] if isinstance(each, ProgressCallback)] == [own]
+
+
+def test_tune_does_not_advise_what_happens_anyway(new_output):
+    scheduler = PopulationBasedTraining(metric="loss", mode="min", hyperparam_mutations={"x": [1, 2]})
+    assert settings(scheduler=scheduler)["reuse_actors"] is True
+
+
+def test_advice_that_is_wrong_for_distributed_trials_is_replaced(caplog):
+    logger = logging.getLogger("ray.tune.execution.insufficient_resources_manager")
+    prepare = settings_for(lambda trainable: True, lambda trainable: True)
+    with prepare(object, {"verbose": 0}):
+        logger.warning("No trial is running. Stop the tuning and adjust the `ScalingConfig`.")
+    assert "ScalingConfig" not in caplog.text and "num_cpus_per_slot" in caplog.text
+    caplog.clear()
+    logger.warning("Stop the tuning and adjust the `ScalingConfig`.")
+    assert "ScalingConfig" in caplog.text, "after the search it is Tune's again"

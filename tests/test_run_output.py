@@ -55,7 +55,7 @@ def test_a_search_prints_little_and_ends_with_what_its_user_wants(
     assert len(lines) < 60, "\n".join(lines)
     best, failed = results.best_trial.trial_id, results.trials[2]
     tail = "\n".join(lines[-12:])
-    assert f"best trial   {best}, which ended with loss 1.05" in tail
+    assert f"best trial   {best}, loss 1.05 at its last report" in tail
     assert "best config  {'x': 1.0}" in tail
     assert f"results      {tmp_path}/quiet" in tail
     assert f"horovod-tune report {tmp_path}/quiet -o report.html" in tail

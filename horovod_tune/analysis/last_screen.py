@@ -42,7 +42,7 @@ def _best(progress: Progress, trials: Sequence[Any]) -> list[tuple[str, str]]:
     if index is None:
         return []
     best = known[index]
-    rows = [("best trial", f"{best.trial_id}, which ended with {progress.metric} {best.values[-1]:.6g}")]
+    rows = [("best trial", f"{best.trial_id}, {progress.metric} {best.values[-1]:.6g} at its last report")]
     if progress.best_value != best.values[-1]:
         of = "its own" if progress.best_trial == best.trial_id else f"of {progress.best_trial}"
         rows.append(("", f"(the best {progress.metric} of any report was {progress.best_value:.6g}, {of})"))

@@ -33,7 +33,7 @@ def test_the_best_trial_is_the_one_with_the_best_last_value_as_tune_says() -> No
     progress = search("min", a=[3.0, 2.0], b=[1.0, 5.0])
     trials = [trial("a", {"opt": {"lr": [0.1, 0.2]}, "epochs": 2}, "opt/lr/1"), trial("b", {})]
     text = last_screen(progress, "/results", trials)
-    assert "best trial   a, which ended with loss 2\n" in text
+    assert "best trial   a, loss 2 at its last report\n" in text
     assert "(the best loss of any report was 1, of b)" in text
     assert "best config  {'opt/lr/1': 0.2}" in text
 

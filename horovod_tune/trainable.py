@@ -346,6 +346,7 @@ def DistributedTrainableCreator(
         nics=nics,
     )
     require_backend(use_tpu=use_tpu)
+    ray_adapter.write_facts_of_experiments()
     ray_adapter.keep_longer_results()
     ray_adapter.end_waits_of_paused_trials()
     if reuse_workers:

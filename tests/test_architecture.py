@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 
 # From the ground up; a unit imports from itself and from the units on lines above its own, never below.
 LAYERS = [
-    {"errors", "messages", "host_slots", "unpicklable", "log_files"},
+    {"errors", "experiment_facts", "messages", "host_slots", "unpicklable", "log_files"},
     {"tpu_types", "training_function", "directories"},
     {"shipping"},
     {"spec", "session", "transfer", "horovod_build", "large_batch"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metric", help="what trials are compared by (default: the experiment's own)")
     parser.add_argument("--mode", choices=("min", "max"), help="whether lower or higher is better")
     parser.add_argument(
+        "--run", dest="run_name", metavar="NAME",
+        help="which search, where several of one name wrote into the folder (default: the newest)",
+    )  # fmt: skip
+    parser.add_argument(
         "--scope", choices=("last", "all"), default="last",
         help="compare trials by their last value or by the best of all (default: %(default)s)",
     )  # fmt: skip
@@ -82,36 +87,61 @@ def _read(args: argparse.Namespace) -> Analysis | None:
     from horovod_tune.analysis.results import analyze
 
     try:
-        return analyze(args.experiment, metric=args.metric, mode=args.mode, scope=args.scope)
-    except (FileNotFoundError, PermissionError, ValueError, ImportError) as error:
-        print(f"horovod-tune: {error}", file=sys.stderr)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            analysis = analyze(
+                args.experiment, metric=args.metric, mode=args.mode, scope=args.scope, run=args.run_name
+            )
+    except (OSError, ValueError, ImportError) as error:
+        _say(error)
         return None
+    if args.run is not run_show:  # the view itself says it
+        for warning in caught:
+            _say(warning.message)
+    return analysis
+
+
+def _say(what: object) -> None:
+    from horovod_tune.analysis.printable import one_line
+
+    print(f"horovod-tune: {one_line(str(what))}", file=sys.stderr)
 
 
 def run_report(args: argparse.Namespace) -> int:
+    from horovod_tune.analysis.printable import one_line
     from horovod_tune.analysis.report import write_report
+    from horovod_tune.analysis.results import MetricUnknown
 
     analysis = _read(args)
     if analysis is None:
         return 1
     try:
+        analysis.require_metric()
+    except MetricUnknown as error:
+        if analysis.reported_numbers or args.metric:
+            _say(f"{error}. No report was written")
+            return 2
+    try:
         place = write_report(analysis, args.output)
     except OSError as error:
-        print(f"horovod-tune: the report cannot be written: {error}", file=sys.stderr)
+        _say(f"the report cannot be written: {error}")
         return 1
-    print(f"{place}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
+    print(f"{one_line(str(place))}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
+    if not analysis.has_best:
+        _say("the report has no curves: no trial has reported a finite value to compare trials by")
     for problem in analysis.problems:
-        print(f"not read whole: {problem}", file=sys.stderr)
+        print(f"not read whole: {one_line(str(problem))}", file=sys.stderr)
     return 0
 
 
 def run_show(args: argparse.Namespace) -> int:
     from horovod_tune.analysis import terminal
+    from horovod_tune.analysis.results import MetricUnknown
 
     try:
         screen = terminal.console()
     except ImportError as error:
-        print(f"horovod-tune: {error}", file=sys.stderr)
+        _say(error)
         return 1
     analysis = _read(args)
     if analysis is None:
@@ -120,6 +150,11 @@ def run_show(args: argparse.Namespace) -> int:
         terminal.watch(analysis, screen, interval_s=args.interval, rows=args.rows)
     else:
         screen.print(terminal.view(analysis, rows=args.rows, width=screen.width))
+    try:
+        analysis.require_metric()
+    except MetricUnknown as error:
+        _say(error)
+        return 2 if args.metric else 0
     return 0
 
 
@@ -143,6 +178,6 @@ def run_export(args: argparse.Namespace) -> int:
         if args.parquet:
             export.write_parquet(table, Path(args.parquet))
     except OSError as error:
-        print(f"horovod-tune: the export cannot be written: {error}", file=sys.stderr)
+        _say(f"the export cannot be written: {error}")
         return 1
     return 0

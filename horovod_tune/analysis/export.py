@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 import pandas as pd
 
+from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.results import Analysis
 
+_FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+    "\n",
+    *"\uff1d\uff0b\uff0d\uff20",
+)  # the last four: full-width ones
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 WHAT = ("trials", "history")
 
 
@@ -21,13 +35,40 @@ def chosen_frame(analysis: Analysis, what: str) -> pd.DataFrame:
 
 
 def write_csv(table: pd.DataFrame, path: Path | TextIO) -> None:
-    """Write a frame as CSV in UTF-8; lists and the like are written as JSON."""
-    _simple(table).to_csv(path, index=False)
+    """Write a frame as CSV in UTF-8; lists and the like are written as JSON.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe in front, as OWASP advises; on a
+    terminal, control characters are written out. Parquet has every text as it was.
+    """
+    made = _simple(table)
+    if not isinstance(path, Path) and path.isatty():
+        made = _each_text(made, one_line)
+    _each_text(made, no_formula).to_csv(path, index=False)
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> None:
     """Write a frame as Parquet with its types; columns that mix types are written as JSON text."""
     _simple(table).to_parquet(path, index=False)
+
+
+def no_formula(text: str) -> str:
+    """Return a text that no spreadsheet runs; numbers written as text stay as they are.
+
+    >>> no_formula("=1+1"), no_formula("-0.5"), no_formula("relu")
+    ("'=1+1", '-0.5', 'relu')
+    """
+    if not text.lstrip(" ").startswith(_FORMULA) or _NUMBER.fullmatch(text):
+        return text
+    return f"'{text}"
+
+
+def _each_text(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
+    made = table.rename(columns=lambda name: change(str(name)))
+    for place, dtype in enumerate(table.dtypes):
+        if not pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_datetime64_any_dtype(dtype):
+            values = [change(value) if isinstance(value, str) else value for value in table.iloc[:, place]]
+            made.isetitem(place, pd.Series(values, index=table.index, dtype=object))
+    return made
 
 
 def _simple(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import platform
-import socket
 import sys
 import time
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback
 
 from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.progress_state import Progress
-from horovod_tune.analysis.reader.tune_files import FACTS_FILE
-
-_PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
+from horovod_tune.experiment_facts import write_facts
 
 
 class ProgressCallback(Callback):
@@ -33,7 +25,7 @@ class ProgressCallback(Callback):
     ```
 
     It also leaves metric and mode, the versions and the cluster's size in the experiment's folder
-    (`horovod_tune_run.json`), where `analyze` and the report find them.
+    (`horovod_tune_run-….json`), where `analyze` and the report find them.
     """
 
     def __init__(
@@ -90,7 +82,9 @@ class ProgressCallback(Callback):
         return LiveView(stream) if live else PlainView(stream, self._every_s)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._write_facts(trial)
+        if not self._facts_written:
+            self._facts_written = True
+            write_facts(trial, self._metric, self._mode)
         goal = (trial.stopping_criterion or {}).get("training_iteration")
         self._progress.started(trial.trial_id, time.time(), goal=goal, config=trial.evaluated_params)
         self._tell("started", trial.trial_id)
@@ -129,44 +123,6 @@ class ProgressCallback(Callback):
     def _tell(self, what: str, trial_id: str) -> None:
         if self._view is not None:
             self._view.tell(what, trial_id, self._progress, time.time())
-
-    def _write_facts(self, trial: Any) -> None:
-        """Leave the run's facts beside Tune's files; the driver's folder is copied to the storage by Tune."""
-        if self._facts_written or trial.storage is None:
-            return
-        self._facts_written = True
-        folder = Path(trial.storage.experiment_driver_staging_path)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f".{FACTS_FILE}.{os.getpid()}"
-            aim = {"metric": self._metric, "mode": self._mode}  # tune.run writes the mode nowhere
-            partial.write_text(json.dumps(run_facts() | aim))
-            partial.replace(folder / FACTS_FILE)
-        except OSError as error:
-            print(f"horovod_tune: the run's facts cannot be written: {error}", file=sys.stderr)
-
-
-def run_facts() -> dict[str, Any]:
-    """The versions of what trains, and the size of the machine and the cluster, as plain data."""
-    versions = {"Python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {"versions": versions, "cluster": _cluster(), "driver": socket.gethostname()}
-
-
-def _cluster() -> dict[str, Any]:
-    import ray
-
-    if not ray.is_initialized():
-        return {}
-    resources = ray.cluster_resources()
-    shown = {name: resources[name] for name in ("CPU", "GPU", "TPU") if name in resources}
-    nodes = sum(1 for node in ray.nodes() if node.get("Alive"))
-    memory = {"GB of memory": round(resources["memory"] / 1e9, 1)} if "memory" in resources else {}
-    return {"nodes": nodes, **shown, **memory, "system": f"{platform.system()} {platform.machine()}"}
 
 
 def _seconds(value: Any) -> float | None:

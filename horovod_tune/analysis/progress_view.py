@@ -6,6 +6,7 @@ import atexit
 import math
 from typing import TYPE_CHECKING, Any
 
+from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.progress_state import Progress, TrialProgress
 from horovod_tune.analysis.report.run_facts import duration
 from horovod_tune.analysis.sparkline import sparkline
@@ -102,7 +103,7 @@ class PlainView:
         self._print(f"search ended: {summary(progress, now)}")
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        print(one_line(line), file=self._stream, flush=True)
 
 
 class LiveView:
@@ -122,7 +123,8 @@ class LiveView:
 
     def tell(self, what: str, trial_id: str, progress: Progress, now: float) -> None:
         if what == "failed":
-            self._console.print(trial_text(progress.trials[trial_id], progress.metric, now), markup=False)
+            line = trial_text(progress.trials[trial_id], progress.metric, now)
+            self._console.print(one_line(line), markup=False)
         self.tick(progress, now)
 
     def tick(self, progress: Progress, now: float) -> None:
@@ -133,7 +135,7 @@ class LiveView:
     def close(self, progress: Progress, now: float) -> None:
         self._live.stop()
         atexit.unregister(self._live.stop)
-        self._console.print(f"search ended: {summary(progress, now)}", markup=False)
+        self._console.print(one_line(f"search ended: {summary(progress, now)}"), markup=False)
 
     def render(self, progress: Progress, now: float) -> Group:
         from rich.console import Group
@@ -146,17 +148,17 @@ class LiveView:
         for trial in running[-most:]:
             left = trial.left_s(now)
             table.add_row(
-                Text(trial.trial_id, style="bold" if trial.trial_id == progress.best_trial else ""),
+                Text(one_line(trial.trial_id), style="bold" if trial.trial_id == progress.best_trial else ""),
                 Text(f"{trial.iteration}" + (f"/{trial.goal:g}" if trial.goal is not None else "")),
                 Text(f"{trial.values[-1]:.5g}" if trial.values else ""),
                 Text(sparkline(trial.values, 16), style="cyan"),
                 Text(
                     f"{duration(left)} left" if left is not None else duration(now - trial.began), style="dim"
                 ),
-                Text(settings(trial.config), style="dim", overflow="ellipsis", no_wrap=True),
+                Text(one_line(settings(trial.config)), style="dim", overflow="ellipsis", no_wrap=True),
             )
         parts: list[Any] = [table]
         if len(running) > most:
             parts.append(Text(f"and {len(running) - most} more running", style="dim"))
-        parts.append(Text(summary(progress, now), style="bold"))
+        parts.append(Text(one_line(summary(progress, now)), style="bold"))
         return Group(*parts)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -12,15 +14,21 @@ from typing import Any
 import pandas as pd
 
 from horovod_tune.analysis import frames
+from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.reader.folders import Folder, open_folder
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_fields import TUNES_OWN
-from horovod_tune.analysis.reader.tune_files import folder_of, metric_of, read_experiment
+from horovod_tune.analysis.reader.tune_files import read_experiment, result_of
 from horovod_tune.analysis.reader.tune_pickles import checkpoints_of
 from horovod_tune.analysis.scoring import SCOPES, Score, best_index, is_better, score, value_of
 from horovod_tune.analysis.trial_facts import config_changes, plain_text
 
+_CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
+
+
+class MetricUnknown(ValueError):
+    """Raised where trials are to be compared and nobody said by which metric, or which way is better."""
 
 
 def analyze(
@@ -29,43 +37,64 @@ def analyze(
     metric: str | None = None,
     mode: str | None = None,
     scope: str = "last",
+    run: str | None = None,
     filesystem: Any = None,
 ) -> Analysis:
     """Read a Tune experiment: finished, interrupted or still running.
 
-    `experiment` is what `tune.run` or `Tuner.fit` returned, or the experiment's folder as a local path or any
-    URI that Tune's storage takes; `filesystem` is the pyarrow filesystem of a path that needs one (as in
-    `RunConfig(storage_filesystem=…)`). Metric and mode ("min", "max") are the experiment's own unless given.
-    `scope` says how trials are compared: by their "last" value, as Tune does, or by the best of "all".
+    Args:
+        experiment: what `tune.run` or `Tuner.fit` returned (its own trials count, whatever else lies in the
+            folder), or the experiment's folder as a local path or any URI that Tune's storage takes.
+        metric: what trials are compared by; the experiment's own unless given.
+        mode: "min" or "max"; the experiment's own unless given.
+        scope: how trials are compared: by their "last" value, as Tune does, or by the best of "all".
+        run: which search of the folder, where several of one name wrote into it: one of `Analysis.runs`.
+            The newest unless given, with a warning that names the others.
+        filesystem: the pyarrow filesystem of a path that needs one (as in `RunConfig(storage_filesystem=…)`).
 
-    Raises `TypeError` for anything else, `FileNotFoundError` where there is no such folder, and `ValueError`
-    where it holds no experiment or an argument is none of what it may be.
+    Raises:
+        TypeError: `experiment` is something else.
+        FileNotFoundError: there is no such folder.
+        ValueError: it holds no experiment or no such run, or an argument is out of bounds.
     """
     if mode not in (None, "min", "max"):
         raise ValueError(f'mode must be "min" or "max", got {mode!r}')
     if scope not in SCOPES:
         raise ValueError(f'scope must be "last" or "all", got {scope!r}')
-    known: tuple[str | None, str | None] = (None, None)
-    folder: Folder | None
     if isinstance(experiment, Analysis):
         return Analysis(experiment.record, experiment.folder, metric=metric, mode=mode, scope=scope)
+    known: tuple[str | None, str | None] = (None, None)
+    trial_ids = None
     if isinstance(experiment, (str, os.PathLike)):
         folder = open_folder(experiment, filesystem)
     else:
-        folder = folder_of(experiment)
-        known = metric_of(experiment)
-        if folder is None:
+        result = result_of(experiment)
+        if result is None:
             raise TypeError(
                 "experiment must be a path, or what tune.run or Tuner.fit returned; "
                 f"got {type(experiment).__name__}"
             )
-    record = read_experiment(folder)
+        folder, known = result.folder, (result.metric, result.mode)
+        trial_ids = result.trial_ids if run is None else None
+    record = read_experiment(folder, run=run, trial_ids=trial_ids)
+    if run is None and trial_ids is None and len(record.runs) > 1:
+        warnings.warn(f"{record.path}: {several_runs(record)}", stacklevel=2)
     metric_known, mode_known = known[0] or record.metric, known[1] or record.mode
     if metric is None:
         metric, mode = metric_known, mode or mode_known
     elif mode is None and metric == metric_known:
         mode = mode_known
-    return Analysis(record, folder, metric=metric, mode=mode, scope=scope)
+    return Analysis(record, folder, metric=metric, mode=mode, scope=scope, trial_ids=trial_ids)
+
+
+def several_runs(record: ExperimentRecord) -> str:
+    """Say which of a folder's searches this is, and how to choose another."""
+    others = ", ".join(name for name in record.runs if name != record.run)
+    which = "the newest" if record.run == record.runs[-1] else "one"
+    return (
+        f"{len(record.runs)} searches wrote into this folder; this is {which} of them, {record.run}. "
+        f'Choose with analyze(…, run="…") or --run: {others}'
+    )
 
 
 class Analysis:
@@ -83,7 +112,9 @@ class Analysis:
         metric: str | None,
         mode: str | None,
         scope: str = "last",
+        trial_ids: frozenset[str] | None = None,
     ):
+        self._trial_ids = trial_ids
         self.record = record
         self.folder = folder
         self.metric = metric or record.metric
@@ -107,6 +138,16 @@ class Analysis:
         return self.record.trials
 
     @property
+    def run(self) -> str | None:
+        """Which search of its folder this is: when its driver started. None where its state file is lost."""
+        return self.record.run
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """All searches that wrote into the folder, the oldest first: what `analyze(…, run=…)` takes."""
+        return self.record.runs
+
+    @property
     def problems(self) -> tuple[Problem, ...]:
         return self.record.problems
 
@@ -124,25 +165,28 @@ class Analysis:
 
     def reload(self) -> Analysis:
         """Return the experiment as it stands now."""
+        ids = self._trial_ids
+        again = read_experiment(self.folder, run=self.record.run if ids is None else None, trial_ids=ids)
         return Analysis(
-            read_experiment(self.folder), self.folder, metric=self.metric, mode=self.mode, scope=self.scope
+            again, self.folder, metric=self.metric, mode=self.mode, scope=self.scope, trial_ids=ids
         )
 
     def require_metric(self) -> tuple[str, str]:
-        """Return metric and mode. Raises `ValueError` that says what may be passed where one is missing."""
+        """Return metric and mode. Raises `MetricUnknown` that says what to pass where one is missing."""
         if self.metric is None or self.mode is None:
             missing = " and ".join(
                 name for name, value in (("metric", self.metric), ("mode", self.mode)) if not value
             )
-            raise ValueError(
+            name = one_line(self.metric or "NAME")
+            raise MetricUnknown(
                 f"the experiment {self.name!r} does not say its {missing}: "
-                f'pass analyze(…, metric="{self.metric or "NAME"}", mode="min" or "max"). '
-                f"Numbers that its trials reported: {', '.join(self.reported_numbers) or 'none'}"
+                f'pass analyze(…, metric="{name}", mode="min" or "max"), '
+                f"or --metric {name} and --mode min or max to horovod-tune. "
+                f"Numbers that its trials reported: {self._reported_text}"
             )
         if self.reported_numbers and self.metric not in self.reported_numbers:
-            raise ValueError(
-                f"no trial reported a number named {self.metric!r}; "
-                f"reported: {', '.join(self.reported_numbers)}"
+            raise MetricUnknown(
+                f"no trial reported a number named {self.metric!r}; reported: {self._reported_text}"
             )
         return self.metric, self.mode
 
@@ -157,6 +201,10 @@ class Analysis:
                     if isinstance(value, (int, float)) and not isinstance(value, bool):
                         names[name] = None
         return tuple(name for name in names if name not in TUNES_OWN)
+
+    @property
+    def _reported_text(self) -> str:
+        return ", ".join(map(one_line, self.reported_numbers[:30])) or "none"
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
@@ -243,7 +291,8 @@ class Analysis:
         if not trial.directory:
             return None
         home = self.folder.below(trial.folder_name)
-        on_disk = {e.name for e in home.entries() if e.is_dir and e.name.startswith("checkpoint_")}
+        # Not checkpoint_000001.part: a copy that a full disk or a kill has ended.
+        on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
         measured = {
             name: value_of(metrics, metric) for name, metrics in checkpoints_of(trial.checkpoint_blob or "")
         }

@@ -36,7 +36,12 @@ def value_of(row: Mapping[str, Any], metric: str) -> float | None:
         value = row
         for part in metric.split("/"):
             value = value.get(part) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, (int, float)) else None
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond 1e308
+        return math.inf if value > 0 else -math.inf
 
 
 def is_better(value: float, other: float, mode: str) -> bool:

@@ -8,17 +8,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.analysis.importance import best_or_last
+from horovod_tune.analysis.printable import one_line, printable
 from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.report.page import python_text
 from horovod_tune.analysis.report.run_facts import (
+    comparison_text,
     duration,
     facts,
-    metric_text,
     state_text,
     trials_text,
     wall_time_s,
 )
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.results import Analysis, several_runs
 from horovod_tune.analysis.series import Curve, curves
 from horovod_tune.analysis.sparkline import sparkline
 from horovod_tune.analysis.trial_facts import error_line
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
+_CONFIG_LINES = 60
 _FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # what the columns of every table take, and a hyperparameter's
 
 
@@ -51,30 +53,39 @@ def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_facts: bo
     from rich.text import Text
 
     parts: list[RenderableType] = [_head(analysis), Text()]
+    if len(analysis.runs) > 1:
+        parts += [_safe(several_runs(analysis.record), "yellow"), Text()]
     parts += _best(analysis)
     parts += [_table(analysis, rows, width), Text()]
     errors = analysis.errors()
     if errors:
         parts.append(Text(f"{len(errors)} failed", style="bold red"))
-        parts += [Text(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:5]]
+        parts += [_safe(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:5]]
         if len(errors) > 5:
             parts.append(Text(f"  and {len(errors) - 5} more"))
         parts.append(Text())
     for problem in analysis.problems[:5]:
-        parts.append(Text(f"not read whole: {problem}", style="yellow"))
+        parts.append(_safe(f"not read whole: {problem}", "yellow"))
     if len(analysis.problems) > 5:
         parts.append(Text(f"and {len(analysis.problems) - 5} more could not be read whole", style="yellow"))
     if with_facts:
-        parts += [Text(f"{name:<21} {text}", style="dim") for name, text in facts(analysis)[4:]]
+        parts += [_safe(f"{name:<21} {text}", "dim") for name, text in facts(analysis)[4:]]
     return Group(*parts)
+
+
+def _safe(text: str, style: str = "") -> Text:
+    """A line of text from the experiment's files: no control character in it reaches the terminal."""
+    from rich.text import Text
+
+    return Text(one_line(text), style=style)
 
 
 def _head(analysis: Analysis) -> RenderableType:
     from rich.text import Text
 
     head = Text()
-    head.append(analysis.name, style="bold")
-    head.append(f"  {state_text(analysis)} · {trials_text(analysis)}")
+    head.append(_safe(analysis.name, "bold"))
+    head.append(_safe(f"  {state_text(analysis)} · {trials_text(analysis)}"))
     wall = wall_time_s(analysis)
     if wall is not None:
         head.append(f" · {duration(wall)}")
@@ -90,12 +101,16 @@ def _best(analysis: Analysis) -> list[RenderableType]:
             why = f"no trial has a finite value of {analysis.metric} yet"
         except ValueError as error:
             why = str(error)
-        return [Text(f"No best trial: {why}", style="yellow"), Text()]
+        return [_safe(f"No best trial: {why}", "yellow"), Text()]
     line = Text()
-    line.append(f"best {analysis.metric} {analysis.best_value:.6g}", style="bold green")
-    line.append(f"  {analysis.best_trial.trial_id}  ({metric_text(analysis).split(', ', 1)[1]})")
+    line.append(_safe(f"best {analysis.metric} {analysis.best_value:.6g}", "bold green"))
+    line.append(_safe(f"  {analysis.best_trial.trial_id}  ({comparison_text(analysis)})"))
     checkpoint = analysis.best_checkpoint_path or "none kept"
-    return [line, Text(python_text(analysis.best_config)), Text(f"checkpoint: {checkpoint}"), Text()]
+    written = printable(python_text(analysis.best_config)).split("\n")
+    if len(written) > _CONFIG_LINES:
+        written[_CONFIG_LINES:] = [f"… and {len(written) - _CONFIG_LINES} lines: see best_config"]
+    config = Text("\n".join(written))
+    return [line, config, _safe(f"checkpoint: {checkpoint}"), Text()]
 
 
 def _order(analysis: Analysis) -> list[int]:
@@ -121,25 +136,25 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
     table.add_column("status", no_wrap=True)
     scored = analysis.has_best
     if scored:
-        table.add_column(analysis.metric or "", justify="right", no_wrap=True)
+        table.add_column(_safe(analysis.metric or ""), justify="right", no_wrap=True)
         table.add_column("best", justify="right", no_wrap=True)
         table.add_column("curve", no_wrap=True, min_width=8)
     table.add_column("it", justify="right", no_wrap=True)
     found = varying_parameters(analysis)
     shown = found[: max(0, (width - _FIXED_WIDTH) // _COLUMN_WIDTH)]
     for one in shown:
-        table.add_column(one.name, overflow="ellipsis", no_wrap=True)
+        table.add_column(_safe(one.name), overflow="ellipsis", no_wrap=True)
     drawn = curves(analysis) if scored else []
     order = _order(analysis)
     for index in order[:rows]:
         trial = analysis.trials[index]
-        cells = [Text(trial.trial_id), Text(trial.status.lower(), style=_STYLES.get(trial.status, ""))]
+        cells = [_safe(trial.trial_id), _safe(trial.status.lower(), _STYLES.get(trial.status, ""))]
         if scored:
             score = analysis.scores[index]
             cells += [_number(score.last), _number(score.best), Text(_spark(drawn[index]), style="cyan")]
         iteration = iteration_of(trial.last_result or {})
         cells.append(Text("" if iteration is None else str(iteration)))
-        cells += [Text(_short(one.values[index])) for one in shown]
+        cells += [_safe(_short(one.values[index])) for one in shown]
         table.add_row(*cells, style="bold" if scored and trial is analysis.best_trial else "")
     left = [f"{len(order) - rows} more trials"] if len(order) > rows else []
     left += [f"{len(found) - len(shown)} more hyperparameters"] if len(found) > len(shown) else []
@@ -202,18 +217,16 @@ def _watch_live(
 def _watch_lines(
     analysis: Analysis, screen: Console, interval_s: float, sleep: Callable[[float], None]
 ) -> Analysis:
-    from rich.text import Text
-
     before = ""
     while True:
         best = f", best {analysis.metric} {analysis.best_value:.6g}" if analysis.has_best else ""
         reports = sum(len(trial.rows) for trial in analysis.trials)
         line = f"{analysis.name}: {trials_text(analysis)}, {reports} reports{best}"
         if line != before:
-            screen.print(Text(line), soft_wrap=True)
+            screen.print(_safe(line), soft_wrap=True)
         before = line
         if analysis.state != "running":
-            screen.print(Text(f"{analysis.name}: {analysis.state}"), soft_wrap=True)
+            screen.print(_safe(f"{analysis.name}: {analysis.state}"), soft_wrap=True)
             return analysis
         sleep(interval_s)
         analysis = _again(analysis)

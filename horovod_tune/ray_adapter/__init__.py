@@ -3,6 +3,7 @@
 - `rank_process`: the module-level session behind ``ray.tune.report`` and its friends,
 - `experiments`: Tune's switch for actor reuse and its cache of actors, the loggers' way of resuming a result
   file, the error of a lost coordinator,
+- `default_callbacks`: the callbacks that Tune adds to every experiment,
 - `paused_trials`: a stop that Tune notes for a trial that only pauses, the brackets of HyperBand and the
   populations of synchronous PBT whose trials all wait,
 - `processes`: Tune's cache of actor classes, a directory of ours in Ray's session on a host, the environment
@@ -13,6 +14,7 @@
 - `tune_run`: the arguments of ``tune.run`` and what it prints, the error of a failed trial.
 """
 
+from horovod_tune.ray_adapter.default_callbacks import write_facts_of_experiments
 from horovod_tune.ray_adapter.experiments import (
     accept_trials_without_results,
     count_each_death_once,
@@ -62,4 +64,5 @@ __all__ = [
     "shows_tunes_own_output",
     "start_in_idle_processes",
     "storage_reaches_here",
+    "write_facts_of_experiments",
 ]

@@ -181,7 +181,8 @@ def test_a_real_search_tells_its_progress_in_plain_lines_beside_tunes_reporter(s
     assert any(line.startswith("search ended: 3 of 3 trials ended · 1 failed") for line in lines)
     assert any("best so far" in line for line in lines)
     assert "Trial status:" in said, "Tune's own reporter"
-    facts = json.loads((folder / "plain" / "horovod_tune_run.json").read_text())
+    (written,) = (folder / "plain").glob("horovod_tune_run-*.json")
+    facts = json.loads(written.read_text())
     assert facts["versions"]["ray"] and facts["cluster"]["CPU"] == 2.0
     assert (facts["metric"], facts["mode"]) == ("loss", "min")
     assert analyze(folder / "plain").record.facts == facts

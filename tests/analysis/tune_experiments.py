@@ -114,6 +114,24 @@ def plan(name: str) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]
     raise ValueError(f"no experiment is named {name!r}")
 
 
+def shifted(config: dict[str, Any]) -> None:
+    tune.report({"loss": config["x"] + config["offset"]})
+
+
+def twice(folder: str) -> dict[str, Any]:
+    """The same search again under the same name, as a notebook's cell that is run a second time."""
+    from horovod_tune import ray_adapter
+    from horovod_tune.analysis import analyze
+
+    ray_adapter.write_facts_of_experiments()  # as DistributedTrainableCreator does
+    common = {"metric": "loss", "mode": "min", "name": "twice", "storage_path": folder, "verbose": 0}
+    grid = {"x": tune.grid_search([1.0, 2.0])}
+    first = tune.run(shifted, config=grid | {"offset": 0.0}, reuse_actors=True, **common)
+    second = tune.run(shifted, config=grid | {"offset": 100.0}, reuse_actors=True, **common)
+    read = {"first": analyze(first), "second": analyze(second)}
+    return {name: [len(one.trials), one.best_value] for name, one in read.items()}
+
+
 def fit(name: str, folder: str) -> Any:
     common = {"metric": "loss", "mode": "min"}
     if name == "plain_run":
@@ -140,6 +158,9 @@ def main(folder: str, names: list[str]) -> None:
     seen: dict[str, Any] = {}
     for name in names:
         random.seed(7)
+        if name == "twice":
+            seen[name] = twice(folder)
+            continue
         result = fit(name, folder)
         tunes = getattr(result, "_experiment_analysis", result)
         if tunes.default_metric is None:

@@ -1,9 +1,14 @@
-"""An experiment's folder wherever it lies: a local path or any URI that Tune's storage takes (pyarrow.fs)."""
+"""An experiment's folder wherever it lies: a local path or any URI that Tune's storage takes (pyarrow.fs).
+
+A folder may come from somebody else. Only regular files are read, none that a link leads to from outside the
+folder, and none beyond a given size.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,30 +16,49 @@ from typing import Any
 from pyarrow import fs as pafs
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+LARGEST = 256 * 2**20  # bytes of one file: a million reports, and what a machine's memory bears as JSON
+
+
+class UnusableFile(OSError):
+    """Raised for a file that is there and is not to be read; the text says why."""
+
+    def __init__(self, why: str):
+        super().__init__(why)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file or folder directly below another; `modified` is Unix time in seconds, None where not known."""
+    """One file or folder directly below another; `modified` is Unix time in seconds, None where not known.
+
+    `odd_name` says that the name is not text (UTF-8); `name` then stands for it, and cannot be opened.
+    """
 
     name: str
     is_dir: bool
     size: int
     modified: float | None
+    odd_name: bool = False
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of a pyarrow filesystem; `shown` is how a person writes its place."""
+    """A folder of a pyarrow filesystem; `shown` is how a person writes its place.
+
+    `top` is the experiment's folder that this one belongs to, itself unless given: links may not lead out.
+    """
 
     filesystem: pafs.FileSystem
     path: str
     shown: str
+    top: str | None = None
 
     def below(self, name: str) -> Folder:
         place, mark, query = self.shown.partition("?") if "://" in self.shown else (self.shown, "", "")
         shown = f"{place.rstrip('/')}/{name}{mark}{query}"  # s3://bucket/experiment?region=eu-west-1
-        return Folder(self.filesystem, f"{self.path.rstrip('/')}/{name}", shown)
+        return Folder(self.filesystem, self._inside(name), shown, self.top or self.path)
+
+    def _inside(self, name: str) -> str:
+        return f"{self.path.rstrip('/')}/{name}"
 
     @property
     def name(self) -> str:
@@ -42,6 +66,9 @@ class Folder:
 
     def entries(self) -> list[Entry]:
         """What lies directly in the folder, sorted by name; empty where the folder does not exist."""
+        local = _on_this_machine(self.filesystem, self.path)
+        if local is not None:
+            return self._local_entries(local)
         selector = pafs.FileSelector(self.path, recursive=False, allow_not_found=True)
         found = []
         for info in self.filesystem.get_file_info(selector):
@@ -51,22 +78,109 @@ class Folder:
             )
         return sorted(found, key=lambda entry: entry.name)
 
+    def _local_entries(self, local: str) -> list[Entry]:
+        found = []
+        try:
+            with os.scandir(local) as listed:
+                for item in listed:
+                    facts = item.stat(follow_symlinks=False)
+                    is_dir = stat.S_ISDIR(facts.st_mode) or (
+                        item.is_symlink() and os.path.isdir(item.path) and self._leads_inside(item.path)
+                    )
+                    text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
+                    found.append(Entry(text, is_dir, facts.st_size, facts.st_mtime, text != item.name))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(found, key=lambda entry: entry.name)
+
     def exists(self) -> bool:
         return self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory
 
-    def read(self, name: str) -> bytes | None:
-        """A file's bytes, or None where there is no such file."""
+    def read(self, name: str, at_most: int = LARGEST) -> bytes | None:
+        """A file's bytes, or None where there is no such file.
+
+        Raises:
+            UnusableFile: it is larger than `at_most` bytes, no regular file, or a link that leads outside.
+        """
+        local = _on_this_machine(self.filesystem, self._inside(name))
         try:
-            with self.filesystem.open_input_stream(
-                f"{self.path.rstrip('/')}/{name}", compression=None
-            ) as stream:
+            if local is not None:
+                with self._open_local(local) as file:
+                    _refuse_larger(os.fstat(file.fileno()).st_size, at_most)
+                    return file.read(at_most + 1)
+            _refuse_larger(self.size(name), at_most)
+            with self.filesystem.open_input_stream(self._inside(name), compression=None) as stream:
                 return stream.readall()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
 
+    def read_ends(self, name: str, at_most: int) -> bytes | None:
+        """A file's bytes; of a file larger than `at_most` its beginning and its end, with a line between."""
+        size = self.size(name)
+        if size <= at_most:
+            return self.read(name, at_most)
+        half = at_most // 2
+        local = _on_this_machine(self.filesystem, self._inside(name))
+        if local is not None:
+            with self._open_local(local) as file:
+                head = file.read(half)
+                file.seek(size - half)
+                tail = file.read(half)
+        else:
+            with self.filesystem.open_input_file(self._inside(name)) as stream:
+                head, tail = stream.read_at(half, 0), stream.read_at(half, size - half)
+        return head + b"\n[... %d bytes are left out here ...]\n" % (size - 2 * half) + tail
+
     def size(self, name: str) -> int:
         """A file's size in bytes; 0 where there is no such file."""
-        return self.filesystem.get_file_info(f"{self.path.rstrip('/')}/{name}").size or 0
+        local = _on_this_machine(self.filesystem, self._inside(name))
+        if local is None:
+            return self.filesystem.get_file_info(self._inside(name)).size or 0
+        try:
+            return os.stat(local).st_size if self._leads_inside(local) else 0
+        except OSError:
+            return 0
+
+    def _open_local(self, local: str) -> Any:
+        real = os.path.realpath(local)
+        found = os.lstat(real)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(real)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnusableFile(f"not a regular file ({_KINDS.get(stat.S_IFMT(found.st_mode), 'unknown')})")
+        if not self._leads_inside(local):
+            raise UnusableFile("a link that leads out of the experiment's folder")
+        # Not followed and not waited for: it may have become something else since.
+        file = os.fdopen(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise UnusableFile("not a regular file")
+        return file
+
+    def _leads_inside(self, local: str) -> bool:
+        top = os.path.realpath(_on_this_machine(self.filesystem, self.top or self.path) or "/")
+        return os.path.commonpath([top, os.path.realpath(local)]) == top
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def _on_this_machine(filesystem: Any, path: str) -> str | None:
+    """A path of a local pyarrow filesystem as this machine's own; None for storage elsewhere."""
+    while isinstance(filesystem, pafs.SubTreeFileSystem):
+        path = f"{filesystem.base_path.rstrip('/')}/{path.lstrip('/')}"
+        filesystem = filesystem.base_fs
+    return path if isinstance(filesystem, pafs.LocalFileSystem) else None
+
+
+def _refuse_larger(size: int, at_most: int) -> None:
+    if size > at_most:
+        raise UnusableFile(f"larger than {at_most:,} bytes: {size:,}")
 
 
 def open_folder(place: str | os.PathLike[str], filesystem: Any = None) -> Folder:

@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 
-_MAX_BYTES = 256 * 1024 * 1024
+from horovod_tune.analysis.reader.pickle_check import refuse_harmful
+
+_MAX_BYTES = 64 * 2**20
+_MAX_CLASSES = 10_000
 _PLAIN = {  # what can be made of data alone, and cannot be made to run anything
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "deque"): deque,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
     ("builtins", "complex"): complex,
-    ("builtins", "bytearray"): bytearray,
 }
 
 
@@ -96,15 +98,14 @@ def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
     return np.frombuffer(data, dtype=plain, count=1)[0].item()
 
 
-def _skeleton_class(maker: Any, name: Any = "?", *rest: Any) -> type[Inert]:
-    """A class that was pickled whole (cloudpickle does so for `__main__`'s): its objects need one here."""
-    return type("Inert", (Inert,), {"name": f"__main__:{name}"})
+def _bytearray(data: Any = b"", *rest: Any) -> Any:
+    return bytearray(data) if isinstance(data, bytes) else Inert(data)  # not of a number: so many bytes
 
 
 class _Looker(pickle.Unpickler):
     def __init__(self, file: io.BytesIO):
         super().__init__(file)
-        self._classes: dict[str, Any] = {}
+        self._classes: dict[str, type[Inert]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         plain = _PLAIN.get((module, name))
@@ -114,12 +115,22 @@ class _Looker(pickle.Unpickler):
             return _NumpyDtype
         if module.startswith("numpy") and name == "scalar":
             return _numpy_scalar
+        if (module, name) == ("builtins", "bytearray"):
+            return _bytearray
         if name in ("_make_skeleton_class", "_make_skeleton_enum"):
-            return _skeleton_class
-        key = f"{module}:{name}"
-        if key not in self._classes:
-            self._classes[key] = type("Inert", (Inert,), {"name": key})
-        return self._classes[key]
+            return self._skeleton_class
+        return self._class_named(f"{module}:{name}")
+
+    def _class_named(self, name: str) -> type[Inert]:
+        if name not in self._classes:
+            if len(self._classes) >= _MAX_CLASSES:
+                raise UnreadablePickle(f"more than {_MAX_CLASSES:,} classes")
+            self._classes[name] = type("Inert", (Inert,), {"name": name})
+        return self._classes[name]
+
+    def _skeleton_class(self, maker: Any, name: Any = "?", *rest: Any) -> type[Inert]:
+        """A class that was pickled whole, as cloudpickle does with `__main__`'s: its objects need one."""
+        return self._class_named(f"__main__:{name if isinstance(name, str) else '?'}")
 
     def persistent_load(self, pid: Any) -> Any:
         return Inert(pid)
@@ -133,7 +144,10 @@ def look(data: bytes) -> Any:
     if len(data) > _MAX_BYTES:
         raise UnreadablePickle(f"pickle larger than {_MAX_BYTES} bytes: {len(data)}")
     try:
+        refuse_harmful(data)
         return _Looker(io.BytesIO(data)).load()
+    except UnreadablePickle:
+        raise
     except RecursionError as error:
         raise UnreadablePickle("nested too deeply") from error
     except Exception as error:  # a damaged pickle raises nearly anything

@@ -75,8 +75,9 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class ExperimentRecord:
-    """A whole experiment as Tune's files have it.
+    """One search as Tune's files have it.
 
+    `run` names it (None where its state file is lost), `runs` all searches of the same folder, oldest first.
     `rungs` are the iterations at which ASHA or HyperBand decides, smallest first, empty where no such
     scheduler is known. `domains` is None where the space is not written down anywhere.
     """
@@ -84,6 +85,8 @@ class ExperimentRecord:
     name: str
     path: str
     trials: tuple[TrialRecord, ...]
+    run: str | None = None
+    runs: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     metric: str | None = None
     mode: str | None = None

@@ -5,76 +5,91 @@ A part of `tune_files.py`'s adapter to Tune's private files; checked against Ray
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
-from horovod_tune.analysis.reader.folders import Folder
+from horovod_tune.analysis.reader.folders import LARGEST, Folder
+from horovod_tune.analysis.reader.plain_values import mapping, read_json
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_fields import seconds
+
+_LARGEST_ERROR = 200_000  # bytes: a traceback's two ends
 
 
 def with_files(
     folder: Folder, staged: Folder | None, trial: TrialRecord
 ) -> tuple[TrialRecord, list[Problem]]:
     """The trial with its reports and its error's text."""
-    problems: list[Problem] = []
     name = trial.folder_name
-    where = trial.trial_id
     if not name:
-        return trial, problems
+        return trial, []
+    copied = staged.below(name) if staged is not None else None
+    files = _TrialFiles(folder.below(name), copied, trial.trial_id)
+    results = files.longer("result.json")
+    rows = _rows(results, files) if results is not None else []
+    if not rows and trial.last_result is not None:
+        files.note("result.json is missing or empty; only its last report is known")
+    if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
+        files.note("it has no reports")
+    config = _params(files) if trial.status == "UNKNOWN" else trial.config
+    error = trial.error
+    if error is not None:
+        text = files.longer("error.txt", _LARGEST_ERROR)
+        error = text.decode("utf-8", "replace") if text else "error.txt is missing"
+    return _completed(replace(trial, config=config, error=error), rows), files.problems
+
+
+class _TrialFiles:
+    """A trial's folder in the storage and the driver's copy of it; what cannot be read is noted."""
+
+    def __init__(self, stored: Folder, staged: Folder | None, where: str):
+        self._stored, self._staged, self._where = stored, staged, where
+        self.problems: list[Problem] = []
+
+    def note(self, what: str) -> None:
+        self.problems.append(Problem(self._where, what))
+
+    def longer(self, name: str, ends: int | None = None) -> bytes | None:
+        """The file from storage, or the driver's copy where that has more; with `ends`, its two ends only."""
+        try:
+            place = self._stored
+            if self._staged is not None and self._staged.size(name) > self._stored.size(name):
+                place = self._staged
+            return place.read(name, LARGEST) if ends is None else place.read_ends(name, ends)
+        except OSError as error:
+            self.note(f"{name} cannot be read: {error}")
+            return None
+
+
+def _params(files: _TrialFiles) -> dict[str, Any]:
     try:
-        results = _longer(folder.below(name), staged and staged.below(name), "result.json")
-        rows = _rows(results, where, problems) if results is not None else []
-        if not rows and trial.last_result is not None:
-            problems.append(Problem(where, "result.json is missing or empty; only its last report is known"))
-        if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
-            problems.append(Problem(where, "it has no reports"))
-        config = trial.config
-        if trial.status == "UNKNOWN":
-            config = _params(
-                _longer(folder.below(name), staged and staged.below(name), "params.json"), where, problems
-            )
-        error = trial.error
-        if error is not None:
-            text = _longer(folder.below(name), staged and staged.below(name), "error.txt")
-            error = text.decode("utf-8", "replace") if text else "error.txt is missing"
-    except OSError as problem:
-        return trial, [Problem(where, f"its folder cannot be read ({problem})")]
-    return _completed(replace(trial, config=config, error=error), rows), problems
-
-
-def _longer(stored: Folder, staged: Folder | None, name: str) -> bytes | None:
-    """The file from storage, or the driver's copy where that has more."""
-    if staged is not None and staged.size(name) > stored.size(name):
-        return staged.read(name)
-    return stored.read(name)
-
-
-def _params(data: bytes | None, where: str, problems: list[Problem]) -> dict[str, Any]:
-    try:
-        config = json.loads(data or b"")
-        return config if isinstance(config, dict) else {}
+        config, cut = read_json(files.longer("params.json") or b"")
     except ValueError as error:
-        problems.append(Problem(where, f"params.json is not readable ({error})"))
+        files.note(f"params.json is not readable ({error})")
         return {}
+    for what in cut:
+        files.note(f"params.json: {what} is left out")
+    return mapping(config)
 
 
-def _rows(data: bytes, where: str, problems: list[Problem]) -> list[dict[str, Any]]:
+def _rows(data: bytes, files: _TrialFiles) -> list[dict[str, Any]]:
     rows = []
     lines = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row, cut = read_json(line)
             if not isinstance(row, dict):
                 raise ValueError("no JSON object")
-            rows.append(row)
         except ValueError:
             half = number == len(lines)
             what = "ends in a half-written report" if half else f"line {number} is no report"
-            problems.append(Problem(where, f"result.json: {what}; that report is left out"))
+            files.note(f"result.json: {what}; that report is left out")
+            continue
+        rows.append(row)
+        for what in cut:
+            files.note(f"result.json: line {number}: {what} is left out")
     return rows
 
 
@@ -94,11 +109,11 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
     stamp = seconds(last.get("timestamp"))
     if stamp is not None and (end is None or stamp > end):
         end = stamp
-    config = trial.config or last.get("config") or {}
+    config = trial.config or mapping(last.get("config"))
     start = trial.start_time
     first, spent = seconds(rows[0].get("timestamp")), seconds(rows[0].get("time_total_s"))
     if start is None and first is not None and spent is not None:
-        start = first - spent
+        start = max(0.0, first - spent)
     return replace(
         trial,
         rows=tuple(rows),

@@ -9,171 +9,168 @@ among the record's problems.
 from __future__ import annotations
 
 import fnmatch
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders
+from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, parse_json, text_or_none
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
+from horovod_tune.analysis.reader.run_files import RunFiles
+from horovod_tune.analysis.reader.runs import STATE_PREFIX, STATE_SUFFIX, Run, StateFile, choose, runs_of
 from horovod_tune.analysis.reader.trial_files import with_files
+from horovod_tune.analysis.reader.trial_states import trials_of_state
 from horovod_tune.analysis.reader.tune_fields import seconds
-from horovod_tune.analysis.reader.tune_pickles import (
-    TunerFacts,
-    plain,
-    resources_of,
-    searcher_facts,
-    tuner_facts,
-)
 
-FACTS_FILE = "horovod_tune_run.json"  # written by our progress callback
-_STATE, _SEARCHERS = (
-    "experiment_state-*.json",
-    ("basic-variant-state-*", "search_gen_state-*", "searcher-state-*"),
-)
+_STATE = f"{STATE_PREFIX}*{STATE_SUFFIX}"
 _UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
 _READERS = 16  # storage in a cloud answers each request late; a local disk does not mind
 
 
-def folder_of(result: Any) -> Folder | None:
-    """The folder of what `tune.run` or `Tuner.fit` returned; None for anything else."""
-    result = getattr(result, "_experiment_analysis", result)
-    filesystem, path = getattr(result, "_fs", None), getattr(result, "_experiment_fs_path", None)
+@dataclass(frozen=True)
+class Result:
+    """What `tune.run` or `Tuner.fit` returned, as far as it matters here."""
+
+    folder: Folder
+    metric: str | None
+    mode: str | None
+    trial_ids: frozenset[str] | None
+
+
+def result_of(returned: Any) -> Result | None:
+    """Take apart what `tune.run` or `Tuner.fit` returned; None for anything else."""
+    returned = getattr(returned, "_experiment_analysis", returned)
+    filesystem, path = getattr(returned, "_fs", None), getattr(returned, "_experiment_fs_path", None)
     if filesystem is None or not isinstance(path, str):
         return None
     remote = filesystem.type_name not in ("local", "subtree")
-    return Folder(filesystem, path, f"{filesystem.type_name}://{path}" if remote else path)
+    folder = Folder(filesystem, path, f"{filesystem.type_name}://{path}" if remote else path)
+    trials = getattr(returned, "trials", None)
+    ids = frozenset(str(trial.trial_id) for trial in trials) if trials else None
+    return Result(
+        folder, getattr(returned, "default_metric", None), getattr(returned, "default_mode", None), ids
+    )
 
 
-def metric_of(result: Any) -> tuple[str | None, str | None]:
-    """The metric and mode that such a result was given."""
-    result = getattr(result, "_experiment_analysis", result)
-    return getattr(result, "default_metric", None), getattr(result, "default_mode", None)
+def read_experiment(
+    folder: Folder, *, run: str | None = None, trial_ids: Collection[str] | None = None
+) -> ExperimentRecord:
+    """Read one search of an experiment's folder: the newest, the one named `run`, or that of `trial_ids`.
 
-
-def read_experiment(folder: Folder) -> ExperimentRecord:
-    """Read everything there is in an experiment's folder.
-
-    Raises `ValueError` where the folder holds no Tune experiment.
+    Raises:
+        ValueError: the folder holds no Tune experiment, or no such run.
     """
     problems: list[Problem] = []
-    entries = folder.entries()
-    state_name, state = _newest_state(folder, entries, problems)
-    staged = _staged(folder, state_name, state)
+    entries = _entries(folder, problems)
+    runs = runs_of(_state_files(folder, entries, problems))
+    chosen = choose(runs, run, trial_ids)
+    others: frozenset[str] = frozenset().union(*(other.trial_ids for other in runs if other is not chosen))
+    state = chosen.newest.state if chosen is not None else None
+    # A state file that cannot be read is known by its name alone: its driver may run here.
+    names = [chosen.newest.name] if chosen is not None else [e.name for e in entries if _is_state(e)][-1:]
+    staged = _staged(folder, names, state)
     if staged is not None:
-        state = _later(state, staged, state_name)
-    trials = _trials_of_state(folder, state, problems)
-    trials += _trials_without_state(folder, staged, entries, trials)
+        state = _later(state, staged, names[0])
+    trials = trials_of_state(folder, state, problems)
+    if chosen is None or chosen is runs[-1] or trial_ids is not None:
+        trials += _trials_without_state(folder, staged, entries, trials)
     if not trials and state is None:
-        inner = [
-            entry.name for entry in entries if entry.is_dir and _holds_experiment(folder.below(entry.name))
-        ]
-        hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
-        raise ValueError(
-            f"no Tune experiment at {folder.shown!r}: "
-            f"neither {_STATE} nor a trial's folder with result.json{hint}"
-        )
+        raise ValueError(_no_experiment(folder, entries))
     with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(lambda trial: with_files(folder, staged, trial), trials))
-    for _, found in read:
+    kept = []
+    for trial, found in read:
+        stray = trial.number < 0
+        if trial.trial_id in others or (trial_ids is not None and trial.trial_id not in trial_ids):
+            continue
+        if stray and trial_ids is None and _is_older(trial, chosen):
+            problems.append(Problem(trial.name, "belongs to a search that began earlier; it is left out"))
+            continue
+        kept.append(replace(trial, number=len(kept)) if stray else trial)
         problems.extend(found)
-    return _assemble(folder, entries, state, staged, tuple(trial for trial, _ in read), problems)
+    for missing in sorted(set(trial_ids or ()) - {trial.trial_id for trial in kept}):
+        problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
+    files = RunFiles(folder, staged, entries, runs, chosen)
+    return _assemble(files, state, tuple(kept), problems)
 
 
-def _newest_state(
-    folder: Folder, entries: Iterable[Entry], problems: list[Problem]
-) -> tuple[str | None, dict[str, Any] | None]:
-    """The newest state file that can be read; a restored experiment has several."""
-    names = sorted((e.name for e in entries if fnmatch.fnmatch(e.name, _STATE)), reverse=True)
-    for name in names:
+def _entries(folder: Folder, problems: list[Problem]) -> list[Entry]:
+    entries = folder.entries()
+    for entry in entries:
+        if entry.odd_name:
+            problems.append(Problem(entry.name, "its name is not UTF-8; it is left out"))
+    return [entry for entry in entries if not entry.odd_name]
+
+
+def _is_state(entry: Entry) -> bool:
+    return fnmatch.fnmatchcase(entry.name, _STATE)
+
+
+def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Problem]) -> list[StateFile]:
+    """The state files that can be read; a restored search has several, and so have several searches."""
+    found = []
+    for entry in entries:
+        if not _is_state(entry):
+            continue
         try:
-            state = json.loads(folder.read(name) or b"")
-            if isinstance(state, dict) and isinstance(state.get("trial_data"), list):
-                return name, state
-            problems.append(Problem(name, "holds no trials"))
-        except ValueError as error:
-            problems.append(Problem(name, f"not readable as JSON ({error})"))
-    return (names[0] if names else None), None
+            state = _state(folder, entry.name)
+            found.append(StateFile(entry.name, state, entry.modified))
+        except (ValueError, OSError) as error:
+            problems.append(Problem(entry.name, str(error)))
+    return found
 
 
-def _staged(folder: Folder, state_name: str | None, state: dict[str, Any] | None) -> Folder | None:
+def _state(folder: Folder, name: str) -> dict[str, Any]:
+    try:
+        state = parse_json((folder.read(name) or b"").decode("utf-8", "replace"))
+    except ValueError as error:
+        raise ValueError(f"not readable as JSON ({error})") from error
+    if not isinstance(state, dict) or not isinstance(state.get("trial_data"), list):
+        raise ValueError("holds no trials")
+    return state
+
+
+def _staged(folder: Folder, names: Sequence[str], state: dict[str, Any] | None) -> Folder | None:
     """The driver's own copy of an unfinished experiment, if that driver ran on this machine."""
-    if state_name is None or (state is not None and not _unfinished(state)):
+    if not names or (state is not None and not _unfinished(state)):
         return None
     for candidate in driver_folders(folder.name):
         try:
-            if candidate.read(state_name) is not None:  # the name has the moment the driver started
+            if candidate.read(names[0]) is not None:  # the name has the moment the driver started
                 return candidate
-        except PermissionError:  # another user's search of the same name
+        except OSError:  # another user's search of the same name
             continue
     return None
 
 
 def _unfinished(state: dict[str, Any]) -> bool:
     return not state["trial_data"] or any(
-        any(f'"status": "{status}"' in str(pair[0]) for status in _UNFINISHED) for pair in state["trial_data"]
+        isinstance(pair, list) and pair and f'"status": "{status}"' in str(pair[0])
+        for status in _UNFINISHED
+        for pair in state["trial_data"]
     )
 
 
-def _later(state: dict[str, Any] | None, staged: Folder, name: str | None) -> dict[str, Any] | None:
+def _later(state: dict[str, Any] | None, staged: Folder, name: str) -> dict[str, Any] | None:
     try:
-        other = json.loads(staged.read(name or "") or b"")
-    except ValueError:
-        return state
-    if not isinstance(other, dict) or not isinstance(other.get("trial_data"), list):
+        other = _state(staged, name)
+    except (ValueError, OSError):
         return state
     return other if state is None or _steps(other) >= _steps(state) else state
 
 
 def _steps(state: dict[str, Any]) -> float:
-    return (state.get("runner_data") or {}).get("_iteration") or 0
-
-
-def _trials_of_state(
-    folder: Folder, state: dict[str, Any] | None, problems: list[Problem]
-) -> list[TrialRecord]:
-    trials = []
-    for number, pair in enumerate((state or {}).get("trial_data", [])):
-        try:
-            trials.append(_trial_of_state(folder, number, json.loads(pair[0]), json.loads(pair[1])))
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            problems.append(Problem(f"trial {number} of the state file", f"{type(error).__name__}: {error}"))
-    return sorted(trials, key=lambda trial: trial.number)  # the file has them in no particular order
-
-
-def _trial_of_state(folder: Folder, number: int, trial: dict[str, Any], run: dict[str, Any]) -> TrialRecord:
-    trial_id = str(trial["trial_id"])
-    name = trial.get("custom_trial_name") or f"{trial['trainable_name']}_{trial_id}"
-    directory = trial.get("relative_logdir")
-    last = run.get("last_result")
-    tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1": the twelfth after the first
-    return TrialRecord(
-        trial_id=trial_id,
-        number=int(tag) if tag.isdigit() else number,
-        name=name.replace("/", "_"),
-        config=plain(trial.get("config") or {}),
-        status=trial["status"],
-        directory=folder.below(directory).shown if directory else "",
-        start_time=seconds(run.get("start_time")),
-        end_time=seconds(run.get("last_result_time")) if last else None,
-        last_result=plain(last) if last else None,
-        num_failures=run.get("num_failures") or 0,
-        error="" if run.get("error_filename") else None,
-        resources=resources_of(trial.get("placement_group_factory")),
-        checkpoint_blob=_blob(run.get("checkpoint_manager")),
-    )
-
-
-def _blob(value: Any) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("value")
-    return value if isinstance(value, str) else None
+    return number_or_none(mapping(state.get("runner_data")).get("_iteration")) or 0.0
 
 
 def _trials_without_state(
     folder: Folder, staged: Folder | None, entries: Iterable[Entry], known: list[TrialRecord]
 ) -> list[TrialRecord]:
-    """Trials' folders that no state file speaks of: it was lost, or is older than they are."""
+    """Trials' folders that this state file does not speak of: it was lost, or is older than they are.
+
+    Their number is not known yet: -1.
+    """
     taken = {trial.folder_name for trial in known}
     listed = [*entries, *(staged.entries() if staged is not None else ())]
     found: list[TrialRecord] = []
@@ -185,7 +182,7 @@ def _trials_without_state(
         found.append(
             TrialRecord(
                 trial_id=name,
-                number=len(known) + len(found),
+                number=-1,
                 name=name,
                 config={},
                 status="UNKNOWN",
@@ -196,28 +193,40 @@ def _trials_without_state(
     return found
 
 
+def _is_older(trial: TrialRecord, run: Run | None) -> bool:
+    """Whether a trial ended before the search began, so that it belongs to one whose state is lost."""
+    began = run.start_time if run is not None else None
+    return began is not None and trial.end_time is not None and trial.end_time < began - 1.0
+
+
+def _no_experiment(folder: Folder, entries: Iterable[Entry]) -> str:
+    inner = [
+        entry.name
+        for entry in entries
+        if entry.is_dir and any(_is_state(below) for below in folder.below(entry.name).entries())
+    ]
+    hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
+    missing = f"neither {_STATE} nor a trial's folder with result.json"
+    return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
+
+
 def _assemble(
-    folder: Folder,
-    entries: list[Entry],
-    state: dict[str, Any] | None,
-    staged: Folder | None,
-    trials: tuple[TrialRecord, ...],
-    problems: list[Problem],
+    files: RunFiles, state: dict[str, Any] | None, trials: tuple[TrialRecord, ...], problems: list[Problem]
 ) -> ExperimentRecord:
-    runner = (state or {}).get("runner_data") or {}
-    facts = _tuner(folder, staged, entries, problems)
-    written = _written_facts(folder, staged, problems)
-    metric, mode = facts.metric or runner.get("_metric") or written.get("metric"), facts.mode
-    if mode is None and metric is not None and metric == written.get("metric"):
-        mode = written.get("mode") if written.get("mode") in ("min", "max") else None
-    modified = [entry.modified for entry in entries if entry.modified and not entry.is_dir]
+    runner = mapping(mapping(state).get("runner_data"))
+    written = files.written_facts(trials, problems)
+    facts = files.tuner_facts(text_or_none(runner.get("_metric")), problems)
+    metric, mode = _aim(written, (facts.metric, facts.mode), text_or_none(runner.get("_metric")))
+    modified = [entry.modified for entry in files.listed if entry.modified and not entry.is_dir]
+    if files.chosen is not None and files.chosen is not files.runs[-1]:
+        modified = [files.chosen.last_write] if files.chosen.last_write else []
     modified += [trial.end_time for trial in trials if trial.end_time]
-    if staged is not None:
-        modified += [entry.modified for entry in staged.entries() if entry.modified]
     starts = [trial.start_time for trial in trials if trial.start_time]
     return ExperimentRecord(
-        name=folder.name,
-        path=folder.shown,
+        name=files.folder.name,
+        path=files.folder.shown,
+        run=files.chosen.name if files.chosen is not None else None,
+        runs=tuple(run.name for run in files.runs),
         trials=trials,
         problems=tuple(problems),
         metric=metric,
@@ -236,41 +245,13 @@ def _assemble(
     )
 
 
-def _tuner(
-    folder: Folder, staged: Folder | None, entries: list[Entry], problems: list[Problem]
-) -> TunerFacts:
-    facts, searchers = TunerFacts(), TunerFacts()
-    names = {entry.name for entry in entries}
-    if staged is not None:
-        names |= {entry.name for entry in staged.entries()}
-
-    def add(name: str, known: TunerFacts, read: Callable[[bytes], TunerFacts]) -> None:
-        try:
-            known.add(read(folder.read(name) or (staged.read(name) if staged else None) or b""))
-        except ValueError as error:
-            problems.append(Problem(name, f"not readable ({error})"))
-
-    for pattern in _SEARCHERS:
-        for name in sorted(fnmatch.filter(names, pattern), reverse=True)[:1]:
-            add(name, searchers, searcher_facts)
-    facts.num_samples = searchers.num_samples  # it has counted the grid's points too, tuner.pkl has not
-    if "tuner.pkl" in names:
-        add("tuner.pkl", facts, tuner_facts)
-    facts.add(searchers)
-    return facts
-
-
-def _written_facts(folder: Folder, staged: Folder | None, problems: list[Problem]) -> dict[str, Any]:
-    data = folder.read(FACTS_FILE) or (staged.read(FACTS_FILE) if staged else None)
-    if data is None:
-        return {}
-    try:
-        facts = json.loads(data)
-        return facts if isinstance(facts, dict) else {}
-    except ValueError as error:
-        problems.append(Problem(FACTS_FILE, f"not readable ({error})"))
-        return {}
-
-
-def _holds_experiment(folder: Folder) -> bool:
-    return any(fnmatch.fnmatch(entry.name, _STATE) for entry in folder.entries())
+def _aim(
+    written: dict[str, Any], tuner: tuple[str | None, str | None], runner_metric: str | None
+) -> tuple[str | None, str | None]:
+    """Metric and mode as the experiment says them; a mode counts only for the metric it was said of."""
+    said = [tuner, (runner_metric, None), (text_or_none(written.get("metric")), written.get("mode"))]
+    metric = next((name for name, _ in said if name is not None), None)
+    for name, mode in said:
+        if mode in ("min", "max") and name in (metric, None):
+            return metric, mode
+    return metric, None

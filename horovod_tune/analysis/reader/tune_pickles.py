@@ -6,15 +6,26 @@ unpickled: see `inert_pickle.py`. What is not found stays None and is shown as n
 
 from __future__ import annotations
 
-import json
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from horovod_tune.analysis.reader.inert_pickle import Inert, UnreadablePickle, look
+from horovod_tune.analysis.reader.plain_values import (
+    DEEPEST,
+    mapping,
+    number_or_none,
+    plain,
+    read_json,
+    text_or_none,
+)
 from horovod_tune.analysis.reader.records import Domain, Resources
 
 _SAMPLE = "ray.tune.search.sample:"
+_ANONYMOUS = "_metric"  # what Tune writes for a metric that nobody gave
+_MOST_PARAMETERS = 5_000
 
 
 @dataclass
@@ -45,10 +56,14 @@ def tuner_facts(data: bytes) -> TunerFacts:
     if not isinstance(config, Inert):
         raise UnreadablePickle("no _tune_config in it")
     scheduler, searcher = config.get("scheduler"), config.get("search_alg")
+    metric, mode = text_or_none(config.get("metric")), text_or_none(config.get("mode"))
+    if metric is None and isinstance(scheduler, Inert):  # ASHAScheduler(metric="loss", mode="min")
+        metric, mode = text_or_none(scheduler.get("_metric")), text_or_none(scheduler.get("_mode"))
+        metric = None if metric == _ANONYMOUS else metric
     facts = TunerFacts(
-        metric=_text(config.get("metric")),
-        mode=_text(config.get("mode")),
-        time_budget_s=_number(config.get("time_budget_s")),
+        metric=metric,
+        mode=mode,
+        time_budget_s=number_or_none(config.get("time_budget_s")),
         searcher=_describe_searcher(searcher) if searcher is not None else "random and grid (Tune's own)",
         scheduler=_describe_scheduler(scheduler) if scheduler is not None else "first in, first out",
         rungs=_rungs(scheduler),
@@ -69,11 +84,12 @@ def searcher_facts(data: bytes) -> TunerFacts:
     whole = look(data)
     facts = TunerFacts()
     if isinstance(whole, dict):
-        facts.metric, facts.mode = _text(whole.get("_metric")), _text(whole.get("_mode"))
+        facts.metric, facts.mode = text_or_none(whole.get("_metric")), text_or_none(whole.get("_mode"))
         total = whole.get("_total_samples", whole.get("total_samples"))
         if isinstance(total, int) and 0 < total < 2**31:
             facts.num_samples = total
-        facts.searcher = next((key[5:] for key in whole if isinstance(key, str) and key[:5] == "name:"), None)
+        names = [key[5:] for key in whole if isinstance(key, str) and key[:5] == "name:"]
+        facts.searcher = text_or_none(names[0]) if names else None
         if facts.searcher == "ConcurrencyLimiter":
             facts.searcher = None  # the searcher within has a state of its own
     for config in _configs(whole):
@@ -86,17 +102,21 @@ def searcher_facts(data: bytes) -> TunerFacts:
 
 def _own_searcher(data: bytes) -> TunerFacts:
     try:
-        state = json.loads(data)
+        state = mapping(read_json(data)[0])
     except ValueError as error:
         raise UnreadablePickle(f"neither a pickle nor JSON: {error}") from error
     name = str(state.get("format", "")).rsplit(".", 1)[-1]
-    return TunerFacts(_text(state.get("metric")), _text(state.get("mode")), searcher=name or None)
+    metric, mode = text_or_none(state.get("metric")), text_or_none(state.get("mode"))
+    return TunerFacts(metric, mode, searcher=text_or_none(name) or None)
 
 
 def resources_of(hex_blob: Any) -> Resources | None:
     """A trial's placement group from the state's hexadecimal pickle; None where it says nothing."""
-    if not isinstance(hex_blob, str):
-        return None
+    return _resources(hex_blob) if isinstance(hex_blob, str) else None
+
+
+@lru_cache(maxsize=256)  # the same for nearly every trial
+def _resources(hex_blob: str) -> Resources | None:
     try:
         factory = look(bytes.fromhex(hex_blob))
     except ValueError:
@@ -104,7 +124,11 @@ def resources_of(hex_blob: Any) -> Resources | None:
     bundles = factory.get("_bundles") if isinstance(factory, Inert) else None
     if not isinstance(bundles, list):
         return None
-    return Resources(tuple({str(k): float(v) for k, v in b.items()} for b in bundles if isinstance(b, dict)))
+    read = []
+    for bundle in bundles:
+        amounts = {text_or_none(name): number_or_none(n) for name, n in mapping(bundle).items()}
+        read.append({name: n for name, n in amounts.items() if name is not None and n is not None})
+    return Resources(tuple(read))
 
 
 def checkpoints_of(blob: str) -> list[tuple[str, dict[str, Any]]]:
@@ -113,9 +137,8 @@ def checkpoints_of(blob: str) -> list[tuple[str, dict[str, Any]]]:
         manager = look(bytes.fromhex(blob))
     except ValueError:
         return []
-    kept = manager.get("_checkpoint_results", []) if isinstance(manager, Inert) else []
     found = []
-    for result in kept or []:
+    for result in _list(manager.get("_checkpoint_results") if isinstance(manager, Inert) else None):
         checkpoint = result.get("checkpoint") if isinstance(result, Inert) else None
         path = checkpoint.get("path") if isinstance(checkpoint, Inert) else None
         if isinstance(path, str):
@@ -124,48 +147,18 @@ def checkpoints_of(blob: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def plain(value: Any) -> Any:
-    """Turn whatever a state file holds into plain data: objects become text such as `<torch.optim:Adam>`."""
-    if isinstance(value, dict) and value.get("_type") == "CLOUDPICKLE_FALLBACK":
-        try:
-            return plain(look(bytes.fromhex(value.get("value", ""))))
-        except ValueError:
-            return "<not readable>"
-    if isinstance(value, dict):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
-    if isinstance(value, (Inert, type)):
-        return f"<{_name_of(value)}>"
-    return value
-
-
-def _name_of(value: Any) -> str:
-    name = str(getattr(value, "name", value))
-    if "_make_function" in name or "_make_skeleton_class" in name:
-        return "function" if "function" in name else "class"
-    return name.replace(":", ".")
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
 def _describe_searcher(searcher: Any) -> str | None:
     """The searcher's class; a limiter around it is named with its bound."""
     if isinstance(searcher, str):
-        return searcher
+        return text_or_none(searcher)
     if not isinstance(searcher, Inert):
         return None
     inner = searcher.get("searcher")
     if isinstance(inner, Inert):
-        bound = searcher.get("max_concurrent")
-        return f"{inner.short_name}, at most {bound} at a time" if bound else inner.short_name
-    return searcher.short_name
+        bound = number_or_none(searcher.get("max_concurrent"))
+        name = text_or_none(inner.short_name)
+        return f"{name}, at most {bound:g} at a time" if bound else name
+    return text_or_none(searcher.short_name)
 
 
 _SCHEDULER_SETTINGS = {
@@ -181,16 +174,18 @@ _SCHEDULER_SETTINGS = {
 
 def _describe_scheduler(scheduler: Any) -> str | None:
     if isinstance(scheduler, str):
-        return scheduler
+        return text_or_none(scheduler)
     if not isinstance(scheduler, Inert):
         return None
     settings = {}
     for private, public in _SCHEDULER_SETTINGS.items():
         value = scheduler.get(private)
-        if isinstance(value, (int, float, str)) and value != "training_iteration":
-            settings[public] = value
+        value = text_or_none(value) if isinstance(value, str) else number_or_none(value)
+        if value is not None and value != "training_iteration":
+            settings[public] = f"{value:g}" if isinstance(value, float) else value
     inside = ", ".join(f"{name}={value}" for name, value in settings.items())
-    return f"{scheduler.short_name}({inside})" if inside else scheduler.short_name
+    name = text_or_none(scheduler.short_name)
+    return f"{name}({inside})" if inside else name
 
 
 def _rungs(scheduler: Any) -> tuple[int, ...]:
@@ -198,19 +193,24 @@ def _rungs(scheduler: Any) -> tuple[int, ...]:
     if not isinstance(scheduler, Inert) or scheduler.get("_time_attr") != "training_iteration":
         return ()
     found: set[int] = set()
-    for bracket in scheduler.get("_brackets") or []:
-        for rung in bracket.get("_rungs") or [] if isinstance(bracket, Inert) else []:
-            if isinstance(rung, tuple) and rung and isinstance(rung[0], (int, float)):
-                found.add(int(rung[0]))
+    for bracket in _list(scheduler.get("_brackets")):
+        for rung in _list(bracket.get("_rungs") if isinstance(bracket, Inert) else None):
+            step = number_or_none(rung[0]) if isinstance(rung, tuple) and rung else None
+            if step is not None and 0 < step < 2**53:
+                found.add(int(step))
     return tuple(sorted(found))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _configs(value: Any) -> Iterator[dict[str, Any]]:
     """Every dictionary named `config` within, without following anything twice."""
     seen: set[int] = set()
-    pending = [value]
+    pending = deque([value])
     while pending:
-        item = pending.pop(0)
+        item = pending.popleft()
         if id(item) in seen:
             continue
         seen.add(id(item))
@@ -231,7 +231,9 @@ def _split_space(config: dict[str, Any]) -> tuple[dict[str, Domain], dict[str, A
     domains: dict[str, Domain] = {}
     constants: dict[str, Any] = {}
 
-    def visit(path: str, value: Any) -> None:
+    def visit(path: str, value: Any, depth: int = 0) -> None:
+        if depth > DEEPEST or len(domains) + len(constants) >= _MOST_PARAMETERS:
+            raise UnreadablePickle("its space is too deep or too large")
         if (
             isinstance(value, dict)
             and set(value) == {"grid_search"}
@@ -241,10 +243,11 @@ def _split_space(config: dict[str, Any]) -> tuple[dict[str, Domain], dict[str, A
             domains[path] = Domain("categorical", f"grid_search({list(values)!r})", categories=values)
         elif isinstance(value, dict):
             for key, inner in value.items():
-                visit(f"{path}/{key}" if path else str(key), inner)
+                name = text_or_none(key) if isinstance(key, str) else str(plain(key))
+                visit(f"{path}/{name}" if path else str(name), inner, depth + 1)
         elif isinstance(value, (list, tuple)):
             for index, inner in enumerate(value):
-                visit(f"{path}/{index}", inner)
+                visit(f"{path}/{index}", inner, depth + 1)
         elif isinstance(value, Inert) and value.name.startswith(_SAMPLE):
             domains[path] = _domain(value)
         else:
@@ -257,19 +260,20 @@ def _split_space(config: dict[str, Any]) -> tuple[dict[str, Domain], dict[str, A
 def _domain(value: Inert) -> Domain:
     sampler, step = value.get("sampler"), None
     if isinstance(sampler, Inert) and sampler.short_name == "Quantized":
-        step = sampler.get("q")
+        step = number_or_none(sampler.get("q"))
         sampler = sampler.get("sampler")
     log = isinstance(sampler, Inert) and "LogUniform" in sampler.short_name
     normal = isinstance(sampler, Inert) and "Normal" in sampler.short_name
     if value.short_name == "Categorical":
-        values = tuple(plain(value.get("categories") or []))
+        values = tuple(plain(_list(value.get("categories"))))
         return Domain("categorical", f"choice({list(values)!r})", categories=values)
     if value.short_name not in ("Float", "Integer"):
         return Domain("other", "sample_from(…)")
     integer = value.short_name == "Integer"
-    lower, upper = _number(value.get("lower")), _number(value.get("upper"))
+    lower, upper = number_or_none(value.get("lower")), number_or_none(value.get("upper"))
     if normal and isinstance(sampler, Inert):
-        return Domain("float", f"randn({sampler.get('mean')}, {sampler.get('sd')})")
+        mean, spread = number_or_none(sampler.get("mean")), number_or_none(sampler.get("sd"))
+        return Domain("float", f"randn({mean}, {spread})")
     name = ("q" if step else "") + ("lograndint" if log else "randint") if integer else ""
     name = name or ("q" if step else "") + ("loguniform" if log else "uniform")
     ends = [f"{end:g}" for end in (lower, upper) if end is not None] + ([f"{step:g}"] if step else [])

@@ -61,7 +61,7 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
     used, wall = usage(analysis), wall_time_s(analysis)
     budget = f" of a budget of {duration(record.time_budget_s)}" if record.time_budget_s else ""
     pairs = [
-        ("Experiment", record.path),
+        ("Experiment", record.path + run_text(analysis)),
         ("State", state_text(analysis)),
         ("Metric", metric_text(analysis)),
         ("Trials", trials_text(analysis)),
@@ -79,6 +79,14 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
     return pairs
 
 
+def run_text(analysis: Analysis) -> str:
+    """Which of its folder's searches an experiment is, in brackets; nothing where there is only one."""
+    runs = analysis.runs
+    if len(runs) < 2 or analysis.run is None:
+        return ""
+    return f" (search {runs.index(analysis.run) + 1} of {len(runs)} in this folder, {analysis.run})"
+
+
 def state_text(analysis: Analysis) -> str:
     last = analysis.record.last_write
     if analysis.state == "finished" or last is None:
@@ -92,9 +100,14 @@ def metric_text(analysis: Analysis) -> str:
         return NOT_KNOWN
     if not analysis.mode:
         return f"{analysis.metric}, mode {NOT_KNOWN}"
+    return f"{analysis.metric}, {comparison_text(analysis)}"
+
+
+def comparison_text(analysis: Analysis) -> str:
+    """How trials are compared, in words."""
     compared = "each trial's last value" if analysis.scope == "last" else "each trial's best value"
     word = "lower" if analysis.mode == "min" else "higher"
-    return f"{analysis.metric}, {word} is better; trials are compared by {compared}"
+    return f"{word} is better; trials are compared by {compared}"
 
 
 def trials_text(analysis: Analysis) -> str:

@@ -194,13 +194,13 @@ def test_our_own_searchers_state_tells_metric_mode_and_name(home):
 
 
 def test_metric_and_mode_that_the_progress_callback_left_are_used(home):
-    facts = home / "horovod_tune_run.json"
+    facts = home / "horovod_tune_run-abcd1_00000.json"
     facts.write_text(json.dumps({"metric": "loss", "mode": "min", "versions": {"ray": "2.60.0"}}))
     assert analyze(home).best_value == read_value(read(home))
     facts.write_text(json.dumps({"metric": "accuracy", "mode": "max"}))
     assert analyze(home).record.mode is None, "the state speaks of another metric"
     facts.write_text("{")
-    assert "horovod_tune_run.json: not readable" in str(analyze(home, mode="min").problems[0])
+    assert "horovod_tune_run-abcd1_00000.json: not readable" in str(analyze(home, mode="min").problems[0])
 
 
 def staged(home: Path, ray_folder: Path) -> Path:

@@ -1,0 +1,111 @@
+"""Which search of an experiment's folder is meant: a second one of the same name writes into the same folder.
+
+Each driver writes `experiment_state-<its start>.json`. A restored search writes a new one that speaks of the
+earlier trials too; a search that was started anew speaks of other trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, parse_json, plain, text_or_none
+
+STATE_PREFIX, STATE_SUFFIX = "experiment_state-", ".json"
+
+
+def id_of(trial: dict[str, Any]) -> str:
+    """A trial's id in its state. Raises `KeyError` where it has none."""
+    return text_or_none(trial["trial_id"]) or str(plain(trial["trial_id"]))[:300]
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """One driver's account of its search. `written` is Unix time in seconds, None where it is not known."""
+
+    name: str
+    state: dict[str, Any]
+    written: float | None = None
+
+    @property
+    def stamp(self) -> str:
+        """When its driver started, as Tune writes it into the names of its files."""
+        return self.name.removeprefix(STATE_PREFIX).removesuffix(STATE_SUFFIX)
+
+    @cached_property
+    def trial_ids(self) -> set[str]:
+        """The trials that it speaks of."""
+        found = set()
+        for pair in self.state["trial_data"]:
+            try:
+                found.add(id_of(mapping(parse_json(pair[0]))))
+            except (ValueError, TypeError, KeyError, IndexError):
+                continue  # the reader of trials names it
+        return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """One search: its state files, the newest first, and the trials that any of them speaks of."""
+
+    files: tuple[StateFile, ...]
+    trial_ids: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """When its first driver started: what `analyze(…, run=…)` takes."""
+        return self.files[-1].stamp
+
+    @property
+    def newest(self) -> StateFile:
+        return self.files[0]
+
+    @property
+    def stamps(self) -> frozenset[str]:
+        return frozenset(file.stamp for file in self.files)
+
+    @property
+    def start_time(self) -> float | None:
+        """When it began, in Unix time (seconds)."""
+        starts = [number_or_none(mapping(f.state.get("runner_data")).get("_start_time")) for f in self.files]
+        return min((start for start in starts if start is not None), default=None)
+
+    @property
+    def last_write(self) -> float | None:
+        return max((file.written for file in self.files if file.written is not None), default=None)
+
+
+def runs_of(files: Iterable[StateFile]) -> list[Run]:
+    """Return the searches that state files tell of, the oldest first.
+
+    Two files belong to one search when they have a trial in common.
+    """
+    runs: list[Run] = []
+    for file in sorted(files, key=lambda file: file.name):
+        ids = file.trial_ids
+        same = [run for run in runs if run.trial_ids & ids]
+        joined = sorted((file, *(f for run in same for f in run.files)), key=lambda f: f.name, reverse=True)
+        runs = [run for run in runs if run not in same]
+        runs.append(Run(tuple(joined), frozenset(ids.union(*(run.trial_ids for run in same)))))
+    return sorted(runs, key=lambda run: run.newest.name)
+
+
+def choose(
+    runs: Sequence[Run], name: str | None = None, trial_ids: Collection[str] | None = None
+) -> Run | None:
+    """Return the run of that name, or that of these trials, or the newest; None where there is none.
+
+    Raises `ValueError` for a name that no run has.
+    """
+    if name is not None:
+        for run in runs:
+            if name == run.name or name in run.stamps:
+                return run
+        known = ", ".join(run.name for run in runs) or "none"
+        raise ValueError(f"there is no run {name!r} in this experiment; its runs: {known}")
+    if trial_ids is not None:
+        of_these = [run for run in runs if run.trial_ids & set(trial_ids)]
+        return max(of_these, key=lambda run: len(run.trial_ids & set(trial_ids)), default=None)
+    return runs[-1] if runs else None

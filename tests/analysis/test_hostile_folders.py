@@ -1,0 +1,215 @@
+"""A folder that somebody else made: each bad part is named, the rest is shown, none reaches further."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+from made_experiments import made_experiment, written
+from mutations import PICKLES, damage
+
+from horovod_tune.analysis import analyze
+from horovod_tune.analysis.export import chosen_frame, no_formula, write_csv, write_parquet
+from horovod_tune.analysis.printable import one_line, printable
+from horovod_tune.analysis.progress_state import Progress
+from horovod_tune.analysis.progress_view import LiveView, PlainView
+from horovod_tune.analysis.reader.folders import UnusableFile, open_folder
+from horovod_tune.analysis.reader.inert_pickle import Inert, UnreadablePickle, look
+from horovod_tune.analysis.reader.plain_values import plain, read_json
+from horovod_tune.analysis.report import render
+from horovod_tune.analysis.results import Analysis
+
+EVIL = "\x1b]0;title\x07\x1b[2J[red]=1+1"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return written(made_experiment(4, asha=False), tmp_path)
+
+
+def read(home: Path) -> Analysis:
+    return analyze(home, metric="loss", mode="min")
+
+
+def every_way_out(analysis: Analysis, folder: Path) -> str:
+    """Show, export and report it; returns what a terminal would get."""
+    for what in ("trials", "history"):
+        table = chosen_frame(analysis, what)
+        write_csv(table, folder / "table.csv")
+        write_parquet(table, folder / "table.parquet")
+    (folder / "page.html").write_text(render(analysis), encoding="utf-8")
+    terminal = pytest.importorskip("horovod_tune.analysis.terminal")
+    stream = io.StringIO()
+    terminal.console(file=stream, width=120).print(terminal.view(analysis))
+    if analysis.has_best:
+        assert analysis.best_result_df is not None
+        assert analysis.best_checkpoint_path is None or "part" not in analysis.best_checkpoint_path
+    stream.getvalue().encode("utf-8")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damage_of_any_kind_costs_what_it_hit_only(experiments, tmp_path, seed):
+    rng = random.Random(seed)
+    names = sorted(path.name for path in experiments.iterdir() if path.is_dir())
+    home = tmp_path / rng.choice(names)
+    shutil.copytree(experiments / home.name, home)
+    done = [damage(home, rng) for _ in range(rng.randrange(1, 6))]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            analysis = read(home)
+    except ValueError as error:
+        assert "no Tune experiment at" in str(error), done
+        return
+    assert "\x1b" not in every_way_out(analysis, tmp_path), done
+
+
+@pytest.mark.parametrize("data", PICKLES[:-2])
+def test_a_pickle_that_would_end_the_process_is_refused_or_cut(data):
+    try:
+        made = look(data)
+    except UnreadablePickle:
+        return
+    cut: list[str] = []
+    json.dumps(plain(made, cut))
+    assert cut or isinstance(made, Inert)
+
+
+def test_a_list_within_itself_and_one_with_a_billion_copies_are_cut_off():
+    within: list[object] = []
+    within.append(within)
+    copies: object = "x"
+    for _ in range(60):
+        copies = [copies, copies]
+    for data in (within, copies):
+        cut: list[str] = []
+        plain(look(pickle.dumps(data)), cut)
+        assert any("nested" in what or "more than" in what for what in cut)
+
+
+def test_what_real_pickles_hold_is_not_cut():
+    data = {"a": [(1, (2, (3,)))] * 3000, "b": {frozenset({1}): -1.5}, "c": [{"x": i} for i in range(5000)]}
+    cut: list[str] = []
+    assert plain(look(pickle.dumps(data)), cut)["c"][4999] == {"x": 4999}
+    assert not cut
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b"1" * 5000, b"{", b"\xff"])
+def test_json_that_cannot_be_read_is_a_value_error(data):
+    with pytest.raises(ValueError):
+        read_json(data)
+
+
+def test_texts_and_numbers_of_json_can_always_be_written_out():
+    value, cut = read_json(b'{"\\ud800": "\\udfff", "n": 1' + b"0" * 400 + b', "x": "\xff"}')
+    json.dumps(value, ensure_ascii=False).encode("utf-8")
+    assert value["\\ud800"] == "\\udfff"
+    assert cut == ["text that is not UTF-8", "text that is not Unicode", "a number of more than 300 digits"]
+
+
+@pytest.mark.parametrize("name", ["result.json", "error.txt", "params.json"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "outside", "loop"])
+def test_what_is_no_file_of_the_experiment_is_not_opened(home, tmp_path, name, kind):
+    place = home / "train_abcd1_00001" / name
+    place.unlink(missing_ok=True)
+    secret = tmp_path / "secret"
+    secret.write_text("TOP SECRET")
+    if kind == "fifo":
+        os.mkfifo(place)
+    else:
+        place.symlink_to({"device": "/dev/zero", "outside": secret, "loop": place}[kind])
+    with pytest.raises(OSError):
+        open_folder(home).below("train_abcd1_00001").read(name)
+    analysis = read(home)
+    assert len(analysis.trials) == 4
+    every_way_out(analysis, tmp_path)
+    assert "TOP SECRET" not in (tmp_path / "page.html").read_text()
+    if name == "result.json":
+        assert f"abcd1_00001: {name} cannot be read" in str(analysis.problems[0])
+
+
+def test_a_link_within_the_experiment_is_followed(home):
+    trial = home / "train_abcd1_00001"
+    (trial / "result.json").rename(home / "moved.json")
+    (trial / "result.json").symlink_to(home / "moved.json")
+    assert read(home).problems == ()
+
+
+def test_a_file_beyond_any_size_is_named_and_not_read(home):
+    with (home / "train_abcd1_00002" / "result.json").open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(UnusableFile, match=r"larger than 268,435,456 bytes: 1,099,511,627,776"):
+        open_folder(home).below("train_abcd1_00002").read("result.json")
+    assert "larger than" in str(read(home).problems[0])
+
+
+def test_of_an_error_without_end_both_ends_are_kept(home):
+    (state,) = home.glob("experiment_state-*.json")
+    state.write_text(
+        state.read_text().replace('\\"error_filename\\": null', '\\"error_filename\\": \\"error.txt\\"')
+    )
+    (home / "train_abcd1_00000" / "error.txt").write_text("begins\n" + "x" * 10**7 + "\nValueError: ends")
+    text = read(home).errors()["abcd1_00000"]
+    assert text.startswith("begins") and text.endswith("ValueError: ends") and len(text) < 210_000
+
+
+def test_a_checkpoint_that_was_never_finished_is_none(home):
+    trial = home / Path(read(home).best_trial.directory).name
+    for name in ("checkpoint_000000", "checkpoint_000001.part", "checkpoint_000002.part-3f"):
+        (trial / name).mkdir()
+    assert read(home).best_checkpoint_path == str(trial / "checkpoint_000000")
+    (trial / "checkpoint_000000").rmdir()
+    assert read(home).best_checkpoint_path is None
+
+
+def test_no_text_of_an_experiment_steers_the_terminal(home, tmp_path):
+    (state,) = home.glob("experiment_state-*.json")
+    whole = json.loads(state.read_text())
+    trial, run = (json.loads(part) for part in whole["trial_data"][0])
+    trial |= {"trial_id": EVIL, "status": EVIL, "config": {EVIL: EVIL}}
+    run |= {"error_filename": EVIL}
+    whole["trial_data"][0] = [json.dumps(trial), json.dumps(run)]
+    state.write_text(json.dumps(whole))
+    (home / "train_abcd1_00000" / "error.txt").write_text(f"ValueError: {EVIL}")
+    shown = every_way_out(read(home), tmp_path)
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert r"\x1b]0;title" in shown
+
+
+@pytest.mark.parametrize("view", [PlainView, LiveView])
+def test_no_text_of_a_search_steers_the_terminal_while_it_runs(view):
+    if view is LiveView:
+        pytest.importorskip("rich")
+    stream, progress = io.StringIO(), Progress(metric=EVIL, mode="min")
+    shown = view(stream, 0.0) if view is PlainView else view(stream)
+    progress.started(EVIL, 0.0, config={EVIL: EVIL})
+    progress.reported(EVIL, {EVIL: 1.0}, 1.0)
+    for what in ("started", "better", "failed"):
+        shown.tell(what, EVIL, progress, 2.0)
+    shown.close(progress, 3.0)
+    assert "\x1b]0;" not in stream.getvalue() and "\x07" not in stream.getvalue()
+    assert r"\x1b]0;title" in stream.getvalue()
+
+
+def test_control_characters_are_written_out_and_text_is_not_touched():
+    assert printable("größe\n\tµ 日本 🙂") == "größe\n\tµ 日本 🙂"
+    assert one_line("a\nb\r\x9b\u202e") == r"a\nb\r\x9b\u202e"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+x", "-cmd", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1"])
+def test_no_cell_of_a_csv_is_a_formula(home, text):
+    assert no_formula(text) == f"'{text}"
+    table = chosen_frame(read(home), "trials")
+    table["config/x"], table[text] = text, 1
+    stream = io.StringIO()
+    write_csv(table, stream)
+    assert f"'{text.strip()}" in stream.getvalue().replace("\t", "").replace("\r", "").replace("' ", "'")
+    assert no_formula("-1.5e3") == "-1.5e3"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from horovod_tune.elastic import commit, get_state
 from horovod_tune.parameters import with_parameters
 from horovod_tune.session import get_checkpoint, report
 
@@ -27,7 +28,9 @@ __version__ = "0.1.0"
 __all__ = [
     "DistributedTrainableCreator",
     "analyze",
+    "commit",
     "get_checkpoint",
+    "get_state",
     "report",
     "resume_or_start",
     "with_parameters",

@@ -38,8 +38,7 @@ class Coordinator:
         self._started = False
         self._log_is_lost = False
         self._function_is_there = False
-        self._facts: dict[str, Any] = {}
-        """What every result of the trial says of its world."""
+        self._start_s = 0.0
         self.replaced_because: list[str] = []
         """Why the workers of the trial before were not kept; empty when they were."""
 
@@ -101,20 +100,27 @@ class Coordinator:
         function = None if self._function_is_there else self._function
         self._group.begin(replace(self._order, function=function))
         self._function_is_there = True
-        hosts = self._group.hosts
-        self._facts = {
+        self._start_s = round(time.monotonic() - asked, 4)
+
+    def _world_facts(self) -> dict[str, Any]:
+        """Return what a result says of the world that it comes from."""
+        hosts, changes = self._group.hosts, self._group.world_changes
+        facts = {
             "world_size": len(hosts),
             # A string: Tune's loggers for TensorBoard and the like draw lists of numbers.
             "hosts": write_slots(hosts),
-            "start_s": round(time.monotonic() - asked, 4),
+            "start_s": self._start_s,
         }
+        if changes is not None:
+            facts.update(world_changes=len(changes), world_change=changes[-1] if changes else "")
+        return facts
 
     def _store(
         self, index: int, metrics: dict[str, Any], path: str | None
     ) -> tuple[dict[str, Any], Checkpoint | None]:
         assert self._storage is not None
         metrics = {**metrics}
-        for name, fact in self._facts.items():
+        for name, fact in self._world_facts().items():
             metrics.setdefault(name, fact)
         checkpoint, place = None, None
         if path is not None:

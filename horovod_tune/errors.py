@@ -43,6 +43,10 @@ class PreflightFailed(HorovodTuneError, RuntimeError):
     """A machine of the cluster cannot take part in a trial on several: says which one, why, and the cure."""
 
 
+class NotElastic(HorovodTuneError, RuntimeError):
+    """The world of a trial of fixed size is broken, and somebody waits for the next one."""
+
+
 class StartFailed(HorovodTuneError, RuntimeError):
     """The training actors of a trial did not come up: says in which phase, and which ranks."""
 

@@ -15,7 +15,8 @@ class TrialOrder:
     ``checkpoint`` is a directory that a restored trial starts from; ``resources`` is Tune's
     PlacementGroupFactory, pickled. ``parameters`` is where the rank finds the objects of `with_parameters`: a
     Ray ObjectRef, or a path of its host. ``run`` counts the trials of one worker group, so that a late word
-    about one is not taken for the next one's.
+    about one is not taken for the next one's. ``reports`` is how often the trial has reported before a rank
+    joins it, ``world_number`` counts the worlds that an elastic trial has formed.
     """
 
     trial_id: str
@@ -29,6 +30,9 @@ class TrialOrder:
     resources: bytes = b""
     parameters: Any = None
     run: int = 0
+    is_elastic: bool = False
+    reports: int = 0
+    world_number: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,14 @@ class LogChunk:
     text: bytes
 
 
-Message = Report | Finished | Stopped | Failed | LogChunk
+@dataclass(frozen=True)
+class NeedsWorld:
+    """The rank has left its world, which changes or is broken, and waits for its place in the next one."""
+
+    rank: int
+
+
+Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld
 
 
 @dataclass(frozen=True)

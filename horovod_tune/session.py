@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from horovod_tune.errors import MetricsError, NotInTraining
-from horovod_tune.messages import CheckpointPlace, Report, TrialOrder, World
+from horovod_tune.errors import MetricsError, NotElastic, NotInTraining
+from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialOrder, World
 
 if TYPE_CHECKING:
     from ray.tune import Checkpoint
@@ -29,6 +29,10 @@ class StopTraining(BaseException):
     """Unwinds the training function of a stopped trial; no Exception, so that handlers let it pass."""
 
 
+class WorldBroken(Exception):
+    """A report cannot return: the rank's world is broken, and the next one is about to be formed."""
+
+
 class Session:
     """One rank's side of one trial.
 
@@ -41,7 +45,7 @@ class Session:
         order: TrialOrder,
         world: World,
         *,
-        send: Callable[[Report], None],
+        send: Callable[[Report | NeedsWorld], None],
         fetch: Callable[[CheckpointPlace], Checkpoint],
     ) -> None:
         self.order = order
@@ -52,9 +56,15 @@ class Session:
         self._place = order.checkpoint
         self._checkpoint: Checkpoint | None = None
         self._stored: dict[int, CheckpointPlace] = {}
-        self._reports = 0
-        self._allowed = 0.0
+        self._reports = order.reports
+        self._allowed = float(order.reports)
         self._stopped = False
+        self.world_number = order.world_number
+        self._world_is_broken = False
+        self.committed: Any = None
+        """The rank's `elastic.CommittedState`; None where ranks are not Horovod's."""
+        self.world_error: Callable[[str], BaseException] = WorldBroken
+        """What `report` raises in a broken world; a rank of Horovod's has Horovod's own error here."""
         self._gate = threading.Condition()
 
     @property
@@ -67,15 +77,21 @@ class Session:
         self._refuse_in_a_fork("report()")
         plain = plain_metrics(metrics)
         path = _checkpoint_path(checkpoint)
+        if self._world_is_broken:
+            raise self.world_error("report() in a world that has lost a rank")
         self._reports += 1
         if self.world.rank == 0:
             self._send(Report(self._reports, plain, path))
         with self._gate:
             # No timeout here: the coordinator lets go of every rank when the trial ends in any way, and
             # this process dies with the coordinator.
-            self._gate.wait_for(lambda: self._stopped or self._allowed >= self._reports)
+            self._gate.wait_for(
+                lambda: self._stopped or self._world_is_broken or self._allowed >= self._reports
+            )
             if self._stopped:
                 raise StopTraining
+            if self._allowed < self._reports:
+                raise self.world_error("the world changes while report() waits")
             # Only now, and only up to this report: a rank that lags behind rank 0 must not find a checkpoint
             # of the others' future.
             due = [report for report in self._stored if report <= self._reports]
@@ -90,6 +106,41 @@ class Session:
             self._allowed = max(self._allowed, index)
             if checkpoint is not None and (self._place is None or checkpoint.report > self._place.report):
                 self._stored[checkpoint.report] = checkpoint
+            self._gate.notify_all()
+
+    def break_world(self) -> None:
+        """Make a report that waits raise `world_error`: a rank of this world is gone."""
+        with self._gate:
+            self._world_is_broken = True
+            self._gate.notify_all()
+
+    def wait_for_world(self) -> None:
+        """Give up this rank's world, and return when it has its place in the next one.
+
+        Raises:
+            NotElastic: the trial has a fixed size, so there will be none.
+        """
+        if not self.order.is_elastic:
+            raise NotElastic(
+                "the world of this trial broke, and the trial is not elastic: with min_workers= given to "
+                "DistributedTrainableCreator, the other ranks go on without one that is lost"
+            )
+        with self._gate:
+            self._world_is_broken = True
+            left = self.world_number
+        self._send(NeedsWorld(self.world.rank))
+        with self._gate:
+            # No timeout here either: the coordinator forms the next world within its own limits, or ends us.
+            self._gate.wait_for(lambda: self._stopped or self.world_number > left)
+            if self._stopped:
+                raise StopTraining
+
+    def join_world(self, world: World, *, number: int, reports: int) -> None:
+        """Take this rank's place in the next world, where ``reports`` reports have been made so far."""
+        with self._gate:
+            self.world, self.world_number = world, number
+            self._reports, self._allowed = reports, max(self._allowed, float(reports))
+            self._world_is_broken = False
             self._gate.notify_all()
 
     def stop(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError
@@ -45,6 +45,14 @@ class TrialSpec:
     stall_timeout_s: float
     reuse_workers: bool
     nics: tuple[str, ...]
+    min_workers: int | None = None
+    max_workers: int | None = None
+    min_workers_timeout_s: float = DEFAULT_TIMEOUT_S
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether a trial may go on with fewer ranks than it began with, or with more."""
+        return self.min_workers is not None
 
     @property
     def world_size(self) -> int:
@@ -92,13 +100,17 @@ def make_spec(
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
     reuse_workers: bool = True,
     nics: str | Sequence[str] | None = None,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    min_workers_timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> TrialSpec:
     """Return the spec for arguments of either era's names.
 
     Raises:
         SpecError: see TrialSpec.
     """
-    for name, number in (("num_hosts", num_hosts), ("num_slots", num_slots), ("num_workers", num_workers)):
+    counts = {"num_hosts": num_hosts, "num_slots": num_slots, "num_workers": num_workers}
+    for name, number in {**counts, "min_workers": min_workers, "max_workers": max_workers}.items():
         if number is not None:
             _check_count(name, number)
     for name, flag in (("use_gpu", use_gpu), ("use_tpu", use_tpu), ("reuse_workers", reuse_workers)):
@@ -122,8 +134,11 @@ def make_spec(
             raise SpecError(f"tpu_type needs use_tpu=True, got tpu_type={tpu_type!r}")
         hosts_of_type, _ = shape_of(tpu_type)
         num_hosts = num_hosts or hosts_of_type
+    _check_positive("min_workers_timeout_s", min_workers_timeout_s)
+    if min_workers is not None and num_hosts is None and num_slots is None and num_workers is None:
+        num_workers = min_workers  # it starts as soon as these fit
     hosts, slots = _hosts_and_slots(num_hosts, num_slots, num_workers, use_tpu=use_tpu)
-    return TrialSpec(
+    spec = TrialSpec(
         num_hosts=hosts,
         num_slots=slots,
         num_workers=num_workers if hosts is None else None,
@@ -135,7 +150,35 @@ def make_spec(
         stall_timeout_s=float(stall_timeout_s),
         reuse_workers=reuse_workers,
         nics=_interface_names(nics),
+        min_workers=min_workers,
+        max_workers=max_workers,
+        min_workers_timeout_s=float(min_workers_timeout_s),
     )
+    return _with_checked_range(spec)
+
+
+def _with_checked_range(spec: TrialSpec) -> TrialSpec:
+    """Return the spec with ``max_workers`` filled in, once its range of sizes holds together."""
+    if spec.min_workers is None:
+        if spec.max_workers is not None:
+            raise SpecError(f"max_workers needs min_workers, got max_workers={spec.max_workers} alone")
+        return spec
+    if spec.use_tpu:
+        raise SpecError(
+            f"min_workers cannot be given with use_tpu: a slice keeps its size, got {spec.min_workers}"
+        )
+    if spec.min_workers > spec.world_size:
+        raise SpecError(
+            f"min_workers must be at most the {spec.world_size} rank(s) that the trial starts with, got "
+            f"{spec.min_workers}"
+        )
+    most = spec.world_size if spec.max_workers is None else spec.max_workers
+    if most < spec.world_size:
+        raise SpecError(
+            f"max_workers must be at least the {spec.world_size} rank(s) that the trial starts with, got "
+            f"{most}"
+        )
+    return replace(spec, max_workers=most)
 
 
 def _hosts_and_slots(

@@ -40,6 +40,7 @@ from horovod_tune.training_function import (
     check_training_function,
     function_name,
 )
+from horovod_tune.workers.elastic_group import ElasticGroup
 from horovod_tune.workers.gloo.early import EarlyRanks
 from horovod_tune.workers.group import WorkerGroup
 
@@ -169,7 +170,7 @@ class DistributedTrainable(FunctionTrainable):
         self._node_id = ray.get_runtime_context().get_node_id()
         self._last_training_result: _TrainingResult | None = None
         self._coordinator = Coordinator(
-            WorkerGroup(self._make_launcher(), timeout_s=self._spec.timeout_s),
+            self._make_group(),
             self._shipped.pickled(),
             reuse_workers=self._spec.reuse_workers,
         )
@@ -177,6 +178,19 @@ class DistributedTrainable(FunctionTrainable):
             self._coordinator.begin_workers()
         self._set_trial(config)
         self._trial_storage.begin()
+
+    def _make_group(self) -> WorkerGroup:
+        spec, launcher = self._spec, self._make_launcher()
+        if not spec.is_elastic:
+            return WorkerGroup(launcher, timeout_s=spec.timeout_s)
+        assert spec.min_workers is not None and spec.max_workers is not None
+        return ElasticGroup(
+            launcher,
+            timeout_s=spec.timeout_s,
+            min_workers=spec.min_workers,
+            max_workers=spec.max_workers,
+            wait_s=spec.min_workers_timeout_s,
+        )
 
     def _make_launcher(self) -> Any:
         group = ray.util.get_current_placement_group()
@@ -292,6 +306,9 @@ def DistributedTrainableCreator(
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
     reuse_workers: bool = True,
     nics: str | Sequence[str] | None = None,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    min_workers_timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> type[DistributedTrainable]:
     """Turn a Horovod training function into a class that ``tune.run`` and ``tune.Tuner`` take.
 
@@ -322,6 +339,12 @@ def DistributedTrainableCreator(
             its process as a new one would be.
         nics: the network interface, or several in order of preference, for the ranks' collectives. Default:
             the loopback on one host, the one that has Ray's node address on several.
+        min_workers: makes trials elastic. A trial goes on with as few ranks as these when others are lost,
+            and starts with as few where neither ``num_slots`` nor ``num_workers`` is given. See `commit`.
+        max_workers: up to how many ranks an elastic trial grows when there is room (default: as many as it
+            starts with).
+        min_workers_timeout_s: seconds for which fewer ranks than ``min_workers`` wait for others (default
+            60).
 
     Raises:
         SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
@@ -344,6 +367,9 @@ def DistributedTrainableCreator(
         stall_timeout_s=stall_timeout_s,
         reuse_workers=reuse_workers,
         nics=nics,
+        min_workers=min_workers,
+        max_workers=max_workers,
+        min_workers_timeout_s=min_workers_timeout_s,
     )
     require_backend(use_tpu=use_tpu)
     ray_adapter.write_facts_of_experiments()

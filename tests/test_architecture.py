@@ -18,7 +18,7 @@ LAYERS = [
     {"tpu_types", "training_function", "directories"},
     {"shipping"},
     {"spec", "session", "transfer", "horovod_build", "large_batch"},
-    {"ray_adapter", "backend", "doctor", "parameters"},
+    {"elastic", "ray_adapter", "backend", "doctor", "parameters"},
     {"host_copies", "trial_logs"},
     {"storage"},
     {"workers"},

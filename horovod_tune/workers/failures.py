@@ -58,6 +58,11 @@ def traceback_text(pieces: Sequence[str]) -> str:
     return shorten("".join(shorten(piece, MAX_TEXT) for piece in pieces), MAX_TRACEBACK)
 
 
+def verb_of(kind: FailureKind) -> str:
+    """Return what is said of a rank that was lost in this way: "died", "fell silent"."""
+    return _VERBS[kind]
+
+
 _VERBS = {
     FailureKind.RAISED: "failed",
     FailureKind.DIED: "died",

@@ -57,11 +57,14 @@ class WorkerGroup:
     def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
         self.workers: list[Worker] = []
         """In the order of the launcher's placement; empty until `create`."""
+        self.world_changes: list[str] | None = None
+        """Why the world of an elastic trial changed, one text a change; None where it never does."""
         self._launcher = launcher
         self._timeout_s = timeout_s
         self._poll_s = min(POLL_S, timeout_s / 4)
         self._inbox = Inbox()
         self._resetting: list[Any] = []
+        self._world_size = 0
         self._run = 0
         self._forget_trial()
 
@@ -92,7 +95,7 @@ class WorkerGroup:
 
     def create(self) -> None:
         """Begin to start the workers, in their turn; does not wait for them."""
-        self.workers = [Worker(actor) for actor in self._launcher.create()]
+        self.workers = [Worker(actor, place) for place, actor in enumerate(self._launcher.create())]
 
     def _form_world(self) -> None:
         """Wait until all workers are there, and give each its ranks."""
@@ -112,6 +115,7 @@ class WorkerGroup:
             worker.ranks = tuple(world.rank for world in assignment.worlds)
             worker.gate = gates.get(place)
         self._inbox.open_gates(gates.values())
+        self._world_size = len(self.hosts)
 
     def _call_all(self, refs: Sequence[Any], doing: str) -> list[Any]:
         return call_all(self.workers, refs, doing, timeout_s=self._timeout_s)
@@ -152,15 +156,21 @@ class WorkerGroup:
                 raise self._failed(self._failures)
             if not self._running:
                 return Finished(0)
-            self._listen(self._poll_s)
-            for worker in self.workers:
-                if worker.silent_s(self._poll_s, entered) > self._timeout_s:
-                    worker.forget_question()
-                    self._lose(
-                        worker,
-                        FailureKind.SILENT,
-                        f"gave no sign of life for timeout_s={self._timeout_s:g} s",
-                    )
+            self._listen(self._listen_s)
+            self._tend(entered)
+
+    @property
+    def _listen_s(self) -> float:
+        """How long to listen before `_tend` looks at the workers again."""
+        return self._poll_s
+
+    def _tend(self, since: float) -> None:
+        """Give up workers that owe a sign of life; ``since`` is when somebody began to listen."""
+        for worker in list(self.workers):
+            if worker.silent_s(self._poll_s, since) > self._timeout_s:
+                worker.forget_question()
+                text = f"gave no sign of life for timeout_s={self._timeout_s:g} s"
+                self._lose(worker, FailureKind.SILENT, text)
 
     def take_logs(self) -> list[LogChunk]:
         """Return what ranks have printed since the last call."""
@@ -191,7 +201,9 @@ class WorkerGroup:
         """Take in what workers say within ``wait_s``, and ask them again."""
         mail = self._open_mail(wait_s)
         # A report that came through a gate was sent before the answer that came with it.
-        self._reports += [report for run, report in mail.reports if run == self._run]
+        for run, report in mail.reports:
+            if run == self._run:
+                self._note_report(report)
         for number, answer in mail.answers:
             worker = next((each for each in self.workers if each.has_answered(number)), None)
             if worker is None:
@@ -203,7 +215,7 @@ class WorkerGroup:
                 continue
             self._take(worker, messages)
             waits_for_us = any(isinstance(message, Report) for message in messages)
-            if not waits_for_us and worker.running:
+            if not waits_for_us and worker.running and not worker.is_asked:
                 self._ask(worker)
 
     def _open_mail(self, wait_s: float) -> Mail:
@@ -216,9 +228,10 @@ class WorkerGroup:
         for message in messages:
             match message:
                 case Report():
-                    self._reports.append(message)
+                    self._note_report(message)
                 case Finished(rank=rank) | Stopped(rank=rank):
                     worker.running.discard(rank)
+                    self._note_ended()
                     if rank == 0:
                         self._release_reports()
                 case Failed(rank=rank):
@@ -227,7 +240,16 @@ class WorkerGroup:
                 case LogChunk():
                     self._logs.append(message)
                 case _:
-                    raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
+                    self._take_other(worker, message)
+
+    def _note_report(self, report: Report) -> None:
+        self._reports.append(report)
+
+    def _note_ended(self) -> None:
+        """A rank's training function has returned, or was unwound."""
+
+    def _take_other(self, worker: Worker, message: Any) -> None:
+        raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
 
     def _release_reports(self) -> None:
         """Rank 0 has returned: ranks that report more often than it have nobody to wait for."""
@@ -252,7 +274,7 @@ class WorkerGroup:
             self._ping_the_others()
         if any(worker.is_asked for worker in self.workers):
             self._listen(0)  # for what the ranks have printed
-        error = TrainingFailed(failures.explain(first, world_size=len(self.hosts)))
+        error = TrainingFailed(failures.explain(first, world_size=self._world_size))
         error.lost_nodes = tuple(self._lost_nodes)
         return error
 

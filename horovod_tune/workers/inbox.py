@@ -79,6 +79,12 @@ class Inbox:
             except queue.Empty:
                 return
 
+    def close_gate(self, gate: Gate | None) -> None:
+        """Close one gate, if it is still open."""
+        if gate is not None and gate.is_open:
+            self._selector.unregister(gate)
+            gate.close()
+
     def close_gates(self) -> None:
         """Close every gate that is still open; answers go on to come."""
         for key in list(self._selector.get_map().values()):

@@ -74,3 +74,15 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Undo what `assign` started; twice is harmless."""
+
+
+class ElasticLauncher(Launcher, Protocol):
+    """A launcher whose world may change: single actors come and go."""
+
+    def create_one(self, place: int) -> Any:
+        """Create the actor of slot ``place`` and return its handle, without waiting for it."""
+
+    def assign(
+        self, members: Sequence[Any], facts: Sequence[MemberFacts], *, first_node: str | None = None
+    ) -> Sequence[Assignment]:
+        """Return each member's ranks and environment; the first member on ``first_node`` is rank 0."""

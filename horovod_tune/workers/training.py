@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from horovod_tune import parameters, ray_adapter, session
+from horovod_tune.elastic import WorldChanges
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialOrder
 from horovod_tune.session import Session, StopTraining
 from horovod_tune.workers.advice import advice_on
@@ -24,7 +25,8 @@ class Training:
     A new thread for every trial, because much of torch's state (grad mode, autocast, default device) and
     every `threading.local` belongs to the thread.
 
-    ``describe_failure(error)`` returns the kind of a failure and what there is to add to its traceback.
+    ``describe_failure(error)`` returns the kind of a failure and what there is to add to its traceback;
+    ``leave_world()`` ends this rank's part in a world that changes.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Training:
         send: Callable[[Message], None],
         prepare: Callable[[], None],
         describe_failure: Callable[[BaseException], tuple[FailureKind, str]],
+        leave_world: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = live_session
         self._function = function
@@ -43,6 +46,7 @@ class Training:
         self._send = send
         self._prepare = prepare
         self._describe_failure = describe_failure
+        self._leave_world = leave_world
         self.thread = threading.Thread(
             target=self._run, name=f"training-{live_session.order.trial_id}", daemon=True
         )
@@ -55,26 +59,48 @@ class Training:
         return self.thread.is_alive()
 
     def _run(self) -> None:
-        rank = self.session.world.rank
         ending: Message
         try:
             self._prepare()
             enter_working_directory(self.session.order)
             session.activate(self.session)
             ray_adapter.lend_session(self.session)
-            call(cloudpickle.loads(self._function), self.session)
-            ending = Finished(rank)
+            self._call(cloudpickle.loads(self._function))
+            ending = Finished(self.session.world.rank)
         except StopTraining:
-            ending = Stopped(rank)
+            ending = Stopped(self.session.world.rank)
         except BaseException as error:
             # SystemExit too: a function that calls sys.exit() has not finished its training.
             kind, more = self._describe_failure(error)
-            ending = Failed(rank, self._host, kind, _own_traceback(error) + more + advice_on(error))
+            text = _own_traceback(error) + more + advice_on(error)
+            ending = Failed(self.session.world.rank, self._host, kind, text)
         finally:
             parameters.forget(self.session)
             session.activate(None)
             ray_adapter.lend_session(session.current())  # of the other rank of this process, if it has one
         self._send(ending)
+
+    def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
+        """Call the training function; in an elastic trial again, whenever the world it ran in is left."""
+        while True:
+            try:
+                call(function, self.session)
+                return
+            except WorldChanges:
+                self.session.committed.may_grow = False
+            except Exception as error:
+                kind, _ = self._describe_failure(error)
+                if kind is not FailureKind.DISCONNECTED or not self._may_be_called_again(error):
+                    raise
+            self._leave_world()
+            self.session.wait_for_world()
+
+    def _may_be_called_again(self, error: Exception) -> bool:
+        """Whether a function that lost its world keeps what it had done: it commits, or had done nothing."""
+        live = self.session
+        if not live.order.is_elastic:
+            return False
+        return live.committed.is_used or "Horovod initialization failed" in str(error)
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:

@@ -23,11 +23,13 @@ class Worker:
 
     ``facts`` is None until the actor has said where it landed, ``ranks`` is empty until it was given them,
     ``gate`` is None where it is reached through Ray only. ``running`` are those of its ranks whose training
-    function runs.
+    function runs. ``place`` is the slot of the trial that the actor takes.
     """
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Any, place: int) -> None:
         self.actor = actor
+        self.place = place
+        self.loaded: Any = None
         self.facts: MemberFacts | None = None
         self.ranks: tuple[int, ...] = ()
         self.gate: Gate | None = None
@@ -42,7 +44,7 @@ class Worker:
 
         >>> class Actor:
         ...     class describe: remote = staticmethod(lambda: None)
-        >>> worker = Worker(Actor)
+        >>> worker = Worker(Actor, place=0)
         >>> worker.name
         'a training actor that has not started'
         >>> worker.facts, worker.ranks = MemberFacts("n", "10.0.0.1", "a", 7, 0.0), (2, 3)
@@ -63,6 +65,7 @@ class Worker:
 
     def ask(self, inbox: Inbox, wait_s: float, *proceed: Any) -> None:
         """Ask the worker for its messages; the answer comes to ``inbox``, ``proceed`` goes with the call."""
+        assert not self.is_asked, "what it answers to the first question would be lost"
         self._question = inbox.expect(self.actor.poll.remote(wait_s, *proceed))
         self._asked_at = time.monotonic()
 

@@ -16,6 +16,7 @@ import psutil
 import ray
 
 from horovod_tune import ray_adapter
+from horovod_tune.elastic import CommittedState
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.host_copies import HostCopies, open_checkpoint
 from horovod_tune.messages import (
@@ -33,6 +34,7 @@ from horovod_tune.messages import (
 from horovod_tune.session import Session
 from horovod_tune.workers.allocator import keep_freed_memory
 from horovod_tune.workers.gate import Invitation, RankGate
+from horovod_tune.workers.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.workers.gloo.output_reader import OutputReader
 from horovod_tune.workers.gloo.world import HorovodWorld, is_collective_error
 from horovod_tune.workers.outbox import Outbox
@@ -67,6 +69,7 @@ class TrainingActor:
         self._gate: RankGate | None = None
         self._run = 0
         self._prepared = threading.Lock()
+        self._forming = threading.Lock()
         ray_adapter.prepare_rank_process()
         # Imports take a second or two: they run while the coordinator still gathers the actors.
         threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
@@ -135,6 +138,8 @@ class TrainingActor:
         self._run = order.run
         self._output.mark()
         live = Session(order, self._world, send=self._send, fetch=self._open_checkpoint)
+        live.world_error = _collective_error
+        live.committed = CommittedState(Collectives())
         self._training = Training(
             live,
             self._function,
@@ -142,6 +147,7 @@ class TrainingActor:
             send=self._send,
             prepare=self._prepare,
             describe_failure=self._describe_failure,
+            leave_world=self._horovod.close,
         )
         self._training.start()
 
@@ -190,6 +196,32 @@ class TrainingActor:
         """Shut Horovod down, so that ranks which wait in a collective get an error."""
         self._horovod.close()
 
+    def break_world(self, number: int) -> None:
+        """Get this rank out of world ``number``, which has lost a rank, unless it has left that already."""
+        training = self._training
+        if training is None:
+            return
+        with self._forming:
+            if training.session.world_number == number:
+                training.session.break_world()
+                self._horovod.break_off()
+
+    def rejoin(self, assignment: Assignment, number: int, reports: int) -> None:
+        """Take this actor's place in the next world of its trial, which it waits for."""
+        assert self._training is not None, "only a rank in a trial waits for a world"
+        with self._forming:
+            (self._world,) = assignment.worlds
+            self._environment = assignment.environment
+            os.environ.update(assignment.environment)
+            self._training.session.committed.may_grow = False
+            self._training.session.join_world(self._world, number=number, reports=reports)
+
+    def offer_growth(self) -> None:
+        """Let the training function's next commit end this world, since more ranks wait to join."""
+        notifications.offer_growth()
+        if self._training is not None:
+            self._training.session.committed.may_grow = True
+
     def ping(self) -> int:
         """Return how often this rank has reported: a sign of life."""
         return self._training.session.reports if self._training is not None else 0
@@ -219,3 +251,10 @@ class TrainingActor:
             return FailureKind.STALLED, f"\nHorovod's stall inspector:\n{stalled}\n"
         advice = advice_on_failed_init(installed_horovod()) if isinstance(error, ValueError) else ""
         return FailureKind.DISCONNECTED, advice and f"\n{advice}\n"
+
+
+def _collective_error(text: str) -> BaseException:
+    """Return Horovod's own error of a broken world: what `hvd.elastic.run` and training functions expect."""
+    from horovod.common.exceptions import HorovodInternalError
+
+    return HorovodInternalError(text)

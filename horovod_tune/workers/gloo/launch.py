@@ -17,7 +17,10 @@ from horovod_tune.workers.gate import Gate, Gatehouse
 from horovod_tune.workers.gloo import ranks
 from horovod_tune.workers.gloo.early import EarlyRanks
 from horovod_tune.workers.gloo.rendezvous import Rendezvous
-from horovod_tune.workers.gloo.start import RankStart
+from horovod_tune.workers.gloo.start import RankStart, create_actor, environments_of
+
+ELASTIC_GLOO_S = 20.0
+"""How long ranks of an elastic trial wait for a peer that says nothing: what a silent host costs them."""
 
 
 class GlooLauncher:
@@ -29,19 +32,36 @@ class GlooLauncher:
         self._node_id = node_id
         self._rendezvous: Rendezvous | None = None
         self._gatehouse: Gatehouse | None = None
+        self._more: dict[int, PlacementGroup] = {}
 
     def create(self) -> list[Any]:
         start = EarlyRanks.take(self._group) or RankStart(self._spec, self._group)
         return start.members()
 
-    def assign(self, members: Sequence[Any], facts: Sequence[MemberFacts]) -> list[Assignment]:
+    def create_one(self, place: int) -> Any:
+        """Start the actor of one slot: where one was lost, or beyond those that the trial began with.
+
+        A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
+        """
+        per_bundle = self._spec.num_slots or 1
+        if place < self._spec.world_size:
+            bundle = place // per_bundle
+            environment = environments_of(self._spec, self._group, ray_adapter.private_directory())[bundle]
+            return create_actor(self._spec, self._group, bundle, environment)
+        if place not in self._more:
+            self._more[place] = ray.util.placement_group([self._spec.slot_resources])
+        return create_actor(self._spec, self._more[place], 0)
+
+    def assign(
+        self, members: Sequence[Any], facts: Sequence[MemberFacts], *, first_node: str | None = None
+    ) -> list[Assignment]:
         spec = self._spec
-        if spec.num_hosts is not None:
+        if spec.num_hosts is not None and not spec.is_elastic:
             assert spec.num_slots is not None
             ranks.check_hosts(facts, num_hosts=spec.num_hosts, num_slots=spec.num_slots)
-        worlds = ranks.assign_worlds([each.node_id for each in facts], first_node=self._node_id)
+        worlds = ranks.assign_worlds([each.node_id for each in facts], first_node=first_node or self._node_id)
         single_host = len({each.node_id for each in facts}) == 1
-        self.close()
+        self._end_rendezvous()
         self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
         gpus = ranks.visible_gpus(facts, worlds)
         interfaces = self._interfaces(members, facts, single_host=single_host)
@@ -55,7 +75,7 @@ class GlooLauncher:
                 host_key=fact.node_id,
                 rendezvous=self._rendezvous.address,
                 interface=interface,
-                gloo_timeout_s=spec.timeout_s,
+                gloo_timeout_s=min(spec.timeout_s, ELASTIC_GLOO_S) if spec.is_elastic else spec.timeout_s,
                 stall_timeout_s=spec.stall_timeout_s,
             )
             if visible is not None:
@@ -98,6 +118,12 @@ class GlooLauncher:
         return forkserver.death_of(directory, facts.pid, since=facts.process_started)
 
     def close(self) -> None:
+        for group in self._more.values():
+            ray.util.remove_placement_group(group)
+        self._more.clear()
+        self._end_rendezvous()
+
+    def _end_rendezvous(self) -> None:
         for gate in self.gates().values():  # nobody took them
             gate.close()
         if self._rendezvous is not None:

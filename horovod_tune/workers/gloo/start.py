@@ -62,7 +62,7 @@ class RankStart:
 
     def _run(self) -> None:
         try:
-            environments = _environments(self._spec, self._group, self._directory)
+            environments = environments_of(self._spec, self._group, self._directory)
             if self._turn is not None:
                 self._turn.comes_within(TURN_S)
             members = _create(self._spec, self._group, environments)
@@ -75,7 +75,7 @@ class RankStart:
             self._members.set_exception(error)
 
 
-def _environments(
+def environments_of(
     spec: TrialSpec, placement_group: PlacementGroup, directory: Path | None
 ) -> list[dict[str, str] | None]:
     """Return the runtime environment of each bundle's ranks: on this host they are forked, in general.
@@ -98,22 +98,32 @@ def _environments(
 def _create(
     spec: TrialSpec, placement_group: PlacementGroup, environments: Sequence[dict[str, str] | None]
 ) -> list[Any]:
-    actor = ray.remote(TrainingActor)
     per_bundle = spec.num_slots if spec.num_hosts is not None else 1
     assert per_bundle is not None
     return [
-        actor.options(
+        create_actor(spec, placement_group, index // per_bundle, environments[index // per_bundle])
+        for index in range(spec.world_size)
+    ]
+
+
+def create_actor(
+    spec: TrialSpec, placement_group: PlacementGroup, bundle: int, environment: dict[str, str] | None = None
+) -> Any:
+    """Create one training actor in a bundle; Ray starts it when the bundle has its resources."""
+    return (
+        ray.remote(TrainingActor)
+        .options(
             num_cpus=spec.num_cpus_per_slot,
             num_gpus=1 if spec.use_gpu else 0,
             max_concurrency=METHODS_AT_ONCE,
             max_restarts=0,
-            runtime_env=environments[index // per_bundle],
+            runtime_env=environment,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group, placement_group_bundle_index=index // per_bundle
+                placement_group, placement_group_bundle_index=bundle
             ),
-        ).remote()
-        for index in range(spec.world_size)
-    ]
+        )
+        .remote()
+    )
 
 
 def _end_when_loaded(turn: Turn, members: list[Any]) -> None:

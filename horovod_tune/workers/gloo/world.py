@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from horovod_tune.workers.gloo import sockets
+
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
 _PROBE_NAME = "horovod_tune.world_probe"
@@ -33,6 +35,7 @@ class HorovodWorld:
         self._kept = False
         self._basics: Any = None
         self._environment: dict[str, str] = {}
+        self._sockets: dict[int, str] = {}
         self._lock = threading.Lock()
         self._ending = threading.Lock()
 
@@ -46,6 +49,10 @@ class HorovodWorld:
 
                 self._guard(HorovodBasics)
                 import horovod.torch  # noqa: F401
+
+                from horovod_tune.workers.gloo import horovod_elastic
+
+                horovod_elastic.install()
                 from horovod.torch.mpi_ops import _basics
 
                 self._basics = _basics
@@ -65,7 +72,13 @@ class HorovodWorld:
                 world._shut_down()  # the kept world is not the one that is asked for
             world._environment = _horovod_environment()
             world._count_from_one()
-            return real_init(basics, comm, process_sets)
+            before = sockets.open_tcp_sockets()
+            try:
+                return real_init(basics, comm, process_sets)
+            finally:
+                # Ray opens one in this moment rarely, and opens it again when it is lost.
+                now = sockets.open_tcp_sockets()
+                world._sockets = {fd: name for fd, name in now.items() if before.get(fd) != name}
 
         @functools.wraps(real_initialized)
         def is_initialized(basics: Any) -> bool:
@@ -103,6 +116,11 @@ class HorovodWorld:
         """Shut the world down: every collective that any rank waits in fails, and so ends its function."""
         self._kept = False
         self._shut_down()
+
+    def break_off(self) -> None:
+        """Shut down a world that has lost a rank, without waiting for peers that do not answer."""
+        sockets.shut_down(self._sockets)
+        self.close()
 
     def _shut_down(self) -> None:
         # The training function and `close` may come here at once; Horovod joins its thread without a lock.

@@ -1,0 +1,90 @@
+"""Runs in every rank: `commit()` and `get_state()`, what a function keeps when its world changes size."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol
+
+from horovod_tune.errors import HorovodTuneError, NotInTraining
+from horovod_tune.session import Session, current, refuse_below_a_rank
+
+
+class WorldChanges(BaseException):
+    """Unwinds the training function at a commit, to call it again in a larger world; no Exception, so that
+    handlers let it pass."""
+
+
+class Collectives(Protocol):
+    """What the ranks of a trial agree on; every rank calls each of them at the same point."""
+
+    def any(self, flag: bool) -> bool: ...
+
+    def newest(self, number: int, state: Any) -> tuple[int, Any]: ...
+
+
+class CommittedState:
+    """What one rank has committed in one trial."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._state: Any = None
+        self._number = 0
+        self.may_grow = False
+        """Whether more ranks wait to join at the next commit; set by the actor's thread."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the training function has committed, or asked for a state."""
+        return self._number > 0
+
+    def commit(self, state: Any) -> None:
+        """Keep a copy of ``state``; raises `WorldChanges` on every rank when any knows that more may join."""
+        self._state, self._number = copy.deepcopy(state), self._number + 1
+        if self._collectives.any(self.may_grow):
+            raise WorldChanges
+
+    def get(self) -> Any:
+        """Return a copy of the newest state that any rank of the world has."""
+        self._number, self._state = self._collectives.newest(self._number, self._state)
+        return copy.deepcopy(self._state)
+
+
+def commit(state: Any) -> None:
+    """Keep ``state`` in memory: what the trial goes on with when a rank is lost or ranks join.
+
+    A collective: every rank calls it at the same point, after `hvd.init()`. It costs a copy of ``state`` and
+    one allreduce of one number. When the world changes, the training function is called again in each rank
+    that is left and in those that join, and `get_state()` returns there what was committed last. So report
+    an epoch before it is committed: what comes after a commit may not be reached any more. Without
+    ``min_workers`` it keeps the state all the same, and the trial fails when a rank is lost.
+
+    Args:
+        state: anything that `copy.deepcopy` copies and pickle can carry to a rank that joins, such as
+            ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}``.
+
+    Raises:
+        NotInTraining: called outside a training function that a trial runs.
+        HorovodInternalError: a rank of the world is lost. Let it pass: the trial deals with it.
+    """
+    _committed("commit()").commit(state)
+
+
+def get_state() -> Any:
+    """Return what the trial has committed last, the same on every rank; None where nothing was committed.
+
+    A collective: every rank calls it at the same point, after `hvd.init()`.
+
+    Raises:
+        NotInTraining: called outside a training function that a trial runs.
+    """
+    return _committed("get_state()").get()
+
+
+def _committed(caller: str) -> CommittedState:
+    live: Session | None = current()
+    if live is None:
+        refuse_below_a_rank(caller)
+        raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
+    if live.committed is None:
+        raise HorovodTuneError(f"{caller} needs Horovod ranks; a TPU trial keeps its size")
+    return live.committed  # type: ignore[no-any-return]

@@ -1,0 +1,137 @@
+"""Horovod's elastic API in this rank: `hvd.elastic.run` and its states talk to the trial's coordinator.
+
+Horovod's own way asks a driver through its elastic rendezvous handler and listens for notifications, and both
+unpickle what a stranger sends (CVE-2024-10190). Neither ever starts here: the notification manager and the
+reset of `hvd.elastic` are replaced as soon as Horovod is loaded, in trials of a fixed size too.
+
+Checked against Horovod 0.28.1: `horovod.common.elastic.notification_manager`, `horovod.torch.elastic._reset`,
+`horovod.torch.elastic.state.*StateHandler.sync`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from horovod_tune import session
+from horovod_tune.errors import NotElastic
+
+logger = logging.getLogger(__name__)
+
+_HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler")
+
+
+class Notifications:
+    """Tells the states of `hvd.elastic.run` that the trial may grow, in place of Horovod's own manager."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Any] = []
+
+    def init(self, *_: Any, **__: Any) -> None:
+        """Do nothing: Horovod's would open a service here."""
+
+    def register_listener(self, listener: Any) -> None:
+        self._listeners.append(listener)
+
+    def remove_listener(self, listener: Any) -> None:
+        self._listeners = [each for each in self._listeners if each is not listener]
+
+    def offer_growth(self) -> None:
+        """Let every state's next `commit` raise `HostsUpdatedInterrupt`."""
+        from horovod.runner.elastic.worker import HostUpdateResult
+
+        for listener in list(self._listeners):
+            listener.on_hosts_updated(time.time(), HostUpdateResult.added)
+
+
+notifications = Notifications()
+
+
+def install() -> None:
+    """Put our notifications and our reset in place of Horovod's; once a process, when Horovod is imported."""
+    import horovod.common.elastic
+    import horovod.torch.elastic
+    import horovod.torch.elastic.state as states
+
+    places: list[tuple[Any, str, Any]] = [
+        (horovod.common.elastic, "notification_manager", notifications),
+        (horovod.torch.elastic, "_reset", reset),
+    ]
+    for module, name, ours in places:
+        if not hasattr(module, name):
+            raise RuntimeError(
+                f"{module.__name__} has no {name}: this Horovod is not the 0.28.1 that horovod_tune was "
+                "checked against, and its elastic mode may open a service that unpickles what strangers send"
+            )
+        setattr(module, name, ours)
+    for name in _HANDLERS:
+        handler = getattr(states, name, None)
+        if handler is not None:
+            handler.sync = _saved_after(handler.sync)
+
+
+def _saved_after(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Let a state be what was synchronised also after `restore`.
+
+    Horovod's handlers broadcast rank 0's state and keep their own as the last commit: a rank that joined, and
+    is rank 0 after the next loss, would go on with the weights that it was born with.
+    """
+
+    @functools.wraps(sync)
+    def synchronise(handler: Any) -> None:
+        sync(handler)
+        handler.save()
+
+    return synchronise
+
+
+def reset() -> None:
+    """Leave this rank's world and take its place in the next one.
+
+    Raises:
+        HorovodInternalError: the trial is not elastic.
+    """
+    import horovod.torch as hvd
+    from horovod.common.exceptions import HorovodInternalError
+
+    live = session.current()
+    if live is None:
+        raise HorovodInternalError("the world broke outside a trial")
+    while True:
+        hvd.shutdown()
+        try:
+            live.wait_for_world()
+        except NotElastic as error:
+            raise HorovodInternalError(str(error)) from None
+        try:
+            hvd.init()
+            return
+        except (ValueError, HorovodInternalError) as error:
+            # A rank was lost while the world was formed. The coordinator forms another, or ends us.
+            logger.warning("the next world could not be formed: %s", error)
+
+
+class Collectives:
+    """What ranks agree on through Horovod, for `horovod_tune.commit` and `horovod_tune.get_state`."""
+
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is true on any rank. A collective: every rank calls it."""
+        import horovod.torch as hvd
+        import torch
+
+        view = torch.tensor([1.0 if flag else 0.0])
+        return bool(hvd.allreduce(view, op=hvd.Max, name="horovod_tune.any").item())
+
+    def newest(self, number: int, state: Any) -> tuple[int, Any]:
+        """Return the largest ``number`` of any rank, and that rank's ``state``; every rank calls it."""
+        import horovod.torch as hvd
+
+        numbers = hvd.allgather_object(number, name="horovod_tune.commits")
+        largest = max(numbers)
+        if largest == 0 or min(numbers) == largest:
+            return number, state
+        root = numbers.index(largest)
+        return largest, hvd.broadcast_object(state, root_rank=root, name="horovod_tune.state")

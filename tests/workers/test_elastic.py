@@ -1,0 +1,208 @@
+"""Elastic trials: what is left of a world goes on when a rank is lost, and grows again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from horovod_tune import DistributedTrainableCreator, commit, get_state, report
+
+pytest.importorskip("horovod")
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+EPOCHS = 12
+
+
+def die_once(folder: str, name: str) -> None:
+    """Kill this process, the first time that any rank comes here under ``name``."""
+    try:
+        (Path(folder) / f"died_{name}").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_over(epoch: int, size: int, until: int) -> bool:
+    """Whether a trial has trained long enough: some epochs, the last one on ``until`` ranks."""
+    if epoch > EPOCHS:
+        time.sleep(0.02)  # others are starting
+    return epoch >= EPOCHS and (size >= until or epoch > 5000)
+
+
+def train(config: dict[str, Any]) -> None:
+    """Sum the epochs' numbers; every rank has the same sum, whatever happens to the others."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    state = get_state() or {"epoch": 0, "sum": 0.0}
+    size = 0
+    while not is_over(state["epoch"], size, config.get("until", 1)):
+        epoch, size = state["epoch"] + 1, hvd.size()
+        if epoch == 4 and hvd.rank() == config.get("dies", -1):
+            die_once(config["folder"], "in_step")
+        mean = hvd.allreduce(torch.tensor([float(epoch)], dtype=torch.float64)).item()
+        state = {"epoch": epoch, "sum": state["sum"] + mean}
+        if epoch == 6 and hvd.rank() == config.get("dies_in_report", -1):
+            die_once(config["folder"], "in_report")
+        report(**state, size=hvd.size(), pid=os.getpid())
+        commit(state)
+
+
+def train_with_horovods_api(config: dict[str, Any]) -> None:
+    """The same as Horovod's own elastic mode has it."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    resets: list[int] = []
+
+    @hvd.elastic.run
+    def loop(state: Any) -> None:
+        size = 0
+        while not is_over(state.epoch, size, config.get("until", 1)):
+            size = hvd.size()
+            if state.epoch == 4 and hvd.rank() == config.get("dies", -1):
+                die_once(config["folder"], "in_step")
+            step = hvd.allreduce(torch.tensor([float(state.epoch + 1)]))
+            with torch.no_grad():
+                state.model.weight += step
+            state.epoch += 1
+            report(epoch=state.epoch, sum=state.model.weight.item(), size=hvd.size(), resets=len(resets))
+            state.commit()
+
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0)
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    loop(state)
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tune_run: Run, tmp_path: Path) -> Run:
+    """Run one trial and return its results as records, with its trial."""
+
+    def run_one(function: Any, *, slots: int | None = 3, config: Any = None, **options: Any) -> Any:
+        if slots is not None:
+            options["num_slots"] = slots
+        trainable = DistributedTrainableCreator(function, **{"min_workers": 2, **options})
+        analysis = tune_run(
+            trainable, config={"folder": str(tmp_path), **(config or {})}, raise_on_failed_trial=False
+        )
+        (trial,) = analysis.trials
+        frames = list(analysis.trial_dataframes.values())
+        return trial, frames[0].to_dict("records") if frames else []
+
+    return run_one
+
+
+def check_sums(records: list[dict[str, Any]]) -> None:
+    """Every epoch is there, and its sum is that of an undisturbed run."""
+    assert sorted({each["epoch"] for each in records}) == list(range(1, records[-1]["epoch"] + 1))
+    assert all(each["sum"] == sum(range(each["epoch"] + 1)) for each in records)
+
+
+@pytest.mark.parametrize("dies", [0, 1, 2])
+def test_the_others_go_on_when_a_rank_is_killed(run: Run, dies: int) -> None:
+    trial, records = run(train, config={"dies": dies})
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    check_sums(records)
+    assert records[0]["size"] == records[0]["world_size"] == 3
+    assert records[3]["world_size"] == 2, "the next report is of the smaller world"
+    assert f"rank {dies} on" in records[3]["world_change"] and "died" in records[3]["world_change"]
+    assert {each["pid"] for each in records[3:5]} <= {each["pid"] for each in records} and records[-1][
+        "epoch"
+    ] == EPOCHS
+    assert records[3]["world_changes"] == 1
+
+
+@pytest.mark.parametrize("function", [train, train_with_horovods_api])
+def test_a_lost_rank_comes_back(run: Run, function: Any) -> None:
+    trial, records = run(function, config={"dies": 1, "until": 3})
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    check_sums(records)
+    sizes = [each["size"] for each in records]
+    assert sizes[0] == 3 and 2 in sizes and sizes[-1] == 3
+
+
+def test_horovods_elastic_api_runs_unchanged(run: Run) -> None:
+    trial, records = run(train_with_horovods_api, config={"dies": 0})
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    check_sums(records)
+    assert records[-1]["epoch"] == EPOCHS and records[-1]["resets"] >= 1
+
+
+def test_two_losses_leave_one(run: Run) -> None:
+    trial, records = run(train, min_workers=1, config={"dies": 2, "dies_in_report": 0})
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    check_sums(records)
+
+
+def test_a_trial_starts_with_min_workers_and_grows(run: Run) -> None:
+    trial, records = run(train, slots=None, min_workers=1, max_workers=3, config={"until": 3})
+    assert trial.status == "TERMINATED"
+    check_sums(records)
+    assert records[0]["size"] == 1 and records[-1]["size"] == 3
+
+
+def test_below_min_workers_the_trial_fails_and_names_who_died(run: Run, tmp_path: Path) -> None:
+    def dies_again_and_again(config: dict[str, Any]) -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        get_state()
+        commit({"any": 1})
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.barrier()
+
+    trial, _ = run(dies_again_and_again, slots=2, min_workers=2, min_workers_timeout_s=1.0)
+    assert trial.status == "ERROR"
+    text = Path(trial.error_file).read_text()
+    assert "rank 1 of 2" in text and "died" in text
+
+
+def test_a_function_that_commits_nothing_fails_as_in_a_trial_of_fixed_size(run: Run) -> None:
+    def forgets(config: dict[str, Any]) -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(torch.ones(1))
+
+    trial, _ = run(forgets)
+    assert trial.status == "ERROR"
+    assert "rank 1 of 3" in Path(trial.error_file).read_text()
+
+
+def test_horovods_notification_service_never_starts(run: Run) -> None:
+    def looks(config: dict[str, Any]) -> None:
+        import horovod.torch as hvd
+        from horovod.common import elastic
+        from horovod.runner.elastic.worker import WorkerNotificationManager
+
+        hvd.init()
+
+        @hvd.elastic.run
+        def loop(state: Any) -> None:
+            report(stock=isinstance(elastic.notification_manager, WorkerNotificationManager))
+
+        loop(elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0))
+
+    trial, records = run(looks, slots=2)
+    assert trial.status == "TERMINATED", Path(trial.error_file).read_text()
+    assert [each["stock"] for each in records] == [False]

@@ -46,7 +46,7 @@ bench: set-up
 
 test-xla: set-up-xla
 	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/integrations -k torch_xla $(PYTEST_ARGS)
-	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/xla tests/workers/test_contract.py tests/workers/test_below_a_rank.py -k "not gloo" $(PYTEST_ARGS)
+	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/xla tests/coordinator/test_worker_contract.py tests/rank/test_below_a_rank.py -k "not gloo" $(PYTEST_ARGS)
 
 set-up: python
 	@$(PYTHON) tools/set_up.py --venv $(VENV)

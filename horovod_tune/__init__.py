@@ -15,8 +15,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.elastic import commit, get_state
-from horovod_tune.parameters import with_parameters
 from horovod_tune.session import get_checkpoint, report
+from horovod_tune.with_parameters import with_parameters
 
 if TYPE_CHECKING:
     from horovod_tune.analysis import analyze

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 COMMAND_MODULES = (
     "horovod_tune.analysis.analysis_commands",
-    "horovod_tune.doctor.command",
+    "horovod_tune.doctor.doctor_command",
     "horovod_tune.preflight.preflight_command",  # gives the doctor the option --address
     "horovod_tune.launch.launch_command",
-    "horovod_tune.horovod_build.command",
+    "horovod_tune.horovod_build.install_command",
 )
 """Each has `add_parsers(subparsers)`, whose parsers set `run`: from the parsed arguments to an exit status.
 

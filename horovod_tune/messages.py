@@ -112,7 +112,7 @@ Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld
 
 
 @dataclass(frozen=True)
-class MemberFacts:
+class WorkerFacts:
     """Where a training actor landed, as it says itself."""
 
     node_id: str
@@ -125,7 +125,7 @@ class MemberFacts:
 
 
 @dataclass(frozen=True)
-class Tidied:
+class ResetResult:
     """How one training actor stands after a trial: fit for the next one where ``problems`` is empty."""
 
     ranks: tuple[int, ...]
@@ -148,11 +148,11 @@ class World:
 class Assignment:
     """What one training actor is told before its first trial: its ranks, and their environment.
 
-    ``defaults`` are variables that it sets where it has none of that name. ``gate`` is how it reaches a
-    coordinator on the same host without Ray (a `workers.gate.Invitation`).
+    ``defaults`` are variables that it sets where it has none of that name. ``channel_token`` is how it reaches a
+    coordinator on the same host without Ray (a `workers.channel.ChannelToken`).
     """
 
     worlds: tuple[World, ...]
     environment: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
-    gate: Any = None
+    channel_token: Any = None

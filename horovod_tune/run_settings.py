@@ -17,8 +17,8 @@ from ray.tune.result import TRAINING_ITERATION
 
 from horovod_tune import ray_adapter
 from horovod_tune.errors import SerializationError, SpecError
-from horovod_tune.training_function import RESOURCE_ARGUMENTS
-from horovod_tune.unpicklable import find_unpicklable
+from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
+from horovod_tune.function.unpicklable import find_unpicklable
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.progress import ProgressCallback

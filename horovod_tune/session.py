@@ -65,7 +65,7 @@ class Session:
         """The rank's `elastic.CommittedState`; None where ranks are not Horovod's."""
         self.world_error: Callable[[str], BaseException] = WorldBroken
         """What `report` raises in a broken world; a rank of Horovod's has Horovod's own error here."""
-        self._gate = threading.Condition()
+        self._condition = threading.Condition()
 
     @property
     def reports(self) -> int:
@@ -82,10 +82,10 @@ class Session:
         self._reports += 1
         if self.world.rank == 0:
             self._send(Report(self._reports, plain, path))
-        with self._gate:
+        with self._condition:
             # No timeout here: the coordinator lets go of every rank when the trial ends in any way, and
             # this process dies with the coordinator.
-            self._gate.wait_for(
+            self._condition.wait_for(
                 lambda: self._stopped or self._world_is_broken or self._allowed >= self._reports
             )
             if self._stopped:
@@ -102,17 +102,17 @@ class Session:
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         """Let reports up to ``index`` return; ``checkpoint`` is where the newest one is stored."""
-        with self._gate:
+        with self._condition:
             self._allowed = max(self._allowed, index)
             if checkpoint is not None and (self._place is None or checkpoint.report > self._place.report):
                 self._stored[checkpoint.report] = checkpoint
-            self._gate.notify_all()
+            self._condition.notify_all()
 
     def break_world(self) -> None:
         """Make a report that waits raise `world_error`: a rank of this world is gone."""
-        with self._gate:
+        with self._condition:
             self._world_is_broken = True
-            self._gate.notify_all()
+            self._condition.notify_all()
 
     def wait_for_world(self) -> None:
         """Give up this rank's world, and return when it has its place in the next one.
@@ -125,29 +125,29 @@ class Session:
                 "the world of this trial broke, and the trial is not elastic: with min_workers= given to "
                 "DistributedTrainableCreator, the other ranks go on without one that is lost"
             )
-        with self._gate:
+        with self._condition:
             self._world_is_broken = True
             left = self.world_number
         self._send(NeedsWorld(self.world.rank))
-        with self._gate:
+        with self._condition:
             # No timeout here either: the coordinator forms the next world within its own limits, or ends us.
-            self._gate.wait_for(lambda: self._stopped or self.world_number > left)
+            self._condition.wait_for(lambda: self._stopped or self.world_number > left)
             if self._stopped:
                 raise StopTraining
 
     def join_world(self, world: World, *, number: int, reports: int) -> None:
         """Take this rank's place in the next world, where ``reports`` reports have been made so far."""
-        with self._gate:
+        with self._condition:
             self.world, self.world_number = world, number
             self._reports, self._allowed = reports, max(self._allowed, float(reports))
             self._world_is_broken = False
-            self._gate.notify_all()
+            self._condition.notify_all()
 
     def stop(self) -> None:
         """Make the current report, or else the next one, unwind the training function."""
-        with self._gate:
+        with self._condition:
             self._stopped = True
-            self._gate.notify_all()
+            self._condition.notify_all()
 
     def get_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint of the trial, or None where there is none."""

@@ -9,7 +9,6 @@ import pickle
 import re
 import uuid
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -19,12 +18,17 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.result import RESULT_DUPLICATE, SHOULD_CHECKPOINT
 from ray.tune.trainable import FunctionTrainable
 
-from horovod_tune import ray_adapter, shipping
-from horovod_tune.backend import require_backend
-from horovod_tune.coordinator import Coordinator
+from horovod_tune import ray_adapter
+from horovod_tune.coordinator.coordinator import Coordinator
+from horovod_tune.coordinator.elastic_group import ElasticGroup
+from horovod_tune.coordinator.trial_storage import TrialStorage
+from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import OutsideTune, PreflightFailed, SpecError, TrainingFailed, TrainingFunctionError
+from horovod_tune.function.shipping import ShippedFunction
+from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_training_function, function_name
+from horovod_tune.gloo import backend as gloo_backend
+from horovod_tune.gloo.early_start import EarlyRanks
 from horovod_tune.messages import TrialOrder
-from horovod_tune.parameters import ShippedParameters, parameters_of
 from horovod_tune.run_settings import settings_for
 from horovod_tune.spec import (
     DEFAULT_STALL_TIMEOUT_S,
@@ -34,52 +38,13 @@ from horovod_tune.spec import (
     fits_one_node,
     make_spec,
 )
-from horovod_tune.storage import TrialStorage
-from horovod_tune.training_function import (
-    RESOURCE_ARGUMENTS,
-    check_training_function,
-    function_name,
-)
-from horovod_tune.workers.elastic_group import ElasticGroup
-from horovod_tune.workers.gloo.early import EarlyRanks
-from horovod_tune.workers.group import WorkerGroup
+from horovod_tune.with_parameters import ShippedParameters, parameters_of
+from horovod_tune.xla import backend as xla_backend
 
 logger = logging.getLogger(__name__)
 
 _preflighted: set[tuple[str, str]] = set()
 """Which trainables' machines have been looked at, on which cluster."""
-
-
-class ShippedFunction:
-    """The training function on its way to the ranks.
-
-    Pickled when Tune ships the class, not when it is made, so that what the function refers to may be
-    defined after the factory is called. It arrives as bytes: the coordinator never imports what it needs.
-    """
-
-    _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()
-
-    def __init__(self, function: Callable[..., Any] | None, token: str, pickled: bytes = b"") -> None:
-        self._function = function
-        self.token = token
-        self._pickled = pickled
-        self._live[token] = self
-
-    def pickled(self) -> bytes:
-        return self._pickled if self._function is None else shipping.dumps(self._function)
-
-    def modules(self) -> list[str]:
-        """Return the modules that a rank has to import to open the function; none where a script holds it."""
-        name = getattr(self._function, "__module__", None)
-        return [name] if name not in (None, "__main__") and shipping.travels_by_name(name) else []
-
-    def __reduce__(self) -> Any:
-        return ShippedFunction._arrive, (self.token, self.pickled())
-
-    @classmethod
-    def _arrive(cls, token: str, pickled: bytes) -> ShippedFunction:
-        # In the driver itself the original comes back, so that a later run ships its globals of then.
-        return cls._live.get(token) or cls(None, token, pickled)
 
 
 class DistributedTrainable(FunctionTrainable):
@@ -150,7 +115,7 @@ class DistributedTrainable(FunctionTrainable):
     @classmethod
     def _placement(cls) -> Any:
         if cls._spec.use_tpu:
-            from horovod_tune.workers.xla.launch import placement
+            from horovod_tune.xla.launcher import placement
 
             return placement(cls._spec)
         return cls._spec.placement()
@@ -196,10 +161,10 @@ class DistributedTrainable(FunctionTrainable):
         group = ray.util.get_current_placement_group()
         assert group is not None, "Tune runs a trial in its placement group"
         if self._spec.use_tpu:
-            from horovod_tune.workers.xla.launch import XlaLauncher
+            from horovod_tune.xla.launcher import XlaLauncher
 
             return XlaLauncher(self._spec, group, node_id=self._node_id)
-        from horovod_tune.workers.gloo.launch import GlooLauncher
+        from horovod_tune.gloo.launcher import GlooLauncher
 
         return GlooLauncher(self._spec, group, node_id=self._node_id)
 
@@ -371,7 +336,7 @@ def DistributedTrainableCreator(
         max_workers=max_workers,
         min_workers_timeout_s=min_workers_timeout_s,
     )
-    require_backend(use_tpu=use_tpu)
+    (xla_backend if use_tpu else gloo_backend).require_installed()
     ray_adapter.write_facts_of_experiments()
     ray_adapter.keep_longer_results()
     ray_adapter.end_waits_of_paused_trials()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod_tune.messages import MemberFacts
-from horovod_tune.workers.xla.host import HostActor
-from horovod_tune.workers.xla.launch import XlaLauncher
-from horovod_tune.workers.xla.runtime import LaunchPlan, Ordinals, Serve
-from horovod_tune.workers.xla.torch_xla_runtime import lost_peer
+from horovod_tune.messages import WorkerFacts
+from horovod_tune.xla.host_actor import HostActor
+from horovod_tune.xla.launcher import XlaLauncher
+from horovod_tune.xla.runtime import LaunchPlan, Ordinals, Serve
+from horovod_tune.xla.torch_xla_runtime import lost_peer
 
 HERE = str(Path(__file__).parent)
 
@@ -86,7 +86,7 @@ class PlainLauncher(XlaLauncher):
     actor_class = PlainHostActor
     runtime_path = "plain_processes:PlainProcesses"
 
-    def _plans(self, facts: Sequence[MemberFacts]) -> list[LaunchPlan]:
+    def _plans(self, facts: Sequence[WorkerFacts]) -> list[LaunchPlan]:
         slots = self._spec.num_slots
         assert slots is not None
         order = sorted(range(len(facts)), key=lambda i: facts[i].node_id != self._node_id)

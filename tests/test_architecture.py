@@ -76,12 +76,12 @@ def unit_of(path: Path) -> str:
         ("from horovod_tune import session", ["horovod_tune.session"]),
         ("def f():\n    import horovod.torch", ["horovod.torch"]),
         ("if TYPE_CHECKING:\n    import torch\nelse:\n    import json", ["json"]),
-        ("from . import errors", ["horovod_tune.workers.gloo.errors"]),
-        ("from ..protocol import Group", ["horovod_tune.workers.protocol.Group"]),
+        ("from . import errors", ["horovod_tune.gloo.errors"]),
+        ("from ..protocol import Group", ["horovod_tune.coordinator.backend_protocol.Group"]),
     ],
 )
 def test_imports_are_found_wherever_they_stand(source: str, found: list[str]) -> None:
-    assert list(imports(source, "horovod_tune.workers.gloo")) == found
+    assert list(imports(source, "horovod_tune.gloo")) == found
 
 
 def test_every_module_has_a_place_in_the_layers() -> None:

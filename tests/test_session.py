@@ -18,7 +18,7 @@ import horovod_tune
 from horovod_tune import session as session_module
 from horovod_tune.errors import MetricsError, NotInTraining
 from horovod_tune.messages import CheckpointPlace, TrialOrder, World
-from horovod_tune.ray_adapter import rank_process
+from horovod_tune.ray_adapter import tune_session
 from horovod_tune.session import Session, StopTraining, plain_metrics
 
 
@@ -209,7 +209,7 @@ def _rays_report(live):
     module = types.SimpleNamespace(
         report=lambda metrics, *, checkpoint=None: live.report(metrics, checkpoint)
     )
-    rank_process._accept_keywords(module)
+    tune_session._accept_keywords(module)
     return module.report
 
 

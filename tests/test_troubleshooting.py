@@ -6,8 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from horovod_tune.coordinator.failures import _VERBS
 from horovod_tune.messages import FailureKind
-from horovod_tune.workers.failures import _VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text()

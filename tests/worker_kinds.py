@@ -12,9 +12,9 @@ import cloudpickle
 import pytest
 import ray
 
+from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialOrder
 from horovod_tune.spec import make_spec
-from horovod_tune.workers.group import WorkerGroup
 
 NEEDS = {"gloo": "horovod", "plain": "torch", "torch_xla": "torch_xla"}
 RANKS = {"gloo": 2, "plain": 2, "torch_xla": 1}
@@ -39,7 +39,7 @@ class Workers:
         where: dict[str, Any] = {"node_id": ray.get_runtime_context().get_node_id()}
         launcher: Any
         if kind == "gloo":
-            from horovod_tune.workers.gloo.launch import GlooLauncher
+            from horovod_tune.gloo.launcher import GlooLauncher
 
             launcher = GlooLauncher(spec, self._placement_group, **where)
         elif kind == "plain":
@@ -49,7 +49,7 @@ class Workers:
             ray.cloudpickle.register_pickle_by_value(plain_processes)
             launcher = plain_processes.PlainLauncher(spec, self._placement_group, **where)
         else:
-            from horovod_tune.workers.xla.launch import XlaLauncher
+            from horovod_tune.xla.launcher import XlaLauncher
 
             launcher = XlaLauncher(spec, self._placement_group, **where)
         self.launcher = launcher

@@ -62,7 +62,7 @@ class Watch(tune.Callback):
         (raylet,) = (each for each in psutil.Process().children(recursive=True) if each.name() == "raylet")
         for process in psutil.process_iter(["name", "cmdline"]):
             is_trials = process.info["name"].startswith(("ray::TrainingA", "ray::train"))
-            if not is_trials and not any("forkserver" in part for part in process.info["cmdline"] or []):
+            if not is_trials and not any("fork_server" in part for part in process.info["cmdline"] or []):
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):  # of another Ray
                 if process.environ().get("RAY_RAYLET_PID") == str(raylet.pid):

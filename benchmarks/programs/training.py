@@ -88,7 +88,7 @@ if __name__ == "__main__":
     elif options.way == "horovodrun":
         speed = by_horovodrun(options.steps)
     else:
-        from horovod_tune.workers.allocator import SETTINGS
+        from horovod_tune.rank.allocator import SETTINGS
 
         speed = by_horovodrun(options.steps, {name: str(value) for name, value in SETTINGS.items()})
     trials.publish({"steps_per_s": speed})

@@ -9,7 +9,7 @@ from typing import Any
 
 from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.reader.tune_fields import iteration_of, seconds
-from horovod_tune.host_slots import read_slots
+from horovod_tune.coordinator.host_slots import read_slots
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 

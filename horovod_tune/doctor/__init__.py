@@ -7,8 +7,8 @@ command.py    the command, and its one screen
 """
 
 from horovod_tune.doctor.diagnose import Finding, can_run_trials, diagnose
-from horovod_tune.doctor.facts import HorovodFacts, NodeFacts, TorchFacts
 from horovod_tune.doctor.gather import gather_facts
+from horovod_tune.doctor.node_facts import HorovodFacts, NodeFacts, TorchFacts
 
 __all__ = [
     "Finding",

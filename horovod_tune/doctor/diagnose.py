@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from horovod_tune.doctor.facts import HorovodFacts, NodeFacts
+from horovod_tune.doctor.node_facts import HorovodFacts, NodeFacts
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3

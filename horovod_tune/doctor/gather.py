@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from horovod_tune.doctor.facts import HorovodFacts, NodeFacts, TorchFacts
+from horovod_tune.doctor.node_facts import HorovodFacts, NodeFacts, TorchFacts
 from horovod_tune.horovod_build.installed import installed_horovod, installed_torch
 
 IMPORT_TIMEOUT_S = 120.0

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from horovod_tune.horovod_build import BuildError, progress
+from horovod_tune.horovod_build import BuildError, build_progress
 
 
 def run_compiler(
@@ -22,7 +22,7 @@ def run_compiler(
 
     `lock` is the descriptor of the build's lock. Raises BuildError that quotes the first error.
     """
-    reporter = progress.Reporter(what, sys.stdout)
+    reporter = build_progress.Reporter(what, sys.stdout)
     with _ends_with_us(), log.open("w") as kept:
         # A session of its own, so that one signal ends make and all its compilers; and the lock's descriptor,
         # so that no second build starts in this folder while a compiler of this one is still alive.
@@ -49,8 +49,8 @@ def run_compiler(
         return
     reporter.done("failed")
     lines = log.read_text(errors="replace").splitlines()
-    cause = progress.first_error(lines) or "\n".join(lines[-5:])
-    cure = "\nThe machine ran out of memory: try --jobs 1." if progress.ran_out_of_memory(lines) else ""
+    cause = build_progress.first_error(lines) or "\n".join(lines[-5:])
+    cure = "\nThe machine ran out of memory: try --jobs 1." if build_progress.ran_out_of_memory(lines) else ""
     raise BuildError(f"Horovod did not compile. The first error:\n\n{cause}\n{cure}\nThe whole log: {log}")
 
 

@@ -8,13 +8,7 @@ import shlex
 import yaml
 
 from horovod_tune.launch import cluster_files, plans, steps
-from horovod_tune.launch.values import (
-    LaunchError,
-    checked,
-    checked_count,
-    checked_hosts,
-    checked_network,
-)
+from horovod_tune.launch.values import LaunchError, checked, checked_count, checked_hosts, checked_network
 
 
 def run_slurm(arguments: argparse.Namespace) -> int:

@@ -191,7 +191,7 @@ class _Watch:
 def _interface(facts: Any, node_ip: str, nics: Sequence[str]) -> dict[str, Any]:
     """Choose the interface as the ranks will."""
     from horovod_tune.errors import StartFailed
-    from horovod_tune.workers.gloo.ranks import choose_interface
+    from horovod_tune.gloo.ranks import choose_interface
 
     try:
         name = choose_interface(facts.interfaces, node_ip=node_ip, nics=nics, single_host=False)

@@ -14,34 +14,30 @@
 - `tune_run`: the arguments of ``tune.run`` and what it prints, the error of a failed trial.
 """
 
-from horovod_tune.ray_adapter.default_callbacks import write_facts_of_experiments
-from horovod_tune.ray_adapter.experiments import (
-    accept_trials_without_results,
-    count_each_death_once,
-    keep_longer_results,
-    name_lost_hosts,
-    reuse_actors_of,
-)
-from horovod_tune.ray_adapter.nodes import (
-    cluster_can_grow,
-    drain_as_preempted,
-    driver_node_id,
-    is_preempted,
-    storage_reaches_here,
-)
-from horovod_tune.ray_adapter.paused_trials import end_waits_of_paused_trials
-from horovod_tune.ray_adapter.processes import (
-    environment_of_workers,
-    private_directory,
-    start_in_idle_processes,
-)
-from horovod_tune.ray_adapter.rank_process import lend_session, prepare_rank_process
-from horovod_tune.ray_adapter.tune_run import (
+from horovod_tune.ray_adapter.patches.actor_reuse import reuse_actors_of
+from horovod_tune.ray_adapter.patches.default_callbacks import write_facts_of_experiments
+from horovod_tune.ray_adapter.patches.empty_results import accept_trials_without_results
+from horovod_tune.ray_adapter.patches.failure_count import count_each_death_once
+from horovod_tune.ray_adapter.patches.idle_processes import start_in_idle_processes
+from horovod_tune.ray_adapter.patches.lost_coordinator import name_lost_hosts
+from horovod_tune.ray_adapter.patches.paused_trials import end_waits_of_paused_trials
+from horovod_tune.ray_adapter.patches.result_files import keep_longer_results
+from horovod_tune.ray_adapter.patches.tune_run import (
     Prepare,
     prepare_runs,
     shorten_errors,
     shows_tunes_own_output,
 )
+from horovod_tune.ray_adapter.queries import (
+    cluster_can_grow,
+    drain_as_preempted,
+    driver_node_id,
+    environment_of_workers,
+    is_preempted,
+    private_directory,
+    storage_reaches_here,
+)
+from horovod_tune.ray_adapter.tune_session import install_session, prepare_rank_process
 
 __all__ = [
     "Prepare",
@@ -52,9 +48,9 @@ __all__ = [
     "driver_node_id",
     "end_waits_of_paused_trials",
     "environment_of_workers",
+    "install_session",
     "is_preempted",
     "keep_longer_results",
-    "lend_session",
     "name_lost_hosts",
     "prepare_rank_process",
     "prepare_runs",

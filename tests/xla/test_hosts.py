@@ -24,9 +24,10 @@ from sessions import simulated_nodes
 from xla_processes import rank_processes, see_them_gone
 
 import horovod_tune
-from horovod_tune.parameters import parameters_of, with_parameters
+from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.spec import Placement, make_spec
-from horovod_tune.trainable import DistributedTrainable, ShippedFunction
+from horovod_tune.trainable import DistributedTrainable
+from horovod_tune.with_parameters import parameters_of, with_parameters
 
 for module in (sys.modules[__name__], plain_processes):
     cloudpickle.register_pickle_by_value(module)
@@ -247,31 +248,31 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two placement groups as Tune makes them at once: each trial's hosts are of one slice."""
-    from horovod_tune.workers.group import WorkerGroup
-    from horovod_tune.workers.xla import launch
+    from horovod_tune.coordinator.worker_group import WorkerGroup
+    from horovod_tune.xla import launcher
 
     spec = make_spec(use_tpu=True, tpu_type="v4-16", num_cpus_per_slot=0.5)
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
-    bundles = launch.placement(spec).bundles
+    bundles = launcher.placement(spec).bundles
     assert bundles == ({"CPU": 2.0, "TPU": 4.0, "TPU-v4-16-head": 1.0},)
     asked = [ray.util.placement_group([dict(each) for each in bundles]) for _ in range(2)]
     assert all(group.wait(60) for group in asked)
     here = ray.get_runtime_context().get_node_id()
     launchers = [PlainLauncher(spec, group, node_id=here) for group in asked]
     groups = [WorkerGroup(launcher, timeout_s=60) for launcher in launchers]
-    slice_of = {host.node_id: host.slice_name for host in launch.tpu_hosts()}
+    slice_of = {host.node_id: host.slice_name for host in launcher.tpu_hosts()}
     try:
-        members = [launcher.create() for launcher in launchers]
-        landed = [ray.get([each.describe.remote() for each in mine], timeout=60) for mine in members]
+        actors = [launcher.create() for launcher in launchers]
+        landed = [ray.get([each.describe.remote() for each in mine], timeout=60) for mine in actors]
         slices = [{slice_of[fact.node_id] for fact in facts} for facts in landed]
         assert sorted(slices, key=str) == [{"slice-a"}, {"slice-b"}]
         assert all(len({fact.node_id for fact in facts}) == 2 for facts in landed)
         assert all(len(fact.tpu_ids) == 4 for facts in landed for fact in facts)
     finally:
-        for group, launcher, mine in zip(groups, launchers, members, strict=True):
+        for group, launcher, mine in zip(groups, launchers, actors, strict=True):
             group.close()
-            for member in mine:
-                ray.kill(member)
+            for actor in mine:
+                ray.kill(actor)
             launcher.close()
         for each in asked:
             ray.util.remove_placement_group(each)

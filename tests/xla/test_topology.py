@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
-from horovod_tune.messages import MemberFacts
+from horovod_tune.messages import WorkerFacts
 from horovod_tune.spec import make_spec
 from horovod_tune.tpu_types import shape_of
-from horovod_tune.workers.xla import slices, topology
-from horovod_tune.workers.xla.runtime import Ordinals
-from horovod_tune.workers.xla.slices import TpuHost
+from horovod_tune.xla import slices, topology
+from horovod_tune.xla.runtime import Ordinals
+from horovod_tune.xla.slices import TpuHost
 
 
 def make_slice(name: str, count: int, *, chips: int = 4, pod_type: str = "v4-16") -> list[TpuHost]:
     return [TpuHost(f"{name}-{worker}", chips, name, worker, pod_type) for worker in range(count)]
 
 
-def make_facts(*nodes: str, chips: tuple[str, ...] = ()) -> list[MemberFacts]:
+def make_facts(*nodes: str, chips: tuple[str, ...] = ()) -> list[WorkerFacts]:
     return [
-        MemberFacts(node, f"10.0.0.{i + 1}", f"host-{node}", 1, 0.0, tpu_ids=chips)
+        WorkerFacts(node, f"10.0.0.{i + 1}", f"host-{node}", 1, 0.0, tpu_ids=chips)
         for i, node in enumerate(nodes)
     ]
 

@@ -12,7 +12,7 @@ def rank_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if any("horovod_tune.workers.xla.parent" in part for part in process.cmdline()):
+            if any("horovod_tune.xla.parent" in part for part in process.cmdline()):
                 found.append(process)
         except psutil.NoSuchProcess:
             continue

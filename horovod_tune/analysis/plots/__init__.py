@@ -11,8 +11,8 @@ Colours are Okabe and Ito's for a few things and cividis for many: both can be t
 kind of colour blindness.
 """
 
-from horovod_tune.analysis.plots.curves import best_so_far, learning_curves
 from horovod_tune.analysis.plots.hyperparameters import importance, interaction, parameter, parameters
+from horovod_tune.analysis.plots.learning_curves import best_so_far, learning_curves
 from horovod_tune.analysis.plots.parallel import parallel_coordinates
 from horovod_tune.analysis.plots.scheduling import rungs, timeline
 

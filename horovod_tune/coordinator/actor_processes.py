@@ -1,0 +1,91 @@
+"""Ends the processes of training actors, and sees them gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from horovod_tune.messages import WorkerFacts
+
+GONE_S = 3.0
+"""How long a killed actor's process may take to be gone before it is killed by its pid."""
+REMOTE_S = 10.0
+LOST_S = 2.0
+
+
+def end_actors(
+    actors: Sequence[Any], facts: Sequence[WorkerFacts], *, lost_nodes: Collection[str] = ()
+) -> None:
+    """Kill the actors; where it is known which processes they are, wait until those are gone.
+
+    A node of ``lost_nodes`` may be out of reach without Ray knowing it yet: it is waited for LOST_S only.
+
+    A process that is stopped (SIGSTOP) does not follow Ray's request to exit, so it is killed by its pid,
+    on its own node.
+    """
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
+    here = ray.get_runtime_context().get_node_id() if facts else ""
+    targets: dict[str, list[tuple[int, float]]] = {}
+    for fact in facts:
+        targets.setdefault(fact.node_id, []).append((fact.pid, fact.process_started))
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if set(targets) - {here} else set()
+    pending = []
+    for node, processes in targets.items():
+        if node != here and node in alive:
+            strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+            task = ray.remote(num_cpus=0, max_retries=0)(end_processes).options(scheduling_strategy=strategy)
+            pending.append((LOST_S if node in lost_nodes else REMOTE_S, task.remote(processes)))
+    if here in targets:
+        end_processes(targets[here])
+    began = time.monotonic()
+    for wait_s, ref in pending:
+        try:
+            ray.get(ref, timeout=max(0.0, began + wait_s - time.monotonic()))
+        except RayError:
+            # A node that went down meanwhile took its processes with it, and Ray says so to the user.
+            continue
+
+
+def end_processes(processes: Sequence[tuple[int, float]]) -> None:
+    """Wait until this host's processes (pid, start time in s since the epoch) are gone; kill what stays."""
+    waiting = [process for pid, started in processes if (process := _find(pid, started)) is not None]
+    end = time.monotonic() + GONE_S
+    stopped = [process for process in waiting if _status(process) == psutil.STATUS_STOPPED]
+    for process in stopped:
+        _kill(process)
+    _, left = psutil.wait_procs(waiting, timeout=max(0.0, end - time.monotonic()))
+    for process in left:
+        _kill(process)
+    psutil.wait_procs(left, timeout=1.0)
+
+
+def _find(pid: int, started: float) -> psutil.Process | None:
+    try:
+        process = psutil.Process(pid)
+        # Pids are used again: another start time is another process.
+        return process if abs(process.create_time() - started) < 1.0 else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_DEAD
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,81 @@
+"""What Gloo and XLA both honour: the actor of a worker, and the launcher that starts and assigns workers.
+
+A *worker* is a Ray actor that runs one rank (Gloo) or all ranks of a host (XLA). The worker group speaks to
+workers through these methods only, and every message says which rank it is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from horovod_tune.channel.packets import CoordinatorChannel
+from horovod_tune.messages import Assignment, CheckpointPlace, Message, ResetResult, TrialOrder, WorkerFacts
+
+
+class WorkerActor(Protocol):
+    """The methods of a worker actor; none blocks longer than it says."""
+
+    def describe(self) -> WorkerFacts:
+        """Return where the actor landed."""
+
+    def assign(self, assignment: Assignment) -> None:
+        """Take the ranks and their environment; once in the actor's life."""
+
+    def begin(self, order: TrialOrder) -> None:
+        """Start the training function on every rank of the worker; returns at once."""
+
+    def poll(
+        self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
+    ) -> list[Message]:
+        """Return new messages, after ``wait_s`` seconds at the latest; an empty list is a sign of life."""
+
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+        """Let the reports up to ``index`` return on every rank of the worker."""
+
+    def stop_training(self) -> None:
+        """Make the current or next report unwind the training function."""
+
+    def close_world(self) -> None:
+        """Break the ranks' collectives, so that those who wait in one get an error."""
+
+    def ping(self) -> int:
+        """Return how often the worker's lowest rank has reported."""
+
+    def reset(self, join_s: float) -> ResetResult:
+        """Wait ``join_s`` for the training function to end, and put the process back to how a new one is."""
+
+
+class Launcher(Protocol):
+    """Starts the workers of one trial's world and tells each what it is."""
+
+    def create(self) -> Sequence[Any]:
+        """Create the worker actors and return their handles, without waiting for them."""
+
+    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerFacts]) -> Sequence[Assignment]:
+        """Return each worker's ranks and environment.
+
+        Raises:
+            StartFailed: the workers landed where they cannot form the world that was asked for.
+        """
+
+    def channels(self) -> dict[int, CoordinatorChannel]:
+        """Return the channels to the workers on this host that have been through `assign`, by their place."""
+
+    def death_of(self, facts: WorkerFacts) -> str:
+        """Return how the process of a worker that died has ended ("killed by SIGSEGV"), "" if unknown."""
+
+    def close(self) -> None:
+        """Undo what `assign` started; twice is harmless."""
+
+
+class ElasticLauncher(Launcher, Protocol):
+    """A launcher whose world may change: single actors come and go."""
+
+    def create_one(self, place: int) -> Any:
+        """Create the actor of slot ``place`` and return its handle, without waiting for it."""
+
+    def assign(
+        self, workers: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
+    ) -> Sequence[Assignment]:
+        """Return each worker's ranks and environment; the first worker on ``first_node`` is rank 0."""

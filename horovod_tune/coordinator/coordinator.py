@@ -1,0 +1,186 @@
+"""The coordinator of a trial: between Tune, which asks for one result at a time, and its ranks."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from horovod_tune.coordinator.host_slots import write_slots
+from horovod_tune.coordinator.worker_group import WorkerGroup
+from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialOrder
+
+if TYPE_CHECKING:
+    from ray.tune import Checkpoint
+
+    from horovod_tune.coordinator.trial_storage import TrialStorage
+
+logger = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Runs one trial after another on the same workers. Starts nothing until `begin_workers` is called.
+
+    Args:
+        group: the worker group, not started.
+        function: the training function as cloudpickle bytes.
+        reuse_workers: whether a group that a trial leaves fit may run the next one.
+    """
+
+    def __init__(self, group: WorkerGroup, function: bytes, *, reuse_workers: bool) -> None:
+        self._group = group
+        self._function = function
+        self._reuse_workers = reuse_workers
+        self._storage: TrialStorage | None = None
+        self._order: TrialOrder | None = None
+        self._started = False
+        self._log_is_lost = False
+        self._function_is_there = False
+        self._start_s = 0.0
+        self.replaced_because: list[str] = []
+        """Why the workers of the trial before were not kept; empty when they were."""
+
+    def begin_workers(self) -> None:
+        """Begin to start the training actors; returns at once."""
+        self._group.create()
+
+    def set_trial(self, order: TrialOrder, storage: TrialStorage) -> None:
+        """Take the next trial; its training function starts with the first `next_result`."""
+        self._release_storage()
+        self._order, self._storage = order, storage
+        self._started = self._log_is_lost = False
+
+    def restore(self, checkpoint: CheckpointPlace) -> None:
+        """Let the trial start from a checkpoint. Must come before its first `next_result`."""
+        assert self._order is not None
+        self._order = replace(self._order, checkpoint=checkpoint)
+
+    def next_result(self) -> tuple[dict[str, Any], Checkpoint | None] | None:
+        """Return rank 0's next metrics and its stored checkpoint; None when the function has returned.
+
+        Raises:
+            StartFailed: the training actors did not come up.
+            TrainingFailed: a rank was lost.
+        """
+        assert self._order is not None and self._storage is not None, "set_trial() comes first"
+        try:
+            if not self._started:
+                self._start()
+            event = self._group.next_event()
+        except Exception as cause:
+            self._started = False  # nothing left to unwind
+            self._give_up(cause)
+            raise
+        self._keep_logs()
+        match event:
+            case Report(index=index, metrics=metrics, checkpoint_path=path):
+                return self._store(index, metrics, path)
+            case Finished():
+                if self._reuse_workers:
+                    self._group.begin_reset()
+                self._keep_logs(at_end=True)
+                return None
+
+    def _give_up(self, cause: Exception) -> None:
+        """End the workers after a failure; whatever happens meanwhile, ``cause`` is what is told."""
+        self._keep_logs(at_end=True)
+        try:
+            self.close()
+        except Exception as error:
+            logger.exception("the workers could not be ended after %r", cause)
+            if sys.version_info >= (3, 11):
+                cause.add_note(f"The workers could not be ended either: {error!r}")
+
+    def _start(self) -> None:
+        assert self._order is not None
+        self._started = True
+        asked = time.monotonic()
+        function = None if self._function_is_there else self._function
+        self._group.begin(replace(self._order, function=function))
+        self._function_is_there = True
+        self._start_s = round(time.monotonic() - asked, 4)
+
+    def _world_facts(self) -> dict[str, Any]:
+        """Return what a result says of the world that it comes from."""
+        hosts, changes = self._group.hosts, self._group.world_changes
+        facts = {
+            "world_size": len(hosts),
+            # A string: Tune's loggers for TensorBoard and the like draw lists of numbers.
+            "hosts": write_slots(hosts),
+            "start_s": self._start_s,
+        }
+        if changes is not None:
+            facts.update(world_changes=len(changes), world_change=changes[-1] if changes else "")
+        return facts
+
+    def _store(
+        self, index: int, metrics: dict[str, Any], path: str | None
+    ) -> tuple[dict[str, Any], Checkpoint | None]:
+        assert self._storage is not None
+        metrics = {**metrics}
+        for name, fact in self._world_facts().items():
+            metrics.setdefault(name, fact)
+        checkpoint, place = None, None
+        if path is not None:
+            checkpoint, place = self._storage.persist(path, metrics)
+            self._keep_logs(publish=True)
+        # Rank 0 waits in its report until Tune asks for the next result: only then is the trial to go on.
+        self._group.proceed(index, place)
+        return metrics, checkpoint
+
+    def _keep_logs(self, *, publish: bool = False, at_end: bool = False) -> None:
+        """Bring what the ranks have printed to the trial's storage.
+
+        A log is never a reason to fail a trial, nor to hide why one failed: where the storage is full, cannot
+        be written to or is gone, that is told once a trial.
+        """
+        assert self._storage is not None
+        chunks = self._group.take_logs()
+        try:
+            for chunk in chunks:
+                self._storage.append_log(chunk.rank, chunk.text)
+            if publish or at_end:
+                self._storage.publish_logs(at_end=at_end)
+        except Exception as error:
+            if not self._log_is_lost:
+                self._log_is_lost = True
+                logger.warning("the ranks' logs cannot be stored, which ends nothing else: %r", error)
+
+    def end_trial(self) -> None:
+        """End the current trial; keep the workers for the next one if they are fit for it."""
+        if not self._started:
+            return  # the workers have not been touched since they were made
+        self._started = False
+        if self._reuse_workers:
+            problems = self._group.end_trial()
+        else:
+            problems = ["reuse_workers=False", *self._group.unwind()]
+        self._keep_logs(at_end=True)
+        self._release_storage()
+        self.replaced_because = problems
+        if problems:
+            self._replace_workers(problems)
+
+    def _replace_workers(self, problems: list[str]) -> None:
+        self.replaced_because = problems
+        self._group.close()
+        self._function_is_there = False
+        self._group.create()
+
+    def close(self) -> None:
+        """End the trial if it still runs, and the workers' processes; twice is harmless."""
+        try:
+            if self._started:
+                # Lets the training function's `finally` blocks run, and its last lines reach the log.
+                self._group.unwind()
+                self._keep_logs(at_end=True)
+        finally:
+            self._started = self._function_is_there = False
+            self._group.close()
+            self._release_storage()
+
+    def _release_storage(self) -> None:
+        if self._storage is not None:
+            self._storage.close()

@@ -1,0 +1,137 @@
+"""Runs in the coordinator: brings rank 0's checkpoints and every rank's log to the trial's storage, and back.
+
+Tune's storage may be a cloud URI or a shared file system, which every host reaches, or the local disk of the
+driver's machine, which only that machine does. In the last case files go there through `transfer`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_tune import ray_adapter
+from horovod_tune.coordinator.rank_logs import LogsHere, LogsOnFilesystem, LogsOnNode, TrialLogs
+from horovod_tune.files import directories
+from horovod_tune.messages import CheckpointPlace
+from horovod_tune.transfer import host_copies, node_transfer
+from horovod_tune.transfer.host_copies import HostCopies
+
+if TYPE_CHECKING:
+    from ray.tune import Checkpoint
+
+
+class TrialStorage:
+    """One trial's storage, as seen from the coordinator's host.
+
+    Args:
+        context: Tune's ``StorageContext`` of the trial.
+        node_id: the Ray node that the coordinator runs on.
+    """
+
+    def __init__(self, context: Any, node_id: str) -> None:
+        self._context = context
+        self._node_id = node_id
+        self._copies = HostCopies()
+        self._brought: Checkpoint | None = None
+        self._has_removed_parts = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the storage is a path on somebody's disk, shared or not."""
+        return self._context.storage_filesystem.type_name == "local"
+
+    @cached_property
+    def reached_through(self) -> str | None:
+        """The node that writes to the storage for us, None where this host reaches it itself."""
+        if not self.is_local:
+            return None
+        driver = ray_adapter.driver_node_id()
+        if driver is None or driver == self._node_id:
+            return None
+        path = self._context.experiment_fs_path
+        here = directories.fingerprint(path)
+        if here is None or not ray_adapter.storage_reaches_here(self._context):
+            return driver
+        # A namesake left on this host's own disk by an earlier experiment is not the driver's.
+        there = node_transfer.fingerprint_on(driver, path, timeout_s=host_copies.LOOK_TIMEOUT_S)
+        return None if here == there else driver
+
+    def begin(self) -> None:
+        """Let what copies files to another node start, so that the first checkpoint need not wait for it."""
+        driver = ray_adapter.driver_node_id() if self.is_local else None
+        if driver is not None and driver != self._node_id:
+            node_transfer.begin(driver)
+
+    def persist(self, directory: str, metrics: dict[str, Any]) -> tuple[Checkpoint, CheckpointPlace]:
+        """Copy a checkpoint directory of this host to the trial's storage."""
+        from ray.tune import Checkpoint
+
+        self._remove_parts()
+        self._context._update_checkpoint_index(metrics)
+        target = self._context.checkpoint_fs_path
+        if self.reached_through is None:
+            self._copy_here(directory, target)
+        else:
+            node_transfer.send_directory(
+                directory, self.reached_through, target, timeout_s=host_copies.TRANSFER_TIMEOUT_S
+            )
+        checkpoint = Checkpoint(path=target, filesystem=self._context.storage_filesystem)
+        metrics["checkpoint_dir_name"] = self._context.checkpoint_dir_name
+        return checkpoint, self.place(checkpoint)
+
+    def _copy_here(self, directory: str, target: str) -> None:
+        if not self.is_local:
+            from ray.tune import Checkpoint
+
+            self._context.persist_current_checkpoint(Checkpoint.from_directory(directory))
+            return
+        # Written beside and renamed, so that a checkpoint is whole or not there when a machine goes down.
+        directories.copy(directory, target)
+
+    def _remove_parts(self) -> None:
+        """Free the space of checkpoints that an earlier attempt of this trial was killed over, once."""
+        if self._has_removed_parts:
+            return
+        self._has_removed_parts = True
+        if self.is_local and self.reached_through is None:
+            directories.remove_parts(self._context.trial_fs_path)
+        elif self.reached_through is not None:
+            node_transfer.remove_parts(
+                self.reached_through, self._context.trial_fs_path, timeout_s=host_copies.LOOK_TIMEOUT_S
+            )
+
+    def place(self, checkpoint: Checkpoint) -> CheckpointPlace:
+        """Return where ranks find a checkpoint that this host, or the driver's, can read."""
+        if getattr(checkpoint.filesystem, "type_name", "local") != "local":
+            return CheckpointPlace(checkpoint.path, filesystem=checkpoint.filesystem)
+        node = self.reached_through or self._node_id
+        return CheckpointPlace(checkpoint.path, node_id=node)
+
+    def bring_here(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return the checkpoint in a form that this host can open, held until `close`."""
+        self._remove_parts()
+        self._brought = host_copies.open_checkpoint(self.place(checkpoint), self._node_id, self._copies)
+        return self._brought
+
+    @cached_property
+    def _logs(self) -> TrialLogs:
+        directory = self._context.trial_fs_path
+        if not self.is_local:
+            scratch = Path(self._context.trial_working_directory, "rank_logs")
+            return LogsOnFilesystem(self._context.storage_filesystem, directory, scratch)
+        if self.reached_through is not None:
+            return LogsOnNode(self.reached_through, directory)
+        return LogsHere(directory)
+
+    def append_log(self, rank: int, text: bytes) -> None:
+        """Append to the rank's log, see `log_files`."""
+        self._logs.append(rank, text)
+
+    def publish_logs(self, *, at_end: bool = False) -> None:
+        """Bring what is new in the logs to the storage, where that is elsewhere."""
+        self._logs.publish(at_end=at_end)
+
+    def close(self) -> None:
+        """The trial is over: remove what this host kept for it."""
+        self._copies.release_all()

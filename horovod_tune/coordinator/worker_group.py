@@ -1,0 +1,361 @@
+"""The ranks of one trial as the coordinator sees them: started, listened to, let go, ended.
+
+Runs in the coordinator, in one thread. Every wait has an end: a worker answers `poll` in time even when it
+has nothing to say, and one that does not for ``timeout_s`` is lost.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from horovod_tune import error_text
+from horovod_tune.channel.packets import MalformedMessage
+from horovod_tune.coordinator import actor_processes, failures
+from horovod_tune.coordinator.backend_protocol import Launcher
+from horovod_tune.coordinator.inbox import Inbox, Mail
+from horovod_tune.coordinator.worker import Worker, call_all, ping_all
+from horovod_tune.errors import TrainingFailed
+from horovod_tune.messages import (
+    CheckpointPlace,
+    Failed,
+    FailureKind,
+    Finished,
+    LogChunk,
+    Report,
+    ResetResult,
+    Stopped,
+    TrialOrder,
+)
+
+POLL_S = 10.0
+"""The longest time between two signs of life of a worker (a quarter of timeout_s where that is shorter)."""
+
+CAUSE_S = 2.0
+"""How long a broken collective is looked at for the rank that broke it."""
+PING_S = 1.5
+"""How long a rank may take to answer when others have lost contact with it."""
+CLOSE_S = 2.0
+"""How long ranks that go may take to part from each other."""
+UNWIND_S = 5.0
+"""How long a stopped training function may take to unwind before its process is replaced."""
+
+
+class WorkerGroup:
+    """The workers of one world, kept over the trials that they run; all that is known of them is here.
+
+    Args:
+        launcher: starts the actors and tells each its ranks.
+        timeout_s: seconds of silence after which a worker is lost. It bounds each phase of the start too.
+    """
+
+    def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
+        self.workers: list[Worker] = []
+        """In the order of the launcher's placement; empty until `create`."""
+        self.world_changes: list[str] | None = None
+        """Why the world of an elastic trial changed, one text a change; None where it never does."""
+        self._launcher = launcher
+        self._timeout_s = timeout_s
+        self._poll_s = min(POLL_S, timeout_s / 4)
+        self._inbox = Inbox()
+        self._resetting: list[Any] = []
+        self._world_size = 0
+        self._run = 0
+        self._forget_trial()
+
+    def _forget_trial(self) -> None:
+        self._to_proceed: tuple[int, CheckpointPlace | None] | None = None
+        self._newest: CheckpointPlace | None = None
+        self._reports: list[Report] = []
+        self._logs: list[LogChunk] = []
+        self._failures: list[Failed] = []
+        self._lost_nodes: list[str] = []
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank, by rank; empty until the workers have their ranks."""
+        by_rank = {
+            rank: worker.facts.host for worker in self.workers if worker.facts for rank in worker.ranks
+        }
+        return [by_rank[rank] for rank in sorted(by_rank)]
+
+    @property
+    def _have_ranks(self) -> bool:
+        return any(worker.ranks for worker in self.workers)
+
+    @property
+    def _running(self) -> set[int]:
+        """The ranks whose training function runs."""
+        return {rank for worker in self.workers for rank in worker.running}
+
+    def create(self) -> None:
+        """Begin to start the workers, in their turn; does not wait for them."""
+        self.workers = [Worker(actor, place) for place, actor in enumerate(self._launcher.create())]
+
+    def _form_world(self) -> None:
+        """Wait until all workers are there, and give each its ranks."""
+        facts = self._call_all([worker.description for worker in self.workers], "to start")
+        for worker, fact in zip(self.workers, facts, strict=True):
+            worker.facts = fact
+        assignments = self._launcher.assign([worker.actor for worker in self.workers], facts)
+        self._call_all(
+            [
+                worker.actor.assign.remote(each)
+                for worker, each in zip(self.workers, assignments, strict=True)
+            ],
+            "to take their ranks",
+        )
+        channels = self._launcher.channels()
+        for place, (worker, assignment) in enumerate(zip(self.workers, assignments, strict=True)):
+            worker.ranks = tuple(world.rank for world in assignment.worlds)
+            worker.channel = channels.get(place)
+        self._inbox.add_channels(channels.values())
+        self._world_size = len(self.hosts)
+
+    def _call_all(self, refs: Sequence[Any], doing: str) -> list[Any]:
+        return call_all(self.workers, refs, doing, timeout_s=self._timeout_s)
+
+    def begin(self, order: TrialOrder) -> None:
+        """Start a trial on all ranks, as soon as they are there.
+
+        Raises:
+            StartFailed: workers did not come up within ``timeout_s``, or landed wrongly.
+        """
+        if not self.workers:
+            self.create()
+        if not self._have_ranks:
+            self._form_world()
+        self._forget_trial()
+        self._run += 1
+        order = replace(order, run=self._run)
+        self._call_all([worker.actor.begin.remote(order) for worker in self.workers], "to begin the trial")
+        for worker in self.workers:
+            worker.running = set(worker.ranks)
+            self._ask(worker)
+
+    def _ask(self, worker: Worker, *proceed: Any) -> None:
+        worker.ask(self._inbox, self._poll_s, *proceed)
+
+    def next_event(self) -> Report | Finished:
+        """Wait for rank 0's next report, or for the end of the training function on every rank.
+
+        Raises:
+            TrainingFailed: a rank raised, died, fell silent or lost the others.
+        """
+        self._let_go()
+        entered = time.monotonic()
+        while True:
+            if self._reports:
+                return self._reports.pop(0)
+            if self._failures:
+                raise self._failed(self._failures)
+            if not self._running:
+                return Finished(0)
+            self._listen(self._listen_s)
+            self._tend(entered)
+
+    @property
+    def _listen_s(self) -> float:
+        """How long to listen before `_tend` looks at the workers again."""
+        return self._poll_s
+
+    def _tend(self, since: float) -> None:
+        """Give up workers that owe a sign of life; ``since`` is when somebody began to listen."""
+        for worker in list(self.workers):
+            if worker.silent_s(self._poll_s, since) > self._timeout_s:
+                worker.forget_question()
+                text = f"gave no sign of life for timeout_s={self._timeout_s:g} s"
+                self._lose(worker, FailureKind.SILENT, text)
+
+    def take_logs(self) -> list[LogChunk]:
+        """Return what ranks have printed since the last call."""
+        logs, self._logs = self._logs, []
+        return logs
+
+    def proceed(self, index: int, checkpoint: CheckpointPlace | None) -> None:
+        """Let every rank go on after report ``index`` when `next_event` is called again."""
+        self._to_proceed = (index, replace(checkpoint, report=index) if checkpoint else None)
+
+    def _let_go(self) -> None:
+        if self._to_proceed is None:
+            return
+        index, checkpoint = self._to_proceed
+        # The newest goes with every call, since a call may overtake the one that brought it first.
+        self._newest = checkpoint or self._newest
+        self._to_proceed = None
+        for worker in self.workers:
+            released = worker.release(self._run, index, self._newest)
+            if worker.is_asked:
+                if not released:
+                    worker.actor.proceed.remote(index, self._newest)
+            elif worker.running:
+                # One call for both is the way of rank 0's worker where it has no channel.
+                self._ask(worker, *(() if released else (index, self._newest)))
+
+    def _listen(self, wait_s: float) -> None:
+        """Take in what workers say within ``wait_s``, and ask them again."""
+        mail = self._open_mail(wait_s)
+        # A report that came through a channel was sent before the answer that came with it.
+        for run, report in mail.reports:
+            if run == self._run:
+                self._note_report(report)
+        for number, answer in mail.answers:
+            worker = next((each for each in self.workers if each.has_answered(number)), None)
+            if worker is None:
+                continue  # of a worker that is given up
+            try:
+                messages = answer.result()
+            except RayActorError as error:
+                self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
+                continue
+            self._take(worker, messages)
+            waits_for_us = any(isinstance(message, Report) for message in messages)
+            if not waits_for_us and worker.running and not worker.is_asked:
+                self._ask(worker)
+
+    def _open_mail(self, wait_s: float) -> Mail:
+        try:
+            return self._inbox.wait(wait_s)
+        except MalformedMessage as error:
+            raise TrainingFailed(f"something that is no rank of ours speaks: {error}") from error
+
+    def _take(self, worker: Worker, messages: Sequence[Any]) -> None:
+        for message in messages:
+            match message:
+                case Report():
+                    self._note_report(message)
+                case Finished(rank=rank) | Stopped(rank=rank):
+                    worker.running.discard(rank)
+                    self._note_ended()
+                    if rank == 0:
+                        self._release_reports()
+                case Failed(rank=rank):
+                    worker.running.discard(rank)
+                    self._failures.append(message)
+                case LogChunk():
+                    self._logs.append(message)
+                case _:
+                    self._take_other(worker, message)
+
+    def _note_report(self, report: Report) -> None:
+        self._reports.append(report)
+
+    def _note_ended(self) -> None:
+        """A rank's training function has returned, or was unwound."""
+
+    def _take_other(self, worker: Worker, message: Any) -> None:
+        raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
+
+    def _release_reports(self) -> None:
+        """Rank 0 has returned: ranks that report more often than it have nobody to wait for."""
+        for worker in self.workers:
+            worker.actor.proceed.remote(math.inf, self._newest)
+
+    def _lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
+        fact = worker.facts
+        assert fact is not None, "a worker without ranks is not listened to"
+        self._lost_nodes.append(fact.node_id)
+        worker.running.clear()
+        self._failures += [
+            Failed(rank, fact.host, kind, f"process {fact.pid}: {text}") for rank in worker.ranks
+        ]
+
+    def _failed(self, first: list[Failed]) -> TrainingFailed:
+        """Find the cause: a rank that lost the others tells that something happened, not what."""
+        end = time.monotonic() + CAUSE_S
+        while failures.needs_cause(first) and self._running and time.monotonic() < end:
+            self._listen(max(0.05, min(0.5, end - time.monotonic())))
+        if failures.needs_cause(first):
+            self._ping_the_others()
+        if any(worker.is_asked for worker in self.workers):
+            self._listen(0)  # for what the ranks have printed
+        error = TrainingFailed(failures.explain(first, world_size=self._world_size))
+        error.lost_nodes = tuple(self._lost_nodes)
+        return error
+
+    def _ping_the_others(self) -> None:
+        silent, dead = ping_all([each for each in self.workers if each.running], timeout_s=PING_S)
+        for worker in silent:
+            self._lose(worker, FailureKind.SILENT, f"does not answer (asked for {PING_S:g} s)")
+        for worker, error in dead:
+            self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
+
+    def _death_of(self, worker: Worker, error: RayError) -> str:
+        """Return how a worker's process ended, where its host knows that, and what Ray says of it."""
+        assert worker.facts is not None
+        status = self._launcher.death_of(worker.facts)
+        return error_text.death_text(error, status)
+
+    def end_trial(self) -> list[str]:
+        """End the trial on every rank and make the workers fit for the next one.
+
+        Returns:
+            why they are not, empty when they are: then they hold a sound world and clean processes.
+        """
+        if not self._have_ranks:
+            return ["there are no ranks"]
+        if self._failures:
+            return ["a rank failed"]
+        problems = self.unwind()
+        return problems or self._reset()
+
+    def unwind(self) -> list[str]:
+        """Stop the training function on every rank that still runs it; return why that was not possible."""
+        if not self._running:
+            return []
+        for worker in self.workers:
+            worker.actor.stop_training.remote()
+            if worker.running and not worker.is_asked:
+                self._ask(worker)
+        start = time.monotonic()
+        closing: list[Any] = []
+        while self._running and time.monotonic() - start < UNWIND_S:
+            self._listen(0.2)
+            if self._running and not closing and time.monotonic() - start > 0.3:
+                # Some ranks left at their report, others wait in a collective for them (the function
+                # reports on rank 0 only): breaking the world gets those out as well.
+                closing = [worker.actor.close_world.remote() for worker in self.workers]
+        if self._running:
+            return [f"rank(s) {sorted(self._running)} did not leave the training function in {UNWIND_S:g} s"]
+        self._failures = []  # ranks that were thrown out of a collective end with an error
+        try:
+            # A world that is closed on one rank later than on another could be taken for sound in between.
+            ray.get(closing, timeout=UNWIND_S)
+        except RayError as error:
+            return [f"the world could not be closed: {error}"]
+        return []
+
+    def begin_reset(self) -> None:
+        """Begin to make the workers fit for the next trial, while Tune deals with the finished one."""
+        self._resetting = [worker.actor.reset.remote(1.0) for worker in self.workers]
+
+    def _reset(self) -> list[str]:
+        if not self._resetting:
+            self.begin_reset()
+        resets, self._resetting = self._resetting, []
+        try:
+            results: list[ResetResult] = ray.get(resets, timeout=UNWIND_S + 5)
+        except RayError as error:
+            return [f"a rank could not be reset: {error}"]
+        return [problem for each in results for problem in each.problems]
+
+    def close(self) -> None:
+        """End every worker's process, and see it gone; twice is harmless."""
+        if self._have_ranks and not self._running and not self._failures:
+            # Without this, the ranks that are killed last complain about those that went first.
+            worlds = [worker.actor.close_world.remote() for worker in self.workers]
+            ray.wait(worlds, num_returns=len(worlds), timeout=CLOSE_S)
+        workers, self.workers, self._resetting = self.workers, [], []
+        self._inbox.close_channels()
+        actor_processes.end_actors(
+            [worker.actor for worker in workers],
+            [worker.facts for worker in workers if worker.facts],
+            lost_nodes=self._lost_nodes,
+        )
+        self._launcher.close()

@@ -1,0 +1,41 @@
+"""The texts of failures, in ranks and in the coordinator: cut to what is read, and what Ray knows of a death."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_TEXT = 50_000
+"""The most characters of one line of a traceback; an exception's message is one."""
+
+
+MAX_TRACEBACK = 200_000
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return a text with its two ends where it is longer than ``limit`` characters.
+
+    >>> shorten("the start " + "x" * 1000 + " the end", 20).splitlines()
+    ['the start ', '[... 998 characters left out ...]', 'xx the end']
+    """
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def traceback_text(pieces: Sequence[str]) -> str:
+    """Return a traceback in one text: each exception's message, and the whole, no longer than is read."""
+    return shorten("".join(shorten(piece, MAX_TEXT) for piece in pieces), MAX_TRACEBACK)
+
+
+def death_text(error: BaseException, status: str = "") -> str:
+    """Return what Ray knows of an actor's death, without its stack, after how the process ended if known.
+
+    >>> death_text(RuntimeError("The actor died."), "killed by SIGSEGV")
+    'killed by SIGSEGV. The actor died.'
+    """
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [
+        line for line in lines if line and not line.startswith(("class_name", "actor_id", "namespace"))
+    ]
+    return " ".join([f"{status}.", *telling] if status else telling)

@@ -1,0 +1,107 @@
+"""How the training function travels: as cloudpickle bytes, which the coordinator never opens."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, ClassVar
+
+import cloudpickle
+
+from horovod_tune.errors import (
+    SerializationError,
+)
+from horovod_tune.function.training_function import function_name
+from horovod_tune.function.unpicklable import find_unpicklable
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, which sends modules by name, for modules of a class of their own too.
+
+    ``torch.backends.cudnn`` is one: without this, no function that sets its flags could be sent.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            name = obj.__name__
+            if sys.modules.get(name) is obj:
+                return importlib.import_module, (name,)
+        return super().reducer_override(obj)
+
+
+def dumps(function: Any) -> bytes:
+    """Return ``function`` as bytes that ``cloudpickle.loads`` takes.
+
+    >>> cloudpickle.loads(dumps(lambda config: config["lr"]))({"lr": 0.5})
+    0.5
+
+    Raises:
+        SerializationError: something that the function refers to cannot be pickled.
+    """
+    try:
+        return _dumps(function)
+    except Exception as error:  # whatever a __reduce__ of the user's raises
+        raise _explained(function, error) from error
+
+
+def _dumps(function: Any) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(function)
+        return file.getvalue()
+
+
+def _explained(function: Any, error: Exception) -> SerializationError:
+    found = find_unpicklable(function, _dumps)
+    name = function_name(function)
+    if found is None or not found[0]:
+        return SerializationError(f"{name} cannot be sent to its ranks: {type(error).__name__}: {error}")
+    where, what, cause = found
+    return SerializationError(
+        f"{name} cannot be sent to its ranks, because of its {where}, which is of type "
+        f"{type(what).__module__}.{type(what).__qualname__}: {cause}. Make it inside the function."
+    )
+
+
+def travels_by_name(module: str) -> bool:
+    """Whether what ``module`` defines is sent as a name to import, and not as code.
+
+    >>> travels_by_name("sys"), travels_by_name("no.such.module")
+    (True, False)
+    """
+    return module in sys.modules and module not in cloudpickle.list_registry_pickle_by_value()
+
+
+class ShippedFunction:
+    """The training function on its way to the ranks.
+
+    Pickled when Tune ships the class, not when it is made, so that what the function refers to may be
+    defined after the factory is called. It arrives as bytes: the coordinator never imports what it needs.
+    """
+
+    _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()
+
+    def __init__(self, function: Callable[..., Any] | None, token: str, pickled: bytes = b"") -> None:
+        self._function = function
+        self.token = token
+        self._pickled = pickled
+        self._live[token] = self
+
+    def pickled(self) -> bytes:
+        return self._pickled if self._function is None else dumps(self._function)
+
+    def modules(self) -> list[str]:
+        """Return the modules that a rank has to import to open the function; none where a script holds it."""
+        name = getattr(self._function, "__module__", None)
+        return [name] if name not in (None, "__main__") and travels_by_name(name) else []
+
+    def __reduce__(self) -> Any:
+        return ShippedFunction._arrive, (self.token, self.pickled())
+
+    @classmethod
+    def _arrive(cls, token: str, pickled: bytes) -> ShippedFunction:
+        # In the driver itself the original comes back, so that a later run ships its globals of then.
+        return cls._live.get(token) or cls(None, token, pickled)

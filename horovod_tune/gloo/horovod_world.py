@@ -1,0 +1,217 @@
+"""Horovod in this rank: loaded once, kept between trials. All that we touch of its privates is here.
+
+Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `horovod.torch.mpi_ops._handle_map`,
+`horovod.common.process_sets`, and what the library writes to stderr.
+
+A world that a trial leaves sound is kept for the next one, so that its ``hvd.init()`` costs one collective
+of some bytes. The trial cannot tell: until it calls ``hvd.init()`` a kept world answers as one that is not
+initialised, and what it then finds is a world that was made with the environment of that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from horovod_tune.gloo import sockets
+
+_CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
+_FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
+_PROBE_NAME = "horovod_tune.world_probe"
+_AGREEMENT_NAME = "horovod_tune.world_agreement"
+
+
+class HorovodWorld:
+    """The Horovod world of this process; one instance a process."""
+
+    def __init__(self) -> None:
+        self._kept = False
+        self._basics: Any = None
+        self._environment: dict[str, str] = {}
+        self._sockets: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()
+
+    def load(self) -> None:
+        """Import torch and Horovod, which takes a second, and put `_kept` in front of Horovod's functions."""
+        with self._lock:
+            if self._basics is not None:
+                return
+            with _collector_paused():
+                from horovod.common.basics import HorovodBasics
+
+                self._guard(HorovodBasics)
+                import horovod.torch  # noqa: F401
+
+                from horovod_tune.gloo import horovod_elastic
+
+                horovod_elastic.install()
+                from horovod.torch.mpi_ops import _basics
+
+                self._basics = _basics
+
+    def _guard(self, basics_class: Any) -> None:
+        real_init, real_shutdown = basics_class.init, basics_class.shutdown
+        real_initialized = basics_class.is_initialized
+        world = self
+
+        @functools.wraps(real_init)
+        def init(basics: Any, comm: Any = None, process_sets: Any = None) -> Any:
+            if world._hides(basics):
+                world._kept = False
+                fits = comm is None and not process_sets and world._environment == _horovod_environment()
+                if world._all_take_it(fits):
+                    return None
+                world._shut_down()  # the kept world is not the one that is asked for
+            world._environment = _horovod_environment()
+            world._count_from_one()
+            before = sockets.open_tcp_sockets()
+            try:
+                return real_init(basics, comm, process_sets)
+            finally:
+                # Ray opens one in this moment rarely, and opens it again when it is lost.
+                now = sockets.open_tcp_sockets()
+                world._sockets = {fd: name for fd, name in now.items() if before.get(fd) != name}
+
+        @functools.wraps(real_initialized)
+        def is_initialized(basics: Any) -> bool:
+            return not world._hides(basics) and real_initialized(basics)
+
+        @functools.wraps(real_shutdown)
+        def shutdown(basics: Any) -> None:
+            if not world._hides(basics):
+                world._shut_down()
+
+        basics_class.init, basics_class.is_initialized = init, is_initialized
+        basics_class.shutdown = shutdown
+        self._real_shutdown, self._real_initialized = real_shutdown, real_initialized
+        for name in _FACTS:
+            setattr(basics_class, name, self._guarded_fact(getattr(basics_class, name)))
+
+    def _guarded_fact(self, real: Any) -> Any:
+        @functools.wraps(real)
+        def fact(basics: Any) -> Any:
+            if self._hides(basics):
+                raise ValueError(_CLOSED_MESSAGE)
+            return real(basics)
+
+        return fact
+
+    def _hides(self, basics: Any) -> bool:
+        return self._kept and basics is self._basics
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a world exists, kept or in use."""
+        return self._basics is not None and bool(self._real_initialized(self._basics))
+
+    def close(self) -> None:
+        """Shut the world down: every collective that any rank waits in fails, and so ends its function."""
+        self._kept = False
+        self._shut_down()
+
+    def break_off(self) -> None:
+        """Shut down a world that has lost a rank, without waiting for peers that do not answer."""
+        sockets.shut_down(self._sockets)
+        self.close()
+
+    def _shut_down(self) -> None:
+        # The training function and `close` may come here at once; Horovod joins its thread without a lock.
+        with self._ending:
+            if self.is_up:
+                self._real_shutdown(self._basics)
+
+    def _all_take_it(self, fits: bool) -> bool:
+        """Whether the kept world is what every rank asks for. Waits for all of them, as hvd.init() does.
+
+        Ranks that count their collectives differently cannot go on either, see `_count_from_one`.
+        """
+        import torch
+        from horovod.torch import mpi_ops
+
+        # The number of the next collective is told by starting one.
+        number = float(mpi_ops.allreduce_async(torch.zeros(1), name=_PROBE_NAME))
+        view = torch.tensor([0.0 if fits else 1.0, number, -number], dtype=torch.float64)
+        unfit, largest, smallest = mpi_ops.allreduce(view, name=_AGREEMENT_NAME, op=mpi_ops.Max).tolist()
+        mpi_ops.synchronize(int(number))
+        return not unfit and largest == -smallest
+
+    def _count_from_one(self) -> None:
+        """Number this rank's collectives anew: Horovod pairs those that have no name by their number."""
+        if self._basics is not None:
+            from horovod.torch import mpi_ops
+
+            mpi_ops._handle_map.clear()
+            mpi_ops.mpi_lib.horovod_torch_reset()
+
+    def keep(self, *, timeout_s: float) -> list[str]:
+        """Keep the world for the next trial if it is sound; every rank of it has to call this.
+
+        Returns:
+            what is wrong with it. A trial that called hvd.shutdown(), or never hvd.init(), leaves no world,
+            and that is sound: the next ``hvd.init()`` makes one.
+        """
+        if not self.is_up:
+            return []
+        import torch
+        from horovod.torch import mpi_ops
+
+        if mpi_ops._handle_map:
+            return [f"{len(mpi_ops._handle_map)} collective(s) were started and never waited for"]
+        try:
+            process_sets = set(self._basics._get_process_set_ids_and_ranks())
+        except ValueError:
+            process_sets = set()  # another rank has shut down, which ends the world for all of them
+        if process_sets != {0}:
+            self.close()  # all ranks have the same process sets, so that all of them come here
+            return []
+        try:
+            handle = mpi_ops.allreduce_async(torch.zeros(1), name=_PROBE_NAME)
+            end = time.monotonic() + timeout_s
+            while not mpi_ops.poll(handle):
+                if time.monotonic() > end:
+                    return [f"a collective of all ranks did not complete within {timeout_s:g} s"]
+                time.sleep(0.0002)
+            mpi_ops.synchronize(handle)
+        except Exception as error:
+            return [f"a collective of all ranks failed: {error}"]
+        self._kept = True
+        return []
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Import without garbage collection, which is a tenth of what importing torch costs and finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _horovod_environment() -> dict[str, str]:
+    """Return what Horovod reads when a world is made: a trial may tune it."""
+    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Whether Horovod raised because another rank left, so that this rank's traceback is not the cause."""
+    internal = sys.modules.get("horovod.common.exceptions")
+    names = ("HorovodInternalError", "HostsUpdatedInterrupt")
+    kinds = tuple(getattr(internal, name) for name in names if hasattr(internal, name))
+    chain: BaseException | None = error
+    while chain is not None:
+        if kinds and isinstance(chain, kinds):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    # hvd.init() that cannot reach the others raises a plain ValueError.
+    return isinstance(error, ValueError) and "Horovod initialization failed" in str(error)

@@ -1,0 +1,130 @@
+"""Starts the training actors of a Gloo world where the trial's placement group has room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from horovod_tune import ray_adapter
+from horovod_tune.channel.packets import CoordinatorChannel, Listener
+from horovod_tune.errors import StartFailed
+from horovod_tune.gloo import fork_server, ranks
+from horovod_tune.gloo.early_start import EarlyRanks
+from horovod_tune.gloo.rank_start import RankStart, create_actor, environments_of
+from horovod_tune.gloo.rendezvous import Rendezvous
+from horovod_tune.messages import Assignment, WorkerFacts
+from horovod_tune.spec import TrialSpec
+
+ELASTIC_GLOO_S = 20.0
+"""How long ranks of an elastic trial wait for a peer that says nothing: what a silent host costs them."""
+
+
+class GlooLauncher:
+    """Starts ``spec.world_size`` training actors in ``placement_group`` and their rendezvous beside us."""
+
+    def __init__(self, spec: TrialSpec, placement_group: PlacementGroup, *, node_id: str) -> None:
+        self._spec = spec
+        self._group = placement_group
+        self._node_id = node_id
+        self._rendezvous: Rendezvous | None = None
+        self._listener: Listener | None = None
+        self._more: dict[int, PlacementGroup] = {}
+
+    def create(self) -> list[Any]:
+        start = EarlyRanks.take(self._group) or RankStart(self._spec, self._group)
+        return start.actors()
+
+    def create_one(self, place: int) -> Any:
+        """Start the actor of one slot: where one was lost, or beyond those that the trial began with.
+
+        A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
+        """
+        per_bundle = self._spec.num_slots or 1
+        if place < self._spec.world_size:
+            bundle = place // per_bundle
+            environment = environments_of(self._spec, self._group, ray_adapter.private_directory())[bundle]
+            return create_actor(self._spec, self._group, bundle, environment)
+        if place not in self._more:
+            self._more[place] = ray.util.placement_group([self._spec.slot_resources])
+        return create_actor(self._spec, self._more[place], 0)
+
+    def assign(
+        self, actors: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
+    ) -> list[Assignment]:
+        spec = self._spec
+        if spec.num_hosts is not None and not spec.is_elastic:
+            assert spec.num_slots is not None
+            ranks.check_hosts(facts, num_hosts=spec.num_hosts, num_slots=spec.num_slots)
+        worlds = ranks.assign_worlds([each.node_id for each in facts], first_node=first_node or self._node_id)
+        single_host = len({each.node_id for each in facts}) == 1
+        self._end_rendezvous()
+        self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
+        gpus = ranks.visible_gpus(facts, worlds)
+        interfaces = self._interfaces(actors, facts, single_host=single_host)
+        self._listener = Listener()
+        assignments = []
+        for actor, (fact, world, interface, visible) in enumerate(
+            zip(facts, worlds, interfaces, gpus, strict=True)
+        ):
+            environment = ranks.horovod_environment(
+                world,
+                host_key=fact.node_id,
+                rendezvous=self._rendezvous.address,
+                interface=interface,
+                gloo_timeout_s=min(spec.timeout_s, ELASTIC_GLOO_S) if spec.is_elastic else spec.timeout_s,
+                stall_timeout_s=spec.stall_timeout_s,
+            )
+            if visible is not None:
+                environment["CUDA_VISIBLE_DEVICES"] = visible
+            nccl = ranks.nccl_environment(interface) if spec.use_gpu else {}
+            if spec.nics:
+                environment |= nccl
+            channel = self._listener.create_token(actor) if fact.node_id == self._node_id else None
+            # Without nics= a machine's own setting stands, since it knows more than we do.
+            assignments.append(Assignment((world,), environment, {} if spec.nics else nccl, channel))
+        return assignments
+
+    def _interfaces(
+        self, actors: Sequence[Any], facts: Sequence[WorkerFacts], *, single_host: bool
+    ) -> list[str]:
+        """Return each rank's interface; every host is asked once, for hosts name theirs differently."""
+        asked = {fact.node_id: actor for actor, fact in zip(actors, facts, strict=True)}
+        refs = {node: actor.interfaces.remote() for node, actor in asked.items()}
+        chosen = {}
+        for fact in facts:
+            if fact.node_id in chosen:
+                continue
+            try:
+                addresses = ray.get(refs[fact.node_id], timeout=self._spec.timeout_s)
+            except ray.exceptions.RayError as error:
+                raise StartFailed(f"{fact.host} did not say its network interfaces: {error}") from error
+            chosen[fact.node_id] = ranks.choose_interface(
+                addresses, node_ip=fact.node_ip, nics=self._spec.nics, single_host=single_host
+            )
+        return [chosen[fact.node_id] for fact in facts]
+
+    def channels(self) -> dict[int, CoordinatorChannel]:
+        listener, self._listener = self._listener, None
+        return listener.accept() if listener is not None else {}
+
+    def death_of(self, facts: WorkerFacts) -> str:
+        directory = ray_adapter.private_directory() if facts.node_id == self._node_id else None
+        if directory is None:
+            return ""
+        return fork_server.death_of(directory, facts.pid, since=facts.process_started)
+
+    def close(self) -> None:
+        for group in self._more.values():
+            ray.util.remove_placement_group(group)
+        self._more.clear()
+        self._end_rendezvous()
+
+    def _end_rendezvous(self) -> None:
+        for channel in self.channels().values():  # nobody took them
+            channel.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+            self._rendezvous = None

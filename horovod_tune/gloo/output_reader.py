@@ -1,0 +1,116 @@
+"""Runs in each training actor: what its process prints, for the trial's log and for the error of a stall."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from horovod_tune.files.log_files import LOG_BYTES, left_out
+
+TAKE_BYTES = LOG_BYTES // 2
+"""How much of one stream is taken at once, so that what both had to say fits into the rank's log."""
+STALL_LINES = 30
+"""How long the inspector's message may be in an error."""
+SEARCHED_BYTES = 256 << 20
+"""How far from the end of stderr it is looked for: a second or two of reading."""
+_LINE_BYTES = 4096
+
+
+class OutputReader:
+    """Reads what this process has printed since the last time, C++ libraries included.
+
+    Ray gives each worker process a file for stdout and one for stderr; reading those costs the training
+    function nothing and needs neither a pipe nor a thread.
+    """
+
+    def __init__(self, paths: Sequence[str] | None = None) -> None:
+        """Read this process's own stdout and stderr, or the two files named by ``paths``."""
+        self._paths = paths or [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
+        self._offsets = [_size(path) for path in self._paths]
+        self._stderr_mark = self._offsets[1]
+
+    def mark(self) -> None:
+        """Start anew: what was printed so far belongs to the trial before."""
+        _flush()
+        self._offsets = [_size(path) for path in self._paths]
+        self._stderr_mark = self._offsets[1]
+
+    def take(self, limit: int = TAKE_BYTES) -> bytes:
+        """Return what is new, without Ray's own marker lines.
+
+        Of a stream with more than ``limit`` bytes of news, its first and its last lines.
+        """
+        _flush()
+        parts = []
+        for i, path in enumerate(self._paths):
+            size = _size(path)
+            if size > self._offsets[i]:
+                parts.append(_read(path, self._offsets[i], size, limit))
+                self._offsets[i] = size
+        lines = b"".join(parts).splitlines(keepends=True)
+        return b"".join(line for line in lines if not line.startswith(b":") or b"_name:" not in line[:16])
+
+    def stall_report(self) -> str:
+        """Return the last that Horovod's stall inspector wrote to stderr during this trial.
+
+        It warns every minute, so that the message that ends the trial comes after many others.
+        """
+        if not os.path.isfile(self._paths[1]):
+            return ""
+        newest: list[str] = []
+        is_open = False
+        start = max(self._stderr_mark, _size(self._paths[1]) - SEARCHED_BYTES)
+        for line in _lines(self._paths[1], start):
+            if "stall_inspector" in line:
+                newest, is_open = [line], True
+            elif is_open:
+                newest.append(line)
+                if len(newest) > STALL_LINES:
+                    newest[-2:] = newest[-1:]  # the last line says what the inspector does about it
+                # Between its ranks and that line, nothing else is the inspector's.
+                is_open = "Will shutdown" not in line and (
+                    line.startswith(("Missing ranks", "One or more rank")) or line[:1].isdigit()
+                )
+                if not is_open and "Will shutdown" not in line:
+                    newest.pop()
+        return "\n".join(newest)
+
+
+def _lines(path: str, start: int) -> Iterator[str]:
+    """Give the lines of a file from ``start`` on, read one by one; the beginning of each where it is long."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        fresh = True
+        while piece := file.readline(_LINE_BYTES):
+            if fresh:
+                yield piece.decode("utf-8", "replace").rstrip("\n")
+            fresh = piece.endswith(b"\n")
+
+
+def _read(path: str, start: int, end: int, limit: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        if end - start <= limit:
+            return file.read(end - start)
+        half = limit // 2
+        head = file.read(half)
+        head = head[: head.rfind(b"\n") + 1] or head
+        file.seek(end - half - 1)
+        tail = file.read(half + 1)
+        tail = tail[tail.find(b"\n", 0, -1) + 1 :]
+        missing = end - start - len(head) - len(tail)
+        return head + left_out(missing) + tail
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size if os.path.isfile(path) else 0
+    except OSError:
+        return 0
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

@@ -1,0 +1,139 @@
+"""The start of a world's training actors, in the trial's slot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, TimeoutError
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from horovod_tune import ray_adapter
+from horovod_tune.errors import StartFailed
+from horovod_tune.gloo import fork_server
+from horovod_tune.gloo.start_slots import SLOT_TIMEOUT_S, StartSlot, next_number, start_slot
+from horovod_tune.gloo.training_actor import METHODS_AT_ONCE, TrainingActor
+from horovod_tune.spec import TrialSpec
+
+
+class RankStart:
+    """Starts ``spec.world_size`` training actors in ``placement_group`` as soon as it is the trial's slot.
+
+    The slot ends when all of them have their imports, or have failed at them.
+    """
+
+    def __init__(self, spec: TrialSpec, placement_group: PlacementGroup) -> None:
+        self._spec = spec
+        self._group = placement_group
+        self._directory = directory = ray_adapter.private_directory()
+        ranks_here = spec.world_size if spec.num_hosts is None else spec.num_slots
+        assert ranks_here is not None
+        self._slot = start_slot(directory, ranks_here).request() if directory is not None else None
+        self._actors: Future[list[Any]] = Future()
+        # In a thread of its own: meanwhile the coordinator imports, and Tune takes it for a trial that runs.
+        threading.Thread(target=self._run, name="rank-start", daemon=True).start()
+
+    @property
+    def placement_group_id(self) -> str:
+        return self._group.id.hex()
+
+    def has_slot_within(self, timeout_s: float) -> bool:
+        """Whether the actors may be started now, or within ``timeout_s``."""
+        return self._slot is None or self._slot.wait(timeout_s)
+
+    def actors(self) -> list[Any]:
+        """Return the actors' handles, when it is their slot (``SLOT_TIMEOUT_S`` at the latest).
+
+        Raises:
+            StartFailed: Ray did not take the order within ``spec.timeout_s`` more.
+        """
+        try:
+            return self._actors.result(SLOT_TIMEOUT_S + self._spec.timeout_s)
+        except TimeoutError as error:
+            if not self._actors.done():
+                raise StartFailed(
+                    f"Ray took no order for training actors within {self._spec.timeout_s:g} s of their slot"
+                ) from error
+            raise
+
+    def _run(self) -> None:
+        try:
+            environments = environments_of(self._spec, self._group, self._directory)
+            if self._slot is not None:
+                self._slot.wait(SLOT_TIMEOUT_S)
+            actors = _create(self._spec, self._group, environments)
+            if self._slot is not None:
+                _release_when_loaded(self._slot, actors)
+            self._actors.set_result(actors)
+        except Exception as error:  # whatever it is, `actors` raises it in the coordinator's own thread
+            if self._slot is not None:
+                self._slot.release()
+            self._actors.set_exception(error)
+
+
+def environments_of(
+    spec: TrialSpec, placement_group: PlacementGroup, directory: Path | None
+) -> list[dict[str, str] | None]:
+    """Return the runtime environment of each bundle's ranks: on this host they are forked, in general.
+
+    Ranks on other hosts start as Ray does it, since Python may be in another place there.
+    """
+    context = ray.get_runtime_context()
+    bundles = len(placement_group.bundle_specs)
+    forked = fork_server.runtime_env(spec, directory, context.runtime_env) if directory is not None else None
+    if directory is None or forked is None:
+        return [None] * bundles
+    workers = ray_adapter.environment_of_workers()
+    if workers is not None and next_number(directory, f"fork_server_{context.get_job_id()}") == 0:
+        fork_server.start(spec, directory, *workers)
+    nodes = ray.util.placement_group_table(placement_group)["bundles_to_node_id"]
+    here = context.get_node_id()
+    return [forked if nodes[bundle] == here else None for bundle in range(bundles)]
+
+
+def _create(
+    spec: TrialSpec, placement_group: PlacementGroup, environments: Sequence[dict[str, str] | None]
+) -> list[Any]:
+    per_bundle = spec.num_slots if spec.num_hosts is not None else 1
+    assert per_bundle is not None
+    return [
+        create_actor(spec, placement_group, index // per_bundle, environments[index // per_bundle])
+        for index in range(spec.world_size)
+    ]
+
+
+def create_actor(
+    spec: TrialSpec, placement_group: PlacementGroup, bundle: int, environment: dict[str, str] | None = None
+) -> Any:
+    """Create one training actor in a bundle; Ray starts it when the bundle has its resources."""
+    return (
+        ray.remote(TrainingActor)
+        .options(
+            num_cpus=spec.num_cpus_per_slot,
+            num_gpus=1 if spec.use_gpu else 0,
+            max_concurrency=METHODS_AT_ONCE,
+            max_restarts=0,
+            runtime_env=environment,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group, placement_group_bundle_index=bundle
+            ),
+        )
+        .remote()
+    )
+
+
+def _release_when_loaded(slot: StartSlot, actors: list[Any]) -> None:
+    missing = len(actors)
+
+    def loaded(_: Any) -> None:  # Ray calls back in one thread; a actor that died has an answer too
+        nonlocal missing
+        missing -= 1
+        if not missing:
+            slot.release()
+
+    for actor in actors:
+        actor.load.remote().future().add_done_callback(loaded)

@@ -1,0 +1,148 @@
+"""Which actor is which rank, and the environment that tells Horovod so. Pure: no Ray, no Horovod."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from horovod_tune.errors import StartFailed
+from horovod_tune.messages import WorkerFacts, World
+
+
+def assign_worlds(nodes: Sequence[str], first_node: str) -> list[World]:
+    """Return each actor's place in the world, ranks consecutive on every node, ``first_node``'s first.
+
+    Rank 0 lives beside the coordinator (on ``first_node``), so that checkpoints need no network where the
+    storage is local. ``nodes`` are the actors' Ray node ids.
+
+    >>> [w.rank for w in assign_worlds(["b", "a", "b"], first_node="b")]
+    [0, 2, 1]
+    >>> assign_worlds(["b", "a", "b"], first_node="b")[2]
+    World(rank=1, size=3, local_rank=1, local_size=2, cross_rank=0, cross_size=1)
+    """
+    order = sorted(dict.fromkeys(nodes), key=lambda node: node != first_node)
+    slots = Counter(nodes)
+    start = {node: sum(slots[before] for before in order[:i]) for i, node in enumerate(order)}
+    seen: Counter[str] = Counter()
+    worlds = []
+    for node in nodes:
+        local_rank = seen[node]
+        seen[node] += 1
+        # Horovod's cross communicator joins the ranks of one local rank over the hosts that have it.
+        peers = [each for each in order if slots[each] > local_rank]
+        worlds.append(
+            World(
+                rank=start[node] + local_rank,
+                size=len(nodes),
+                local_rank=local_rank,
+                local_size=slots[node],
+                cross_rank=peers.index(node),
+                cross_size=len(peers),
+            )
+        )
+    return worlds
+
+
+def check_hosts(workers: Sequence[WorkerFacts], *, num_hosts: int, num_slots: int) -> None:
+    """Raise StartFailed unless the actors landed as ``num_slots`` on each of ``num_hosts`` nodes."""
+    landed = Counter(worker.node_id for worker in workers)
+    if len(landed) == num_hosts and set(landed.values()) == {num_slots}:
+        return
+    hosts = {worker.node_id: worker.host for worker in workers}
+    got = ", ".join(f"{count} on {hosts[node]} (node {node[:8]})" for node, count in landed.items())
+    raise StartFailed(
+        f"the trial needs {num_slots} rank(s) on each of {num_hosts} host(s), but Ray placed {got}"
+    )
+
+
+def visible_gpus(workers: Sequence[WorkerFacts], worlds: Sequence[World]) -> list[str | None]:
+    """Return each actor's CUDA_VISIBLE_DEVICES: its host's GPUs of this trial, in the order of local ranks.
+
+    So ``torch.cuda.set_device(hvd.local_rank())`` selects the one that Ray reserved for the rank.
+
+    >>> facts = [WorkerFacts("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
+    >>> visible_gpus(facts, assign_worlds(["n", "n"], first_node="n"))
+    ['3,1', '3,1']
+    """
+    by_node: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+    for worker, world in zip(workers, worlds, strict=True):
+        by_node.setdefault(worker.node_id, []).append((world.local_rank, worker.gpu_ids))
+    visible = {
+        node: ",".join(gpu for _, gpus in sorted(slots) for gpu in gpus) for node, slots in by_node.items()
+    }
+    return [visible[worker.node_id] or None for worker in workers]
+
+
+def horovod_environment(
+    world: World,
+    *,
+    host_key: str,
+    rendezvous: str,
+    interface: str,
+    gloo_timeout_s: float,
+    stall_timeout_s: float,
+) -> dict[str, str]:
+    """Return what Horovod 0.28 reads from the environment at ``hvd.init()``.
+
+    ``host_key`` names the host in keys of the rendezvous. ``rendezvous`` is ``address:port/secret``: Horovod
+    puts it between ``http://`` and ``:port/scope/key``, so the secret becomes the head of every path.
+    """
+    return {
+        "HOROVOD_RANK": str(world.rank),
+        "HOROVOD_SIZE": str(world.size),
+        "HOROVOD_LOCAL_RANK": str(world.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(world.local_size),
+        "HOROVOD_CROSS_RANK": str(world.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(world.cross_size),
+        "HOROVOD_HOSTNAME": host_key,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(gloo_timeout_s))),
+        # The inspector gives up at its warning time at the earliest, so that has to come first.
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, min(60, round(stall_timeout_s / 2)))),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(2, round(stall_timeout_s))),
+    }
+
+
+def nccl_environment(interface: str) -> dict[str, str]:
+    """Return what makes NCCL take ``interface``: it reads neither Horovod's nor Gloo's variable.
+
+    >>> nccl_environment("eth1")  # the sign, since NCCL takes a bare name for the beginning of one
+    {'NCCL_SOCKET_IFNAME': '=eth1'}
+    """
+    return {"NCCL_SOCKET_IFNAME": f"={interface}"}
+
+
+def choose_interface(
+    addresses: Mapping[str, Sequence[str]], *, node_ip: str, nics: Sequence[str], single_host: bool
+) -> str:
+    """Return the interface for this host's collectives.
+
+    ``addresses`` are the host's IP addresses by interface. The default is the loopback where all ranks share
+    one host, else the interface that holds Ray's own address of the node; ``nics`` (in order of preference)
+    overrides both, and hosts may name theirs differently.
+
+    Raises:
+        StartFailed: none of ``nics`` exists here, or no interface holds ``node_ip``.
+
+    >>> here = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}
+    >>> choose_interface(here, node_ip="10.0.0.5", nics=[], single_host=False)
+    'eth0'
+    """
+    there = ", ".join(f"{name} ({', '.join(ips)})" for name, ips in addresses.items())
+    if nics:
+        for name in nics:
+            if name in addresses:
+                return name
+        raise StartFailed(f"nics={list(nics)} names no interface of the host at {node_ip}; it has {there}")
+    wanted = "127.0.0.1" if single_host else node_ip
+    for name, ips in addresses.items():
+        if wanted in ips:
+            return name
+    raise StartFailed(
+        f"no network interface of this host has the address {wanted}, which Ray uses for the node; it has "
+        f"{there}. Name the interface with nics=."
+    )

@@ -1,0 +1,262 @@
+"""The training actor: one Horovod rank, in a process of its own that outlives its trial.
+
+The training function runs in a thread; the actor's methods answer meanwhile, so a rank that trains for an
+hour between two reports still gives a sign of life.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import ray
+
+from horovod_tune import ray_adapter
+from horovod_tune.channel.packets import ChannelToken, RankChannel
+from horovod_tune.elastic import CommittedState
+from horovod_tune.gloo.horovod_elastic import Collectives, notifications
+from horovod_tune.gloo.horovod_world import HorovodWorld, is_collective_error
+from horovod_tune.gloo.output_reader import OutputReader
+from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
+from horovod_tune.messages import (
+    Assignment,
+    CheckpointPlace,
+    FailureKind,
+    LogChunk,
+    Message,
+    Report,
+    ResetResult,
+    TrialOrder,
+    WorkerFacts,
+    World,
+)
+from horovod_tune.rank.allocator import keep_freed_memory
+from horovod_tune.rank.outbox import Outbox
+from horovod_tune.rank.training import Training
+from horovod_tune.session import Session
+from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
+
+if TYPE_CHECKING:
+    from horovod_tune.rank.reset.baseline import Baseline
+
+logger = logging.getLogger(__name__)
+
+METHODS_AT_ONCE = 4
+"""`poll` waits in one thread while the others answer `proceed`, `stop_training` and `reset`."""
+PROBE_TIMEOUT_S = 5.0
+
+
+class TrainingActor:
+    """One rank. Its methods are called by the coordinator's worker group only (see `workers.protocol`)."""
+
+    def __init__(self) -> None:
+        keep_freed_memory()
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._host = socket.gethostname()
+        self._outbox = Outbox()
+        self._output = OutputReader()
+        self._copies = HostCopies()
+        self._horovod = HorovodWorld()
+        self._training: Training | None = None
+        self._function = b""
+        self._world: World | None = None
+        self._environment: dict[str, str] = {}
+        self._baseline: Baseline | None = None
+        self._channel: RankChannel | None = None
+        self._run = 0
+        self._prepared = threading.Lock()
+        self._forming = threading.Lock()
+        ray_adapter.prepare_rank_process()
+        # Imports take a second or two: they run while the coordinator still gathers the actors.
+        threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
+
+    def _import_quietly(self) -> None:
+        # An import error here is met again, and then reported, by the training thread.
+        try:
+            with self._prepared:
+                self._horovod.load()
+        except Exception:
+            return
+
+    def load(self) -> None:
+        """Return when this process has what a training function needs; the next trial may then start."""
+        with self._prepared:
+            self._horovod.load()
+
+    def describe(self) -> WorkerFacts:
+        process = psutil.Process()
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return WorkerFacts(
+            node_id=self._node_id,
+            node_ip=ray.util.get_node_ip_address(),
+            host=self._host,
+            pid=os.getpid(),
+            process_started=process.create_time(),
+            gpu_ids=tuple(filter(None, devices.split(","))) if ray.get_gpu_ids() else (),
+        )
+
+    def interfaces(self) -> dict[str, list[str]]:
+        """Return this host's IP addresses by network interface."""
+        families = (socket.AF_INET, socket.AF_INET6)
+        return {
+            name: [each.address.partition("%")[0] for each in addresses if each.family in families]
+            for name, addresses in psutil.net_if_addrs().items()
+        }
+
+    def assign(self, assignment: Assignment) -> None:
+        """Take this actor's place in the world."""
+        (self._world,) = assignment.worlds
+        self._environment = assignment.environment
+        os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
+        if assignment.channel_token is not None:
+            self._open_channel(assignment.channel_token)
+
+    def _open_channel(self, token: ChannelToken) -> None:
+        try:
+            self._channel = RankChannel(token)
+        except OSError as error:
+            # A coordinator in another container, say. Ray's way is there for every rank.
+            logger.warning("reports take Ray's slower way, no channel to the coordinator: %s", error)
+            return
+        threading.Thread(
+            target=self._channel.listen, args=(self._release,), name="channel", daemon=True
+        ).start()
+
+    def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
+        training = self._training
+        if training is not None and training.session.order.run == run:
+            training.session.proceed(index, checkpoint)
+
+    def begin(self, order: TrialOrder) -> None:
+        """Start a trial's training function; returns at once."""
+        assert self._world is not None, "assign() comes before begin()"
+        if order.function is not None:
+            self._function = order.function
+        self._outbox = Outbox()
+        self._run = order.run
+        self._output.mark()
+        live = Session(order, self._world, send=self._send, fetch=self._open_checkpoint)
+        live.world_error = _collective_error
+        live.committed = CommittedState(Collectives())
+        self._training = Training(
+            live,
+            self._function,
+            host=self._host,
+            send=self._send,
+            prepare=self._prepare,
+            describe_failure=self._describe_failure,
+            leave_world=self._horovod.close,
+        )
+        self._training.start()
+
+    def _prepare(self) -> None:
+        with self._prepared:
+            self._horovod.load()
+            if self._baseline is None:
+                from horovod_tune.rank.reset.baseline import Baseline
+
+                self._baseline = Baseline()
+
+    def _send(self, message: Message) -> None:
+        if not isinstance(message, Report):
+            # The trial is over for this rank: what it printed goes out before its last word.
+            self._copies.release_all()
+            self._send_log()
+        elif self._channel is not None and self._channel.report(self._run, message):
+            return
+        self._outbox.put(message)
+
+    def _send_log(self) -> None:
+        text = self._output.take()
+        if text and self._world is not None:
+            self._outbox.put(LogChunk(self._world.rank, text))
+
+    def poll(
+        self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
+    ) -> list[Message]:
+        """Return this rank's messages, after ``wait_s`` at the latest (then none: a sign of life)."""
+        if proceed:
+            self.proceed(proceed, checkpoint)
+        messages = self._outbox.take(wait_s)
+        if not messages:
+            self._send_log()
+        return messages
+
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+        if self._training is not None:
+            self._training.session.proceed(index, checkpoint)
+
+    def stop_training(self) -> None:
+        if self._training is not None:
+            self._training.session.stop()
+
+    def close_world(self) -> None:
+        """Shut Horovod down, so that ranks which wait in a collective get an error."""
+        self._horovod.close()
+
+    def break_world(self, number: int) -> None:
+        """Get this rank out of world ``number``, which has lost a rank, unless it has left that already."""
+        training = self._training
+        if training is None:
+            return
+        with self._forming:
+            if training.session.world_number == number:
+                training.session.break_world()
+                self._horovod.break_off()
+
+    def rejoin(self, assignment: Assignment, number: int, reports: int) -> None:
+        """Take this actor's place in the next world of its trial, which it waits for."""
+        assert self._training is not None, "only a rank in a trial waits for a world"
+        with self._forming:
+            (self._world,) = assignment.worlds
+            self._environment = assignment.environment
+            os.environ.update(assignment.environment)
+            self._training.session.committed.may_grow = False
+            self._training.session.join_world(self._world, number=number, reports=reports)
+
+    def offer_growth(self) -> None:
+        """Let the training function's next commit end this world, since more ranks wait to join."""
+        notifications.offer_growth()
+        if self._training is not None:
+            self._training.session.committed.may_grow = True
+
+    def ping(self) -> int:
+        """Return how often this rank has reported: a sign of life."""
+        return self._training.session.reports if self._training is not None else 0
+
+    def reset(self, join_s: float) -> ResetResult:
+        """Put this process back to how a new one is, and say whether the next trial can have it."""
+        assert self._world is not None and self._training is not None
+        rank = self._world.rank
+        self._training.thread.join(timeout=join_s)
+        if self._training.is_alive:
+            return ResetResult((rank,), (f"the training function of rank {rank} still runs",))
+        self._training = None
+        problems = self._horovod.keep(timeout_s=PROBE_TIMEOUT_S)
+        if problems:
+            return ResetResult((rank,), tuple(problems))
+        assert self._baseline is not None
+        return ResetResult((rank,), tuple(self._baseline.restore()))
+
+    def _open_checkpoint(self, place: CheckpointPlace) -> Any:
+        return open_checkpoint(place, self._node_id, self._copies)
+
+    def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
+        if not is_collective_error(error):
+            return FailureKind.RAISED, ""
+        stalled = self._output.stall_report()
+        if "Will shutdown" in stalled:
+            return FailureKind.STALLED, f"\nHorovod's stall inspector:\n{stalled}\n"
+        advice = advice_on_failed_init(installed_horovod()) if isinstance(error, ValueError) else ""
+        return FailureKind.DISCONNECTED, advice and f"\n{advice}\n"
+
+
+def _collective_error(text: str) -> BaseException:
+    """Return Horovod's own error of a broken world: what `hvd.elastic.run` and training functions expect."""
+    from horovod.common.exceptions import HorovodInternalError
+
+    return HorovodInternalError(text)

@@ -1,0 +1,154 @@
+"""What a trial may leave behind in its process, put back to how a new process has it.
+
+Runs in each training actor, in a thread that runs nothing of the user's. `Baseline.restore` returns what it
+could not put back; the process is then replaced.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+
+import psutil
+
+from horovod_tune.rank.allocator import give_freed_memory_back
+from horovod_tune.rank.reset.imported_modules import ImportedModules
+from horovod_tune.rank.reset.python_settings import SavedSettings, python_settings, reseed
+from horovod_tune.rank.reset.torch_settings import TorchBaseline
+
+THREADS_END_S = 0.5
+"""How long a trial's own threads and child processes may take to end after it."""
+FILES_LEFT = 256
+"""How many more open files than before the first trial a process may have."""
+MEMORY_LEFT_MB = 640
+"""How much more memory of its own than before the first trial a process may keep. What libraries keep for
+themselves (oneDNN, BLAS, the modules of scikit-learn, SciPy and pandas) was 170 MB at most."""
+MEMORY_LEFT_CUDA_MB = 2048
+"""The same where the process uses a GPU: CUDA keeps some for itself. How much was not measured."""
+
+
+class Baseline:
+    """How this process was before its first trial."""
+
+    def __init__(self) -> None:
+        self._torch = TorchBaseline() if "torch" in sys.modules else None
+        self._modules = ImportedModules()
+        self._python = SavedSettings(python_settings())
+        # By object: another thread may get the number of one that has ended.
+        self._threads = weakref.WeakSet(threading.enumerate())
+        self._children = set(_children())
+        self._files = len(os.listdir("/proc/self/fd"))
+        self._memory_mb = _own_memory_mb()
+        self._output = [os.dup(1), os.dup(2)]
+        # ImportedModules live as long as the process: the collector need not look at them after every trial. It does
+        # not look at them now either: the first trial waits for 0.1 s of that, and it would find nothing big.
+        gc.freeze()
+
+    def restore(self) -> list[str]:
+        """Put everything back; return what could not be."""
+        self._restore_output()
+        problems = self._python.restore()
+        if self._torch is not None:
+            problems += self._torch.restore()
+            self._torch.forget_compiled()
+        imported = self._modules.forget_users()
+        reseed()
+        gc.collect()
+        if imported:
+            gc.freeze()
+        # After the collection, since an object that nobody holds any more ends its threads and processes.
+        problems += self._threads_left() + self._children_left() + self._files_left()
+        if self._torch is not None:
+            problems += self._torch.check_gpu_memory()
+        give_freed_memory_back()
+        return problems + self._memory_left()
+
+    def _restore_output(self) -> None:
+        for number, kept in zip((1, 2), self._output, strict=True):
+            if not _is_open(number) or not os.path.sameopenfile(number, kept):
+                os.dup2(kept, number)
+
+    def _threads_left(self) -> list[str]:
+        end = time.monotonic() + THREADS_END_S
+        while True:
+            left = [
+                thread
+                for thread in threading.enumerate()
+                if thread not in self._threads
+                and thread is not threading.current_thread()
+                and not _may_stay(thread)
+            ]
+            if not left or time.monotonic() > end:
+                return [f"the thread {thread.name!r} still runs" for thread in left]
+            left[0].join(timeout=0.02)
+
+    def _children_left(self) -> list[str]:
+        """Kill the processes that the trial started and left; their owner is not to be trusted then."""
+        left = [process for pid in _children() if pid not in self._children and (process := _child(pid))]
+        if not left:
+            return []
+        psutil.wait_procs(left, timeout=THREADS_END_S)
+        running = [process for process in left if process.is_running()]
+        problems = [f"the child process {each.pid} still ran" for each in running]
+        family = [member for each in running for member in (each, *each.children(recursive=True))]
+        for process in family:
+            process.kill()
+        psutil.wait_procs(family, timeout=THREADS_END_S)
+        return problems
+
+    def _memory_left(self) -> list[str]:
+        torch = sys.modules.get("torch")
+        on_gpu = torch is not None and torch.cuda.is_initialized()
+        more = _own_memory_mb() - self._memory_mb
+        if more <= (MEMORY_LEFT_CUDA_MB if on_gpu else MEMORY_LEFT_MB):
+            return []
+        return [f"{more} MB more memory were in use than before the first trial"]
+
+    def _files_left(self) -> list[str]:
+        more = len(os.listdir("/proc/self/fd")) - self._files
+        return [f"{more} files were left open"] if more > FILES_LEFT else []
+
+
+def _own_memory_mb() -> int:
+    """Return the memory of this process that is no file's: loading a library hardly counts."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) >> 10 for line in file if line.startswith("RssAnon:"))
+
+
+def _is_open(number: int) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{number}")
+
+
+def _may_stay(thread: threading.Thread) -> bool:
+    # Ray runs actor methods in threads that Python knows as dummies, and starts import and log threads. tqdm
+    # watches its progress bars, the closed ones too, in one thread for as long as the process lives.
+    ours = ("ray_", "ray.", "AsyncIO", "tqdm_monitor")
+    return isinstance(thread, threading._DummyThread) or thread.name.startswith(ours)
+
+
+def _children() -> list[int]:
+    """Return the pids of this process's children."""
+    pids = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children") as file:
+                pids += [int(pid) for pid in file.read().split()]
+        except FileNotFoundError:
+            if not os.path.exists("/proc/thread-self/children"):
+                # A kernel without CONFIG_PROC_CHILDREN; psutil looks at every process of the host.
+                return [child.pid for child in psutil.Process().children()]
+    return pids
+
+
+def _child(pid: int) -> psutil.Process | None:
+    """Return a child of the trial's own; None where it is gone, or is Python's own resource tracker."""
+    try:
+        process = psutil.Process(pid)
+        # Started once a process by multiprocessing; it holds nothing of a trial.
+        return None if "resource_tracker" in " ".join(process.cmdline()) else process
+    except psutil.NoSuchProcess:
+        return None

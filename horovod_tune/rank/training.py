@@ -1,0 +1,131 @@
+"""Runs the training function in a rank's own thread, and says how it ended."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from horovod_tune import ray_adapter, session
+from horovod_tune.elastic import WorldChanges
+from horovod_tune.error_text import traceback_text
+from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialOrder
+from horovod_tune.rank.advice import advice_on
+from horovod_tune.session import Session, StopTraining
+from horovod_tune.with_parameters import forget
+
+
+class Training:
+    """One rank's run of the training function for one trial, in a thread of its own.
+
+    A new thread for every trial, because much of torch's state (grad mode, autocast, default device) and
+    every `threading.local` belongs to the thread.
+
+    ``describe_failure(error)`` returns the kind of a failure and what there is to add to its traceback;
+    ``leave_world()`` ends this rank's part in a world that changes.
+    """
+
+    def __init__(
+        self,
+        live_session: Session,
+        function: bytes,
+        *,
+        host: str,
+        send: Callable[[Message], None],
+        prepare: Callable[[], None],
+        describe_failure: Callable[[BaseException], tuple[FailureKind, str]],
+        leave_world: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.session = live_session
+        self._function = function
+        self._host = host
+        self._send = send
+        self._prepare = prepare
+        self._describe_failure = describe_failure
+        self._leave_world = leave_world
+        self.thread = threading.Thread(
+            target=self._run, name=f"training-{live_session.order.trial_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        self.thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.thread.is_alive()
+
+    def _run(self) -> None:
+        ending: Message
+        try:
+            self._prepare()
+            enter_working_directory(self.session.order)
+            session.activate(self.session)
+            ray_adapter.install_session(self.session)
+            self._call(cloudpickle.loads(self._function))
+            ending = Finished(self.session.world.rank)
+        except StopTraining:
+            ending = Stopped(self.session.world.rank)
+        except BaseException as error:
+            # SystemExit too: a function that calls sys.exit() has not finished its training.
+            kind, more = self._describe_failure(error)
+            text = _own_traceback(error) + more + advice_on(error)
+            ending = Failed(self.session.world.rank, self._host, kind, text)
+        finally:
+            forget(self.session)
+            session.activate(None)
+            ray_adapter.install_session(session.current())  # of the other rank of this process, if it has one
+        self._send(ending)
+
+    def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
+        """Call the training function; in an elastic trial again, whenever the world it ran in is left."""
+        while True:
+            try:
+                call(function, self.session)
+                return
+            except WorldChanges:
+                self.session.committed.may_grow = False
+            except Exception as error:
+                kind, _ = self._describe_failure(error)
+                if kind is not FailureKind.DISCONNECTED or not self._may_be_called_again(error):
+                    raise
+            self._leave_world()
+            self.session.wait_for_world()
+
+    def _may_be_called_again(self, error: Exception) -> bool:
+        """Whether a function that lost its world keeps what it had done: it commits, or had done nothing."""
+        live = self.session
+        if not live.order.is_elastic:
+            return False
+        return live.committed.is_used or "Horovod initialization failed" in str(error)
+
+
+def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:
+    """Call the training function; what it returns or yields is reported, as Tune does."""
+    output = function(dict(live_session.order.config))
+    # Asked of what it returned: functools.partial and callable objects do not look like generator functions.
+    if inspect.isgenerator(output):
+        for each in output:
+            session.handle_output(live_session, each)
+    else:
+        session.handle_output(live_session, output)
+
+
+def enter_working_directory(order: TrialOrder) -> None:
+    """Go to the trial's working directory, unless RAY_CHDIR_TO_TRIAL_DIR=0 (as Tune's functions do)."""
+    os.makedirs(order.working_dir, exist_ok=True)
+    os.environ.setdefault("TUNE_ORIG_WORKING_DIR", os.getcwd())
+    if bool(int(os.environ.get("RAY_CHDIR_TO_TRIAL_DIR", "1"))):
+        os.chdir(order.working_dir)
+
+
+def _own_traceback(error: BaseException) -> str:
+    """Return the traceback from the training function on: our frames above it help nobody."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return traceback_text(traceback.format_exception(type(error), error, frames))

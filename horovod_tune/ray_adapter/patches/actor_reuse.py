@@ -1,0 +1,100 @@
+"""Tune's controller and loggers, changed where they would lose a trial, its workers or its results."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
+    """Make Tune keep the actors of trainables that want it, whatever ``reuse_actors`` says; once a process.
+
+    Tune refuses actor reuse together with ResourceChangingScheduler, which is therefore left alone, and
+    tells cached actors apart by resources only, so an experiment of several trainables is left alone too.
+
+    Tune hands the actor of a trial that ends to one whose own actor is starting, and ends that one, so that
+    the trial after it has to start an actor again. Ours go on starting while there are other trials.
+
+    Tune also ends the actor of a trial that pauses when no other trial is staged at that moment, though the
+    trial goes on later: with population-based training, every exploit would meet new workers. Ours are kept
+    while a trial is paused or pending.
+    """
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+
+    if hasattr(TuneController._maybe_cache_trial_actor, "_horovod_tune"):
+        return
+    original = TuneController._maybe_cache_trial_actor
+    # By experiment: the next one of this process may have another trainable of the same name.
+    wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def maybe_cache(self: Any, trial: Any) -> bool:
+        if self not in wanted and {each.trainable_name for each in self._trials} == {trial.trainable_name}:
+            wanted[self] = wants_reuse(get_trainable_cls(trial.trainable_name))
+            if wanted[self] and type(self._scheduler_alg).__name__ != "ResourceChangingScheduler":
+                self._reuse_actors = True
+        if not (wanted.get(self) and self._reuse_actors) or self._staged_trials:
+            return original(self, trial)
+        if not (pausing.get(self) is trial or waits_for_an_actor(self)):
+            return original(self, trial)
+        # As if this trial were staged: then Tune keeps as many actors as there are such trials.
+        self._staged_trials.add(trial)
+        resources, room = trial.placement_group_factory, self._actor_cache.num_cached_objects + 1
+        self._actor_cache.increase_max(resources, room)
+        try:
+            return original(self, trial)
+        finally:
+            self._actor_cache.decrease_max(resources, room)
+            self._staged_trials.discard(trial)
+
+    original_reuse = TuneController._maybe_reuse_cached_actor
+
+    @functools.wraps(original_reuse)
+    def maybe_reuse(self: Any, trial: Any) -> bool:
+        own = self._trial_to_actor.get(trial)
+        if wanted.get(self) and own is not None and is_starting(self, own) and others_want_one(self):
+            return False
+        return original_reuse(self, trial)
+
+    def is_starting(controller: Any, actor: Any) -> bool:
+        return (
+            actor in controller._actor_manager._live_actors_to_ray_actors_resources
+            and actor not in controller._started_actors
+        )
+
+    def others_want_one(controller: Any) -> bool:
+        return not controller._search_alg.is_finished() or any(
+            own is None or not is_starting(controller, own)
+            for own in map(controller._trial_to_actor.get, controller._pending_trials)
+        )
+
+    original_pause = TuneController._schedule_trial_pause
+    pausing: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original_pause)
+    def pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
+        pausing[self] = trial
+        try:
+            original_pause(self, trial, should_checkpoint)
+        finally:
+            pausing.pop(self, None)
+
+    def waits_for_an_actor(controller: Any) -> bool:
+        return any(each.status in ("PAUSED", "PENDING") for each in controller._trials)
+
+    original_cleanup = TuneController._cleanup_cached_actors
+
+    @functools.wraps(original_cleanup)
+    def cleanup(self: Any, force_all: bool = False) -> None:
+        ours = self._reuse_actors and wanted.get(self)
+        if force_all or not (ours and waits_for_an_actor(self)):
+            original_cleanup(self, force_all)
+
+    maybe_cache._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController._maybe_cache_trial_actor = maybe_cache  # type: ignore[method-assign]
+    TuneController._maybe_reuse_cached_actor = maybe_reuse  # type: ignore[method-assign]
+    TuneController._schedule_trial_pause = pause  # type: ignore[method-assign]
+    TuneController._cleanup_cached_actors = cleanup  # type: ignore[method-assign]

@@ -1,0 +1,37 @@
+"""Patches how often Tune counts the failure of a trial whose coordinator died."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+def count_each_death_once(is_ours: Callable[[type], bool]) -> None:
+    """Count the death of a coordinator that takes its next trial as one failure; once a process.
+
+    Tune hears of it as the actor's end and as the end of the call that was to reset it, counts both, and
+    gives the trial up with the second, whatever ``max_failures`` says.
+    """
+    from ray.exceptions import RayActorError
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+
+    if hasattr(TuneController._trial_task_failure, "_horovod_tune"):
+        return
+    original = TuneController._trial_task_failure
+    counted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def fail(self: Any, trial: Any, exception: Exception) -> None:
+        if isinstance(exception, RayActorError) and is_ours(get_trainable_cls(trial.trainable_name)):
+            # An actor that is gone has nothing to reset: the trial's next one starts as any other.
+            self._resetting_trials.discard(trial)
+            if counted.get(trial) is exception:
+                return
+            counted[trial] = exception
+        original(self, trial, exception)
+
+    fail._horovod_tune = True  # type: ignore[attr-defined]
+    TuneController._trial_task_failure = fail  # type: ignore[method-assign]

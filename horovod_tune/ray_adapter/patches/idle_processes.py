@@ -1,0 +1,39 @@
+"""The processes in which Ray starts a trial's actors, and their session's directory."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}
+"""What Tune sets in the processes of every trial."""
+
+
+def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
+    """Let the coordinators of trials, and so their training actors, start in processes that Ray keeps ready.
+
+    Tune gives every trainable a runtime environment with a variable for Lightning in it, and a process with
+    another environment than the driver's has to be started first: two starts, one after the other, in each
+    first trial. Ours set that variable themselves (`LIGHTNING_VARIABLE`). Where the driver has variables that
+    Tune passes on (credentials), its way is left as it is. Once a process.
+    """
+    import ray
+    from ray.tune.execution import class_cache
+
+    cache_class = class_cache._ActorClassCache
+    if hasattr(cache_class.get, "_horovod_tune"):
+        return
+    original = cache_class.get
+
+    @functools.wraps(original)
+    def get(self: Any, trainable_cls: type) -> Any:
+        passed_on = class_cache.ENV_VARS_TO_PROPAGATE & set(os.environ)
+        known = class_cache.DEFAULT_ENV_VARS == LIGHTNING_VARIABLE
+        if trainable_cls not in self._cache and is_ours(trainable_cls) and known and not passed_on:
+            self._cache[trainable_cls] = ray.remote(trainable_cls)
+        return original(self, trainable_cls)
+
+    get._horovod_tune = True  # type: ignore[attr-defined]
+    cache_class.get = get  # type: ignore[method-assign]

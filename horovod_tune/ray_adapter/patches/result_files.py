@@ -1,0 +1,33 @@
+"""Patches how Tune's loggers fetch a restarted trial's result file."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+
+def keep_longer_results() -> None:
+    """Stop Tune from replacing a restarted trial's results with an older copy; once a process.
+
+    When a trial starts again, Tune's loggers fetch its result file from the storage over the local one. In
+    the driver that wrote it, the copy in the storage is behind by what was not synced yet (or as long), so
+    results of the trial's first attempt would be lost.
+    """
+    from ray.tune.logger import LoggerCallback
+
+    if hasattr(LoggerCallback._restore_from_remote, "_horovod_tune"):
+        return
+    original = LoggerCallback._restore_from_remote
+
+    @functools.wraps(original)
+    def restore(self: Any, file_name: str, trial: Any) -> None:
+        local = Path(trial.local_path, file_name)
+        stored = trial.storage.storage_filesystem.get_file_info(
+            Path(trial.storage.trial_fs_path, file_name).as_posix()
+        )
+        if not local.exists() or local.stat().st_size < (stored.size or 0):
+            original(self, file_name, trial)
+
+    restore._horovod_tune = True  # type: ignore[attr-defined]
+    LoggerCallback._restore_from_remote = restore  # type: ignore[method-assign]

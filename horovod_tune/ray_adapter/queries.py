@@ -1,0 +1,152 @@
+"""The cluster's nodes: which one the driver is on, whether there may be more, and those that go."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def driver_node_id() -> str | None:
+    """Return the id of the Ray node that this job's driver runs on, None where Ray does not tell."""
+    import ray
+    from ray._private.state import state
+
+    job = ray.get_runtime_context().get_job_id()
+    for entry in state.job_table():
+        if entry["JobID"] == job:
+            for node in ray.nodes():
+                if node["NodeManagerAddress"] == entry["DriverIPAddress"] and node["Alive"]:
+                    return node["NodeID"]
+    return None
+
+
+def storage_reaches_here(storage: Any) -> bool:
+    """Whether this host can write where the driver made the experiment's directory."""
+    try:
+        storage._check_validation_file()
+    except RuntimeError:
+        return False
+    return True
+
+
+def cluster_can_grow() -> bool:
+    """Whether an autoscaler may add nodes, so that today's nodes say nothing about what can ever fit.
+
+    Ray has no question for that. Under an autoscaler of the second version nodes carry their type as a label,
+    the head of `ray up` from the start; one of the first publishes the types of its nodes. A head without a
+    cluster file has a monitor too, which calls its nodes ``node_`` and their id; the provider ``local`` has
+    the machines that its file names and no more.
+    """
+    import ray
+    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    types = {node.get("Labels", {}).get("ray.io/node-group") for node in ray.nodes() if node["Alive"]}
+    status = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or b"{}")
+    types.update((status.get("autoscaler_report") or {}).get("active_nodes") or {})
+    return any(name and name != "local.cluster.node" and not name.startswith("node_") for name in types)
+
+
+def is_preempted(node_ids: Iterable[str]) -> bool:
+    """Return whether one of these nodes was taken away, or is about to be.
+
+    Ray calls a lost actor unavailable before it calls its node dead, so the nodes are asked about, not the
+    actors' errors: one that is being drained counts as much as one that died after that.
+    """
+    import ray
+    from ray._private.state import state
+
+    wanted = set(node_ids)
+    if not wanted:
+        return False
+    if wanted & set(state.get_draining_nodes()):
+        return True
+    common_pb2: Any = importlib.import_module("ray.core.generated.common_pb2")  # compiled, without types
+    taken_away = common_pb2.NodeDeathInfo.Reason.Value("AUTOSCALER_DRAIN_PREEMPTED")
+    return any(
+        node["NodeID"] in wanted and not node["Alive"] and node.get("DeathReason") == taken_away
+        for node in ray.nodes()
+    )
+
+
+def drain_as_preempted(address: str, node_address: str, *, in_s: float) -> list[str]:
+    """Let Ray drain the nodes at `node_address` as pre-empted; return their ids.
+
+    It is what the hidden command ``ray drain-node`` does.
+
+    Args:
+        address: of the head, HOST:PORT.
+        node_address: the one that Ray knows this machine by.
+        in_s: in how many seconds the machine goes.
+
+    Raises:
+        RuntimeError: no alive node has that address, or Ray refuses.
+    """
+    # Compiled modules without types.
+    _raylet: Any = importlib.import_module("ray._raylet")
+    autoscaler_pb2: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
+    gcs_pb2: Any = importlib.import_module("ray.core.generated.gcs_pb2")
+
+    gcs = _raylet.GcsClient(address=address)
+    nodes = [
+        node_id.hex()
+        for node_id, info in gcs.get_all_node_info(timeout=30).items()
+        if info.node_manager_address == node_address and info.state == gcs_pb2.GcsNodeInfo.GcsNodeState.ALIVE
+    ]
+    if not nodes:
+        raise RuntimeError(f"no alive node of {address} has the address {node_address}")
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline_ms = int((time.time() + in_s) * 1000)
+    for node in nodes:
+        accepted, why = gcs.drain_node(node, reason, "the cloud takes the machine away", deadline_ms)
+        if not accepted:
+            raise RuntimeError(f"Ray refuses to drain {node}: {why}")
+    return nodes
+
+
+def environment_of_workers() -> tuple[dict[str, str], int] | None:
+    """Return the environment in which Ray starts this job's processes on this host, and its daemon's pid.
+
+    None in a process that Ray has not started: a driver.
+    """
+    import ray
+
+    with open("/proc/self/environ", "rb") as file:  # os.environ has what was set since
+        variables = (each.partition(b"=") for each in file.read().split(b"\0") if each)
+        environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in variables}
+    if "RAY_RAYLET_PID" not in environment or "RAY_JOB_ID" not in environment:
+        return None
+    # A process that was kept ready for any job has none in its environment.
+    environment["RAY_JOB_ID"] = ray.get_runtime_context().get_job_id()
+    return environment, int(environment["RAY_RAYLET_PID"])
+
+
+def private_directory() -> Path | None:
+    """Return a directory of this Ray session on this host that only this user may enter.
+
+    None in a process without such a session (a client of a cluster elsewhere), or where there cannot be one:
+    the session's is not to be written to, or somebody else has made one of that name.
+    """
+    import ray
+
+    node = getattr(ray._private.worker, "_global_node", None)
+    session = Path(node.get_session_dir_path()) if node is not None else None
+    if session is None or not session.is_dir():
+        return None
+    path = session / f"horovod_tune_{os.geteuid()}"
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError:
+        return None
+    # Anybody may write to Ray's own directory.
+    facts = path.lstat()
+    is_ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+    return path if is_ours else None

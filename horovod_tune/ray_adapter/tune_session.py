@@ -1,0 +1,134 @@
+"""What a rank's process needs of Ray: Tune's session, lent to it without importing Tune."""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+from horovod_tune.ray_adapter.patches.idle_processes import LIGHTNING_VARIABLE
+from horovod_tune.session import Session, current, merge_metrics
+
+_SESSION_MODULE = "ray.train._internal.session"
+_REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
+
+
+class _TrialFacts:
+    """What ``ray.tune.get_context()`` and ``ray.tune.report`` ask their session for.
+
+    Answers for the calling thread's rank: a TPU v2 or v3 has two ranks in a process.
+    """
+
+    run_id = None
+    accelerator = None
+    _OF_THE_TRIAL = ("trial_id", "trial_name", "trial_dir", "experiment_name")
+    _OF_THE_RANK: ClassVar[dict[str, str]] = {
+        "world_rank": "rank",
+        "world_size": "size",
+        "local_rank": "local_rank",
+        "local_world_size": "local_size",
+        "node_rank": "cross_rank",
+    }
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.metadata: dict[str, Any] = {}
+
+    @property
+    def _live(self) -> Session:
+        return current() or self._session
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._OF_THE_TRIAL:
+            return getattr(self._live.order, name)
+        if name in self._OF_THE_RANK:
+            return getattr(self._live.world, self._OF_THE_RANK[name])
+        raise AttributeError(name)
+
+    @property
+    def trial_resources(self) -> Any:
+        return pickle.loads(self._live.order.resources)
+
+    @property
+    def loaded_checkpoint(self) -> Any:
+        return self._live.get_checkpoint()
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
+        self._live.report(metrics, checkpoint)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs a function right after one of some modules is imported; importing ray.tune costs 0.6 s, so a
+    rank does not do it before the training function does."""
+
+    def __init__(self, hooks: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._hooks = dict(hooks)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hook = self._hooks.get(fullname)
+        if hook is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            hook(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_installed: _TrialFacts | None = None
+
+
+def install_session(session: Session | None) -> None:
+    """Let ``ray.tune.report`` and its friends in this process speak to ``session``; None takes it back."""
+    global _installed
+    _installed = None if session is None else _TrialFacts(session)
+    module = sys.modules.get(_SESSION_MODULE)
+    if module is not None:
+        _install(module)
+
+
+def _install(module: ModuleType) -> None:
+    module._session = _installed  # type: ignore[attr-defined]
+
+
+def _accept_keywords(module: ModuleType) -> None:
+    """Let ``ray.tune.report(loss=1)`` of the old guides work again inside a rank."""
+    original = module.report
+
+    @functools.wraps(original)
+    def report(metrics: Mapping[str, Any] | None = None, *, checkpoint: Any = None, **keywords: Any) -> None:
+        original(merge_metrics(metrics, keywords), checkpoint=checkpoint)
+
+    module.report = report  # type: ignore[attr-defined]
+    tune = sys.modules.get("ray.tune")
+    if tune is not None and getattr(tune, "report", None) is original:
+        tune.report = report  # type: ignore[attr-defined]
+
+
+def prepare_rank_process() -> None:
+    """Install the hooks of this process, once, before the first training function."""
+    os.environ.update(LIGHTNING_VARIABLE)
+    hooks = {_SESSION_MODULE: _install, _REPORT_MODULE: _accept_keywords}
+    waiting = {}
+    for name, hook in hooks.items():
+        module = sys.modules.get(name)
+        if module is None:
+            waiting[name] = hook
+        else:
+            hook(module)
+    if waiting:
+        sys.meta_path.insert(0, _AfterImport(waiting))

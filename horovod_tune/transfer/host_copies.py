@@ -1,0 +1,227 @@
+"""Copies of checkpoints on a host that cannot read the original: one for all its processes.
+
+A process holds a copy by a shared lock on a file beside it, so that the kernel lets go of it however the
+process ends. Whoever lets go last removes the copy; one that nobody was left to remove goes with the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from horovod_tune import ray_adapter
+from horovod_tune.files.directories import fingerprint
+from horovod_tune.messages import CheckpointPlace
+from horovod_tune.transfer import node_transfer
+
+TRANSFER_TIMEOUT_S = 6 * 3600.0
+"""An end for a copy between hosts that share no file system, far above what a checkpoint takes."""
+LOOK_TIMEOUT_S = 60.0
+_of_thread = threading.local()
+
+
+class Copy:
+    """A directory that this process holds until `release`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = str(path)
+        self._path, self._lock, self._pid = path, lock, os.getpid()
+
+    def release(self) -> None:
+        """Let go of it, and remove it if nobody else holds it; twice is harmless."""
+        # A fork has the same lock as its parent, who goes on to hold it.
+        if self._lock < 0 or os.getpid() != self._pid:
+            return
+        lock, self._lock = self._lock, -1
+        # Where this thread has the folder's lock, this is the garbage collector's call: the copy is left.
+        if not getattr(_of_thread, "holds_folder", False):
+            with contextlib.suppress(FileNotFoundError), _one_at_a_time(self._path.parent):
+                _remove_if_free(self._path, lock)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
+
+    @property
+    def is_held(self) -> bool:
+        return self._lock >= 0
+
+
+class HostCopies:
+    """The copies in a folder of this host, as one process sees them."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._held: list[Copy] = []
+
+    @property
+    def folder(self) -> Path:
+        if self._folder is None:
+            private = ray_adapter.private_directory()
+            # Without one, a process has its copies to itself.
+            self._folder = private / "checkpoints" if private else Path(tempfile.mkdtemp("_checkpoints"))
+        return self._folder
+
+    def hold(self, name: str, bring: Callable[[str], None]) -> Copy:
+        """Return the copy of that name, which ``bring(path)`` makes if this host has none.
+
+        Whoever comes while another process brings it waits for that.
+        """
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.remove_left()
+        while True:
+            copy = self.join(path, wait=True)
+            if copy is not None:
+                return copy
+            lock = os.open(_lock_of(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with contextlib.ExitStack() as undo:
+                undo.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if _is_current(path, lock) and not path.is_dir():
+                    bring(str(path))
+                # For a moment it is nobody's then, and may be removed: so it is looked at again.
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                if _is_current(path, lock) and path.is_dir():
+                    undo.pop_all()
+                    return self._hold(path, lock)
+
+    def join(self, path: Path, *, wait: bool = False) -> Copy | None:
+        """Hold a copy that is there; None where there is none."""
+        try:
+            lock = os.open(_lock_of(path), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, lock)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_SH | (0 if wait else fcntl.LOCK_NB))
+                if _is_current(path, lock) and path.is_dir():
+                    undo.pop_all()
+                    return self._hold(path, lock)
+        return None
+
+    def _hold(self, path: Path, lock: int) -> Copy:
+        copy = Copy(path, lock)
+        self._held = [copy, *(each for each in self._held if each.is_held)]
+        return copy
+
+    def release_all(self) -> None:
+        """Let go of all that this process holds: its trial is over."""
+        held, self._held = self._held, []
+        for copy in held:
+            copy.release()
+
+    def remove_left(self) -> None:
+        """Remove copies whose last holder was killed, and what killed copying has left."""
+        if not self.folder.is_dir():
+            return
+        with _one_at_a_time(self.folder):
+            for found in self.folder.glob("*.lock"):
+                with contextlib.suppress(FileNotFoundError):
+                    lock = os.open(found, os.O_RDWR | os.O_CLOEXEC)
+                    _remove_if_free(found.with_suffix(""), lock)
+                    os.close(lock)
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
+def _is_current(path: Path, lock: int) -> bool:
+    """Whether the lock is still the copy's: whoever removes a copy removes its lock."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(lock), os.stat(_lock_of(path)))
+    return False
+
+
+def _remove_if_free(path: Path, lock: int) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    if _is_current(path, lock):
+        for each in (path, *path.parent.glob(f"{path.name}.*.part")):
+            shutil.rmtree(each, ignore_errors=True)
+        os.unlink(_lock_of(path))
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Two that let go at once would each find the other still there."""
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _of_thread.holds_folder = True
+        yield
+    finally:
+        _of_thread.holds_folder = False
+        os.close(lock)
+
+
+def readable_here(place: CheckpointPlace, node_id: str) -> bool:
+    """Whether a process on ``node_id`` can read the directory at ``place`` itself."""
+    if place.node_id in (None, node_id):
+        return True
+    here = fingerprint(place.path)
+    return here is not None and here == node_transfer.fingerprint_on(
+        str(place.node_id), place.path, timeout_s=LOOK_TIMEOUT_S
+    )
+
+
+def hold_copy(copies: HostCopies, place: CheckpointPlace) -> Copy:
+    """Return the copy of a checkpoint on another node's own disk, brought here if no process has done so.
+
+    Raises:
+        FileNotFoundError: there is no such directory on its node.
+    """
+    node = str(place.node_id)
+    original = node_transfer.fingerprint_on(node, place.path, timeout_s=LOOK_TIMEOUT_S)
+    # A trial that starts again may write another checkpoint where this one is.
+    name = hashlib.sha256(repr((node, place.path, original)).encode()).hexdigest()[:20]
+    return copies.hold(
+        name,
+        lambda path: node_transfer.fetch_directory(node, place.path, path, timeout_s=TRANSFER_TIMEOUT_S),
+    )
+
+
+def open_checkpoint(place: CheckpointPlace, node_id: str, copies: HostCopies) -> Any:
+    """Return ``place`` as a ``ray.tune.Checkpoint`` that a process on ``node_id`` can read.
+
+    A copy of this host is held as long as the object lives, until ``copies.release_all()`` at the latest.
+    """
+    from ray.tune import Checkpoint
+
+    if place.filesystem is not None:
+        return Checkpoint(path=place.path, filesystem=place.filesystem)
+    if readable_here(place, node_id):
+        return Checkpoint.from_directory(place.path)
+    return _as_checkpoint(hold_copy(copies, place))
+
+
+def open_copy(path: Path, copies: HostCopies) -> Any:
+    """Return a directory of this host as a ``ray.tune.Checkpoint``, held if it is a copy.
+
+    None where it is gone.
+    """
+    from ray.tune import Checkpoint
+
+    copy = copies.join(path)
+    if copy is not None:
+        return _as_checkpoint(copy)
+    return Checkpoint.from_directory(path) if path.is_dir() else None
+
+
+def _as_checkpoint(copy: Copy) -> Any:
+    from ray.tune import Checkpoint
+
+    checkpoint = Checkpoint.from_directory(copy.path)
+    weakref.finalize(checkpoint, copy.release).atexit = False
+    return checkpoint

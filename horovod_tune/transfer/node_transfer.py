@@ -1,0 +1,188 @@
+"""Moves directories between two Ray nodes that share no file system, through Ray's own channel.
+
+The process that wants a copy reads or writes on its own node; on the other one an actor does. There is one
+such actor a node, which all of a job's processes share: a task would have to wait for a new Python process
+each time on a node without CPUs (Ray keeps none ready there). It takes no CPU and ends with the process that
+asked for it first, or with the job; whoever finds it gone asks for another.
+
+Files travel in chunks, of which a few are on their way at a time, no port is opened, and Ray's authentication
+covers the way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from horovod_tune.files import directories, log_files
+from horovod_tune.files.directories import Entry, Piece
+
+CHUNK_BYTES = 8 << 20
+IN_FLIGHT = 4
+"""Chunks that may be on their way: bounds the object store's share."""
+CALLS_AT_ONCE = 8
+NEW_ACTORS = 4
+"""How often a copy may begin, should the actor on the other node end with the process that it belongs to."""
+
+Result = TypeVar("Result")
+
+
+class NodeFiles:
+    """The files of one node, for the job's processes on other nodes. Runs in an actor of its own."""
+
+    def fingerprint(self, path: str) -> tuple[int, int] | None:
+        return directories.fingerprint(path)
+
+    def entries(self, root: str) -> list[Entry]:
+        return directories.entries(root)
+
+    def read(self, root: str, chunk: list[Piece]) -> list[bytes]:
+        return directories.read(root, chunk)
+
+    def make(self, root: str, found: list[Entry]) -> None:
+        directories.make(root, found)
+
+    def write(self, root: str, chunk: list[Piece], contents: list[bytes]) -> None:
+        directories.write(root, chunk, contents)
+
+    def put_in_place(self, part: str, target: str) -> None:
+        directories.put_in_place(part, target)
+
+    def discard(self, part: str) -> None:
+        shutil.rmtree(part, ignore_errors=True)
+
+    def remove_parts(self, directory: str) -> None:
+        directories.remove_parts(directory)
+
+    def append_to_log(self, path: str, text: bytes) -> None:
+        log_files.append(Path(path), text)
+
+
+def begin(node: str) -> Any:
+    """Return the actor for the files of ``node``, begun if there is none; does not wait for it."""
+    key = (ray.get_runtime_context().get_job_id(), node)
+    if key not in _actors:
+        actor: Any = ray.remote(NodeFiles)
+        _actors[key] = actor.options(
+            name=f"horovod_tune_files_{key[0]}_{node}",
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=CALLS_AT_ONCE,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        ).remote()
+    return _actors[key]
+
+
+_actors: dict[tuple[str, str], Any] = {}
+"""By job and node. Ray ends an actor of whose handles the process that began it holds none any more."""
+
+
+class _Deadline:
+    def __init__(self, timeout_s: float) -> None:
+        self._end = time.monotonic() + timeout_s
+
+    def get(self, ref: Any) -> Any:
+        """Return what ``ref`` stands for.
+
+        Raises:
+            ray.exceptions.GetTimeoutError: it is not there in time.
+        """
+        return ray.get(ref, timeout=max(0.0, self._end - time.monotonic()))
+
+
+def _with_actor(node: str, timeout_s: float, work: Callable[[Any, _Deadline], Result]) -> Result:
+    """Return ``work(actor, deadline)``, begun anew where the actor has ended with somebody else's process."""
+    deadline = _Deadline(timeout_s)
+    for attempt in range(NEW_ACTORS):
+        try:
+            return work(begin(node), deadline)
+        except (ActorDiedError, ActorUnavailableError):
+            _actors.pop((ray.get_runtime_context().get_job_id(), node), None)
+            alive = any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
+            if not alive or attempt == NEW_ACTORS - 1:
+                raise
+            time.sleep(0.2 * 2**attempt)  # until Ray has freed its name
+    raise AssertionError("the last attempt returns or raises")
+
+
+def send_directory(source: str, node: str, target: str, *, timeout_s: float) -> None:
+    """Copy a directory of this node to ``target`` on ``node``, where it appears whole or not at all.
+
+    Raises:
+        FileNotFoundError: ``source`` is not a directory.
+        MetricsError: it holds something that cannot be copied.
+        ray.exceptions.GetTimeoutError: the copy took longer than ``timeout_s``.
+    """
+    found = directories.entries(source)
+
+    def send(files: Any, deadline: _Deadline) -> None:
+        part = f"{target}.{uuid.uuid4().hex}.part"
+        try:
+            waiting = deque([files.make.remote(part, found)])
+            deadline.get(waiting.popleft())
+            for chunk in directories.pieces(found, CHUNK_BYTES):
+                waiting.append(files.write.remote(part, chunk, directories.read(source, chunk)))
+                if len(waiting) == IN_FLIGHT:
+                    deadline.get(waiting.popleft())
+            while waiting:
+                deadline.get(waiting.popleft())
+            deadline.get(files.put_in_place.remote(part, target))
+        except BaseException:
+            files.discard.remote(part)
+            raise
+
+    _with_actor(node, timeout_s, send)
+
+
+def fetch_directory(node: str, source: str, target: str, *, timeout_s: float) -> None:
+    """Copy ``source`` of ``node`` to a directory of this node, which appears whole or not at all.
+
+    Raises:
+        FileNotFoundError: ``source`` is not a directory on its node.
+        MetricsError: it holds something that cannot be copied.
+        ray.exceptions.GetTimeoutError: the copy took longer than ``timeout_s``.
+    """
+
+    def fetch(files: Any, deadline: _Deadline) -> None:
+        part = f"{target}.{uuid.uuid4().hex}.part"
+        try:
+            found = deadline.get(files.entries.remote(source))
+            directories.make(part, found)
+            waiting: deque[tuple[list[Piece], Any]] = deque()
+            for chunk in directories.pieces(found, CHUNK_BYTES):
+                waiting.append((chunk, files.read.remote(source, chunk)))
+                if len(waiting) == IN_FLIGHT:
+                    first, ref = waiting.popleft()
+                    directories.write(part, first, deadline.get(ref))
+            for first, ref in waiting:
+                directories.write(part, first, deadline.get(ref))
+            directories.put_in_place(part, target)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+    _with_actor(node, timeout_s, fetch)
+
+
+def fingerprint_on(node: str, path: str, *, timeout_s: float) -> tuple[int, int] | None:
+    """Return `directories.fingerprint` of a path as ``node`` sees it."""
+    return _with_actor(node, timeout_s, lambda files, deadline: deadline.get(files.fingerprint.remote(path)))
+
+
+def append_to_log(node: str, path: str, text: bytes, *, timeout_s: float) -> None:
+    """Append to a log on ``node``, see `log_files.append`."""
+    _with_actor(node, timeout_s, lambda files, deadline: deadline.get(files.append_to_log.remote(path, text)))
+
+
+def remove_parts(node: str, directory: str, *, timeout_s: float) -> None:
+    """Call `directories.remove_parts` on ``node``."""
+    _with_actor(node, timeout_s, lambda files, deadline: deadline.get(files.remove_parts.remote(directory)))

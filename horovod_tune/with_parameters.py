@@ -1,0 +1,198 @@
+"""`with_parameters`: large objects for the training function, put into Ray's object store once.
+
+The function travels without them. In a Horovod trial every rank gets a copy of its own; in a TPU trial the
+tensors of a host's ranks are one memory, copied page by page only where a rank writes to it, and whole again
+for the next trial.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import cloudpickle
+
+from horovod_tune.errors import NotInTraining, TrainingFunctionError
+from horovod_tune.function.training_function import function_name, unwrapped
+from horovod_tune.session import Session, current
+
+
+class ShippedParameters:
+    """The objects on their way to the ranks: pickled as a reference into Ray's object store, made once."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._reference: Any = None
+
+    def reference(self) -> Any:
+        """Return what a TrialOrder carries: a Ray ObjectRef of `pack_values`' bytes.
+
+        Raises:
+            RuntimeError: Ray is not initialised.
+        """
+        import ray
+
+        if self._reference is None or not _is_of_this_session(self._reference[0]):
+            if not ray.is_initialized():
+                raise RuntimeError(
+                    "with_parameters needs Ray when its function is shipped: call ray.init() first"
+                )
+            import numpy
+
+            packed = numpy.frombuffer(pack_values(self._values), dtype=numpy.uint8)
+            self._reference = (ray.get_runtime_context().get_job_id(), ray.put(packed))
+        return self._reference[1]
+
+    def __reduce__(self) -> Any:
+        return _Arrived, (self.reference(),)
+
+
+class _Arrived(ShippedParameters):
+    """ShippedParameters in the coordinator."""
+
+    def __init__(self, reference: Any) -> None:
+        self._arrived = reference
+
+    def reference(self) -> Any:
+        return self._arrived
+
+
+def _is_of_this_session(job: str) -> bool:
+    import ray
+
+    return ray.is_initialized() and ray.get_runtime_context().get_job_id() == job
+
+
+_of_function: weakref.WeakKeyDictionary[Callable[..., Any], ShippedParameters] = weakref.WeakKeyDictionary()
+
+
+class _Slot:
+    """Stands in the function for its parameters: the driver's own there, what the trial brought in a rank."""
+
+    def __init__(self, values: dict[str, Any] | None = None) -> None:
+        self._values = values
+
+    def values(self) -> dict[str, Any]:
+        return self._values if self._values is not None else provided()
+
+    def __reduce__(self) -> Any:
+        return _Slot, ()
+
+
+def with_parameters(func: Callable[..., Any], **parameters: Any) -> Callable[[dict[str, Any]], Any]:
+    """Bind large objects (a model, a data set) to ``func(config, **parameters)``; returns ``bound(config)``.
+
+    In place of ``ray.tune.with_parameters``, whose objects only a Ray worker can fetch: the ranks of a TPU
+    trial are none. There, the tensors of a ``parameters`` value are one memory for all ranks of a host: a
+    model made in the notebook is not copied per rank. A rank that changes a tensor changes its own pages
+    only, and the next trial finds the values that were given.
+
+    Args:
+        func: the training function; a generator function works too.
+        parameters: anything that pickles. Tensors must be on the CPU.
+
+    Raises:
+        TrainingFunctionError: ``func`` cannot be called with ``config`` and these names.
+
+    Example:
+        >>> def train(config, model):
+        ...     return {"width": model["width"]}
+        >>> with_parameters(train, model={"width": 3})({})
+        {'width': 3}
+    """
+    if not callable(func) or inspect.isclass(func):
+        raise TrainingFunctionError(f"with_parameters takes a function, got {func!r}")
+    try:
+        inspect.signature(func).bind({}, **parameters)
+    except TypeError as error:
+        raise TrainingFunctionError(
+            f"{function_name(func)}{inspect.signature(func)} cannot be called with (config, "
+            f"{', '.join(f'{name}=...' for name in parameters)}): {error}"
+        ) from None
+    slot = _Slot(parameters)
+
+    def bound(config: dict[str, Any]) -> Any:
+        return func(config, **slot.values())
+
+    bound = wraps(func)(bound)
+    # Its own signature, not the wrapped one's.
+    bound.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    )
+    _of_function[bound] = ShippedParameters(parameters)
+    return bound
+
+
+def parameters_of(func: Any) -> ShippedParameters | None:
+    """Return what `with_parameters` bound to ``func``, also below ``functools.partial``; None if nothing."""
+    try:
+        return _of_function.get(unwrapped(func))
+    except TypeError:
+        return None  # callable objects need not be hashable
+
+
+def pack_values(values: dict[str, Any]) -> bytes:
+    """Return the objects as torch saves them: tensors as they lie in memory, so that a rank can map them."""
+    import torch
+
+    for name, value in values.items():
+        _check_on_cpu(torch, name, value)
+    file = io.BytesIO()
+    torch.save(values, file, pickle_module=cloudpickle)
+    return file.getvalue()
+
+
+def _check_on_cpu(torch: Any, name: str, value: Any) -> None:
+    tensors = [value] if isinstance(value, torch.Tensor) else []
+    if isinstance(value, torch.nn.Module):
+        tensors = [*value.parameters(), *value.buffers()]
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            raise TrainingFunctionError(
+                f"the tensors of parameter {name!r} must be on the CPU, got one on {tensor.device}"
+            )
+
+
+_loaded: weakref.WeakKeyDictionary[Session, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""By session, not by process: a rank that changes an object must not change that of another."""
+
+
+def provided() -> dict[str, Any]:
+    """Return the objects of this rank's trial, fetched at the first call.
+
+    Raises:
+        NotInTraining: the function was sent without them.
+    """
+    live = current()
+    if live is None or live.order.parameters is None:
+        raise NotInTraining(
+            "the parameters of with_parameters did not come with the function: give the function that it "
+            "returns to DistributedTrainableCreator"
+        )
+    if live not in _loaded:
+        _loaded[live] = load_values(live.order.parameters)
+    return _loaded[live]
+
+
+def forget(session: Session) -> None:
+    """Let go of the objects of a rank whose training function has ended."""
+    _loaded.pop(session, None)
+
+
+def load_values(source: Any) -> dict[str, Any]:
+    """Return what `pack_values` packed. Of a path, tensors are mapped, and shared until written."""
+    import torch
+
+    if isinstance(source, (str, os.PathLike)):
+        # weights_only=False: the driver's own objects, on the way that its function took too.
+        mapped: dict[str, Any] = torch.load(source, mmap=True, weights_only=False)
+        return mapped
+    import ray
+
+    copied: dict[str, Any] = torch.load(io.BytesIO(ray.get(source)), weights_only=False)
+    return copied

@@ -1,1 +1,0 @@
-"""Ranks that run on TPU chips: a member actor per host, and below it the processes of torch_xla."""

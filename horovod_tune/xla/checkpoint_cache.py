@@ -1,0 +1,53 @@
+"""The checkpoints that a host's ranks ask for, brought to the host once each. Runs in the host actor."""
+
+from __future__ import annotations
+
+import threading
+
+from horovod_tune.messages import CheckpointPlace
+from horovod_tune.transfer.host_copies import Copy, HostCopies, hold_copy, readable_here
+
+
+class CheckpointCache:
+    """Knows the checkpoints of the host's trial; what is none of them is not fetched.
+
+    It holds the newest copy that a rank has asked for; the ranks hold those that they use (see `entry`).
+    """
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._known: dict[tuple[str, str | None], CheckpointPlace] = {}
+        self._copies = HostCopies()
+        self._newest: Copy | None = None
+        self._bringing = threading.Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a rank waits for a checkpoint that is on its way."""
+        return self._bringing.locked()
+
+    def note(self, place: CheckpointPlace) -> None:
+        self._known[place.path, place.node_id] = place
+
+    def forget(self) -> None:
+        """The trial is over."""
+        self._known, self._newest = {}, None
+        self._copies.release_all()
+
+    def bring(self, path: str, node_id: str | None) -> str:
+        """Return the checkpoint's directory on this host, brought here by whichever rank asks first.
+
+        Raises:
+            LookupError: it is none of the trial's.
+        """
+        place = self._known.get((path, node_id))
+        if place is None:
+            raise LookupError(f"{path} is no checkpoint of this trial")
+        with self._bringing:
+            if readable_here(place, self._node_id):
+                return place.path
+            copy = hold_copy(self._copies, place)
+            if self._newest is not None:
+                self._newest.release()
+            self._newest = copy
+            return copy.path

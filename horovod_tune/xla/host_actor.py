@@ -1,0 +1,266 @@
+"""The host actor of a TPU trial: one per host, holds the chips for Ray; ranks are processes below it.
+
+It never touches the device itself. Its methods are called by the coordinator's worker group and by
+`launch.XlaLauncher` only.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import psutil
+import ray
+
+from horovod_tune.messages import (
+    Assignment,
+    CheckpointPlace,
+    Failed,
+    FailureKind,
+    Finished,
+    LogChunk,
+    Message,
+    Report,
+    ResetResult,
+    Stopped,
+    TrialOrder,
+    WorkerFacts,
+    World,
+)
+from horovod_tune.rank.outbox import Outbox
+from horovod_tune.xla.answers import Answers
+from horovod_tune.xla.checkpoint_cache import CheckpointCache
+from horovod_tune.xla.hang_detector import HangDetector
+from horovod_tune.xla.inactivity import StackDump
+from horovod_tune.xla.rank_output import RankOutput
+from horovod_tune.xla.rank_process import RankProcess
+from horovod_tune.xla.runtime import LaunchPlan, Ordinals
+from horovod_tune.xla.shared_parameters import SharedParameters
+from horovod_tune.xla.supervisor import Supervisor
+
+METHODS_AT_ONCE = 5
+HEARTBEAT_S = 5.0
+"""How often an idle rank says that it is there; more often where a time-out is shorter than usual."""
+RESET_S = 6.0
+"""How long the ranks may take to put their processes back to how new ones are."""
+
+
+class HostActor:
+    """The ranks of one host; a actor in the sense of `workers.protocol`."""
+
+    def __init__(self, runtime_path: str, timeout_s: float, stall_timeout_s: float) -> None:
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._host = socket.gethostname()
+        self._timeout_s = timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._outbox = Outbox()
+        self._worlds: dict[int, World] = {}
+        self._running: set[int] = set()
+        self._reports = 0
+        self._logs = RankOutput(lambda chunk: self._outbox.put(chunk))
+        self._reset_answers: Answers[list[str]] = Answers()
+        self._parameters = SharedParameters()
+        self._order: TrialOrder | None = None
+        self._checkpoints = CheckpointCache(self._node_id)
+        self._supervisor = Supervisor(
+            runtime_path,
+            heartbeat_s=min(HEARTBEAT_S, timeout_s / 10, stall_timeout_s / 6),
+            on_message=self._hear,
+            on_output=lambda rank, text: self._logs.take(rank.ordinal, text),
+            on_loss=self._lose,
+        )
+        self._hang_detector = HangDetector(self._supervisor, limit_s=stall_timeout_s)
+
+    def describe(self) -> WorkerFacts:
+        chips = ray.get_runtime_context().get_accelerator_ids().get("TPU", [])
+        return WorkerFacts(
+            node_id=self._node_id,
+            node_ip=ray.util.get_node_ip_address(),
+            host=self._host,
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            tpu_ids=tuple(str(chip) for chip in chips),
+        )
+
+    def launch(self, plan: LaunchPlan) -> None:
+        """Start this host's ranks; returns at once."""
+        self._supervisor.launch(plan)
+
+    def up(self, wait_s: float) -> list[Ordinals] | None:
+        """Return the ordinals of this host's ranks when all are there, None after ``wait_s``.
+
+        Raises:
+            RuntimeError: they did not come up; says how they ended.
+        """
+        ranks = self._supervisor.up(wait_s)
+        if ranks is None:
+            return None
+        return [
+            Ordinals(each.ordinal, each.world_size, each.local_ordinal, each.local_size) for each in ranks
+        ]
+
+    def processes(self) -> list[tuple[int, float]]:
+        """Return (pid, start time in s since the epoch) of every process below this actor."""
+        return self._supervisor.processes()
+
+    def assign(self, assignment: Assignment) -> None:
+        self._worlds = {world.rank: world for world in assignment.worlds}
+
+    def begin(self, order: TrialOrder) -> None:
+        """Start a trial's training function on every rank; returns at once."""
+        self._outbox = Outbox()
+        self._logs.clear()
+        self._reports = 0
+        self._hang_detector.restart()
+        if order.checkpoint is not None:
+            self._checkpoints.note(order.checkpoint)
+        self._order = order
+        # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
+        packed = cloudpickle.dumps(replace(order, parameters=self._parameters.path_of(order.parameters)))
+        self._running = set(self._worlds)
+        for rank in self._supervisor.ranks:
+            world = self._worlds[rank.ordinal]
+            rank.tell(
+                "begin",
+                order=packed,
+                world=[
+                    world.rank,
+                    world.size,
+                    world.local_rank,
+                    world.local_size,
+                    world.cross_rank,
+                    world.cross_size,
+                ],
+            )
+
+    def _tell_all(self, kind: str, **fields: Any) -> None:
+        for rank in self._supervisor.ranks:
+            rank.tell(kind, **fields)
+
+    def poll(
+        self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
+    ) -> list[Message]:
+        """Return the ranks' messages, after ``wait_s`` at the latest (then none: a sign of life)."""
+        if proceed:
+            self.proceed(proceed, checkpoint)
+        self._check_silence()
+        began = time.monotonic()
+        messages = self._wait_for_messages(min(wait_s, self._stall_timeout_s / 3))
+        self._hang_detector.listened(time.monotonic() - began)
+        if any(not isinstance(message, LogChunk) for message in messages):
+            self._hang_detector.restart()
+        elif self._running and self._hang_detector.is_due:
+            self._check_for_a_hang()
+        return messages
+
+    def _wait_for_messages(self, wait_s: float) -> list[Message]:
+        messages = self._outbox.take(wait_s)
+        if not messages:
+            for rank in list(self._worlds):
+                self._logs.send(rank)
+        return messages
+
+    def _check_silence(self) -> None:
+        for rank in self._supervisor.silent(self._timeout_s):
+            if rank.ordinal in self._running:
+                self._fail(
+                    rank, FailureKind.SILENT, f"gave no sign of life for timeout_s={self._timeout_s:g} s"
+                )
+
+    def _check_for_a_hang(self) -> None:
+        if self._checkpoints.is_busy:
+            # A checkpoint comes from somewhere, by this process: the rank that asked for it has to wait.
+            self._hang_detector.restart()
+            return
+        running = set(self._running)
+        found = self._hang_detector.look(running)
+        if found is None or running != self._running:
+            return
+        ordinal, text = found
+        rank = next(each for each in self._supervisor.ranks if each.ordinal == ordinal)
+        self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
+
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+        self._hang_detector.restart()
+        if checkpoint is not None:
+            self._checkpoints.note(checkpoint)
+        place = cloudpickle.dumps(checkpoint) if checkpoint is not None else None
+        self._tell_all("proceed", index=index, checkpoint=place)
+
+    def stop_training(self) -> None:
+        self._tell_all("stop")
+
+    def close_world(self) -> None:
+        """Nothing breaks a collective on a TPU but the end of its processes, which the group sees to."""
+
+    def ping(self) -> int:
+        """Return how often rank 0 has reported, where this host has it."""
+        return self._reports
+
+    def reset(self, join_s: float) -> ResetResult:
+        """Put every rank's process back to how a new one is, and say whether the next trial can have it."""
+        ranks = tuple(self._worlds)
+        self._reset_answers.clear()
+        self._tell_all("reset", join_s=join_s)
+        answers = self._reset_answers.wait_for(len(ranks), timeout_s=join_s + RESET_S)
+        problems = [f"rank {rank}: {problem}" for rank, found in answers.items() for problem in found]
+        problems += [
+            f"rank {rank} did not reset its process in time" for rank in ranks if rank not in answers
+        ]
+        self._checkpoints.forget()
+        return ResetResult(ranks, tuple(problems))
+
+    # What follows runs in the supervisor's thread.
+
+    def _hear(self, rank: RankProcess, message: dict[str, Any]) -> None:
+        match message:
+            case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
+                if rank.ordinal != 0:
+                    self._fail(rank, FailureKind.RAISED, "it sent a report, which only rank 0 may")
+                    return
+                self._reports = index
+                self._outbox.put(Report(index, metrics, path))
+            case {"kind": "finished"}:
+                self._end(rank, Finished(rank.ordinal))
+            case {"kind": "stopped"}:
+                self._end(rank, Stopped(rank.ordinal))
+            case {"kind": "failed", "failure_kind": kind, "traceback": text}:
+                self._fail(rank, FailureKind(kind), text)
+            case {"kind": "reset_done", "problems": problems}:
+                self._reset_answers.put(rank.ordinal, [str(problem) for problem in problems])
+            case {"kind": "stack", "stack": stack, "in_report": in_report}:
+                self._hang_detector.hear(rank.ordinal, StackDump(stack, in_report))
+            case {"kind": "fetch", "path": path, "node_id": node_id}:
+                # In a thread of its own: a copy from another host may take minutes.
+                threading.Thread(target=self._fetch, args=(rank, path, node_id), daemon=True).start()
+
+    def _end(self, rank: RankProcess, message: Message) -> None:
+        self._logs.send(rank.ordinal)
+        self._running.discard(rank.ordinal)
+        self._outbox.put(message)
+
+    def _fail(self, rank: RankProcess, kind: FailureKind, text: str) -> None:
+        self._end(rank, Failed(rank.ordinal, self._host, kind, text))
+
+    def _lose(self, rank: RankProcess, text: str, own: bool) -> None:
+        kind = FailureKind.DIED if own else FailureKind.DISCONNECTED
+        if rank.ordinal in self._running:
+            self._fail(rank, kind, f"process {rank.pid}: {text}")
+        else:
+            # Between trials, or after its own end: it must not be taken for fit.
+            self._reset_answers.put(rank.ordinal, [f"its process {rank.pid} is gone: {text}"])
+
+    # What follows runs in a thread for one fetch.
+
+    def _fetch(self, rank: RankProcess, path: str, node_id: str | None) -> None:
+        try:
+            local, error = self._checkpoints.bring(path, node_id), ""
+        except Exception as problem:
+            # Whatever it is: the rank waits for an answer, and raises it in the training function.
+            local, error = "", f"{type(problem).__name__}: {problem}"
+        rank.tell("fetched", path=local, error=error)

@@ -1,0 +1,124 @@
+"""Whether a host's ranks hang: what they have done, and what to say of where they stand. Pure.
+
+Nothing on a TPU tells that a collective waits for a rank that never comes. What is seen from outside is that
+nothing happens at all: no report, no operation of torch_xla's, no computation on the host. A compilation
+computes, and a step on the device is an operation, so a slow start is no hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BUSY_SHARE = 0.01
+"""The share of one CPU that all ranks of a host together may use and still count as standing still."""
+WINDOW_S = 60.0
+"""The share is of this time, so that a step which computes for a second every few minutes is seen."""
+LEAST_CPU_S = 0.1
+"""CPU time in a window that says nothing: signs of life take some, and the kernel counts in 0.01 s."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the ranks of a host have done so far, counted from any beginning.
+
+    ``messages`` counts what ranks said, signs of life apart; ``operations`` what torch_xla counts;
+    ``cpu_s`` is the time of their processes and of the processes below them.
+    """
+
+    messages: int
+    operations: int
+    cpu_s: float
+
+
+class Inactivity:
+    """For how long the ranks of a host have done nothing.
+
+    >>> ranks = Inactivity(limit_s=30)
+    >>> [ranks.note(10, Activity(messages=1, operations=5, cpu_s=0.01 * i)) for i in range(5)]
+    [False, False, False, True, True]
+    >>> ranks.note(10, Activity(messages=2, operations=5, cpu_s=0.05))
+    False
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._before: Activity | None = None
+        self._window_s = 0.0
+        self._still_s = 0.0
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self._before = None
+
+    def note(self, listened_s: float, work: Activity) -> bool:
+        """Take in what was done by now; return whether the ranks have stood still for the whole limit.
+
+        Args:
+            listened_s: for how long the coordinator has listened since the last call. While Tune decides,
+                nobody listens, and ranks that wait for it have every right to.
+        """
+        before = self._before  # `restart` may come from another thread
+        if before is None or self._has_moved(before, work, self._window_s + listened_s):
+            self._before, self._window_s, self._still_s = work, 0.0, 0.0
+            return False
+        self._still_s += listened_s
+        self._window_s += listened_s
+        if self._window_s >= WINDOW_S:
+            self._before, self._window_s = work, 0.0
+        return self._still_s >= self._limit_s
+
+    @staticmethod
+    def _has_moved(before: Activity, now: Activity, window_s: float) -> bool:
+        if (before.messages, before.operations) != (now.messages, now.operations):
+            return True
+        # Less than before is movement too: a process below a rank has ended.
+        return abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * window_s)
+
+
+@dataclass(frozen=True)
+class StackDump:
+    """Where a rank's training function stands: its stack, and whether that is in a report."""
+
+    stack: str
+    in_report: bool
+
+
+def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int, str] | None:
+    """Return which rank hangs and what there is to say, or None where every rank waits in its report.
+
+    A rank that has reported waits for rank 0, which is on another host then, or for Tune. Of the others,
+    the one that stands where the fewest stand is named: mostly the others wait for it.
+
+    Args:
+        where: by rank; None for one that did not answer.
+        limit_s: for how long they have stood still.
+
+    >>> at_sync = StackDump("sync()", in_report=False)
+    >>> rank, text = explain({0: at_sync, 1: at_sync, 2: StackDump("queue.get()", in_report=False)}, 1800)
+    >>> print(rank, text)
+    2 nothing happened for stall_timeout_s=1800 s: no report, no operation of torch_xla's, no computation.
+    rank 2 stands here:
+    queue.get()
+    ranks 0, 1 stand here:
+    sync()
+    """
+    groups: dict[StackDump | None, list[int]] = {}
+    for rank in sorted(where):
+        groups.setdefault(where[rank], []).append(rank)
+    ordered = sorted(groups, key=lambda at: (at is not None and at.in_report, len(groups[at]), groups[at]))
+    first = ordered[0] if ordered else None
+    if not ordered or (first is not None and first.in_report):
+        return None
+    lines = [
+        f"nothing happened for stall_timeout_s={limit_s:g} s: no report, no operation of torch_xla's, "
+        "no computation."
+    ]
+    for at in ordered:
+        ranks = groups[at]
+        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        if at is None:
+            lines.append(f"{who} did not say where")
+        else:
+            lines += [f"{who} stand{'' if len(ranks) > 1 else 's'} here:", at.stack.rstrip()]
+    return groups[first][0], "\n".join(lines)

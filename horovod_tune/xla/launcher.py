@@ -1,0 +1,172 @@
+"""Starts the host actors of a TPU trial, tells each host where it stands, and waits for its ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from horovod_tune import error_text
+from horovod_tune.channel.packets import CoordinatorChannel
+from horovod_tune.coordinator import actor_processes
+from horovod_tune.errors import StartFailed
+from horovod_tune.messages import Assignment, WorkerFacts
+from horovod_tune.spec import Placement, TrialSpec
+from horovod_tune.xla import slices, topology
+from horovod_tune.xla.host_actor import METHODS_AT_ONCE, HostActor
+from horovod_tune.xla.runtime import LaunchPlan, Ordinals
+
+LAUNCH_TIMEOUT_S = 900.0
+"""How long the ranks of a slice may take to come up: minutes on a large one, where each waits for all."""
+POLL_S = 5.0
+
+
+def placement(spec: TrialSpec) -> Placement:
+    """Return the bundles of a TPU trial on the cluster as it is now. Runs in the driver.
+
+    Raises:
+        SpecError: the trial contradicts itself, or does not say what the cluster does not tell.
+        ResourcesUnavailable: the cluster has TPU slices, but none of this shape.
+    """
+    if os.environ.get("PJRT_DEVICE") == "CPU":
+        return slices.cpu_placement(spec)
+    return slices.tpu_placement(spec, tpu_hosts() if ray.is_initialized() else [])
+
+
+def tpu_hosts() -> list[slices.TpuHost]:
+    """Return the cluster's nodes as they are now."""
+    return [slices.host_of(node) for node in ray.nodes() if node["Alive"]]
+
+
+class XlaLauncher:
+    """Starts one host actor on each host of the trial, and torch_xla's processes below them.
+
+    ``placement_group`` has a bundle for a host, or for the first host of a slice; its resources say which
+    device torch_xla uses.
+    """
+
+    # Tests have other processes in place of torch_xla's.
+    actor_class: type = HostActor
+    runtime_path = "horovod_tune.xla.torch_xla_runtime:TorchXla"
+
+    def __init__(self, spec: TrialSpec, placement_group: PlacementGroup, *, node_id: str) -> None:
+        self._spec = spec
+        self._group = placement_group
+        self._node_id = node_id
+        self._rest: PlacementGroup | None = None
+        self._below: list[WorkerFacts] = []
+
+    def channels(self) -> dict[int, CoordinatorChannel]:
+        return {}  # a host's ranks speak to their host actor, and that through Ray
+
+    def create(self) -> list[Any]:
+        bundles = [(self._group, index) for index in range(self._group.bundle_count)]
+        if self._is_slice:
+            self._rest = self._ask_for_rest()
+            bundles += [(self._rest, index) for index in range(self._rest.bundle_count)]
+        return [self._create_actor(group, index) for group, index in bundles]
+
+    def _create_actor(self, group: PlacementGroup, index: int) -> Any:
+        bundle = group.bundle_specs[index]
+        return (
+            ray.remote(self.actor_class)
+            .options(
+                num_cpus=bundle.get("CPU", 0),
+                resources={name: amount for name, amount in bundle.items() if name != "CPU"},
+                max_concurrency=METHODS_AT_ONCE,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=index
+                ),
+            )
+            .remote(self.runtime_path, self._spec.timeout_s, self._spec.stall_timeout_s)
+        )
+
+    @property
+    def _is_slice(self) -> bool:
+        has_head = any(name.endswith("-head") for name in self._group.bundle_specs[0])
+        return has_head and self._spec.num_hosts != 1
+
+    def _ask_for_rest(self) -> PlacementGroup:
+        """Ask for the other hosts of the slice whose head Tune gave us; Ray ends it with this coordinator."""
+        head = placement_group_table(self._group)["bundles_to_node_id"][0]
+        bundles = slices.rest_of_slice(self._spec, head, tpu_hosts())
+        return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
+
+    def assign(self, actors: Sequence[Any], facts: Sequence[WorkerFacts]) -> list[Assignment]:
+        if len({fact.node_id for fact in facts}) != len(facts):
+            raise StartFailed(f"two host actors share a host: {', '.join(fact.host for fact in facts)}")
+        plans = self._plans(facts)
+        try:
+            ray.get(
+                [actor.launch.remote(plan) for actor, plan in zip(actors, plans, strict=True)],
+                timeout=self._spec.timeout_s,
+            )
+        except (GetTimeoutError, RayActorError) as error:
+            raise StartFailed(f"a host could not begin to launch its ranks: {error}") from error
+        ordinals = self._wait_for_ranks(actors, facts)
+        self._note_processes(actors, facts)
+        return topology.assignments_of(ordinals, num_slots=self._spec.num_slots)
+
+    def _plans(self, facts: Sequence[WorkerFacts]) -> list[LaunchPlan]:
+        bundle = self._group.bundle_specs[0]
+        if "TPU" not in bundle:
+            return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]
+        hosts = tpu_hosts()
+        if self._is_slice:
+            workers = slices.check_slice(facts, hosts)
+            pod_type = next(host.pod_type for host in hosts if host.node_id == facts[0].node_id)
+            return topology.plans_for_slice(facts, workers, int(bundle["TPU"]), pod_type)
+        here = next(host for host in hosts if host.node_id == facts[0].node_id)
+        return [topology.plan_for_chips(facts[0].tpu_ids, here.chips, here.pod_type)]
+
+    def _wait_for_ranks(self, actors: Sequence[Any], facts: Sequence[WorkerFacts]) -> list[list[Ordinals]]:
+        """Wait until every rank of every host has come up; a host that fails fails the start at once."""
+        ordinals: dict[int, list[Ordinals]] = {}
+        asked = {actors[i].up.remote(POLL_S): i for i in range(len(actors))}
+        end = time.monotonic() + LAUNCH_TIMEOUT_S
+        while len(ordinals) < len(actors):
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=POLL_S + self._spec.timeout_s)
+            if not ready or time.monotonic() > end:
+                waiting = ", ".join(facts[i].host for i in asked.values())
+                raise StartFailed(f"the ranks of {waiting} did not come up within {LAUNCH_TIMEOUT_S:g} s")
+            i = asked.pop(ready[0])
+            try:
+                found = ray.get(ready[0])
+            except RayTaskError as error:
+                raise StartFailed(f"the ranks of {facts[i].host} did not come up:\n{error.cause}") from error
+            except RayActorError as error:
+                raise StartFailed(
+                    f"the host actor of {facts[i].host} died: {error_text.death_text(error)}"
+                ) from error
+            if found is None:
+                asked[actors[i].up.remote(POLL_S)] = i
+            else:
+                ordinals[i] = found
+        return [ordinals[i] for i in range(len(actors))]
+
+    def _note_processes(self, actors: Sequence[Any], facts: Sequence[WorkerFacts]) -> None:
+        """Note every process below the actors, so that `close` can see it gone."""
+        found = ray.get([actor.processes.remote() for actor in actors], timeout=self._spec.timeout_s)
+        self._below = [
+            WorkerFacts(fact.node_id, fact.node_ip, fact.host, pid, started)
+            for fact, below in zip(facts, found, strict=True)
+            for pid, started in below
+        ]
+
+    def death_of(self, facts: WorkerFacts) -> str:
+        return ""  # an actor that died; how its ranks end, it says itself
+
+    def close(self) -> None:
+        """See the ranks gone, which die with their host actors; an orphan would keep its chip locked."""
+        below, self._below = self._below, []
+        actor_processes.end_actors([], below)
+        if self._rest is not None:
+            remove_placement_group(self._rest)
+            self._rest = None

@@ -1,0 +1,60 @@
+"""No rank outlives its parent, no parent its host's host actor: an orphan would keep the chip locked."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Mapping
+
+_PR_SET_PDEATHSIG = 1
+
+_SEGMENTATION = (
+    "On a TPU host that is mostly a lack of memory: give the ranks less to hold, or let them share one model "
+    "(horovod_tune.with_parameters)."
+)
+_KILLED = (
+    "That is how the kernel ends a process when memory runs out (`dmesg` says so), or somebody killed it."
+)
+
+
+def die_with_parent(parent: int, how: signal.Signals) -> None:
+    """Have the kernel send ``how`` to this process when the thread that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before we asked
+
+
+def describe_exit(code: int | None) -> str:
+    """Return how a process ended, and what that mostly means.
+
+    >>> describe_exit(3)
+    'it exited with status 3'
+    >>> describe_exit(-15)
+    'it was ended by SIGTERM'
+    """
+    if code is None:
+        return "it is gone, and nobody saw how"
+    if code >= 0:
+        return f"it exited with status {code}"
+    name = signal.Signals(-code).name
+    if -code == signal.SIGSEGV:
+        return f"it was ended by {name} (segmentation fault). {_SEGMENTATION}"
+    if -code == signal.SIGKILL:
+        return f"it was ended by {name}. {_KILLED}"
+    return f"it was ended by {name}"
+
+
+def first_to_die(exits: Mapping[int, int | None]) -> set[int]:
+    """Return which processes died by themselves, by pid: a pool ends the others with SIGTERM when one dies.
+
+    >>> first_to_die({10: -15, 11: -11, 12: -15})
+    {11}
+    >>> first_to_die({10: -15, 11: 0})  # os._exit(0) in the training function
+    {11}
+    >>> first_to_die({10: -15})
+    {10}
+    """
+    own = {pid for pid, code in exits.items() if code not in (0, None, -signal.SIGTERM)}
+    left = {pid for pid, code in exits.items() if code == 0}
+    return own or left or set(exits)

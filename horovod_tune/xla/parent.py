@@ -1,0 +1,94 @@
+"""The parent of one host's ranks: imports everything once, forks a process per chip, tells how they ended.
+
+A process of its own between the host actor and the ranks: it touches no device, and may fork safely, which
+an actor with Ray's threads may not.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing.process
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from types import FrameType
+
+from horovod_tune import ray_adapter
+from horovod_tune.xla import rank
+from horovod_tune.xla.lifetime import die_with_parent
+from horovod_tune.xla.runtime import LaunchPlan, load_runtime
+
+_MAX_PLAN_BYTES = 1 << 17
+_started: list[multiprocessing.process.BaseProcess] = []
+
+
+def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float) -> None:
+    """Import, wait for the plan, launch; returns when every rank has ended."""
+    signal.signal(signal.SIGTERM, _end_ranks)
+    # SIGTERM and not SIGKILL: when this process is gone, its ranks are to be gone too.
+    die_with_parent(actor_pid, signal.SIGTERM)
+    registry = socket.socket(fileno=registry_fd)
+    error = ""
+    try:
+        runtime = load_runtime(runtime_path)
+        runtime.load()
+        ray_adapter.prepare_rank_process()
+        plan = _receive_plan(registry)
+        for name in plan.without:
+            os.environ.pop(name, None)
+        os.environ.update(plan.environment)
+        _remember_started_processes()
+        # Runs in a rank's main thread, before anything of torch_xla's: our handler is not for ranks.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        # Python warns of forking with threads since 3.12; here are none but idle ones that imports left.
+        warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
+        give_up = functools.partial(rank.give_up, registry_fd)
+        runtime.launch(rank.serve, plan, (registry_fd, runtime_path, os.getpid(), heartbeat_s), give_up)
+    except Exception:
+        error = traceback.format_exc(limit=-12)
+    exits = {process.pid: process.exitcode for process in _started if process.pid is not None}
+    registry.send(json.dumps({"kind": "ended", "exits": exits, "error": error[-20000:]}).encode())
+
+
+def _receive_plan(registry: socket.socket) -> LaunchPlan:
+    data = registry.recv(_MAX_PLAN_BYTES)
+    if not data:
+        os._exit(0)  # the actor left before it had a plan
+    plan: LaunchPlan = pickle.loads(data)  # from the actor that started us, over a socket that only it has
+    return plan
+
+
+def _remember_started_processes() -> None:
+    """Note every process that multiprocessing starts: a broken pool does not say which of its own died."""
+    start = multiprocessing.process.BaseProcess.start
+
+    def start_and_note(process: multiprocessing.process.BaseProcess) -> None:
+        start(process)
+        _started.append(process)
+
+    multiprocessing.process.BaseProcess.start = start_and_note  # type: ignore
+
+
+def _end_ranks(number: int, frame: FrameType | None) -> None:
+    for process in _started:
+        if process.pid is not None:
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    for process in _started:
+        if process.pid is not None:
+            try:
+                os.waitpid(process.pid, 0)
+            except ChildProcessError:
+                continue
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

@@ -1,0 +1,269 @@
+"""One rank of a host: joins the host actor, then runs one trial's training function after another.
+
+`serve` is what torch_xla's launcher calls. The training function runs in a thread of its own while this one
+listens, so that a rank which compiles for minutes still gives signs of life.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psutil
+
+from horovod_tune import session
+from horovod_tune.channel.stream import Channel
+from horovod_tune.messages import (
+    CheckpointPlace,
+    Failed,
+    FailureKind,
+    Finished,
+    Message,
+    Report,
+    Stopped,
+    TrialOrder,
+    World,
+)
+from horovod_tune.rank import training
+from horovod_tune.rank.training import Training
+from horovod_tune.session import Session
+from horovod_tune.transfer.host_copies import HostCopies, open_copy
+from horovod_tune.xla.inactivity import StackDump
+from horovod_tune.xla.lifetime import die_with_parent
+from horovod_tune.xla.runtime import Runtime, load_runtime
+
+if TYPE_CHECKING:
+    from horovod_tune.rank.reset.baseline import Baseline
+
+_ABOVE_THE_FUNCTION = {threading.__file__, training.__file__}
+FETCHES = 3
+"""How often a checkpoint is asked for whose copy another rank's newer one has just replaced."""
+_one_at_a_time = threading.Lock()
+"""TPU v2 and v3 have two ranks in a process."""
+_output: int | None = None
+
+
+def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartbeat_s: float) -> None:
+    """Run this rank until its host's actor lets go of it. Called in each rank by the runtime."""
+    die_with_parent(parent, signal.SIGKILL)
+    faulthandler.enable()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(None)  # a fork has its parent's
+    try:
+        runtime = load_runtime(runtime_path)
+        with _one_at_a_time:
+            runtime.open_cache()
+        _Rank(runtime, _join(registry_fd, runtime)).run(heartbeat_s)
+    except BaseException:
+        give_up(registry_fd)
+    # The actor has gone, or lets go: at once, since the runtime's own way out may wait for other hosts.
+    os._exit(0)
+
+
+def give_up(registry_fd: int) -> NoReturn:
+    """Tell the host's actor of the exception that this rank cannot go on after, and end it.
+
+    To the launchers an exception is a result, to be handed on when every other rank has ended as well.
+    """
+    text = traceback.format_exc(limit=-12)
+    registry = socket.socket(fileno=os.dup(registry_fd))
+    registry.send(json.dumps({"kind": "lost", "pid": os.getpid(), "error": text[-20000:]}).encode())
+    os._exit(1)
+
+
+def _join(registry_fd: int, runtime: Runtime) -> Channel:
+    """Tell the host's actor who we are, and give it our channel's other end and our output."""
+    place = runtime.ordinals()
+    ours, theirs = socket.socketpair()
+    me = psutil.Process()
+    hello = {
+        "kind": "hello",
+        "ordinal": place.ordinal,
+        "world_size": place.world_size,
+        "local_ordinal": place.local_ordinal,
+        "local_size": place.local_size,
+        "pid": me.pid,
+        "process_started": me.create_time(),
+    }
+    descriptors = [theirs.fileno(), *_redirect_output()]
+    registry = socket.socket(fileno=os.dup(registry_fd))
+    socket.send_fds(registry, [json.dumps(hello).encode()], descriptors)
+    registry.close()
+    theirs.close()
+    return Channel(ours)
+
+
+def _redirect_output() -> list[int]:
+    """Send what this process prints, C++ included, into a pipe; return its reading end, once a process."""
+    global _output
+    with _one_at_a_time:
+        if _output is not None:
+            return []
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        reading, writing = os.pipe()
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
+        os.close(writing)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        _output = reading
+        return [reading]
+
+
+class _Rank:
+    """Takes the host's messages, in the thread that the runtime called us in."""
+
+    def __init__(self, runtime: Runtime, channel: Channel) -> None:
+        self._runtime = runtime
+        self._channel = channel
+        self._host = socket.gethostname()
+        self._enter_thread = runtime.enter_thread()
+        self._training: Training | None = None
+        self._function = b""
+        self._rank = 0
+        self._baseline: Baseline | None = None
+        self._copies = HostCopies()
+        self._fetched: dict[str, Any] | None = None
+        self._fetch_answered = threading.Condition()
+
+    def run(self, heartbeat_s: float) -> None:
+        from horovod_tune.rank.reset.baseline import Baseline
+
+        # The C library catches a signal of its own from a process's first thread on.
+        first = threading.Thread(target=lambda: None)
+        first.start()
+        first.join()
+        self._baseline = Baseline()
+        self._runtime.begin_baseline()
+        there = True
+        while there:
+            messages, there = self._channel.receive(heartbeat_s)
+            for message in messages:
+                self._take(message)
+            if there and not messages:
+                try:
+                    self._channel.send("alive", operations=self._runtime.operations())
+                except OSError:
+                    return
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"kind": "begin", "order": order, "world": world}:
+                self._begin(order, World(*world))
+            case {"kind": "proceed", "index": index, "checkpoint": place}:
+                if self._training is not None:
+                    self._training.session.proceed(index, pickle.loads(place) if place else None)
+            case {"kind": "stop"}:
+                if self._training is not None:
+                    self._training.session.stop()
+            case {"kind": "fetched"}:
+                with self._fetch_answered:
+                    self._fetched = message
+                    self._fetch_answered.notify_all()
+            case {"kind": "dump_stack"}:
+                at = self._where()
+                self._channel.send("stack", stack=at.stack, in_report=at.in_report)
+            case {"kind": "reset", "join_s": join_s}:
+                self._channel.send("reset_done", problems=self._reset(join_s))
+            case _:
+                raise RuntimeError(f"the host's actor sent {message!r:.200}, which no rank knows")
+
+    def _begin(self, packed: bytes, world: World) -> None:
+        try:
+            # From our own host's actor, over a pair of sockets that only it and we have.
+            order: TrialOrder = pickle.loads(packed)
+        except Exception as error:
+            # A class in the config, say, whose module this host has not.
+            text = f"the trial's config cannot be read here:\n{traceback.format_exc()}"
+            self._send(Failed(world.rank, self._host, self._describe_failure(error)[0], text))
+            return
+        if order.function is not None:
+            self._function = order.function
+        self._rank = world.rank
+        self._training = Training(
+            Session(order, world, send=self._send, fetch=self._fetch),
+            self._function,
+            host=self._host,
+            send=self._send,
+            prepare=self._enter_thread,
+            describe_failure=self._describe_failure,
+        )
+        self._training.start()
+
+    def _send(self, message: Message) -> None:
+        match message:
+            case Report(index=index, metrics=metrics, checkpoint_path=path):
+                self._channel.send("report", index=index, metrics=metrics, checkpoint_path=path)
+                return
+        self._copies.release_all()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        match message:
+            case Finished():
+                self._channel.send("finished")
+            case Stopped():
+                self._channel.send("stopped")
+            case Failed(kind=kind, traceback=text):
+                self._channel.send("failed", failure_kind=kind.value, traceback=text)
+
+    def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
+        lost = self._runtime.lost_another(error)
+        return FailureKind.DISCONNECTED if lost else FailureKind.RAISED, self._runtime.advice(error)
+
+    def _where(self) -> StackDump:
+        """Return where the training function stands, from our caller's frame of it on."""
+        thread = self._training.thread if self._training is not None else None
+        frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+        if frame is None:
+            return StackDump("", in_report=False)
+        stack = traceback.extract_stack(frame)
+        while len(stack) > 1 and stack[0].filename in _ABOVE_THE_FUNCTION:
+            del stack[0]
+        reports = any(each.filename == session.__file__ and each.name == "report" for each in stack)
+        return StackDump("".join(traceback.format_list(stack)), reports)
+
+    def _fetch(self, place: CheckpointPlace) -> Any:
+        """Return the checkpoint as one that this process can read; the host's actor brings it, once."""
+        from ray.tune import Checkpoint
+
+        if place.filesystem is not None:
+            return Checkpoint(path=place.path, filesystem=place.filesystem)
+        for _ in range(FETCHES):
+            found = open_copy(Path(self._ask_for(place)), self._copies)
+            if found is not None:
+                return found
+        raise RuntimeError(f"the copies of the checkpoint {place.path} on this host were removed at once")
+
+    def _ask_for(self, place: CheckpointPlace) -> str:
+        with self._fetch_answered:
+            self._fetched = None
+            self._channel.send("fetch", path=place.path, node_id=place.node_id)
+            # Without a limit: the actor answers whatever happens to the copy, whose own limit is in
+            # `host_copies.hold_copy`, and this process dies with the actor.
+            self._fetch_answered.wait_for(lambda: self._fetched is not None)
+            assert self._fetched is not None
+            answer = self._fetched
+        if answer["error"]:
+            raise RuntimeError(
+                f"the checkpoint {place.path} could not be brought to this host:\n{answer['error']}"
+            )
+        return str(answer["path"])
+
+    def _reset(self, join_s: float) -> list[str]:
+        assert self._training is not None and self._baseline is not None
+        self._training.thread.join(timeout=join_s)
+        if self._training.is_alive:
+            return [f"the training function of rank {self._rank} still runs"]
+        self._training = None
+        environment = dict(os.environ)
+        return self._baseline.restore() + self._runtime.restore(environment)

@@ -1,0 +1,234 @@
+"""Which resources a TPU trial asks for, and which slices a cluster has. Pure: no Ray, no torch_xla.
+
+Names and values are those of Ray 2.60's accelerator manager (`ray._private.accelerators.tpu`), which follow
+Cloud TPU's documentation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
+from horovod_tune.messages import WorkerFacts
+from horovod_tune.spec import Placement, TrialSpec
+from horovod_tune.tpu_types import generation_of, shape_of
+
+CHIP_COUNTS = (1, 2, 4, 8)
+"""What Ray lets one actor ask for: TPU_VALID_CHIP_OPTIONS."""
+PIN = 0.001
+"""So much of a resource as says on which kind of host a bundle is to land, without taking it from others."""
+UNDIVIDED = (
+    "num_slots must be all chips of a host on TPU v7x, got {chips}: how torch_xla 2.9 places processes on "
+    "part of one is not documented"
+)
+SLICE_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id", "ray.io/tpu-pod-type"
+
+
+@dataclass(frozen=True)
+class TpuHost:
+    """A Ray node as far as TPUs are concerned; ``chips`` is 0 for one without."""
+
+    node_id: str
+    chips: int
+    slice_name: str | None = None
+    worker_id: int | None = None
+    pod_type: str | None = None
+
+
+def host_of(node: Mapping[str, Any]) -> TpuHost:
+    """Return what an entry of ``ray.nodes()`` says of the node's chips and of the slice that it belongs to.
+
+    >>> host_of({"NodeID": "a", "Resources": {"TPU": 4.0, "TPU-v4-16-head": 1.0}, "Labels": {
+    ...     "ray.io/tpu-slice-name": "s", "ray.io/tpu-worker-id": "0"}})
+    TpuHost(node_id='a', chips=4, slice_name='s', worker_id=0, pod_type='v4-16')
+    """
+    resources, labels = node.get("Resources") or {}, node.get("Labels") or {}
+    heads = [name for name in resources if name.startswith("TPU-") and name.endswith("-head")]
+    worker = labels.get(WORKER_LABEL)
+    return TpuHost(
+        node_id=node["NodeID"],
+        chips=int(resources.get("TPU", 0)),
+        slice_name=labels.get(SLICE_LABEL),
+        worker_id=int(worker) if worker is not None else None,
+        pod_type=labels.get(TYPE_LABEL) or (heads[0][len("TPU-") : -len("-head")] if heads else None),
+    )
+
+
+def cpu_placement(spec: TrialSpec) -> Placement:
+    """Return the bundle of a trial on torch_xla's CPU device, which is one device on one host."""
+    if spec.num_hosts != 1 or spec.num_slots not in (None, 1):
+        raise SpecError(
+            "with PJRT_DEVICE=CPU torch_xla has one device, so num_hosts and num_slots must be 1, got "
+            f"num_hosts={spec.num_hosts} and num_slots={spec.num_slots}"
+        )
+    return Placement(({"CPU": spec.num_cpus_per_slot},), "PACK")
+
+
+def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
+    """Return the bundle of a TPU trial: a host's chips, or the head of a slice, which stands for all of it.
+
+    The other hosts of a slice are asked for when it is known which slice it is (`rest_of_slice`): a
+    placement group cannot say "hosts of the same slice".
+
+    >>> from horovod_tune.spec import make_spec
+    >>> slice = [TpuHost("a", 4, "s", 0, "v4-16"), TpuHost("b", 4, "s", 1, "v4-16")]
+    >>> tpu_placement(make_spec(use_tpu=True, num_hosts=2), slice).bundles
+    ({'CPU': 4.0, 'TPU': 4.0, 'TPU-v4-16-head': 1.0},)
+    >>> tpu_placement(make_spec(use_tpu=True, num_slots=1), [TpuHost("a", 4)]).bundles
+    ({'CPU': 1.0, 'TPU': 1.0},)
+    """
+    if spec.num_hosts == 1:
+        return _placement_on_a_host(spec, hosts)
+    pod_type, chips = _slice_shape(spec, hosts)
+    return Placement(({**_bundle(spec, chips), head_of(pod_type): 1.0},), "PACK")
+
+
+def head_of(pod_type: str) -> str:
+    """Return the resource that Ray gives worker 0 of every slice of this type."""
+    return f"TPU-{pod_type}-head"
+
+
+def _placement_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
+    sizes = Counter(host.slice_name for host in hosts)
+    alone = [
+        host for host in hosts if host.chips and (host.slice_name is None or sizes[host.slice_name] == 1)
+    ]
+    if spec.tpu_type is not None:
+        alone = [host for host in alone if host.pod_type == spec.tpu_type]
+    chips = spec.num_slots if spec.num_slots is not None else _chips_of_a_host(spec, alone)
+    if chips not in CHIP_COUNTS:
+        raise SpecError(f"num_slots must be one of {CHIP_COUNTS} with use_tpu, got {chips}")
+    if alone and all(is_undivided(host.pod_type) and host.chips > chips for host in alone):
+        raise SpecError(UNDIVIDED.format(chips=chips))
+    bundle = _bundle(spec, chips)
+    if spec.tpu_type is not None:
+        # A host that is a whole slice is its worker 0. Hardly any of that: several trials may share the host.
+        bundle[head_of(spec.tpu_type)] = PIN
+    return Placement((bundle,), "PACK")
+
+
+def _bundle(spec: TrialSpec, chips: int) -> dict[str, float]:
+    return {"CPU": spec.num_cpus_per_slot * chips, "TPU": float(chips)}
+
+
+def is_undivided(pod_type: str | None) -> bool:
+    """Whether hosts of this type are taken whole: on v7x torch_xla 2.9 gives processes a fourth dimension."""
+    return generation_of(pod_type) == "v7x"
+
+
+def _chips_of_a_host(spec: TrialSpec, alone: Sequence[TpuHost]) -> int:
+    counts = {host.chips for host in alone}
+    if len(counts) == 1:
+        return counts.pop()
+    if counts:
+        raise SpecError(
+            f"the cluster's TPU hosts have {' and '.join(map(str, sorted(counts)))} chips: say with "
+            "num_slots how many a trial takes, or with tpu_type which hosts"
+        )
+    if spec.tpu_type is not None:
+        return shape_of(spec.tpu_type)[1]
+    raise ResourcesUnavailable(
+        "the cluster has no TPU host that is a slice by itself. Give num_hosts for a slice of several, "
+        "num_slots or tpu_type where an autoscaler is to start a host, or set PJRT_DEVICE=CPU to try it on "
+        "the CPU."
+    )
+
+
+def slices_of(hosts: Sequence[TpuHost]) -> dict[str, list[TpuHost]]:
+    """Return the hosts of each slice in the order of their worker ids, slices of one host included."""
+    slices: dict[str, list[TpuHost]] = {}
+    for host in hosts:
+        if host.chips and host.slice_name is not None:
+            slices.setdefault(host.slice_name, []).append(host)
+    return {name: sorted(found, key=lambda each: each.worker_id or 0) for name, found in slices.items()}
+
+
+def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
+    slices = slices_of(hosts)
+    shapes = Counter(
+        (members[0].pod_type, members[0].chips)
+        for members in slices.values()
+        if len(members) == spec.num_hosts
+        and members[0].pod_type is not None
+        and spec.tpu_type in (None, members[0].pod_type)
+    )
+    if not shapes:
+        return _shape_to_come(spec, slices)
+    if len(shapes) > 1:
+        raise ResourcesUnavailable(
+            f"the cluster has several kinds of TPU slices with {spec.num_hosts} hosts: "
+            f"{', '.join(str(kind) for kind, _ in shapes)}; say with tpu_type which it is to be"
+        )
+    ((pod_type, chips),) = shapes
+    _check_whole_hosts(spec, chips)
+    return str(pod_type), chips
+
+
+def _shape_to_come(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> tuple[str, int]:
+    """Return the shape of a slice that the cluster has not, or not yet."""
+    of_type = [members for members in slices.values() if members[0].pod_type == spec.tpu_type]
+    if spec.tpu_type is not None and not of_type:
+        count, chips = shape_of(spec.tpu_type)
+        if spec.num_hosts != count:
+            raise SpecError(
+                f"num_hosts must be {count} for tpu_type {spec.tpu_type!r}, or left out, got {spec.num_hosts}"
+            )
+        _check_whole_hosts(spec, chips)
+        return spec.tpu_type, chips
+    there = "; ".join(
+        f"{name}: {len(members)} host(s) of type {members[0].pod_type}" for name, members in slices.items()
+    )
+    raise ResourcesUnavailable(
+        f"no TPU slice of the cluster has num_hosts={spec.num_hosts} hosts"
+        f"{f' of tpu_type {spec.tpu_type!r}' if spec.tpu_type else ''}; there is {there or 'no slice'}"
+    )
+
+
+def _check_whole_hosts(spec: TrialSpec, chips: int) -> None:
+    if spec.num_slots not in (None, chips):
+        raise SpecError(
+            f"num_slots must be all {chips} chips of a host in a slice of several hosts, got {spec.num_slots}"
+        )
+
+
+def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> list[dict[str, float]]:
+    """Return the bundles of the slice's other hosts, by the resource that Ray gives every host of a slice.
+
+    Raises:
+        StartFailed: the head's node is of no slice with ``spec.num_hosts`` hosts.
+    """
+    assert spec.num_hosts is not None
+    members = next(
+        (each for each in slices_of(hosts).values() if head_node in [host.node_id for host in each]), []
+    )
+    if len(members) != spec.num_hosts:
+        raise StartFailed(
+            f"the slice of node {head_node[:8]} has {len(members)} host(s) in Ray, num_hosts={spec.num_hosts}"
+        )
+    name = str(members[0].slice_name)
+    return [{**_bundle(spec, members[0].chips), name: 1.0}] * (spec.num_hosts - 1)
+
+
+def check_slice(facts: Sequence[WorkerFacts], hosts: Sequence[TpuHost]) -> list[int]:
+    """Return the worker id of each member's host.
+
+    Raises:
+        StartFailed: they are not every host of one slice, each once.
+
+    >>> landed = [WorkerFacts("b", "10.0.0.2", "hb", 1, 0.0), WorkerFacts("a", "10.0.0.1", "ha", 1, 0.0)]
+    >>> check_slice(landed, [TpuHost("a", 4, "s", 0), TpuHost("b", 4, "s", 1)])
+    [1, 0]
+    """
+    by_node = {host.node_id: host for host in hosts}
+    landed = [by_node[fact.node_id] for fact in facts]
+    workers = [host.worker_id if host.worker_id is not None else -1 for host in landed]
+    if len({host.slice_name for host in landed}) != 1 or sorted(workers) != list(range(len(facts))):
+        where = ", ".join(
+            f"{fact.host} (slice {host.slice_name}, worker {host.worker_id})"
+            for fact, host in zip(facts, landed, strict=True)
+        )
+        raise StartFailed(f"the trial's hosts are not one whole TPU slice: {where}")
+    return workers

@@ -1,0 +1,281 @@
+"""Runs in a thread of the host actor: owns the parent process and the ranks, and hears what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from horovod_tune.channel import stream as channels
+from horovod_tune.channel.stream import Channel, MalformedMessage
+from horovod_tune.xla.inactivity import Activity
+from horovod_tune.xla.lifetime import describe_exit, first_to_die
+from horovod_tune.xla.rank_process import RankProcess, family_cpu_s, last_words
+from horovod_tune.xla.runtime import LaunchPlan
+
+TICK_S = 0.5
+EXITS_S = 5.0
+"""How long the parent may take to say how a rank ended."""
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+_BOOT += "import horovod_tune.xla.parent as p; "
+_BOOT += "p.main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))"
+_TAIL_BYTES = 16000
+
+
+class Supervisor:
+    """The ranks of one host.
+
+    Its callbacks run in the supervising thread: ``on_message(rank, message)`` with messages of ours only,
+    ``on_output(rank, text)``, and ``on_loss(rank, text, own)`` when a rank has died, where ``own`` says
+    whether by itself or with another.
+    """
+
+    def __init__(
+        self,
+        runtime_path: str,
+        *,
+        heartbeat_s: float,
+        on_message: Callable[[RankProcess, dict[str, Any]], None],
+        on_output: Callable[[RankProcess, bytes], None],
+        on_loss: Callable[[RankProcess, str, bool], None],
+    ) -> None:
+        self._runtime_path = runtime_path
+        self._heartbeat_s = heartbeat_s
+        self._on_message, self._on_output, self._on_loss = on_message, on_output, on_loss
+        self._registry, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._selector = selectors.DefaultSelector()
+        self._parent: subprocess.Popen[bytes] | None = None
+        self._exits: dict[int, int | None] | None = None
+        self._deaths: dict[int, float] = {}
+        self._launch_error = ""
+        self._last_errors: dict[int, str] = {}
+        self._changed = threading.Condition()
+        self.ranks: list[RankProcess] = []
+        # A process that asked the kernel to die with its parent dies with the *thread* that started it, so
+        # this thread lives as long as the actor does.
+        self._thread = threading.Thread(target=self._run, name="xla-supervisor", daemon=True)
+        self._thread.start()
+
+    def launch(self, plan: LaunchPlan) -> None:
+        """Let the ranks start; `up` tells when they have."""
+        # A parent that has ended already has said why, which `up` tells.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._registry.send(pickle.dumps(plan))
+
+    def up(self, wait_s: float) -> list[RankProcess] | None:
+        """Return the host's ranks when all are there, None after ``wait_s``.
+
+        Raises:
+            RuntimeError: they cannot come: the parent's own error.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_up() or self._ended(), timeout=wait_s)
+            if self._is_up():
+                return self.ranks
+            if self._ended():
+                raise RuntimeError(self._why_ended())
+            return None
+
+    def processes(self) -> list[tuple[int, float]]:
+        """Return (pid, start time) of the parent and of every rank."""
+        with self._changed:
+            pids = [(rank.pid, rank.process_started) for rank in self.ranks]
+        if self._parent is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                pids.append((self._parent.pid, psutil.Process(self._parent.pid).create_time()))
+        return pids
+
+    def _is_up(self) -> bool:
+        return bool(self.ranks) and len(self.ranks) == self.ranks[0].local_size
+
+    def _ended(self) -> bool:
+        return self._exits is not None
+
+    def _why_ended(self) -> str:
+        exits = self._exits or {}
+        first = sorted(first_to_die(exits))
+        own = [
+            f"process {pid}: {describe_exit(exits[pid])}\n{self._last_errors.get(pid, '')}".rstrip()
+            for pid in first
+        ]
+        # A process's own exception says it all; that its pool broke is what comes of it.
+        told = any(pid in self._last_errors for pid in first)
+        return "\n".join(own if told else [*own, self._launch_error]).strip()
+
+    def _run(self) -> None:
+        try:
+            self._supervise()
+        except Exception:
+            # This thread's end is the end of the ranks: nobody is to wait for them.
+            text = traceback.format_exc()
+            with self._changed:
+                self._exits = self._exits or {}
+                self._launch_error = text
+                self._changed.notify_all()
+            for rank in self.ranks:
+                if not rank.gone:
+                    rank.gone = True
+                    self._on_loss(rank, f"its host's actor could not look after it:\n{text}", True)
+
+    def _supervise(self) -> None:
+        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(self._theirs.fileno())]
+        self._parent = subprocess.Popen(
+            [*command, self._runtime_path, str(os.getpid()), str(self._heartbeat_s)],
+            pass_fds=[self._theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        self._theirs.close()
+        self._selector.register(self._registry, selectors.EVENT_READ, self._hear_registry)
+        while True:
+            for key, _ in self._selector.select(timeout=TICK_S):
+                key.data()
+            self._look_after_parent()
+            self._tell_deaths()
+
+    def _hear_registry(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
+        except ConnectionResetError:
+            # The parent ended before it read its plan. That is told once; its last words are read next.
+            return
+        if not data:
+            self._selector.unregister(self._registry)  # the parent and every rank are gone
+            return
+        message = json.loads(data)
+        with self._changed:
+            if message["kind"] == "hello":
+                self._add(message, descriptors)
+            elif message["kind"] == "lost":
+                self._last_errors[message["pid"]] = message["error"]
+            else:
+                self._exits = {int(pid): code for pid, code in message["exits"].items()}
+                self._launch_error = message["error"]
+            self._changed.notify_all()
+
+    def _add(self, hello: dict[str, Any], descriptors: list[int]) -> None:
+        del hello["kind"]
+        control, *output = descriptors
+        rank = RankProcess(
+            **hello, channel=Channel(socket.socket(fileno=control)), output=output[0] if output else None
+        )
+        self.ranks.append(rank)
+        self.ranks.sort(key=lambda each: each.local_ordinal)
+        self._selector.register(rank.channel, selectors.EVENT_READ, lambda: self._hear(rank))
+        if rank.output is not None:
+            os.set_blocking(rank.output, False)
+            self._selector.register(rank.output, selectors.EVENT_READ, lambda: self._read_output(rank))
+
+    def _hear(self, rank: RankProcess) -> None:
+        try:
+            messages, there = rank.channel.receive(0)
+            messages = [channels.check_rank_message(message) for message in messages]
+        except MalformedMessage as error:
+            self._selector.unregister(rank.channel)
+            self._on_loss(rank, str(error), True)
+            rank.gone = True
+            return
+        rank.heard = time.monotonic()
+        for message in messages:
+            if message["kind"] in ("finished", "stopped", "failed"):
+                self._read_output(rank)  # what it printed goes out before its last word
+            if message["kind"] == "alive":
+                rank.operations = message["operations"]
+                continue
+            rank.messages += message["kind"] != "stack"
+            self._on_message(rank, message)
+        if not there:
+            self._selector.unregister(rank.channel)
+            self._read_output(rank)
+            self._deaths[rank.ordinal] = time.monotonic()
+
+    def _read_output(self, rank: RankProcess) -> None:
+        while rank.output is not None:
+            try:
+                text = os.read(rank.output, 1 << 16)
+            except BlockingIOError:
+                return
+            if not text:
+                self._selector.unregister(rank.output)
+                os.close(rank.output)
+                rank.output = None
+                return
+            rank.tail += text
+            del rank.tail[:-_TAIL_BYTES]
+            self._on_output(rank, text)
+
+    def _look_after_parent(self) -> None:
+        if self._exits is None and self._parent is not None and self._parent.poll() is not None:
+            self._drain_registry()
+            with self._changed:
+                if self._exits is None:
+                    self._exits = {self._parent.pid: self._parent.returncode}
+                self._changed.notify_all()
+
+    def _drain_registry(self) -> None:
+        with contextlib.suppress(KeyError):
+            while self._selector.get_key(self._registry) and self._readable(self._registry):
+                self._hear_registry()
+
+    @staticmethod
+    def _readable(end: socket.socket) -> bool:
+        with selectors.DefaultSelector() as one:
+            one.register(end, selectors.EVENT_READ)
+            return bool(one.select(timeout=0))
+
+    def _tell_deaths(self) -> None:
+        """Pass on which ranks have died, as soon as the parent has said how."""
+        for rank in self.ranks:
+            died = self._deaths.get(rank.ordinal)
+            if rank.gone or died is None:
+                continue
+            if self._exits is None and time.monotonic() - died < EXITS_S:
+                continue
+            rank.gone = True
+            exits = self._exits or {}
+            own = rank.pid in first_to_die(exits) or rank.pid not in exits
+            text = describe_exit(exits.get(rank.pid))
+            if exits and rank.pid not in exits:
+                text = f"it went with the parent of this host's ranks:\n{self._why_ended()}"
+            last = self._last_errors.get(rank.pid) or last_words(bytes(rank.tail))
+            self._on_loss(rank, f"{text}\nThe last that it printed:\n{last}" if last and own else text, own)
+
+    def activity(self) -> Activity:
+        """Return what the ranks have done so far."""
+        # TPU v2 and v3 have two ranks in a process.
+        pids = {rank.pid for rank in self.ranks if not rank.gone}
+        return Activity(
+            messages=sum(rank.messages for rank in self.ranks),
+            operations=sum(rank.operations for rank in self.ranks),
+            cpu_s=sum(family_cpu_s(pid) for pid in pids),
+        )
+
+    def silent(self, timeout_s: float) -> list[RankProcess]:
+        """Return the ranks that have neither spoken nor computed for ``timeout_s``.
+
+        A rank that holds Python's lock while it compiles cannot speak, but it computes.
+        """
+        now, silent = time.monotonic(), []
+        for rank in self.ranks:
+            if rank.gone or now - rank.heard < 2 * self._heartbeat_s:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = psutil.Process(rank.pid).cpu_times()
+                if times.user + times.system > rank.cpu_s:
+                    first, rank.cpu_s = rank.cpu_s < 0, times.user + times.system
+                    if not first:
+                        rank.heard = now
+            if now - rank.heard > timeout_s:
+                silent.append(rank)
+        return silent

@@ -1,0 +1,145 @@
+"""The environment of a TPU trial's processes, and the ranks that they say they are. Pure.
+
+Names and values are those of torch_xla 2.9.0 (`torch_xla._internal.tpu.configure_topology`) and of Ray 2.60's
+accelerator manager (`ray._private.accelerators.tpu`), which follow Cloud TPU's documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from horovod_tune.errors import StartFailed
+from horovod_tune.messages import Assignment, WorkerFacts, World
+from horovod_tune.xla.runtime import LaunchPlan, Ordinals
+from horovod_tune.xla.slices import UNDIVIDED, is_undivided
+
+PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""How the chips of one host form a mesh (x,y,z), a process each."""
+RANKS_OF_A_CHIP = (1, 2)
+"""A chip of v2 or v3 is two devices, and so two ranks, in one process."""
+SET_BY_RAY = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
+"""What Ray tells a process with all its actor's chips. Ours have one each, which torch_xla or we tell."""
+FIRST_PORT = 8476
+"""The first of the ports on which a host's TPU processes find each other; torch_xla's own default."""
+
+
+def plans_for_slice(
+    facts: Sequence[WorkerFacts], workers: Sequence[int], chips: int, pod_type: str | None = None
+) -> list[LaunchPlan]:
+    """Return what each host of a slice is told: every process's address, in the order of the worker ids.
+
+    On v7x torch_xla works it out itself, from the metadata of the slice.
+
+    >>> facts = [WorkerFacts("a", "10.0.0.1", "ha", 1, 0.0), WorkerFacts("b", "10.0.0.2", "hb", 1, 0.0)]
+    >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["TPU_PROCESS_ADDRESSES"]
+    '10.0.0.2:8476,10.0.0.1:8476'
+    >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["CLOUD_TPU_TASK_ID"]
+    '1'
+    """
+    if is_undivided(pod_type):
+        return [LaunchPlan(environment={"PJRT_DEVICE": "TPU"}, without=SET_BY_RAY)] * len(facts)
+    ips = [fact.node_ip for _, fact in sorted(zip(workers, facts, strict=True), key=lambda pair: pair[0])]
+    addresses = ",".join(f"{ip}:{FIRST_PORT + chip}" for ip in ips for chip in range(chips))
+    return [
+        LaunchPlan(
+            environment={"PJRT_DEVICE": "TPU"},
+            without=SET_BY_RAY,
+            of_each=tuple(
+                {
+                    "TPU_PROCESS_ADDRESSES": addresses,
+                    "TPU_PROCESS_PORT": str(FIRST_PORT + chip),
+                    "CLOUD_TPU_TASK_ID": str(worker * chips + chip),
+                    "TPU_VISIBLE_CHIPS": str(chip),
+                }
+                for chip in range(chips)
+            ),
+        )
+        for worker in workers
+    ]
+
+
+def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | None = None) -> LaunchPlan:
+    """Return what a single host is told: nothing where the trial has all its chips, else which ones.
+
+    Two trials on one host must not meet on a port, so a chip's port is its own.
+
+    Raises:
+        StartFailed: the trial landed on part of a host that has to be taken whole.
+
+    >>> plan_for_chips(["0", "1", "2", "3"], 4).of_each
+    ()
+    >>> each = plan_for_chips(["2", "3"], 4).of_each[1]
+    >>> each["TPU_VISIBLE_CHIPS"], each["TPU_PROCESS_BOUNDS"], each["TPU_PROCESS_PORT"]
+    ('3', '1,2,1', '8479')
+    """
+    common = {"PJRT_DEVICE": "TPU"}
+    if len(chips) >= chips_of_host:
+        return LaunchPlan(environment=common, without=SET_BY_RAY)
+    if is_undivided(pod_type):
+        raise StartFailed(UNDIVIDED.format(chips=len(chips)))
+    addresses = ",".join(f"localhost:{FIRST_PORT + int(chip)}" for chip in chips)
+    bounds = PROCESS_BOUNDS[len(chips)]
+    return LaunchPlan(
+        environment=common,
+        without=SET_BY_RAY,
+        of_each=tuple(
+            {
+                "TPU_VISIBLE_CHIPS": chip,
+                "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+                "TPU_PROCESS_BOUNDS": bounds,
+                # The older names of the two, which Ray sets for the actor as a whole.
+                "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
+                "TPU_HOST_BOUNDS": bounds,
+                "TPU_PROCESS_ADDRESSES": addresses,
+                "TPU_PROCESS_PORT": str(FIRST_PORT + int(chip)),
+                "CLOUD_TPU_TASK_ID": str(index),
+            }
+            for index, chip in enumerate(chips)
+        ),
+    )
+
+
+def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | None) -> list[Assignment]:
+    """Return each host's ranks, as its processes said them: on a TPU the topology decides who is rank 0.
+
+    Args:
+        ordinals: of each host's ranks.
+        num_slots: how many chips of each host were asked for; None where that is known only now.
+
+    Raises:
+        StartFailed: they do not make up a world, or not the one that was asked for.
+
+    >>> there = [[Ordinals(2, 3, 0, 1)], [Ordinals(0, 3, 0, 2), Ordinals(1, 3, 1, 2)]]
+    >>> [[w.rank for w in a.worlds] for a in assignments_of(there, num_slots=None)]
+    [[2], [0, 1]]
+    >>> assignments_of(there, num_slots=None)[0].worlds[0].cross_rank
+    1
+    """
+    found = sorted(each.ordinal for host in ordinals for each in host)
+    size = ordinals[0][0].world_size
+    if found != list(range(size)):
+        raise StartFailed(f"the processes have the ordinals {found}, which is no world of {size}")
+    first_of = sorted(range(len(ordinals)), key=lambda i: min(each.ordinal for each in ordinals[i]))
+    assignments = []
+    for i, host in enumerate(ordinals):
+        if num_slots is not None and len(host) not in [num_slots * ranks for ranks in RANKS_OF_A_CHIP]:
+            raise StartFailed(
+                f"the trial needs a rank (two on v2 and v3) for each of {num_slots} chip(s) on each host, "
+                f"torch_xla started {len(host)}"
+            )
+        assignments.append(
+            Assignment(
+                tuple(
+                    World(
+                        rank=each.ordinal,
+                        size=size,
+                        local_rank=each.local_ordinal,
+                        local_size=each.local_size,
+                        cross_rank=first_of.index(i),
+                        cross_size=len(ordinals),
+                    )
+                    for each in host
+                )
+            )
+        )
+    return assignments

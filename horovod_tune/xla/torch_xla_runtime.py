@@ -1,0 +1,179 @@
+"""Ranks as torch_xla starts them: all of torch_xla that this package touches.
+
+Checked against torch_xla 2.9.0: `torch_xla.launch`, `torch_xla.runtime`, `torch_xla.core.xla_model`,
+`torch_xla.debug.metrics`, and of what is not documented for users `torch_xla.experimental.plugins` (which
+processes a host has), `torch_xla._internal.pjrt` (how one comes by its device) and `torch_xla._XLAC` (a
+thread's device).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from horovod_tune.xla import compile_cache
+from horovod_tune.xla.runtime import LaunchPlan, Ordinals, Serve
+
+_LAUNCHED_ALREADY = """
+The training function runs in each of torch_xla's processes already, one per chip, so it cannot launch any.
+Give DistributedTrainableCreator the function that torch_xla.launch, xmp.spawn or notebook_launcher is to run,
+not the one that calls them.
+"""
+_READ_ONCE = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+
+
+class TorchXla:
+    """Ranks as ``torch_xla.launch`` starts them: a process per chip."""
+
+    def load(self) -> None:
+        import torch_xla
+        import torch_xla.core.xla_model
+        import torch_xla.debug.metrics
+        import torch_xla.runtime  # noqa: F401
+
+    def launch(
+        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], give_up: Callable[[], NoReturn]
+    ) -> None:
+        import torch_xla
+
+        _give_up_where_a_device_cannot_be_had(give_up)
+        # A rank of torchrun is what torch_xla would take us for.
+        os.environ.pop("TORCHELASTIC_RUN_ID", None)
+        if plan.of_each:
+            _use_chips(plan.of_each)
+        # fork: the parent has imported everything and touched no device, so that a rank is there in 0.2 s
+        # in place of the 5 s and 300 MB of a spawned one. It is what notebook launchers on TPUs do.
+        torch_xla.launch(serve, args=arguments, start_method="fork")
+
+    def open_cache(self) -> None:
+        import torch_xla
+        import torch_xla.runtime as xr
+
+        directory = compile_cache.directory_of(
+            os.environ,
+            device=xr.device_type() or "",
+            host=socket.gethostname(),
+            chip=os.environ.get("TPU_VISIBLE_CHIPS", "0"),
+            version=torch_xla.__version__,
+        )
+        if directory is None:
+            return
+        try:
+            compile_cache.make_room(directory)
+        except OSError as error:
+            if compile_cache.VARIABLE in os.environ:
+                raise
+            print(f"Compiled graphs are not kept beyond this process: {error}", file=sys.stderr)
+            return
+        xr.initialize_cache(str(directory))
+
+    def ordinals(self) -> Ordinals:
+        import torch_xla.runtime as xr
+
+        return Ordinals(xr.global_ordinal(), xr.world_size(), xr.local_ordinal(), xr.local_device_count())
+
+    def enter_thread(self) -> Callable[[], None]:
+        import torch_xla
+
+        # TPU v2 and v3 have two devices, and so two ranks, in a process; each thread has its own default.
+        device = torch_xla._XLAC._xla_get_default_device()
+        return lambda: torch_xla._XLAC._xla_set_default_device(device)
+
+    def lost_another(self, error: BaseException) -> bool:
+        # How the runtime's own status codes for a peer that is gone begin (absl's canonical errors).
+        gone = ("UNAVAILABLE:", "ABORTED:", "DEADLINE_EXCEEDED:")
+        return isinstance(error, RuntimeError) and (str(error).startswith(gone) or lost_peer(error))
+
+    def advice(self, error: BaseException) -> str:
+        # torch_xla's own words where it is to launch processes and cannot.
+        nested = isinstance(error, (RuntimeError, ValueError)) and str(error).startswith(
+            ("Runtime is already initialized", "Unsupported nprocs")
+        )
+        return _LAUNCHED_ALREADY if nested else ""
+
+    def operations(self) -> int:
+        import torch_xla.debug.metrics as metrics
+
+        # Tensors made and ended, graphs found and compiled, transfers: a step is hundreds of these.
+        return sum(metrics.counter_value(name) or 0 for name in metrics.counter_names())
+
+    def begin_baseline(self) -> None:
+        import torch_xla.core.xla_model as xm
+        import torch_xla.runtime as xr
+
+        self._seed = xm.get_rng_state()
+        self._spmd = xr.is_spmd()
+
+    def restore(self, environment: Mapping[str, str]) -> list[str]:
+        import torch
+        import torch_xla
+        import torch_xla.core.xla_model as xm
+        import torch_xla.debug.metrics as metrics
+        import torch_xla.runtime as xr
+
+        for name in _READ_ONCE:
+            if environment.get(name) != os.environ.get(name):
+                return [f"the trial set {name}, which torch_xla reads once a process"]
+        if xr.is_spmd() != self._spmd:
+            return ["the trial switched SPMD on, which cannot be undone in a process"]
+        torch._dynamo.reset()
+        gc.collect()
+        # What was traced and never run belongs to the trial that is over.
+        torch_xla.sync(wait=True)
+        xm.wait_device_ops()
+        alive = (metrics.counter_value("CreateXlaTensor") or 0) - (
+            metrics.counter_value("DestroyXlaTensor") or 0
+        )
+        if alive > 0:
+            return [f"{alive} tensor(s) are still on the device"]
+        metrics.clear_all()
+        xm.set_rng_state(self._seed)
+        return []
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether torch.distributed raised since a connection to another rank broke."""
+    import torch
+
+    if not torch.distributed.is_available():
+        return False
+    kinds = (torch.distributed.DistNetworkError, torch.distributed.DistBackendError)
+    # Gloo's own errors are plain RuntimeErrors that begin with the place in its source.
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+
+
+def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
+    """Let torch_xla start a process for each of ``of_each``, with that environment, not one a chip."""
+    from torch_xla._internal.tpu import TpuPlugin
+    from torch_xla.experimental import plugins
+
+    class SomeChips(TpuPlugin):
+        def physical_chip_count(self) -> int:
+            return len(of_each)
+
+        def configure_multiprocess(self, local_rank: int, local_world_size: int) -> None:
+            os.environ.update(of_each[local_rank])
+            super().configure_multiprocess(local_rank, local_world_size)
+
+    plugins.register_plugin("TPU", SomeChips())
+
+
+def _give_up_where_a_device_cannot_be_had(give_up: Callable[[], NoReturn]) -> None:
+    """End a process whose chip cannot be had: the other processes of the slice wait for it in their start."""
+    from torch_xla._internal import pjrt
+
+    initialize = pjrt.initialize_multiprocess
+
+    @functools.wraps(initialize)
+    def initialize_or_give_up(local_rank: int, local_world_size: int) -> None:
+        try:
+            initialize(local_rank, local_world_size)
+        except Exception:
+            give_up()
+
+    pjrt.initialize_multiprocess = initialize_or_give_up

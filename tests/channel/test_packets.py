@@ -1,0 +1,141 @@
+"""The short way between a coordinator and the ranks on its host: for invited ranks, and for data only."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from horovod_tune.channel.packets import (
+    MAX_PACKET_BYTES,
+    CoordinatorChannel,
+    Listener,
+    MalformedMessage,
+    RankChannel,
+)
+from horovod_tune.channel.packing import pack
+from horovod_tune.messages import CheckpointPlace, Report
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[CoordinatorChannel, RankChannel]]:
+    house = Listener()
+    rank = RankChannel(house.create_token(0))
+    channel = house.accept()[0]
+    yield channel, rank
+    channel.close()
+
+
+def released(rank: RankChannel, count: int) -> list[tuple[int, float, CheckpointPlace | None]]:
+    """Return the next ``count`` releases that a rank hears."""
+    heard: list[Any] = []
+    done = threading.Event()
+
+    def hear(*release: Any) -> None:
+        heard.append(release)
+        if len(heard) == count:
+            done.set()
+
+    threading.Thread(target=rank.listen, args=(hear,), daemon=True).start()
+    assert done.wait(30)
+    return heard
+
+
+def test_reports_arrive_in_order_with_their_types(ends: tuple[CoordinatorChannel, RankChannel]) -> None:
+    channel, rank = ends
+    metrics = {"loss": math.nan, "epoch": 3, "name": "ä", "pair": (1, 2), "big": 1 << 80, "nested": {1: None}}
+    first, second = Report(1, metrics, None), Report(2, {"loss": math.inf}, "/a/checkpoint")
+    assert rank.report(7, first)
+    assert rank.report(7, second)
+    (run, got), (_, last) = channel.receive()
+    assert math.isnan(got.metrics.pop("loss"))
+    del metrics["loss"]
+    assert (run, got, last) == (7, first, second)
+    assert channel.receive() == []
+
+
+def test_a_release_brings_its_checkpoint_and_the_end_of_waiting(
+    ends: tuple[CoordinatorChannel, RankChannel],
+) -> None:
+    channel, rank = ends
+    place = CheckpointPlace("/storage/checkpoint_000001", None, "a node", 3)
+    assert channel.release(2, 3, place)
+    assert channel.release(2, math.inf, None)
+    assert released(rank, 2) == [(2, 3, place), (2, math.inf, None)]
+
+
+def test_what_does_not_fit_is_left_to_the_other_way(ends: tuple[CoordinatorChannel, RankChannel]) -> None:
+    channel, rank = ends
+    nested: dict[str, Any] = {}
+    for _ in range(2000):
+        nested = {"deeper": nested}
+    for metrics in ({"when": datetime.date(2026, 1, 1)}, {"x": b"1" * MAX_PACKET_BYTES}, nested):
+        assert not rank.report(1, Report(1, metrics))
+    assert not channel.release(1, 1, CheckpointPlace("bucket/path", filesystem=object()))
+    assert channel.receive() == []
+
+
+def test_only_who_shows_the_secret_is_let_in_and_only_once() -> None:
+    house = Listener()
+    token = house.create_token(0)
+    strangers = [RankChannel(replace(token, secret=bytes(32))), RankChannel(replace(token, secret=b""))]
+    silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    silent.connect(token.address)
+    invited, again = RankChannel(token), RankChannel(token)
+    channels = house.accept()
+    assert set(channels) == {0}
+    assert invited.report(1, Report(1, {}))
+    assert channels[0].receive() == [(1, Report(1, {}))]
+    for one in [*strangers, again]:
+        assert not one.report(1, Report(1, {"x": 1}))
+    with pytest.raises(OSError, match="refused"):
+        RankChannel(token)  # nobody listens any more
+    silent.close()
+    channels[0].close()
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        pickle.dumps(Report(1, {})),
+        b"\xc1",
+        pack({"run": 1}),
+        pack({"run": 1, "index": True, "metrics": {}, "path": None}),
+        pack({"run": 1, "index": 1, "metrics": [], "path": None}),
+        pack({"run": 1, "index": 1, "metrics": {}, "path": None, "more": 1}),
+    ],
+)
+def test_what_is_no_report_is_an_error(packet: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.send(packet)
+    with pytest.raises(MalformedMessage, match=r"no report|no msgpack"):
+        CoordinatorChannel(ours).receive()
+    ours.close()
+    theirs.close()
+
+
+def test_a_rank_that_is_gone_closes_its_channel(ends: tuple[CoordinatorChannel, RankChannel]) -> None:
+    channel, rank = ends
+    assert rank.report(1, Report(1, {"last": 1}))
+    rank.close()
+    assert channel.receive() == [(1, Report(1, {"last": 1}))]
+    assert not channel.is_open
+    assert not channel.release(1, 1, None)
+
+
+def test_a_rank_that_does_not_read_never_holds_up_the_coordinator(
+    ends: tuple[CoordinatorChannel, RankChannel],
+) -> None:
+    channel, _ = ends
+    sent = 0
+    while channel.release(1, sent + 1, None):
+        sent += 1
+        assert sent < 100_000
+    assert sent

@@ -1,0 +1,122 @@
+"""Between a host and its ranks: data, and only messages of ours."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from collections.abc import Iterator
+
+import msgpack
+import numpy
+import pytest
+
+from horovod_tune.channel.packing import pack
+from horovod_tune.channel.stream import MAX_REPORT_BYTES, Channel, MalformedMessage, check_rank_message
+from horovod_tune.errors import MetricsError
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    yield Channel(ours), theirs
+    ours.close()
+    theirs.close()
+
+
+def frame(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+def test_messages_come_whole_and_in_order_however_they_are_cut(ends: tuple[Channel, socket.socket]) -> None:
+    channel, other = ends
+    data = frame(pack({"kind": "finished"})) + frame(pack({"kind": "stopped"}))
+    got = []
+    for i in range(len(data)):
+        other.sendall(data[i : i + 1])
+        messages, there = channel.receive(1)
+        assert there
+        got += messages
+    assert got == [{"kind": "finished"}, {"kind": "stopped"}]
+    other.shutdown(socket.SHUT_WR)
+    assert channel.receive(1) == ([], False)
+
+
+def test_a_report_comes_back_as_it_was() -> None:
+    metrics = {
+        "loss": 0.1,
+        "large": 1 << 70,
+        "pair": (1, "x"),
+        "raw": b"\xff",
+        3: None,
+        "row": numpy.ones(2, "f4"),
+    }
+    ours, theirs = socket.socketpair()
+    Channel(ours).send("report", index=1, metrics=metrics, checkpoint_path=None)
+    ((message,), _) = Channel(theirs).receive(1)
+    check_rank_message(message)
+    row = message["metrics"].pop("row")
+    assert (row.dtype, row.tolist()) == (numpy.float32, [1.0, 1.0])
+    assert message["metrics"] == {name: value for name, value in metrics.items() if name != "row"}
+
+
+def test_what_could_carry_code_is_refused_at_the_sender() -> None:
+    with pytest.raises(MetricsError, match="may carry numbers, text"):
+        pack({"kind": "report", "metrics": {"f": print}})
+    with pytest.raises(MetricsError, match="may carry numbers, text"):
+        pack({"kind": "report", "metrics": {"objects": numpy.array([print])}})
+
+
+def test_a_pickle_is_not_opened(ends: tuple[Channel, socket.socket]) -> None:
+    class Opened:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (pytest.fail, ("a rank's message was unpickled",))
+
+    channel, other = ends
+    other.sendall(frame(pickle.dumps(Opened())))
+    with pytest.raises(MalformedMessage):
+        check_rank_message(*channel.receive(1)[0])
+
+
+def test_a_length_beyond_bounds_is_refused_before_it_is_waited_for(
+    ends: tuple[Channel, socket.socket],
+) -> None:
+    channel, other = ends
+    other.sendall(struct.pack(">I", (1 << 32) - 1))
+    with pytest.raises(MalformedMessage, match="4294967295 bytes"):
+        channel.receive(1)
+
+
+def test_a_report_too_large_is_the_functions_error(ends: tuple[Channel, socket.socket]) -> None:
+    channel, _ = ends
+    with pytest.raises(MetricsError, match=f"may take {MAX_REPORT_BYTES} bytes"):
+        channel.send("report", index=1, metrics={"x": bytes(MAX_REPORT_BYTES)}, checkpoint_path=None)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        {"no": "kind"},
+        {"kind": "run", "code": "print()"},
+        {"kind": "finished", "more": 1},
+        {"kind": "report", "index": "1", "metrics": {}, "checkpoint_path": None},
+        {"kind": "report", "index": True, "metrics": {}, "checkpoint_path": None},
+        {"kind": "report", "index": 1, "metrics": [], "checkpoint_path": None},
+        {"kind": "failed", "traceback": "x"},
+        {"kind": "failed", "failure_kind": 99, "traceback": "x"},
+        {"kind": "stack", "stack": "", "in_report": 1},
+        {"kind": ["report"]},
+    ],
+    ids=repr,
+)
+def test_what_is_no_message_of_ours_is_an_error(message: object) -> None:
+    with pytest.raises(MalformedMessage, match="no message of ours"):
+        check_rank_message(msgpack.unpackb(msgpack.packb(message)))
+
+
+def test_an_extension_of_others_is_an_error(ends: tuple[Channel, socket.socket]) -> None:
+    channel, other = ends
+    other.sendall(frame(msgpack.packb({"kind": "finished", "x": msgpack.ExtType(77, b"")})))
+    with pytest.raises(MalformedMessage):
+        channel.receive(1)

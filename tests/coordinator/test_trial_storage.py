@@ -1,0 +1,191 @@
+"""A trial's storage: on this host, on the driver's own disk elsewhere, and in a cloud."""
+
+from __future__ import annotations
+
+import os
+import types
+from pathlib import Path
+
+import pyarrow.fs
+import pytest
+import ray.tune
+from ray.train._internal.storage import StorageContext
+
+from horovod_tune import ray_adapter
+from horovod_tune.coordinator.rank_logs import LogsOnFilesystem
+from horovod_tune.coordinator.trial_storage import TrialStorage
+from horovod_tune.files import log_files
+from horovod_tune.transfer import node_transfer
+from horovod_tune.transfer.host_copies import HostCopies
+
+
+class OtherDisk:
+    """The actor of a node whose disk is a folder of the test's: every path it is given lies below that.
+
+    Calls run at once; what they raise is raised by `get`, as Ray does.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.calls = root, []
+        self._files = node_transfer.NodeFiles()
+
+    def __call__(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def __getattr__(self, name):
+        def remote(*arguments):
+            self.calls.append(name)
+            there = [str(self(each)) if isinstance(each, str) else each for each in arguments]
+            try:
+                return getattr(self._files, name)(*there)
+            except Exception as error:
+                return error
+
+        return types.SimpleNamespace(remote=remote)
+
+    def get(self, answer):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def other_disk(tmp_path, monkeypatch):
+    disk = OtherDisk(tmp_path / "disk of the driver")
+    monkeypatch.setattr(node_transfer, "_with_actor", lambda node, timeout_s, work: work(disk, disk))
+    monkeypatch.setattr(ray_adapter, "driver_node_id", lambda: "driver")
+    return disk
+
+
+def make_storage(tmp_path, node="coordinator"):
+    """A storage of Tune's own; the first checkpoint is number 0."""
+    context = StorageContext(
+        storage_path=str(tmp_path / "results"), experiment_dir_name="experiment", trial_dir_name="trial"
+    )
+    storage = TrialStorage(context, node)
+    storage._copies = HostCopies(tmp_path / "copies")
+    return storage, Path(context.trial_fs_path)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A checkpoint as a training function made it."""
+    directory = tmp_path / "made"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "sub" / "weights").write_text("w")
+    (directory / "link").symlink_to("sub")
+    return str(directory)
+
+
+def test_checkpoints_on_this_host_are_numbered_and_replace_what_a_kill_left(tmp_path, made, monkeypatch):
+    monkeypatch.setattr(ray_adapter, "driver_node_id", lambda: "driver")
+    storage, trial = make_storage(tmp_path, node="driver")
+    left = trial / "checkpoint_000007.part"
+    left.mkdir(parents=True)
+    for number in range(2):
+        metrics = {"loss": 1.0}
+        checkpoint, place = storage.persist(made, metrics)
+        assert metrics["checkpoint_dir_name"] == f"checkpoint_{number:06d}"
+        assert checkpoint.path == place.path == str(trial / metrics["checkpoint_dir_name"])
+        assert place.node_id == "driver"
+        assert Path(place.path, "link", "weights").read_text() == "w"
+    assert sorted(each.name for each in trial.iterdir()) == ["checkpoint_000000", "checkpoint_000001"]
+    assert storage.bring_here(checkpoint).path == checkpoint.path
+
+
+def test_checkpoints_reach_the_disk_of_the_driver_and_come_back_as_one_copy(tmp_path, made, other_disk):
+    storage, trial = make_storage(tmp_path)
+    there = other_disk(str(trial))
+    (there / "checkpoint_000007.5f.part").mkdir(parents=True)
+    checkpoint, place = storage.persist(made, {})
+    assert place.node_id == "driver" and not trial.exists()
+    assert [each.name for each in there.iterdir()] == ["checkpoint_000000"]
+    assert (there / "checkpoint_000000" / "link" / "weights").read_text() == "w"
+
+    storage.persist(made, {})
+    assert other_disk.calls.count("remove_parts") == 1, "what a kill left is looked for once a trial"
+
+    here = storage.bring_here(ray.tune.Checkpoint.from_directory(checkpoint.path))
+    assert Path(here.path, "link", "weights").read_text() == "w"
+    assert Path(here.path).parent == tmp_path / "copies"
+    again, _ = make_storage(tmp_path)
+    reads = other_disk.calls.count("read")
+    assert again.bring_here(checkpoint).path == here.path
+    assert other_disk.calls.count("read") == reads, "it is here already"
+    storage.close()
+    assert Path(here.path).exists()
+    again.close()
+    assert list((tmp_path / "copies").iterdir()) == []
+
+
+def test_a_trial_that_goes_on_frees_what_its_kill_left_before_its_first_checkpoint(
+    tmp_path, made, other_disk
+):
+    storage, trial = make_storage(tmp_path)
+    checkpoint, _ = storage.persist(made, {})
+    (other_disk(str(trial)) / "checkpoint_000001.5f.part").mkdir()
+    restarted, _ = make_storage(tmp_path)
+    restarted.bring_here(checkpoint)
+    assert [each.name for each in other_disk(str(trial)).iterdir()] == ["checkpoint_000000"]
+
+
+def test_another_checkpoint_at_the_same_place_is_another_copy(tmp_path, made, other_disk):
+    """A trial that starts again may write its checkpoint 3 anew."""
+    storage, _ = make_storage(tmp_path)
+    checkpoint, _ = storage.persist(made, {})
+    assert Path(storage.bring_here(checkpoint).path, "sub", "weights").read_text() == "w"
+    Path(made, "sub", "weights").write_text("new")
+    restarted, _ = make_storage(tmp_path)
+    checkpoint, _ = restarted.persist(made, {})
+    assert Path(restarted.bring_here(checkpoint).path, "sub", "weights").read_text() == "new"
+
+
+def test_a_full_disk_of_the_driver_is_told_and_keeps_no_part(tmp_path, made, other_disk, monkeypatch):
+    storage, trial = make_storage(tmp_path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(other_disk._files, "write", full, raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        storage.persist(made, {})
+    assert list(other_disk(str(trial)).iterdir()) == []
+
+
+def test_logs_reach_the_disk_of_the_driver_piece_by_piece(tmp_path, other_disk):
+    for attempt in range(2):
+        storage, trial = make_storage(tmp_path)
+        storage.append_log(1, b"attempt %d\n" % attempt)
+        storage.publish_logs()
+        storage.publish_logs(at_end=True)
+    assert (other_disk(str(trial)) / "rank_1.log").read_bytes() == b"attempt 0\nattempt 1\n"
+    assert other_disk.calls.count("append_to_log") == 2, "what is there is not sent again"
+
+
+def test_logs_of_a_cloud_are_uploaded_when_they_have_grown_by_a_quarter(tmp_path, monkeypatch):
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    cloud = pyarrow.fs.SubTreeFileSystem(str(bucket), pyarrow.fs.LocalFileSystem())
+    logs = LogsOnFilesystem(cloud, "trial", tmp_path / "scratch")
+    stored = bucket / "trial" / "rank_0.log"
+    logs.append(0, b"x" * 100)
+    logs.publish(at_end=False)
+    assert stored.read_bytes() == b"x" * 100
+    logs.append(0, b"y" * 10)
+    logs.publish(at_end=False)
+    assert stored.stat().st_size == 100
+    logs.append(0, b"z" * 20)
+    logs.publish(at_end=False)
+    assert stored.stat().st_size == 130
+    logs.append(0, b"!")
+    stamp = os.stat(stored).st_mtime_ns
+    logs.publish(at_end=True)
+    assert stored.read_bytes() == b"x" * 100 + b"y" * 10 + b"z" * 20 + b"!"
+    assert os.stat(stored).st_mtime_ns > stamp
+
+    restarted = LogsOnFilesystem(cloud, "trial", tmp_path / "scratch of another host")
+    restarted.append(0, b" again")
+    restarted.append(1, (b"w" * 99 + b"\n") * (log_files.LOG_BYTES // 50))
+    restarted.publish(at_end=True)
+    assert stored.read_bytes().endswith(b"! again") and stored.stat().st_size == 137
+    assert (bucket / "trial" / "rank_1.log").stat().st_size <= log_files.LOG_BYTES

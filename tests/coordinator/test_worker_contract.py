@@ -1,0 +1,354 @@
+"""One contract for workers: the same trials on Gloo workers, on plain processes with ordinals, on torch_xla.
+
+Each kind runs where what it needs is installed: Gloo where Horovod is, torch_xla's on its CPU device.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+import ray
+from worker_kinds import NEEDS, Workers, skip_unless_installed
+
+from horovod_tune.errors import TrainingFailed
+from horovod_tune.messages import CheckpointPlace, Finished, LogChunk, Report
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module", params=list(NEEDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    skip_unless_installed(request.param)
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def workers(ray_session: Any, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """Workers that several tests use one after the other: each leaves them fit."""
+    made = Workers(kind, tmp_path_factory.mktemp(kind))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own_workers(ray_session: Any, kind: str, tmp_path: Path) -> Iterator[Callable[..., Workers]]:
+    """Makes workers for a test that breaks them."""
+    made: list[Workers] = []
+
+    def make(**options: Any) -> Workers:
+        made.append(Workers(kind, tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def note_rank(config: dict[str, Any]) -> None:
+    """Write down who this rank is. What a rank other than 0 knows, reaches the test through its file."""
+    from horovod_tune import session
+
+    live = session.current()
+    assert live is not None
+    world = live.world
+    facts = {"pid": os.getpid(), "size": world.size, "local_rank": world.local_rank, "cwd": os.getcwd()}
+    Path(f"rank_{world.rank}.json").write_text(json.dumps(facts))
+
+
+def noted(directory: Path) -> dict[int, dict[str, Any]]:
+    return {int(path.stem[5:]): json.loads(path.read_text()) for path in directory.glob("rank_*.json")}
+
+
+def rank_here() -> int:
+    from horovod_tune import session
+
+    live = session.current()
+    assert live is not None
+    return live.world.rank
+
+
+def test_every_rank_runs_the_function_once_in_the_trials_directory(workers: Workers) -> None:
+    directory, events = workers.run(note_rank)
+    assert events == [Finished(0)]
+    facts = noted(directory)
+    assert sorted(facts) == list(range(workers.size))
+    assert {each["size"] for each in facts.values()} == {workers.size}
+    assert {each["cwd"] for each in facts.values()} == {str(directory)}
+    assert [facts[rank]["local_rank"] for rank in sorted(facts)] == list(range(workers.size))
+
+
+def test_a_report_of_all_ranks_arrives_once_and_is_rank_0s(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from horovod_tune import report
+
+        for epoch in range(3):
+            report(rank=rank_here(), epoch=epoch)
+
+    _, events = workers.run(train)
+    assert events == [*(Report(i + 1, {"rank": 0, "epoch": i}) for i in range(3)), Finished(0)]
+
+
+def test_a_function_may_report_on_rank_0_only(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from horovod_tune import report
+
+        if rank_here() == 0:
+            report(loss=0.5)
+            report(loss=0.25)
+
+    _, events = workers.run(train)
+    assert [event.metrics["loss"] for event in events[:-1]] == [0.5, 0.25]
+
+
+def test_metrics_keep_their_types(workers: Workers) -> None:
+    sent = {
+        "whole": 3,
+        "large": 1 << 80,
+        "real": 0.1,
+        "no_number": float("inf"),
+        "text": "ü",
+        "raw": b"\x00\xff",
+        "nothing": None,
+        "yes": True,
+        "listed": [1, 2.5, (3, "x")],
+        "nested": {"accuracy": {"top1": 0.5}},
+    }
+
+    def train(config: dict[str, Any]) -> None:
+        import numpy
+
+        from horovod_tune import report
+
+        report({**config["sent"], "scalar": numpy.float32(0.5), "row": numpy.arange(3, dtype="int16")})
+
+    _, events = workers.run(train, sent=sent)
+    metrics = dict(events[0].metrics)
+    row = metrics.pop("row")
+    assert (row.dtype, row.tolist()) == ("int16", [0, 1, 2])
+    assert metrics == {**sent, "scalar": 0.5}
+    assert {name: type(value) for name, value in metrics.items()} == {
+        name: type(value) for name, value in {**sent, "scalar": 0.5}.items()
+    }
+
+
+def test_a_stopped_trial_stops_at_its_report_on_every_rank(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from horovod_tune import report
+
+        report(step=1)
+        Path(f"rank_{rank_here()}_went_on").touch()
+        report(step=2)
+
+    directory = workers.begin(train)
+    assert isinstance(workers.group.next_event(), Report)
+    assert workers.group.end_trial() == []
+    assert list(directory.glob("*_went_on")) == []
+
+
+def test_the_next_trial_runs_in_the_same_processes(workers: Workers) -> None:
+    pids = []
+    for _ in range(3):
+        directory, _ = workers.run(note_rank)
+        pids.append({rank: facts["pid"] for rank, facts in noted(directory).items()})
+    assert pids[0] == pids[1] == pids[2]
+
+
+def test_what_a_trial_changes_in_its_process_does_not_reach_the_next(workers: Workers) -> None:
+    def change(config: dict[str, Any]) -> None:
+        import numpy
+        import torch
+
+        os.environ["LEFT_BY_A_TRIAL"] = "1"
+        os.chdir("/")
+        sys.path.insert(0, "/left/by/a/trial")
+        torch.set_default_dtype(torch.float64)
+        numpy.random.seed(1)
+
+    def look(config: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        return {
+            "environment": os.environ.get("LEFT_BY_A_TRIAL"),
+            "path": "/left/by/a/trial" in sys.path,
+            "dtype": str(torch.get_default_dtype()),
+            "in_own_directory": Path.cwd().name.startswith("trial_"),
+        }
+
+    workers.run(change)
+    _, events = workers.run(look)
+    assert events[0].metrics == {
+        "environment": None,
+        "path": False,
+        "dtype": "torch.float32",
+        "in_own_directory": True,
+    }
+
+
+def test_a_late_word_about_the_trial_before_lets_no_report_through(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from horovod_tune import report
+
+        for step in range(3):
+            report(step=step)
+
+    channels = {place: each.channel for place, each in enumerate(workers.group.workers) if each.channel}
+    if workers.kind != "gloo":
+        assert not channels  # their host actor stands between
+        return
+    assert len(channels) == workers.size
+    _, events = workers.run(train)
+    assert [event.index for event in events[:-1]] == [1, 2, 3]
+    workers.begin(train)
+    assert isinstance(workers.group.next_event(), Report)
+    for channel in channels.values():
+        assert channel.release(1, math.inf, None)
+    workers.group.proceed(1, None)
+    # Packets keep their order: had the late one counted, the third report would be here with the second.
+    second = workers.group.next_event()
+    assert isinstance(second, Report) and second.index == 2
+    assert max(ray.get([worker.actor.ping.remote() for worker in workers.group.workers])) == 2
+    workers.group.proceed(2, None)
+    assert len(workers.events()) == 2
+    assert workers.group.end_trial() == []
+
+
+def test_what_ranks_print_arrives_under_their_rank(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        print(f"hello from rank {rank_here()}")
+        os.write(2, b"and past Python\n")
+
+    workers.begin(train)
+    workers.events()
+    logs: list[LogChunk] = workers.group.take_logs()
+    assert workers.group.end_trial() == []
+    for rank in range(workers.size):
+        text = b"".join(each.text for each in logs if each.rank == rank)
+        assert f"hello from rank {rank}\n".encode() in text and b"and past Python\n" in text
+
+
+def test_every_rank_starts_from_the_checkpoint_and_finds_the_newest(workers: Workers, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(name)
+
+    def train(config: dict[str, Any]) -> None:
+        import tempfile
+
+        from horovod_tune import get_checkpoint, report
+
+        def weights() -> str:
+            checkpoint = get_checkpoint()
+            assert checkpoint is not None
+            return Path(checkpoint.path, "weights").read_text()
+
+        before = weights()
+        with tempfile.TemporaryDirectory() as directory:
+            report(step=1, checkpoint=directory if rank_here() == 0 else None)
+        Path(f"rank_{rank_here()}.json").write_text(json.dumps([before, weights()]))
+
+    here = ray.get_runtime_context().get_node_id()
+    directory = workers.begin(train, start=CheckpointPlace(str(tmp_path / "old"), node_id=here))
+    event = workers.group.next_event()
+    assert isinstance(event, Report) and event.checkpoint_path is not None
+    workers.group.proceed(1, CheckpointPlace(str(tmp_path / "new"), node_id=here))
+    assert isinstance(workers.group.next_event(), Finished)
+    assert workers.group.end_trial() == []
+    assert noted(directory) == {rank: ["old", "new"] for rank in range(workers.size)}
+
+
+def test_a_failed_rank_is_named_with_its_traceback(own_workers: Callable[..., Workers]) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from horovod_tune import report
+
+        report(step=1)
+        if rank_here() == config["bad"]:
+            raise ValueError("the learning rate is bad")
+        report(step=2)
+
+    workers = own_workers()
+    workers.begin(train, bad=workers.size - 1)
+    with pytest.raises(TrainingFailed) as caught:
+        workers.events()
+    text = str(caught.value)
+    assert text.startswith(f"rank {workers.size - 1} of {workers.size} on {os.uname().nodename} failed:")
+    assert "ValueError: the learning rate is bad" in text and "in train" in text
+
+
+def test_a_killed_rank_is_named(own_workers: Callable[..., Workers]) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from horovod_tune import report
+
+        note_rank(config)
+        report(step=1)
+        if rank_here() == config["killed"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        report(step=2)
+
+    workers = own_workers()
+    directory = workers.begin(train, killed=workers.size - 1)
+    with pytest.raises(TrainingFailed) as caught:
+        workers.events()
+    assert f"rank {workers.size - 1} of {workers.size}" in str(caught.value)
+    assert " died:" in str(caught.value)
+    assert workers.group.end_trial() != []
+    workers.close()
+    assert [each for each in noted(directory).values() if psutil.pid_exists(each["pid"])] == []
+
+
+def test_a_rank_that_gives_no_sign_of_life_is_named(own_workers: Callable[..., Workers]) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from horovod_tune import report
+
+        report(step=1)
+        if rank_here() == config["stopped"]:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        report(step=2)
+
+    workers = own_workers(timeout_s=20.0)
+    workers.begin(train, stopped=workers.size - 1)
+    with pytest.raises(TrainingFailed) as caught:
+        workers.events()
+    assert f"rank {workers.size - 1} of {workers.size}" in str(caught.value)
+    assert "fell silent" in str(caught.value) and "timeout_s=20 s" in str(caught.value)
+
+
+def test_workers_that_a_trial_left_unfit_say_why(own_workers: Callable[..., Workers]) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import threading
+
+        threading.Thread(target=threading.Event().wait, name="left-behind", daemon=True).start()
+
+    workers = own_workers()
+    workers.begin(train)
+    workers.events()
+    problems = workers.group.end_trial()
+    assert len(problems) == workers.size and all("'left-behind' still runs" in each for each in problems)
+
+
+def test_closing_leaves_no_process(own_workers: Callable[..., Workers]) -> None:
+    workers = own_workers()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    directory, _ = workers.run(note_rank)
+    pids = {facts["pid"] for facts in noted(directory).values()}
+    workers.close()
+    workers.group.close()
+    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    more = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert [pid for pid in more if "parent" in _command(pid)] == []
+
+
+def _command(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return ""

@@ -1,0 +1,230 @@
+"""horovod-tune doctor: every problem of a machine is named with its cure, and a sound one has none."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from horovod_tune.doctor import (
+    Finding,
+    HorovodFacts,
+    NodeFacts,
+    TorchFacts,
+    can_run_trials,
+    diagnose,
+    gather_facts,
+)
+from horovod_tune.doctor import doctor_command as doctor_command
+from horovod_tune.doctor.gather import probe
+from horovod_tune.horovod_build.patches import PATCH_LEVEL
+
+GIB = 1024**3
+
+TORCH = TorchFacts("2.13.0+cpu")
+HOROVOD = HorovodFacts(f"0.28.1+{PATCH_LEVEL}.cpu", PATCH_LEVEL, "2.13.0+cpu", gloo=True)
+UNPATCHED = HorovodFacts("0.28.1", None, "2.13.0+cpu", gloo=True)
+SOUND = NodeFacts(
+    host="node1",
+    system="Linux 6.1 x86_64",
+    python="3.11.7",
+    executable="/venv/bin/python",
+    cpus=4,
+    memory=16 * GIB,
+    packages={"horovod_tune": "0.1.0", "ray": "2.60.0", "torch": "2.13.0+cpu"},
+    torch=TORCH,
+    horovod=HOROVOD,
+    host_addresses=("10.0.0.3",),
+    interfaces={"lo": ("127.0.0.1",), "eth0": ("10.0.0.3",)},
+    temporary_free=50 * GIB,
+    shared_memory=8 * GIB,
+    shared_memory_free=8 * GIB,
+    open_files=65536,
+)
+
+
+def test_a_sound_machine_has_no_findings() -> None:
+    assert diagnose(SOUND) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "what", "cure"),
+    [
+        ({"torch": None}, "torch", "torch is not installed", "pip install torch"),
+        ({"torch": replace(TORCH, error="no libgomp")}, "torch", "no libgomp", "--force-reinstall torch"),
+        ({"horovod": None}, "horovod", "not installed", "horovod-tune install-horovod"),
+        (
+            {"horovod": replace(HOROVOD, gloo=False)},
+            "horovod",
+            "without Gloo",
+            "horovod-tune install-horovod",
+        ),
+        (
+            {"horovod": replace(HOROVOD, error="undefined symbol")},
+            "horovod",
+            "undefined symbol",
+            "horovod-tune install-horovod --force",
+        ),
+        (
+            {"horovod": replace(HOROVOD, built_for_torch="2.12.1", error="undefined symbol")},
+            "horovod",
+            "compiled for torch 2.12.1; installed is torch 2.13.0+cpu",
+            "horovod-tune install-horovod",
+        ),
+        (
+            {"unmet": ("ray[tune]<3,>=2.51 (installed: 2.9.0)",)},
+            "ray",
+            "ray[tune]<3,>=2.51 (installed: 2.9.0)",
+            "pip install 'ray[tune]<3,>=2.51'",
+        ),
+        ({"broken": {"ray": "no protobuf"}}, "ray", "no protobuf", "pip install --force-reinstall ray"),
+        ({"horovod": UNPATCHED, "host_addresses": ()}, "host name", "resolves to no address", "/etc/hosts"),
+        (
+            {"horovod": UNPATCHED, "host_addresses": ("192.168.9.9",)},
+            "host name",
+            "on none of its interfaces",
+            "/etc/hosts",
+        ),
+    ],
+)
+def test_with_a_problem_no_trial_can_run(
+    changes: dict[str, object], subject: str, what: str, cure: str
+) -> None:
+    findings = diagnose(replace(SOUND, **changes))  # type: ignore[arg-type]
+    assert findings[0].level == "problem" and not can_run_trials(findings)
+    assert findings[0].subject == subject
+    assert what in findings[0].what
+    assert cure in findings[0].cure
+
+
+GPU = ("/dev/nvidia0",)
+CUDA_TORCH = TorchFacts("2.13.0+cu128", "12.8", ("NVIDIA H100",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "what", "cure"),
+    [
+        ({"horovod": UNPATCHED}, "horovod", "lacks patches", "horovod-tune install-horovod"),
+        (
+            {"horovod": UNPATCHED, "host_addresses": ("127.0.1.1",)},
+            "host name",
+            "node1, resolves to 127.0.1.1",
+            "/etc/hosts",
+        ),
+        ({"gpu_devices": GPU}, "torch", "is a CPU build", "--gpu nccl"),
+        (
+            {"gpu_devices": GPU, "torch": replace(CUDA_TORCH, version="2.13.0+cpu", gpus=())},
+            "torch",
+            "torch sees none",
+            "nvidia-smi",
+        ),
+        (
+            {"gpu_devices": GPU, "torch": replace(CUDA_TORCH, version="2.13.0+cpu")},
+            "horovod",
+            "built without NCCL",
+            "--gpu nccl",
+        ),
+        ({"temporary_free": GIB // 2}, "disk", "0.5 GiB left", "RAY_TMPDIR"),
+        ({"shared_memory": GIB // 16}, "shared memory", "/dev/shm is 0.1 GiB", "--shm-size=5g"),
+        ({"shared_memory": None}, "shared memory", "/dev/shm is missing", "--shm-size=5g"),
+        ({"open_files": 1024}, "open files", "1024 files", "limits.conf"),
+        (
+            {"horovod": None, "packages": {"torch_xla": "2.9.0"}},
+            "horovod",
+            "not installed",
+            "install-horovod",
+        ),
+    ],
+)
+def test_with_a_warning_trials_can_run(
+    changes: dict[str, object], subject: str, what: str, cure: str
+) -> None:
+    findings = diagnose(replace(SOUND, **changes))  # type: ignore[arg-type]
+    assert can_run_trials(findings)
+    (found,) = [finding for finding in findings if finding.subject == subject]
+    assert what in found.what
+    assert cure in found.cure
+
+
+@pytest.mark.parametrize("addresses", [(), ("127.0.1.1",), ("192.168.9.9",)])
+def test_a_patched_horovod_does_not_care_what_the_host_name_resolves_to(addresses: tuple[str, ...]) -> None:
+    assert diagnose(replace(SOUND, host_addresses=addresses)) == []
+
+
+def test_problems_stand_before_warnings() -> None:
+    levels = [finding.level for finding in diagnose(replace(SOUND, open_files=10, horovod=None))]
+    assert levels == ["problem", "warning"]
+
+
+@pytest.fixture(scope="module")
+def here() -> NodeFacts:
+    return gather_facts()
+
+
+def test_this_machine_can_run_trials(here: NodeFacts) -> None:
+    findings = diagnose(here)
+    assert can_run_trials(findings), findings
+    assert here.torch is not None and here.torch.version == here.packages["torch"]
+    assert here.horovod is not None and here.horovod.gloo and here.horovod.error is None
+    assert here.memory > 0 and here.cpus > 0 and here.temporary_free > 0
+    assert any("127.0.0.1" in addresses for addresses in here.interfaces.values())
+
+
+def test_the_facts_travel_between_nodes_and_as_json(here: NodeFacts) -> None:
+    assert pickle.loads(pickle.dumps(here)) == here
+    assert json.loads(json.dumps(here.as_json()))["host"] == here.host
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("raise ImportError('no such symbol')", "ImportError: no such symbol"),
+        ("print('Extension has not been built'); import nowhere", "Extension has not been built"),
+        ("import os; os.abort()", "the import was ended by signal 6"),
+        ("import sys; sys.exit(3)", "exit status 3"),
+    ],
+)
+def test_an_import_that_fails_in_any_way_is_a_fact(program: str, why: str) -> None:
+    assert probe(program) == {"error": why}
+
+
+@pytest.mark.parametrize(("value", "seen"), [("", None), ("1", "1")])
+def test_gpus_that_ray_hides_from_its_tasks_are_still_seen(
+    monkeypatch: pytest.MonkeyPatch, value: str, seen: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    program = "import json, os; print(json.dumps({'seen': os.environ.get('CUDA_VISIBLE_DEVICES')}))"
+    assert probe(program) == {"seen": seen}
+
+
+def arguments(**given: object) -> argparse.Namespace:
+    return argparse.Namespace(**({"json": False} | given))
+
+
+@pytest.mark.parametrize(("horovod", "status"), [(HOROVOD, 0), (None, 1)])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_exit_status_says_whether_a_trial_could_run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    horovod: HorovodFacts | None,
+    status: int,
+    as_json: bool,
+) -> None:
+    monkeypatch.setattr("horovod_tune.doctor.gather_facts", lambda: replace(SOUND, horovod=horovod))
+    assert doctor_command.run(arguments(json=as_json)) == status
+    said = capsys.readouterr().out
+    if as_json:
+        assert json.loads(said)["can_run_trials"] is (status == 0)
+    else:
+        assert said.endswith("A trial can run here.\n" if status == 0 else "A trial cannot run here.\n")
+
+
+def test_the_screen_marks_what_is_wrong_and_gives_the_cure() -> None:
+    findings = [Finding("problem", "horovod", "Horovod is not installed.", "horovod-tune install-horovod")]
+    screen = doctor_command.screen(replace(SOUND, horovod=None), findings, False).splitlines()
+    assert [line for line in screen if line.startswith("!!")] == ["!!  horovod        not installed"]
+    assert "  Cure: horovod-tune install-horovod" in screen
+    assert len(screen) <= 24

@@ -1,0 +1,138 @@
+"""Copies of a checkpoint's directory: whole or not there, with what links point to."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from horovod_tune.errors import MetricsError
+from horovod_tune.files import directories
+
+
+def contents(root):
+    """Return every path below ``root``, with the bytes of files; links are followed."""
+    found = {}
+    for folder, folders, files in os.walk(root, followlinks=True):
+        for name in folders:
+            found[os.path.relpath(os.path.join(folder, name), root)] = None
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as file:
+                found[os.path.relpath(os.path.join(folder, name), root)] = file.read()
+    return found
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A checkpoint with links to files and directories in it and outside of it."""
+    outside, source = tmp_path / "blobs", tmp_path / "source"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "weights").write_bytes(b"w" * 100)
+    (source / "empty").mkdir(parents=True)
+    (source / "here").write_bytes(b"here")
+    (source / "file link").symlink_to(outside / "deep" / "weights")
+    (source / "directory link").symlink_to(outside, target_is_directory=True)
+    (source / "inner link").symlink_to("empty")
+    (source / "executable").write_text("#!/bin/sh")
+    (source / "executable").chmod(0o755)
+    return source
+
+
+def copied_in_chunks(source, target, chunk_bytes):
+    """What two hosts do, without Ray between them."""
+    found = directories.entries(source)
+    directories.make(target, found)
+    chunks = list(directories.pieces(found, chunk_bytes))
+    random.Random(7).shuffle(chunks)  # an actor's calls come in no order
+    for chunk in chunks:
+        assert sum(piece.length for piece in chunk) <= chunk_bytes
+        directories.write(target, chunk, directories.read(source, chunk))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 100, 1 << 20, None])
+def test_a_copy_has_what_the_original_has_and_what_its_links_point_to(source, tmp_path, chunk_bytes):
+    target = str(tmp_path / "storage" / "checkpoint_000001")
+    if chunk_bytes is None:
+        directories.copy(str(source), target)
+    else:
+        copied_in_chunks(str(source), target, chunk_bytes)
+    assert contents(target) == contents(source)
+    assert contents(target)["directory link/deep/weights"] == b"w" * 100
+    assert not any(os.path.islink(os.path.join(target, path)) for path in contents(target))
+    assert os.access(os.path.join(target, "executable"), os.X_OK)
+    assert os.listdir(os.path.dirname(target)) == ["checkpoint_000001"]
+
+
+def test_random_trees_arrive_whole(tmp_path):
+    for seed in range(20):
+        dice = random.Random(seed)
+        source, target = tmp_path / f"s{seed}", tmp_path / f"t{seed}"
+        folders = [source]
+        source.mkdir()
+        for number in range(dice.randrange(30)):
+            path = dice.choice(folders) / dice.choice([f"{number}", f"ü {number}", f".{number}\n"])
+            if dice.random() < 0.4:
+                path.mkdir()
+                folders.append(path)
+            else:
+                path.write_bytes(dice.randbytes(dice.choice([0, 1, 63, 64, 65, 1000])))
+        copied_in_chunks(str(source), str(target), 64)
+        assert contents(target) == contents(source)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda source: (source / "empty" / "up").symlink_to(source), "a directory that it is in"),
+        (lambda source: (source / "dangling").symlink_to("nowhere"), "symbolic link to 'nowhere'"),
+        (lambda source: (source / "loop").symlink_to("loop"), "symbolic link to 'loop'"),
+        (lambda source: os.mkfifo(source / "pipe"), "pipe"),
+    ],
+)
+def test_what_cannot_be_copied_is_named_and_leaves_nothing(source, tmp_path, spoil, said):
+    spoil(source)
+    target = tmp_path / "checkpoint_000001"
+    with pytest.raises(MetricsError, match=said):
+        directories.copy(str(source), str(target))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["blobs", "source"]
+
+
+def test_a_disk_that_is_full_in_mid_copy_keeps_no_part_of_it(source, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(directories.shutil, "copy2", full)
+    with pytest.raises(OSError, match="No space left"):
+        directories.copy(str(source), str(tmp_path / "checkpoint_000001"))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["blobs", "source"]
+
+
+def test_a_directory_that_holds_the_storage_is_refused(tmp_path):
+    with pytest.raises(MetricsError, match="storage lies in it"):
+        directories.copy(str(tmp_path), str(tmp_path / "storage" / "checkpoint_000001"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_takes_the_place_of_an_earlier_one(source, tmp_path):
+    target = tmp_path / "checkpoint_000001"
+    target.mkdir()
+    (target / "stale").touch()
+    directories.copy(str(source), str(target))
+    assert contents(target) == contents(source)
+
+
+def test_a_file_that_shrinks_meanwhile_is_an_error(source):
+    found = directories.entries(str(source))
+    (source / "here").write_bytes(b"")
+    with pytest.raises(OSError, match="here was changed while it was copied"):
+        for chunk in directories.pieces(found, 10):
+            directories.read(str(source), chunk)
+
+
+def test_what_killed_copies_left_is_removed_and_nothing_else(tmp_path):
+    for name in ("checkpoint_000000", "checkpoint_000001.part", "checkpoint_000002.5f3a.part", "mine.part"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+    directories.remove_parts(str(tmp_path))
+    directories.remove_parts(str(tmp_path / "absent"))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["checkpoint_000000", "mine.part"]

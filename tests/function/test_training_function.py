@@ -1,0 +1,211 @@
+"""What the factory takes for a training function, how it says no, and what it calls the function."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import threading
+
+import cloudpickle
+import pytest
+import ray
+from ray import tune
+
+import horovod_tune
+from horovod_tune import DistributedTrainableCreator
+from horovod_tune.errors import OutsideTune, SerializationError, SpecError, TrainingFunctionError
+from horovod_tune.function import shipping
+from horovod_tune.function.training_function import check_training_function, function_name
+
+
+class Trainer:
+    def __init__(self, width=1):
+        self.width = width
+
+    def __call__(self, config):
+        return None
+
+    def fit(self, config):
+        return None
+
+
+class AsyncTrainer:
+    async def __call__(self, config):
+        return None
+
+
+def _train(config):
+    return None
+
+
+def _needs_two(config, data):
+    return None
+
+
+def _old(config, checkpoint_dir=None):
+    return None
+
+
+async def _coroutine(config):
+    return None
+
+
+async def _async_generator(config):
+    yield 1
+
+
+@ray.remote(num_cpus=2)
+def _remote(config):
+    return None
+
+
+def test_functions_of_config_are_accepted():
+    check_training_function(lambda config: None)
+    check_training_function(functools.partial(lambda config, data: None, data=1))
+    check_training_function(Trainer())
+    check_training_function(Trainer().fit)
+    check_training_function(print)
+
+
+@pytest.mark.parametrize(
+    ("func", "parts"),
+    [
+        (_needs_two, ["_needs_two(config)", "data"]),
+        (functools.partial(_needs_two, more=1), ["_needs_two(config, data)", "functools.partial", "more"]),
+        (_old, ["checkpoint_dir", "get_checkpoint()"]),
+        (lambda: None, ["lambda(config)"]),
+        (_coroutine, ["_coroutine", "coroutine", "asyncio.run()"]),
+        (functools.partial(_coroutine), ["_coroutine", "coroutine"]),
+        (AsyncTrainer(), ["AsyncTrainer", "coroutine"]),
+        (_async_generator, ["_async_generator", "coroutine"]),
+        (3, ["func must be a function", "int 3"]),
+        (Trainer, ["the class Trainer", "pass the object: Trainer(...)"]),
+        (_remote, ["_remote is decorated with @ray.remote", "remove the decorator"]),
+        (tune.with_resources(lambda config: None, {"cpu": 8, "gpu": 1}), ["num_cpus_per_slot", "'GPU': 1.0"]),
+        (tune.with_resources(Trainer().fit, {"cpu": 8}), ["tune.with_resources", "num_slots"]),
+        (tune.with_resources(lambda config: None, lambda config: None), ["a function of config", "use_gpu"]),
+        (functools.partial(tune.with_resources(lambda config: None, {"cpu": 8})), ["tune.with_resources"]),
+    ],
+)
+def test_what_cannot_be_a_training_function_is_refused_with_the_cure(func, parts):
+    with pytest.raises(TrainingFunctionError) as raised:
+        check_training_function(func)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_resources_are_refused_below_with_parameters_too():
+    bound = horovod_tune.with_parameters(tune.with_resources(lambda config, x: None, {"cpu": 2}), x=1)
+    with pytest.raises(TrainingFunctionError, match="num_cpus_per_slot"):
+        DistributedTrainableCreator(bound)
+
+
+def test_a_trainable_is_not_wrapped_twice():
+    with pytest.raises(TrainingFunctionError, match="_train, which is a Tune trainable already"):
+        DistributedTrainableCreator(DistributedTrainableCreator(_train))
+
+
+def test_tunes_wrappers_around_the_trainable_are_refused_with_the_cure():
+    trainable = DistributedTrainableCreator(_train, num_slots=2)
+    with pytest.raises(SpecError, match=r"num_hosts and num_slots .* num_cpus_per_slot"):
+        tune.with_resources(trainable, {"cpu": 8})
+    with pytest.raises(TrainingFunctionError, match=r"horovod_tune\.with_parameters\(train"):
+        tune.with_parameters(trainable, data=1)
+
+
+@pytest.mark.parametrize(
+    ("func", "name"),
+    [
+        (functools.partial(functools.partial(_needs_two, data=1)), "_needs_two"),
+        (lambda config: None, "lambda"),
+        (Trainer(), "Trainer"),
+        (Trainer().fit, "fit"),
+        (functools.partial(Trainer()), "Trainer"),
+    ],
+)
+def test_a_trainable_is_named_after_the_users_own_function(func, name):
+    assert function_name(func) == name
+    assert DistributedTrainableCreator(func).__name__ == name
+
+
+def test_a_trainable_that_is_used_without_tune_says_how_to_run_it(ray_session):
+    trainable = DistributedTrainableCreator(_train)
+    with pytest.raises(OutsideTune, match=r"tune\.run\(_train, config=\.\.\.\)"):
+        trainable({})
+
+
+class Holder:
+    def __init__(self):
+        self.name = "a holder"
+        self.guard = threading.Lock()
+
+
+HOLDER = Holder()
+
+
+def reads_a_global(config):
+    return [lambda: HOLDER.name for _ in range(2)]
+
+
+def _reads_a_closure():
+    settings = {"lr": 0.1, "locks": [1, threading.Lock()]}
+
+    def train(config):
+        return settings["lr"]
+
+    return train
+
+
+def _in_a_default(config, lock=threading.Lock()):  # noqa: B008
+    return None
+
+
+def _recursive():
+    loop = asyncio.new_event_loop()
+    loop.close()
+
+    def helper():
+        return loop
+
+    def train(config):
+        return helper()
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("func", "parts"),
+    [
+        (reads_a_global, ["reads_a_global cannot be sent", "global variable 'HOLDER'.guard", "lock"]),
+        (_reads_a_closure(), ["variable 'settings' of the function around it['locks'][1]"]),
+        (_in_a_default, ["default of the argument 'lock'"]),
+        (_recursive(), ["variable 'helper'", "variable 'loop'"]),
+        (functools.partial(_needs_two, data=Holder()), ["argument 'data' of functools.partial.guard"]),
+        (HOLDER.__class__.__init__.__get__(HOLDER), ["bound object.guard"]),
+    ],
+)
+def test_what_keeps_a_function_from_being_sent_is_named(func, parts):
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)  # as a script's functions travel
+    try:
+        with pytest.raises(SerializationError) as raised:
+            shipping.dumps(func)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_an_object_that_raises_when_it_is_pickled_is_named():
+    class Stubborn:
+        def __reduce__(self):
+            raise KeyError("no")
+
+    stubborn = {"deep": [Stubborn()]}
+
+    def train(config):
+        return stubborn
+
+    with pytest.raises(SerializationError, match=r"'stubborn' .*\['deep'\]\[0\].*Stubborn: 'no'"):
+        shipping.dumps(train)

@@ -1,0 +1,77 @@
+"""Which actor is which rank; the choice of GPUs and interfaces; which lost rank is the cause. Pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod_tune.errors import StartFailed
+from horovod_tune.gloo import ranks
+from horovod_tune.messages import WorkerFacts
+
+
+def facts(node, gpus=()):
+    return WorkerFacts(node, "10.0.0.1", f"host-{node}", 1, 0.0, gpu_ids=gpus)
+
+
+def test_ranks_are_consecutive_on_each_host_and_the_coordinators_host_comes_first():
+    worlds = ranks.assign_worlds(["a", "b", "a", "b"], first_node="b")
+    assert [world.rank for world in worlds] == [2, 0, 3, 1]
+    assert [world.local_rank for world in worlds] == [0, 0, 1, 1]
+    assert [world.cross_rank for world in worlds] == [1, 0, 1, 0]
+    assert {(world.size, world.local_size, world.cross_size) for world in worlds} == {(4, 2, 2)}
+
+
+def test_hosts_with_different_numbers_of_ranks_have_the_cross_communicators_of_horovodrun():
+    worlds = ranks.assign_worlds(["a", "a", "b"], first_node="a")
+    assert [(w.local_size, w.cross_rank, w.cross_size) for w in worlds] == [(2, 0, 2), (2, 0, 1), (1, 1, 2)]
+
+
+def test_a_host_with_the_wrong_number_of_slots_is_never_accepted():
+    ranks.check_hosts([facts("a"), facts("b")], num_hosts=2, num_slots=1)
+    with pytest.raises(StartFailed) as raised:
+        ranks.check_hosts([facts("a"), facts("a"), facts("b")], num_hosts=2, num_slots=2)
+    assert "2 rank(s) on each of 2 host(s)" in str(raised.value)
+    assert "2 on host-a" in str(raised.value) and "1 on host-b" in str(raised.value)
+
+
+def test_each_rank_sees_its_hosts_gpus_and_its_own_at_its_local_rank():
+    members = [facts("a", ("5",)), facts("b", ("0",)), facts("a", ("2",))]
+    worlds = ranks.assign_worlds([each.node_id for each in members], first_node="a")
+    visible = ranks.visible_gpus(members, worlds)
+    assert visible == ["5,2", "0", "5,2"]
+    for member, world, devices in zip(members, worlds, visible, strict=True):
+        assert devices.split(",")[world.local_rank] == member.gpu_ids[0]
+
+
+def test_a_trial_without_gpus_leaves_cuda_visible_devices_alone():
+    members = [facts("a"), facts("a")]
+    assert ranks.visible_gpus(members, ranks.assign_worlds(["a", "a"], first_node="a")) == [None, None]
+
+
+ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
+
+
+def test_the_interface_is_the_one_that_has_rays_address_of_the_node():
+    choice = ranks.choose_interface(ADDRESSES, node_ip="10.0.0.5", nics=(), single_host=False)
+    assert choice == "eth0"
+
+
+def test_on_one_host_collectives_stay_on_the_loopback():
+    choice = ranks.choose_interface(ADDRESSES, node_ip="10.0.0.5", nics=(), single_host=True)
+    assert choice == "lo"
+
+
+def test_nics_chooses_the_first_that_the_host_has():
+    choice = ranks.choose_interface(ADDRESSES, node_ip="10.0.0.5", nics=("ens1", "ib0"), single_host=False)
+    assert choice == "ib0"
+
+
+@pytest.mark.parametrize(("nics", "node_ip"), [(("ens1",), "10.0.0.5"), ((), "10.0.0.77")])
+def test_an_interface_that_is_not_there_is_an_error_that_lists_those_that_are(nics, node_ip):
+    with pytest.raises(StartFailed) as raised:
+        ranks.choose_interface(ADDRESSES, node_ip=node_ip, nics=nics, single_host=False)
+    assert "eth0 (10.0.0.5)" in str(raised.value)
+
+
+def test_nccl_takes_exactly_the_interface_that_gloo_takes():
+    assert ranks.nccl_environment("eth1") == {"NCCL_SOCKET_IFNAME": "=eth1"}

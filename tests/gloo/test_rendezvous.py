@@ -1,0 +1,395 @@
+"""The rendezvous serves those who know its secret, in the little HTTP that Horovod's ranks speak."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from horovod_tune.gloo import http_server, ranks, rendezvous
+from horovod_tune.gloo.rendezvous import Rendezvous
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def server():
+    with Rendezvous("127.0.0.1") as server:
+        yield server
+
+
+def endpoint(server):
+    place, _, secret = server.address.partition("/")
+    address, port = place.split(":")
+    return address, int(port), secret
+
+
+def ask(server, method, name, body=None, *, secret=None):
+    """Send one request as Horovod does (the port repeated behind the secret); return status and body."""
+    address, port, right = endpoint(server)
+    connection = http.client.HTTPConnection(address, port, timeout=WAIT_S)
+    try:
+        connection.request(method, f"/{right if secret is None else secret}:0/{name}", body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def raw(server, data, *, then_close=False):
+    """Send bytes as they are and return all that comes back."""
+    address, port, _ = endpoint(server)
+    with socket.create_connection((address, port), timeout=WAIT_S) as stranger:
+        received = b""
+        try:
+            stranger.sendall(data)
+            if then_close:
+                return b""
+            while chunk := stranger.recv(4096):
+                received += chunk
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        return received
+
+
+def test_what_was_put_can_be_got(server):
+    assert ask(server, "PUT", "global/0", b"\x00\xff address") == (200, b"")
+    assert ask(server, "GET", "global/0") == (200, b"\x00\xff address")
+    assert ask(server, "PUT", "local/0", b"other") == (200, b"")
+    assert ask(server, "GET", "global/0") == (200, b"\x00\xff address")
+
+
+def test_a_get_waits_for_its_put(server):
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(ask, server, "GET", "global/1") for _ in range(2)]
+        assert ask(server, "PUT", "global/other", b"x") == (200, b"")
+        assert not any(each.done() for each in waiting)
+        ask(server, "PUT", "global/1", b"here")
+        assert [each.result(timeout=WAIT_S) for each in waiting] == [(200, b"here")] * 2
+
+
+def test_a_get_that_waits_too_long_is_told_to_ask_again(server, monkeypatch):
+    monkeypatch.setattr(rendezvous, "HOLD_S", 0.05)
+    assert ask(server, "GET", "global/never")[0] == 404
+    assert ask(server, "PUT", "global/never", b"now") == (200, b"")
+    assert ask(server, "GET", "global/never") == (200, b"now")
+
+
+@pytest.mark.parametrize("secret", ["", "wrong", "x" * 5000])
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_without_the_secret_there_is_no_answer_and_no_effect(server, method, secret):
+    ask(server, "PUT", "global/0", b"ours")
+    with pytest.raises((http.client.BadStatusLine, ConnectionError)):
+        ask(server, method, "global/0", b"theirs", secret=secret)
+    assert ask(server, "GET", "global/0") == (200, b"ours")
+
+
+def test_two_rendezvous_have_two_secrets(server):
+    with Rendezvous("127.0.0.1") as other, pytest.raises((http.client.BadStatusLine, ConnectionError)):
+        ask(other, "GET", "global/0", secret=endpoint(server)[2])
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\r\n\r\n",
+        b"\x80\x04\x95cposix\nsystem\n\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nContent-Length: " + b"9" * 500 + b"\r\n\r\n",
+    ],
+)
+def test_garbage_is_dropped_and_harms_nobody(server, garbage):
+    assert raw(server, garbage, then_close=b"Content-Length: " in garbage) == b""
+    assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
+    assert ask(server, "GET", "global/0") == (200, b"fine")
+
+
+def test_garbage_with_the_secret_is_dropped_too(server):
+    secret = endpoint(server)[2].encode()
+    assert raw(server, b"BREW /" + secret + b"/global/0 HTTP/1.1\r\n\r\n") == b""
+    assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
+
+
+@pytest.mark.parametrize("length", ["1" * 5000, "99999999999999999999", "-1", "many", "0x10", "\u00b2", ""])
+def test_a_length_that_is_no_number_of_bytes_is_dropped_and_harms_nobody(server, length):
+    request = f"PUT /{endpoint(server)[2]}/global/0 HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"
+    assert raw(server, request.encode()) == b""
+    assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
+
+
+def test_an_answer_larger_than_a_sockets_buffer_arrives_whole(server):
+    body = os.urandom(3 << 20)
+    assert ask(server, "PUT", "global/0", body) == (200, b"")
+    address, port, secret = endpoint(server)
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.settimeout(WAIT_S)
+    slow.connect((address, port))
+    with slow:
+        slow.sendall(f"GET /{secret}/global/0 HTTP/1.1\r\n\r\n".encode())
+        # Others are served while this one reads.
+        assert ask(server, "GET", "global/0") == (200, body)
+        received = b"".join(iter(lambda: slow.recv(1 << 16), b""))
+    assert received.partition(b"\r\n\r\n")[2] == body
+
+
+def test_a_large_value_that_was_waited_for_arrives_whole_at_everybody(server):
+    body = os.urandom(1 << 20)
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(ask, server, "GET", "global/1") for _ in range(8)]
+        assert ask(server, "PUT", "global/1", body) == (200, b"")
+        assert all(each.result(timeout=WAIT_S) == (200, body) for each in waiting)
+
+
+def test_a_peer_that_does_not_read_its_answer_is_dropped(server, monkeypatch):
+    monkeypatch.setattr(http_server, "ANSWER_S", 0.1)
+    ask(server, "PUT", "global/0", bytes(4_000_000))
+    address, port, secret = endpoint(server)
+    with socket.create_connection((address, port), timeout=WAIT_S) as deaf:
+        deaf.sendall(f"GET /{secret}/global/0 HTTP/1.1\r\n\r\n".encode())
+        end = time.monotonic() + WAIT_S
+        while server._server._connections or not deaf.recv(1, socket.MSG_PEEK):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        received = b"".join(iter(lambda: deaf.recv(1 << 16), b""))
+    assert len(received) < 4_000_000
+    assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
+
+
+SERVER_WITH_FEW_FILES = """
+import os, resource, sys
+from horovod_tune.gloo.rendezvous import Rendezvous
+with Rendezvous("127.0.0.1") as server:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    own = []
+    print(server.address, flush=True)
+    for line in sys.stdin:
+        while line == "take\\n":
+            try:
+                own.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                break
+        if line == "free\\n":
+            while own:
+                os.close(own.pop())
+        print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def poor():
+    """A rendezvous in a process that may have 64 files; what is written to it takes or frees all of them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER_WITH_FEW_FILES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    process.address = process.stdout.readline().strip()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_idle_connections_that_use_up_the_files_do_not_end_it(poor):
+    address, port, _ = endpoint(poor)
+    idle = []
+    try:
+        for _ in range(200):
+            idle.append(socket.create_connection((address, port), timeout=WAIT_S))
+        for rank in range(10):
+            assert ask(poor, "PUT", f"global/{rank}", b"fine") == (200, b"")
+    finally:
+        for each in idle:
+            each.close()
+    assert ask(poor, "GET", "global/0") == (200, b"fine")
+
+
+def test_a_process_that_has_no_file_left_serves_again_when_it_has(poor):
+    def tell(word):
+        poor.stdin.write(f"{word}\n")
+        poor.stdin.flush()
+        assert poor.stdout.readline() == "done\n"
+
+    tell("take")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, poor, "PUT", "global/0", b"fine")
+        # It sees the connection and cannot take it.
+        with pytest.raises(futures.TimeoutError):
+            waiting.result(timeout=0.5)
+        tell("free")
+        assert waiting.result(timeout=WAIT_S) == (200, b"")
+    assert ask(poor, "GET", "global/0") == (200, b"fine")
+
+
+def _mangled(data: bytes, source: random.Random) -> bytes:
+    """Return `data` with some bytes changed, inserted, cut out, or everything after one cut off."""
+    mangled = bytearray(data)
+    for _ in range(source.randint(1, 6)):
+        at = source.randrange(len(mangled) + 1)
+        match source.randrange(5):
+            case 0 if mangled:
+                mangled[at % len(mangled)] = source.randrange(256)
+            case 1:
+                mangled[at:at] = source.randbytes(source.randrange(1, 30))
+            case 2:
+                del mangled[at : at + source.randrange(1, 20)]
+            case 3:
+                words = (b"\r\n", b"\r\n\r\n", b":", b"/", b"Content-Length: ", b"-1", b"9" * 30, bytes(10))
+                mangled[at:at] = source.choice(words)
+            case _:
+                del mangled[at:]
+    return bytes(mangled)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mangled_requests_neither_end_it_nor_stay(server, monkeypatch, seed):
+    monkeypatch.setattr(http_server, "STRANGER_S", 1.0)
+    source = random.Random(seed)
+    address, port, secret = endpoint(server)
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(300):
+        known = secret if source.random() < 0.7 else "A" * 32
+        method = source.choice(["PUT", "GET", "DELETE", "POST"])
+        body = source.randbytes(source.choice([0, 1, 20, 5000]))
+        head = f"{method} /{known}:80/s{source.randrange(5)}/{source.randrange(9)} HTTP/1.1\r\nHost: x\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        sent = _mangled(request, source) if source.random() < 0.9 else source.randbytes(300)
+        client = socket.create_connection((address, port), timeout=WAIT_S)
+        with client, contextlib.suppress(ConnectionError):
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(1 << 16):
+                pass
+    assert ask(server, "PUT", "own/0", b"fine") == (200, b"")
+    assert ask(server, "GET", "own/0") == (200, b"fine")
+    end = time.monotonic() + WAIT_S
+    while server._server._connections:  # its own thread closes them, a moment after their answers
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+@pytest.mark.parametrize("start", [b"", b"PUT /%s:0/global/1 HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n"])
+def test_a_request_of_unbounded_size_is_dropped(server, start):
+    start = start % endpoint(server)[2].encode() if start else b""
+    assert raw(server, start + b"x" * (http_server.MAX_REQUEST_BYTES + 70000)) == b""
+    assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
+
+
+def test_ranks_that_give_up_waiting_harm_nobody(server):
+    address, port, secret = endpoint(server)
+    for _ in range(20):
+        with socket.create_connection((address, port), timeout=WAIT_S) as rank:
+            rank.sendall(f"GET /{secret}:0/global/1 HTTP/1.1\r\n\r\n".encode())
+    assert ask(server, "PUT", "global/1", b"fine") == (200, b"")
+    assert ask(server, "GET", "global/1") == (200, b"fine")
+
+
+def test_a_slow_stranger_holds_up_nobody_and_is_dropped(server, monkeypatch):
+    monkeypatch.setattr(http_server, "STRANGER_S", 0.3)
+    address, port, _ = endpoint(server)
+    with socket.create_connection((address, port), timeout=WAIT_S) as stranger:
+        stranger.sendall(b"GET /")
+        assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
+        # Then it is dropped, with an answer that asks it to come again.
+        received = stranger.recv(4096)
+        assert received == b"" or received.startswith(b"HTTP/1.1 404")
+
+
+def test_more_connections_than_allowed_harm_nobody(server, monkeypatch):
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
+    address, port, _ = endpoint(server)
+    strangers = [socket.create_connection((address, port), timeout=WAIT_S) for _ in range(4)]
+    assert raw(server, b"GET / HTTP/1.1\r\n") == b""
+    for each in strangers:
+        each.close()
+    end = time.monotonic() + WAIT_S
+    while True:  # they are noticed to be gone by the server's own thread
+        try:
+            assert ask(server, "PUT", "global/0", b"fine") == (200, b"")
+            return
+        except (http.client.BadStatusLine, ConnectionError):
+            assert time.monotonic() < end
+
+
+def test_keys_are_forgotten_when_all_ranks_have_connected(server):
+    """So that a later hvd.init() does not read the addresses of the one before."""
+    for rank in range(3):
+        ask(server, "PUT", f"global/{rank}", b"first world")
+    for rank in range(2):
+        assert ask(server, "DELETE", f"global/{rank}") == (200, b"")
+    ask(server, "PUT", "global/0", b"second world")  # a quick rank, before the last one has said goodbye
+    assert ask(server, "DELETE", "global/2") == (200, b"")
+    assert ask(server, "GET", "global/0") == (200, b"second world")
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(ask, server, "GET", "global/1")
+        ask(server, "PUT", "global/1", b"second world")
+        assert late.result(timeout=WAIT_S) == (200, b"second world")
+
+
+def test_close_ends_the_port_the_thread_and_every_connection():
+    before = set(threading.enumerate())
+    files = len(os.listdir("/proc/self/fd"))
+    server = Rendezvous("127.0.0.1")
+    address, port, _ = endpoint(server)
+    stranger = socket.create_connection((address, port), timeout=WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(ask, server, "GET", "global/never")
+        assert ask(server, "PUT", "global/0", b"x") == (200, b"")
+        server.close()
+        server.close()
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            held.result(timeout=WAIT_S)
+    assert stranger.recv(1) == b""
+    stranger.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address, port), timeout=WAIT_S)
+    assert set(threading.enumerate()) == before
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+WORLD = """
+import sys, torch, horovod.torch as hvd
+for _ in range(3):
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+    hvd.shutdown()
+"""
+
+
+def test_a_world_forms_again_and_again_through_one_rendezvous(server):
+    size = 4
+    processes = []
+    for world in ranks.assign_worlds(["here"] * size, first_node="here"):
+        environment = ranks.horovod_environment(
+            world,
+            host_key="here",
+            rendezvous=server.address,
+            interface="lo",
+            gloo_timeout_s=60,
+            stall_timeout_s=60,
+        )
+        environment = {**os.environ, **environment, "OMP_NUM_THREADS": "1"}
+        processes.append(subprocess.Popen([sys.executable, "-c", WORLD], env=environment))
+    try:
+        assert [process.wait(timeout=120) for process in processes] == [0] * size
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

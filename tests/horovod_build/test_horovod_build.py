@@ -1,0 +1,230 @@
+"""install-horovod, its pieces: what the machine has, the compiler's environment and its output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from horovod_tune.horovod_build import BuildError, patches, plan, prerequisites
+from horovod_tune.horovod_build.build_progress import Reporter, first_error, percent_done
+from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, installed_torch
+
+
+def machine(**changes: object) -> prerequisites.Machine:
+    given: dict[str, object] = {
+        "compiler": "/usr/bin/c++",
+        "make": "/usr/bin/make",
+        "cmake": "/usr/bin/cmake",
+        "python_header": True,
+        "pip": True,
+        "nvcc": Path("/cuda/bin/nvcc"),
+        "nvcc_release": "12.8",
+        "nccl": plan.NcclPlace(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
+    }
+    return prerequisites.Machine(**(given | changes))  # type: ignore[arg-type]
+
+
+CUDA_TORCH = InstalledTorch("2.13.0+cu128", "12.8", None)
+CPU_TORCH = InstalledTorch("2.13.0+cpu", None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "torch", "gpu", "said"),
+    [
+        ({"compiler": None}, CPU_TORCH, "none", "apt-get install g"),
+        ({"make": None}, CPU_TORCH, "none", "apt-get install make"),
+        ({"python_header": False}, CPU_TORCH, "none", "apt-get install python3-dev"),
+        ({"pip": False}, CPU_TORCH, "none", "ensurepip"),
+        ({}, CPU_TORCH, "nccl", "not a CUDA build"),
+        ({"nvcc": None, "nvcc_release": None}, CUDA_TORCH, "nccl", "No nvcc"),
+        ({"nvcc_release": "13.0"}, CUDA_TORCH, "nccl", "built for CUDA 12.8"),
+        ({"nccl": None}, CUDA_TORCH, "nccl", "No NCCL"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_cure(
+    changes: dict[str, object], torch: InstalledTorch, gpu: str, said: str
+) -> None:
+    with pytest.raises(BuildError, match=said):
+        prerequisites.check(machine(**changes), torch, gpu)
+
+
+def test_a_complete_machine_may_build_and_a_cpu_build_needs_no_cuda() -> None:
+    prerequisites.check(machine(), CUDA_TORCH, "nccl")
+    prerequisites.check(machine(nvcc=None, nccl=None), CPU_TORCH, "none")
+
+
+def test_all_that_is_missing_is_named_at_once() -> None:
+    with pytest.raises(BuildError) as caught:
+        prerequisites.check(machine(compiler=None, nvcc=None, nccl=None), CUDA_TORCH, "nccl")
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_nccl_is_taken_from_torchs_own_packages_before_the_system(tmp_path: Path) -> None:
+    package = tmp_path / "nvidia" / "nccl"
+    for name in ("include/nccl.h", "lib/libnccl.so.2"):
+        (package / name).parent.mkdir(parents=True)
+        (package / name).touch()
+    found = prerequisites.find_nccl({}, [tmp_path])
+    assert found == plan.NcclPlace(package / "include", package / "lib/libnccl.so.2")
+
+
+def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
+    old = tmp_path / "cmake"
+    old.write_text("#!/bin/sh\necho cmake version 3.10.2\n")
+    old.chmod(0o755)
+    assert prerequisites.find_cmake({"HOROVOD_CMAKE": str(old)}) != str(old)
+
+
+def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
+    environment = plan.compile_environment(plan.Plan("0.28.1", "2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake")
+    assert environment == {
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_CMAKE": "/c/cmake",
+        "HOROVOD_LOCAL_VERSION": f"{patches.PATCH_LEVEL}.cpu",
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        "MAKEFLAGS": "-j2",
+    }
+
+
+def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
+    built = plan.Plan(
+        "0.28.1",
+        "2.13.0+cu128",
+        gpu="nccl",
+        cuda_home=Path("/cuda"),
+        nccl=plan.NcclPlace(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
+    )
+    environment = plan.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, cmake="cmake")
+    assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert environment["HOROVOD_CUDA_HOME"] == environment["CUDA_HOME"] == "/cuda"
+    assert environment["HOROVOD_NCCL_INCLUDE"] == "/nccl/include"
+    assert environment["HOROVOD_NCCL_LIB"] == "/nccl/lib"
+    assert environment["HOROVOD_LOCAL_VERSION"] == f"{patches.PATCH_LEVEL}.nccl"
+    assert environment["PATH"] == f"/cuda/bin{os.pathsep}/usr/bin"
+
+
+def test_the_users_variables_cannot_make_another_wheel_than_the_plan_says() -> None:
+    theirs = {"HOROVOD_WITH_MPI": "1", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_BUILD_ARCH_FLAGS": "-mavx2"}
+    environment = plan.compile_environment(plan.Plan("0.28.1", "2.13.0"), theirs, jobs=1, cmake="cmake")
+    assert "HOROVOD_WITH_MPI" not in environment and "HOROVOD_GPU_OPERATIONS" not in environment
+    assert environment["HOROVOD_BUILD_ARCH_FLAGS"] == "-mavx2"
+
+
+def test_the_build_is_against_the_torch_in_place() -> None:
+    command = plan.compile_command("/venv/bin/python", Path("/source"), Path("/wheels"))
+    assert command[:4] == ["/venv/bin/python", "-m", "pip", "wheel"]
+    assert {"--no-build-isolation", "--no-deps"} <= set(command)
+
+
+class Screen:
+    def __init__(self, *, tty: bool) -> None:
+        self.written: list[str] = []
+        self.isatty = lambda: tty
+
+    def write(self, text: str) -> None:
+        self.written.append(text)
+
+    def flush(self) -> None: ...
+
+
+def test_without_a_terminal_progress_is_a_line_every_ten_percent() -> None:
+    screen = Screen(tty=False)
+    reporter = Reporter("Compiling", screen, clock=iter(range(1000)).__next__)  # type: ignore[arg-type]
+    for percent in range(0, 101, 2):
+        reporter.line(f"[{percent:3d}%] Building CXX object")
+    reporter.done("done")
+    assert len(screen.written) == 12
+    assert all(line.endswith("\n") and "\r" not in line for line in screen.written)
+
+
+def test_on_a_terminal_progress_is_one_live_line() -> None:
+    screen = Screen(tty=True)
+    reporter = Reporter("Compiling", screen, clock=iter(range(1000)).__next__)  # type: ignore[arg-type]
+    reporter.line("[ 42%] Building CXX object")
+    reporter.tick()
+    assert len(screen.written) == 2, "a second later the line is written again"
+    assert all(text.startswith("\rCompiling:  42 %") and "\n" not in text for text in screen.written)
+
+
+def test_a_line_that_says_nothing_new_is_not_written_again() -> None:
+    screen = Screen(tty=True)
+    reporter = Reporter("Compiling", screen, clock=lambda: 0.0)  # type: ignore[arg-type]
+    for _ in range(3):
+        reporter.line("[ 42%] Building CXX object")
+    assert len(screen.written) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "percent"),
+    [("[  1%] Building", 1), ("  [100%] Linking", 100), ("c++ -o [ 42%]", None), ("", None)],
+)
+def test_the_percentage_is_cmakes(line: str, percent: int | None) -> None:
+    assert percent_done(line) == percent
+
+
+@pytest.mark.parametrize(
+    ("log", "first"),
+    [
+        ("ok\n a.cc:3:1: error: expected ';'\n b", "a.cc:3:1: error: expected ';'"),
+        ("a.h:1:10: fatal error: Python.h: No such file\nmake: *** Error 1", "a.h:1:10: fatal error"),
+        ("CMake Error at CMakeLists.txt:1", "CMake Error"),
+        (
+            "/usr/bin/ld: cannot find -lnccl\ncollect2: error: ld returned 1",
+            "/usr/bin/ld: cannot find -lnccl",
+        ),
+        ("c++: fatal error: Killed signal terminated program cc1plus", "c++: fatal error: Killed"),
+    ],
+)
+def test_the_first_error_is_the_cause(log: str, first: str) -> None:
+    found = first_error(log.splitlines())
+    assert found is not None and found.startswith(first)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "error: subprocess-exited-with-error",
+        "ERROR: Failed building wheel for horovod",
+        "Building CXX object transport/tcp/error.cc.o",
+        "calls to avoid build errors in the future.",
+        "/usr/bin/ld: warning: size of symbol changed",
+    ],
+)
+def test_a_line_that_only_speaks_of_errors_is_no_cause(line: str) -> None:
+    assert first_error([line]) is None
+
+
+def test_the_installed_torch_is_read_without_importing_it() -> None:
+    program = (
+        "import sys; from horovod_tune.horovod_build.installed import installed_torch as f;"
+        "print(f().version); assert 'torch' not in sys.modules"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    torch = pytest.importorskip("torch")
+    assert ran.stdout.strip() == torch.__version__
+    found = installed_torch()
+    assert found is not None and found.cuda == torch.version.cuda
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "gpu"),
+    [
+        ("0.28.1", None, None),
+        ("0.28.1+ht1.cpu", "ht1", "none"),
+        ("0.28.1+ht2.nccl", "ht2", "nccl"),
+        ("1+x", None, None),
+    ],
+)
+def test_a_build_of_ours_is_told_by_its_version(version: str, level: str | None, gpu: str | None) -> None:
+    horovod = InstalledHorovod(version, "2.13.0")
+    assert (horovod.patch_level, horovod.gpu) == (level, gpu)

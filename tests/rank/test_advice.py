@@ -1,0 +1,77 @@
+"""What stands below the traceback of an error whose cause lies in how a rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+
+from horovod_tune.rank.advice import advice_on
+
+
+@pytest.fixture
+def started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where Ray started the rank, with data.csv; the rank is in its trial's own."""
+    start, trial = tmp_path / "start", tmp_path / "trial"
+    start.mkdir()
+    trial.mkdir()
+    (start / "data.csv").write_text("1,2\n")
+    monkeypatch.setenv("TUNE_ORIG_WORKING_DIR", str(start))
+    monkeypatch.chdir(trial)
+    return start
+
+
+def advice_of(act: Callable[[], object]) -> str:
+    with pytest.raises(BaseException) as raised:
+        act()
+    return advice_on(raised.value)
+
+
+def test_a_relative_path_is_explained_with_where_the_file_is(started_in: Path) -> None:
+    text = advice_of(lambda: Path("data.csv").read_text())
+    assert (
+        f"'data.csv' is a relative path, and a rank starts in its trial's own directory ({Path.cwd()})"
+        in text
+    )
+    assert "os.path.join(os.environ['TUNE_ORIG_WORKING_DIR'], 'data.csv')" in text
+
+
+def test_a_relative_path_that_is_nowhere_is_explained_too(started_in: Path) -> None:
+    text = advice_of(lambda: Path("other.csv").read_text())
+    assert "'other.csv' is a relative path" in text and "the file is in" not in text
+
+
+def test_a_path_that_stands_in_the_message_only_is_found(started_in: Path) -> None:
+    assert "'data.csv' is a relative path" in advice_of(lambda: numpy.loadtxt("data.csv"))
+
+
+def test_the_missing_file_may_be_the_cause_of_another_error(started_in: Path) -> None:
+    def act() -> None:
+        try:
+            Path("data.csv").read_text()
+        except FileNotFoundError as error:
+            raise RuntimeError("no data") from error
+
+    assert "'data.csv' is a relative path" in advice_of(act)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FileNotFoundError(2, "x", "/nowhere/data.csv"), FileNotFoundError("gone"), ValueError("data.csv")],
+)
+def test_nothing_is_said_of_other_errors(started_in: Path, error: Exception) -> None:
+    assert advice_on(error) == ""
+
+
+def test_errors_that_are_each_others_cause_end() -> None:
+    first, second = ValueError(1), ValueError(2)
+    first.__cause__, second.__cause__ = second, first
+    assert advice_on(first) == ""
+
+
+@pytest.mark.parametrize("code", [0, 3, None, "text"])
+def test_sys_exit_is_explained(code: object) -> None:
+    text = advice_on(SystemExit(code))
+    assert f"sys.exit({code!r})" in text and "return from the function" in text

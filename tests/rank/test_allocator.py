@@ -1,0 +1,81 @@
+"""Memory that a rank frees: kept for its next step, given back after its trial; the user's settings stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from horovod_tune.rank.allocator import is_set_by_user
+
+PROGRAM = """
+import json, os, resource, threading
+
+from horovod_tune.rank.allocator import give_freed_memory_back, keep_freed_memory
+
+BLOCKS, BYTES = 200, 1 << 20
+figures = {"set": keep_freed_memory()}
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def step():
+    blocks = [bytearray(b"x" * BYTES) for _ in range(BLOCKS)]
+
+def train():
+    step()
+    before = faults()
+    for _ in range(10):
+        step()
+    figures["faults_a_step"] = (faults() - before) / 10
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+kept = resident()
+give_freed_memory_back()
+figures["given_back"] = kept - resident()
+print(json.dumps(figures))
+"""
+PAGES_A_STEP = 200 * 256
+
+
+def run(**variables: str) -> dict[str, float]:
+    environment = {name: value for name, value in os.environ.items() if not is_set_by_user({name: value})}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**environment, **variables}, capture_output=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_thread_finds_the_memory_of_its_last_step_and_gives_it_back_when_told() -> None:
+    figures = run()
+    assert figures["set"] is True
+    assert figures["faults_a_step"] < PAGES_A_STEP / 20
+    assert figures["given_back"] > 100 << 20
+
+
+def test_what_the_user_has_set_stays() -> None:
+    figures = run(MALLOC_TRIM_THRESHOLD_="131072")
+    assert figures["set"] is False
+    assert figures["faults_a_step"] > PAGES_A_STEP / 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_set"),
+    [
+        ({}, False),
+        ({"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.rtld.nns=2"}, False),
+        ({"MALLOC_TOP_PAD_": "0"}, True),
+        ({"GLIBC_TUNABLES": "glibc.rtld.nns=2:glibc.malloc.trim_threshold=1"}, True),
+    ],
+)
+def test_which_variables_are_the_users_own_settings(environment: dict[str, str], is_set: bool) -> None:
+    assert is_set_by_user(environment) is is_set

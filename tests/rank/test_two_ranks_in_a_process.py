@@ -1,0 +1,117 @@
+"""A TPU v2 or v3 has two ranks in a process, each in a thread: what one ends, the other keeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import horovod_tune
+from horovod_tune import session
+from horovod_tune.errors import NotInTraining
+from horovod_tune.messages import FailureKind, Finished, Report, TrialOrder, World
+from horovod_tune.rank.training import Training
+from horovod_tune.session import Session
+from horovod_tune.with_parameters import pack_values, provided
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Rank:
+    """One rank of two in this process, whose reports are let go at once."""
+
+    def __init__(self, rank: int, function: Any, place: Path, packed: str | None) -> None:
+        self.messages: list[Any] = []
+        order = TrialOrder("id", "name", str(place), str(place), "experiment", {}, None, parameters=packed)
+        self.session = Session(
+            order, World(rank, 2, rank, 2, 0, 1), send=self.take, fetch=lambda place: place
+        )
+        self.training = Training(
+            self.session,
+            cloudpickle.dumps(function),
+            host="here",
+            send=self.take,
+            prepare=lambda: None,
+            describe_failure=lambda error: (FailureKind.RAISED, ""),
+        )
+
+    def take(self, message: Any) -> None:
+        self.messages.append(message)
+        if isinstance(message, Report):
+            self.session.proceed(message.index)
+
+
+class Shared:
+    """What the two ranks meet by; reached through `sys`, since a function travels by value."""
+
+    def __init__(self) -> None:
+        self.both_began = threading.Barrier(2, timeout=60)
+        self.ranks: list[Rank] = []
+
+    def begin(self) -> int:
+        """Return the caller's rank, once both have begun; to rank 1 only when rank 0 has ended."""
+        self.both_began.wait()
+        rank = session.current().world.rank  # type: ignore[union-attr]
+        if rank == 1:
+            self.ranks[0].training.thread.join(60)
+        return rank
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Shared:
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")
+    made = Shared()
+    monkeypatch.setattr(sys, "two_ranks", made, raising=False)
+    return made
+
+
+def run_two(shared: Shared, function: Any, place: Path, packed: str | None = None) -> list[Rank]:
+    """Run ``function`` on both ranks of this process, to their ends."""
+    shared.ranks = [Rank(rank, function, place, packed) for rank in (0, 1)]
+    for each in shared.ranks:
+        each.training.start()
+    for each in shared.ranks:
+        each.training.thread.join(60)
+        assert not each.training.is_alive
+    return shared.ranks
+
+
+def test_the_second_rank_still_reports_when_the_first_has_ended(shared: Shared, tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from ray import tune
+
+        rank = sys.two_ranks.begin()  # type: ignore[attr-defined]
+        live = session.current()
+        live.proceed(2)
+        horovod_tune.report(rank=rank)
+        tune.report({"rank": rank})
+        assert (live.world.rank, live.reports) == (rank, 2)
+        assert tune.get_context().get_world_rank() == rank
+        assert rank == 0 or os.environ["HOROVOD_TUNE_RANK"] == f"1:{os.getpid()}"
+
+    first, second = run_two(shared, train, tmp_path)
+    assert first.messages == [Report(1, {"rank": 0}, None), Report(2, {"rank": 0}, None), Finished(0)]
+    assert second.messages == [Finished(1)]
+    assert "HOROVOD_TUNE_RANK" not in os.environ
+    with pytest.raises(NotInTraining):
+        horovod_tune.report(rank=2)
+
+
+def test_the_second_ranks_parameters_stay_when_the_first_has_ended(shared: Shared, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    packed.write_bytes(pack_values({"data": {"seen": []}}))
+
+    def train(config: dict[str, Any], data: dict[str, Any]) -> None:
+        data["seen"].append(sys.two_ranks.begin())  # type: ignore[attr-defined]
+        assert provided()["data"] == {"seen": [session.current().world.rank]}
+
+    bound = horovod_tune.with_parameters(train, data={"seen": []})
+    for each in run_two(shared, bound, tmp_path, str(packed)):
+        assert each.messages == [Finished(each.session.world.rank)]
+        with pytest.raises(NotInTraining, match="did not come with the function"):
+            provided()

@@ -1,0 +1,94 @@
+"""with_parameters: what it refuses, what it ships, and what a Horovod trial's ranks get."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+import horovod_tune
+from horovod_tune import DistributedTrainableCreator, with_parameters
+from horovod_tune.errors import NotInTraining, TrainingFunctionError
+from horovod_tune.with_parameters import load_values, pack_values, parameters_of
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def train(config: dict[str, Any], model: Any, name: str = "") -> dict[str, Any]:
+    return {"sum": sum(each.sum().item() for each in model.parameters()), "name": name}
+
+
+def test_called_directly_the_function_gets_the_objects_themselves() -> None:
+    model = torch.nn.Linear(2, 1)
+    assert with_parameters(train, model=model, name="a")({})["name"] == "a"
+
+
+def test_a_generator_function_works_too() -> None:
+    def steps(config: dict[str, Any], count: int) -> Any:
+        yield from range(count)
+
+    assert list(with_parameters(steps, count=3)({})) == [0, 1, 2]
+
+
+def test_names_that_the_function_does_not_take_are_refused() -> None:
+    with pytest.raises(TrainingFunctionError, match=r"cannot be called with \(config, modle=\.\.\.\)"):
+        with_parameters(train, modle=1)
+
+
+def test_tensors_on_a_device_are_refused_by_name() -> None:
+    with pytest.raises(TrainingFunctionError, match="parameter 'x' must be on the CPU, got one on meta"):
+        pack_values({"x": torch.empty(1, device="meta")})
+
+
+def test_the_function_travels_without_its_objects() -> None:
+    bound = with_parameters(train, model=torch.nn.Linear(1000, 1000))
+    shipped = cloudpickle.dumps(bound)
+    assert len(shipped) < 100_000
+    with pytest.raises(NotInTraining, match="did not come with the function"):
+        cloudpickle.loads(shipped)({})
+
+
+def test_parameters_are_found_below_partial() -> None:
+    bound = with_parameters(train, model=torch.nn.Linear(1, 1))
+    assert parameters_of(partial(bound)) is parameters_of(bound) is not None
+    assert parameters_of(train) is None
+
+
+def test_a_function_of_tunes_own_with_parameters_is_refused_with_the_cure(ray_session: Any) -> None:
+    from ray import tune
+
+    with pytest.raises(TrainingFunctionError, match=r"use horovod_tune\.with_parameters"):
+        DistributedTrainableCreator(partial(tune.with_parameters(train, model=1)))
+
+
+def test_what_two_parameters_share_stays_shared(tmp_path: Any) -> None:
+    shared = torch.ones(3)
+    file = tmp_path / "packed"
+    file.write_bytes(pack_values({"a": [shared], "b": {"x": shared}, "f": lambda: 7}))
+    values = load_values(str(file))
+    values["a"][0][0] = 5.0
+    assert values["b"]["x"][0] == 5.0 and values["f"]() == 7
+    assert torch.equal(load_values(str(file))["a"][0], torch.ones(3)), "the file itself is as it was"
+
+
+def test_every_trial_of_a_horovod_function_gets_them_whole(tune_run: Callable[..., Any]) -> None:
+    pytest.importorskip("horovod")
+
+    def spoil(config: dict[str, Any], model: Any) -> None:
+        before = float(model.weight.sum())
+        with torch.no_grad():
+            model.weight.zero_()
+        horovod_tune.report(before=before)
+
+    model = torch.nn.Linear(3, 3)
+    analysis = tune_run(
+        DistributedTrainableCreator(with_parameters(spoil, model=model), num_slots=2),
+        num_samples=2,
+        max_concurrent_trials=1,
+    )
+    assert [trial.last_result["before"] for trial in analysis.trials] == [float(model.weight.sum())] * 2

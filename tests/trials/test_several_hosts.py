@@ -1,0 +1,233 @@
+"""num_hosts=2 on several simulated nodes of one machine: ranks, hosts, and files that must cross nodes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from processes import eventually
+from sessions import simulated_nodes
+
+from horovod_tune import DistributedTrainableCreator
+from horovod_tune.errors import ResourcesUnavailable
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head without CPUs, and two nodes of 2."""
+    host = {"num_cpus": 2, "num_gpus": 2}
+    with simulated_nodes(host, host) as nodes:
+        yield nodes
+
+
+def run(trainable, tmp_path, **settings):
+    from ray import tune
+
+    return tune.run(trainable, storage_path=str(tmp_path), name="hosts", verbose=0, **settings)
+
+
+def results_of(trial):
+    return [json.loads(line) for line in Path(trial.path, "result.json").read_text().splitlines()]
+
+
+def where(config):
+    import horovod.torch as hvd
+    import ray
+    import torch
+
+    from horovod_tune import report
+
+    hvd.init()
+    mine = [hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+    everyone = hvd.allgather(torch.tensor([mine]), name="where").tolist()
+    nodes = hvd.allgather_object(ray.get_runtime_context().get_node_id())
+    report(everyone=everyone, nodes=nodes, size=hvd.size())
+
+
+@pytest.fixture(autouse=True)
+def by_value():
+    """The ranks cannot import this file, so its functions travel as code."""
+    import sys
+
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_path):
+    analysis = run(DistributedTrainableCreator(where, num_hosts=2, num_slots=2), tmp_path)
+    (result,) = results_of(analysis.trials[0])
+    assert result["size"] == result["world_size"] == 4
+    assert result["hosts"] == f"{socket.gethostname()}:4", "both nodes are simulated on this host"
+    assert sorted(result["everyone"]) == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
+    first, second = set(result["nodes"][:2]), set(result["nodes"][2:])
+    assert len(first) == len(second) == 1 and first != second
+
+
+def test_a_total_larger_than_one_node_spills_to_the_next(cluster, tmp_path):
+    analysis = run(DistributedTrainableCreator(where, num_workers=3), tmp_path)
+    (result,) = results_of(analysis.trials[0])
+    assert sorted(each[2] for each in result["everyone"]) == [1, 2, 2]
+    assert sorted(each[0] for each in result["everyone"]) == [0, 1, 2]
+
+
+def test_every_rank_finds_its_own_gpu_at_its_local_rank(cluster, tmp_path):
+    """Ray hands out device numbers whether there are such devices or not; nothing here touches one."""
+
+    def train(config):
+        import os
+
+        import horovod.torch as hvd
+        import ray
+
+        from horovod_tune import report
+
+        hvd.init()
+        devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        mine = (len(devices), devices[hvd.local_rank()], [str(gpu) for gpu in ray.get_gpu_ids()])
+        report(seen=hvd.allgather_object(mine))
+
+    trainable = DistributedTrainableCreator(train, num_hosts=2, num_slots=2, use_gpu=True)
+    (result,) = results_of(run(trainable, tmp_path, num_samples=2).trials[1])
+    for count, at_local_rank, reserved in result["seen"]:
+        assert count == 2
+        assert [at_local_rank] == reserved
+
+
+def test_more_hosts_than_there_are_is_an_error(cluster, tmp_path):
+    trainable = DistributedTrainableCreator(where, num_hosts=3, num_slots=1)
+    with pytest.raises(ResourcesUnavailable, match="3 x 1 CPU on different machines"):
+        run(trainable, tmp_path)
+
+
+@pytest.fixture
+def worker_node(cluster):
+    """The id of a node that is not the driver's."""
+    return next(node["NodeID"] for node in cluster_nodes() if node["Resources"].get("CPU"))
+
+
+def cluster_nodes():
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def test_a_directory_crosses_nodes_whole(worker_node, tmp_path):
+    from horovod_tune.files import directories
+    from horovod_tune.transfer import node_transfer
+
+    source, there, back = tmp_path / "source", tmp_path / "new" / "there", tmp_path / "back"
+    (source / "inner" / "empty").mkdir(parents=True)
+    large = bytes(range(256)) * (node_transfer.CHUNK_BYTES // 256) * 2 + b"tail"
+    (source / "inner" / "large").write_bytes(large)
+    (source / "none").touch()
+    (source / "link").symlink_to("inner", target_is_directory=True)
+    for number in range(1500):
+        (source / f"small {number}").write_text(str(number))
+    node_transfer.send_directory(str(source), worker_node, str(there), timeout_s=120)
+    node_transfer.fetch_directory(worker_node, str(there), str(back), timeout_s=120)
+    for target in (there, back):
+        assert (target / "inner" / "large").read_bytes() == large
+        assert (target / "link" / "large").read_bytes() == large and not (target / "link").is_symlink()
+        assert (target / "none").read_bytes() == b""
+        assert (target / "inner" / "empty").is_dir()
+        assert {(target / f"small {n}").read_text() for n in range(1500)} == {str(n) for n in range(1500)}
+    assert list(tmp_path.rglob("*.part")) == []
+    stamp = node_transfer.fingerprint_on(worker_node, str(there), timeout_s=60)
+    assert stamp == directories.fingerprint(str(there))
+
+
+def test_a_copy_that_fails_leaves_no_part_of_it(worker_node, tmp_path):
+    import ray
+
+    from horovod_tune.errors import MetricsError
+    from horovod_tune.transfer import node_transfer
+
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "large").write_bytes(bytes(3 * node_transfer.CHUNK_BYTES))
+    with pytest.raises(FileNotFoundError, match="absent"):
+        node_transfer.fetch_directory(
+            worker_node, str(tmp_path / "absent"), str(tmp_path / "t"), timeout_s=120
+        )
+    with pytest.raises(FileNotFoundError, match="absent"):
+        node_transfer.send_directory(
+            str(tmp_path / "absent"), worker_node, str(tmp_path / "t"), timeout_s=120
+        )
+    for move in (
+        lambda: node_transfer.send_directory(str(source), worker_node, str(tmp_path / "t"), timeout_s=0.001),
+        lambda: node_transfer.fetch_directory(worker_node, str(source), str(tmp_path / "t"), timeout_s=0.001),
+    ):
+        with pytest.raises(ray.exceptions.GetTimeoutError):
+            move()
+    (source / "up").symlink_to(source)
+    with pytest.raises(MetricsError, match="directory that it is in"):
+        node_transfer.fetch_directory(worker_node, str(source), str(tmp_path / "t"), timeout_s=120)
+    eventually(lambda: sorted(each.name for each in tmp_path.iterdir()) == ["source"])
+
+
+def test_copying_goes_on_when_the_process_that_owned_the_actor_has_ended(worker_node, tmp_path):
+    import ray
+
+    from horovod_tune.transfer import node_transfer
+
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("1")
+    node_transfer.send_directory(str(tmp_path / "source"), worker_node, str(tmp_path / "a"), timeout_s=120)
+    first = node_transfer.begin(worker_node)
+    assert node_transfer.begin(worker_node) is first, "one actor a node"
+    ray.kill(first)
+    node_transfer.send_directory(str(tmp_path / "source"), worker_node, str(tmp_path / "b"), timeout_s=120)
+    assert (tmp_path / "b" / "file").read_text() == "1"
+    assert node_transfer.begin(worker_node) is not first
+
+
+def test_a_node_that_is_lost_is_an_error_in_time(cluster, tmp_path):
+    import ray
+
+    from horovod_tune.transfer import node_transfer
+
+    extra = cluster.add_node(num_cpus=0, resources={"extra": 1})
+    (node,) = [each["NodeID"] for each in cluster_nodes() if each["Resources"].get("extra")]
+    assert node_transfer.fingerprint_on(node, str(tmp_path), timeout_s=120)
+    cluster.remove_node(extra, allow_graceful=False)
+
+    def is_an_error():
+        try:
+            node_transfer.fingerprint_on(node, str(tmp_path), timeout_s=60)
+        except ray.exceptions.RayError:
+            return True
+        return False  # its processes take a moment to follow the node
+
+    eventually(is_an_error, within_s=120)
+
+
+def test_a_trial_on_other_nodes_appends_to_its_logs_and_removes_what_a_kill_left(worker_node, tmp_path):
+    """The storage of a driver elsewhere, as a coordinator meets it."""
+    from horovod_tune.coordinator.rank_logs import LogsOnNode
+    from horovod_tune.files import log_files
+    from horovod_tune.transfer import node_transfer
+
+    logs = LogsOnNode(worker_node, str(tmp_path / "trial"))
+    for text in (b"one\n", b"two\n"):
+        logs.append(3, text)
+        logs.publish(at_end=False)
+        logs.publish(at_end=False)
+    path = tmp_path / "trial" / "rank_3.log"
+    assert path.read_bytes() == b"one\ntwo\n"
+    logs.append(3, b"x" * 79 + b"\n")
+    LogsOnNode(worker_node, str(tmp_path / "trial")).publish(at_end=True)
+    assert path.read_bytes() == b"one\ntwo\n", "what was not published is another object's"
+    logs.append(3, (b"y" * 79 + b"\n") * (log_files.LOG_BYTES // 40))
+    logs.append(3, b"the end\n")
+    logs.publish(at_end=True)
+    assert path.stat().st_size <= log_files.LOG_BYTES
+    assert path.read_bytes().startswith(b"one\n") and path.read_bytes().endswith(b"the end\n")
+
+    (tmp_path / "trial" / "checkpoint_000001.5f.part" / "sub").mkdir(parents=True)
+    node_transfer.remove_parts(worker_node, str(tmp_path / "trial"), timeout_s=60)
+    assert [each.name for each in (tmp_path / "trial").iterdir()] == ["rank_3.log"]

@@ -1,0 +1,170 @@
+"""A rank that hangs is named with where it stands; one that works, or waits for Tune, is left alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from worker_kinds import RANKS, Workers, skip_unless_installed
+
+from horovod_tune.errors import TrainingFailed
+from horovod_tune.messages import Report
+from horovod_tune.xla.inactivity import Activity, Inactivity, StackDump, explain
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STALL_TIMEOUT_S = 3.0
+
+
+def polled(
+    step: Callable[[int], Activity], *, limit_s: float, polls: int, every_s: float = 10.0
+) -> int | None:
+    """Return at which poll the ranks have stood still for ``limit_s``, when poll i finds ``step(i)``."""
+    ranks = Inactivity(limit_s)
+    return next((i for i in range(polls) if ranks.note(every_s, step(i))), None)
+
+
+@pytest.mark.parametrize(
+    ("what", "step"),
+    [
+        ("nothing", lambda i: Activity(0, 0, 0.0)),
+        ("signs of life cost something", lambda i: Activity(7, 9, 0.002 * i)),
+        ("a share of 0.9 % of a CPU, for ever", lambda i: Activity(0, 0, 0.09 * i)),
+    ],
+)
+def test_ranks_that_do_nothing_for_the_limit_stand_still(what: str, step: Callable[[int], Activity]) -> None:
+    assert polled(step, limit_s=1800, polls=400) == 180, what
+
+
+@pytest.mark.parametrize(
+    ("what", "step"),
+    [
+        ("one rank compiles on one core", lambda i: Activity(0, 0, 10.0 * i)),
+        ("5 % of a core, as a step of 10 s that is prepared in 0.5 s", lambda i: Activity(0, 0, 0.5 * i)),
+        ("a second of computation every 5 minutes", lambda i: Activity(0, 0, 1.0 * (i // 30))),
+        ("a report every 25 minutes", lambda i: Activity(i // 150, 0, 0.0)),
+        ("an operation on the device every 29 minutes", lambda i: Activity(0, i // 174, 0.0)),
+        (
+            "a process below a rank ends and takes its time with it",
+            lambda i: Activity(0, 0, 9.0 if i % 100 else 0.0),
+        ),
+        ("torch_xla's counters begin anew between trials", lambda i: Activity(0, 100 - i, 0.0)),
+    ],
+)
+def test_ranks_that_do_anything_within_the_limit_do_not(what: str, step: Callable[[int], Activity]) -> None:
+    assert polled(step, limit_s=1800, polls=3000) is None, what
+
+
+def test_time_in_which_nobody_listens_does_not_count() -> None:
+    ranks = Inactivity(limit_s=60)
+    nothing = Activity(0, 0, 0.0)
+    assert [ranks.note(20, nothing) for _ in range(3)] == [False] * 3
+    ranks.restart()  # Tune has decided; the ranks have waited for it until now
+    assert [ranks.note(20, nothing) for _ in range(4)] == [False, False, False, True]
+
+
+def test_one_whose_limit_is_longer_than_a_window_is_found_as_well() -> None:
+    assert polled(lambda i: Activity(0, 0, 0.0), limit_s=45, polls=100, every_s=0.5) == 90
+
+
+AT_SYNC = StackDump("in sync", in_report=False)
+AT_QUEUE = StackDump("in queue.get", in_report=False)
+AT_REPORT = StackDump("in report", in_report=True)
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ({0: AT_SYNC}, 0),
+        ({0: AT_SYNC, 1: AT_SYNC, 2: AT_QUEUE, 3: AT_SYNC}, 2),
+        ({0: AT_SYNC, 1: AT_REPORT}, 0),
+        ({0: AT_REPORT, 1: AT_SYNC, 2: AT_SYNC}, 1),
+        ({4: AT_SYNC, 5: AT_QUEUE}, 4),
+        ({0: AT_SYNC, 1: None, 2: AT_SYNC}, 1),
+    ],
+)
+def test_the_rank_that_stands_where_the_fewest_stand_is_named(where: Any, named: int) -> None:
+    found = explain(where, 1800)
+    assert found is not None
+    rank, text = found
+    assert rank == named and "stall_timeout_s=1800 s" in text
+    assert all(at is None or at.stack in text for at in where.values())
+
+
+def test_ranks_that_all_wait_in_their_report_do_not_hang() -> None:
+    assert explain({2: AT_REPORT, 3: AT_REPORT}, 1800) is None
+    assert explain({}, 1800) is None
+
+
+@pytest.fixture(params=[kind for kind in RANKS if kind != "gloo"])
+def workers(ray_session: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
+    skip_unless_installed(request.param)
+    made = Workers(request.param, tmp_path, stall_timeout_s=STALL_TIMEOUT_S)
+    yield made
+    made.close()
+
+
+def rank_here() -> int:
+    from horovod_tune import session
+
+    live = session.current()
+    assert live is not None
+    return live.world.rank
+
+
+def test_a_rank_that_hangs_is_named_with_where_it_stands_but_not_before(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import threading
+
+        from horovod_tune import report
+
+        end = time.monotonic() + 2 * config["limit_s"]
+        while time.monotonic() < end:  # as one that compiles: no word for long
+            sum(range(10000))
+        report(step=1)
+        if rank_here() == 0:
+            threading.Event().wait()  # as in a collective that another rank never enters
+        report(step=2)
+
+    workers.begin(train, limit_s=STALL_TIMEOUT_S)
+    assert isinstance(workers.group.next_event(), Report)
+    time.sleep(1.5 * STALL_TIMEOUT_S)  # Tune takes its time
+    workers.group.proceed(1, None)
+    with pytest.raises(TrainingFailed) as caught:
+        workers.events()
+    text = str(caught.value)
+    assert text.startswith(f"rank 0 of {workers.size} on ") and " hung:" in text
+    assert "stall_timeout_s=3 s: no report" in text
+    assert "threading.Event().wait()" in text and "in train\n" in text
+    if workers.size > 1:
+        assert "rank 1 stands here:" in text and "report(step=2)" in text
+
+
+def test_ranks_that_work_on_the_device_or_below_themselves_do_not_hang(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import subprocess
+
+        from horovod_tune import report
+
+        loop = "import sys, time\nend = time.time() + float(sys.argv[1])\nwhile time.time() < end: pass"
+        subprocess.run([sys.executable, "-c", loop, str(2 * config["limit_s"])], check=True)
+        if config["on_device"]:
+            import torch
+            import torch_xla
+
+            x = torch.zeros(2, device=torch_xla.device())
+            for _ in range(8):
+                time.sleep(config["limit_s"] / 4)  # as a long step on the device: the host has nothing to do
+                x = x + 1
+                torch_xla.sync()
+        report(done=1)
+
+    workers.begin(train, limit_s=STALL_TIMEOUT_S, on_device=workers.kind == "torch_xla")
+    assert isinstance(workers.group.next_event(), Report)
+    workers.group.proceed(1, None)
+    workers.events()

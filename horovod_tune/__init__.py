@@ -2,10 +2,10 @@
 
 train(config)                                    the user's Horovod function
  └ trainable.py         the trial, as Tune sees it     ── step() ─► Tune ─► search/
-    └ coordinator.py    one per trial            ▲ messages.py:
-       └ workers/gloo/  N training actors        │   Report    rank 0
-       └ workers/xla/   one actor a TPU host,    │   Finished  every rank
-          │             XLA processes inside     │   Failed    any rank
+    └ coordinator/      one actor per trial      ▲ messages.py:
+       └ gloo/          N training actors        │   Report    rank 0
+       └ xla/           one actor a TPU host,    │   Finished  every rank
+          │             torch_xla ranks inside   │   Failed    any rank
           └ session.py  report(), checkpoints  ──┘ called by train(config)
 """
 

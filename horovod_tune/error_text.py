@@ -1,4 +1,4 @@
-"""The texts of failures, in ranks and in the coordinator: cut to what is read, and what Ray knows of a death."""
+"""The texts of failures, in ranks and in the coordinator: shortened, and what Ray knows of a death."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class NotElastic(HorovodTuneError, RuntimeError):
 
 
 class StartFailed(HorovodTuneError, RuntimeError):
-    """The training actors of a trial did not come up: says in which phase, and which ranks."""
+    """The training actors of a trial did not start: says in which phase, and which ranks."""
 
 
 class TrainingFailed(HorovodTuneError, RuntimeError):

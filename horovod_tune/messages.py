@@ -1,4 +1,4 @@
-"""What travels from the ranks to the coordinator, and back. Data only: messages do not act."""
+"""The messages between the coordinator and the ranks. Data only: messages do not act."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class TrialOrder:
     ``function`` is the training function as cloudpickle bytes, ``None`` when the rank holds it already.
     ``checkpoint`` is a directory that a restored trial starts from; ``resources`` is Tune's
     PlacementGroupFactory, pickled. ``parameters`` is where the rank finds the objects of `with_parameters`: a
-    Ray ObjectRef, or a path of its host. ``run`` counts the trials of one worker group, so that a late word
-    about one is not taken for the next one's. ``reports`` is how often the trial has reported before a rank
-    joins it, ``world_number`` counts the worlds that an elastic trial has formed.
+    Ray ObjectRef, or a path of its host. ``run`` counts the trials of one worker group, so that
+    a late message of one is not taken for the next one's. ``reports`` is how often the trial has reported
+    before a rank joins it, ``world_number`` counts the worlds that an elastic trial has formed.
     """
 
     trial_id: str
@@ -113,7 +113,7 @@ Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """Where a training actor landed, as it says itself."""
+    """Where a worker was placed, and its process."""
 
     node_id: str
     node_ip: str
@@ -126,7 +126,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True)
 class ResetResult:
-    """How one training actor stands after a trial: fit for the next one where ``problems`` is empty."""
+    """What a worker's reset could not restore; where ``problems`` is empty, it can run the next trial."""
 
     ranks: tuple[int, ...]
     problems: tuple[str, ...] = ()
@@ -146,10 +146,10 @@ class World:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one training actor is told before its first trial: its ranks, and their environment.
+    """What one worker gets before its first trial: its ranks and their environment.
 
-    ``defaults`` are variables that it sets where it has none of that name. ``channel_token`` is how it reaches a
-    coordinator on the same host without Ray (a `workers.channel.ChannelToken`).
+    ``defaults`` are variables that are set where the process has none of that name. ``channel_token`` (a
+    `channel.packets.ChannelToken`) lets it reach a coordinator on its host without Ray.
     """
 
     worlds: tuple[World, ...]

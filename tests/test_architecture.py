@@ -14,16 +14,16 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 
 # From the ground up; a unit imports from itself and from the units on lines above its own, never below.
 LAYERS = [
-    {"errors", "experiment_facts", "messages", "host_slots", "unpicklable", "log_files"},
-    {"tpu_types", "training_function", "directories"},
-    {"shipping"},
-    {"spec", "session", "transfer", "horovod_build", "large_batch"},
-    {"elastic", "ray_adapter", "backend", "doctor", "parameters"},
-    {"host_copies", "trial_logs"},
-    {"storage"},
-    {"workers"},
-    {"node", "preflight"},
+    {"errors", "experiment_facts", "messages", "error_text"},
+    {"tpu_types", "function", "files"},
+    {"spec", "session", "horovod_build", "large_batch"},
+    {"elastic", "with_parameters"},
+    {"ray_adapter", "channel", "doctor"},
+    {"transfer"},
+    {"rank"},
+    {"gloo", "xla"},
     {"coordinator"},
+    {"node", "preflight"},
     {"analysis"},
     {"run_settings"},
     {"trainable"},
@@ -33,6 +33,10 @@ LAYERS = [
     {"cli"},
 ]
 LAYER = {unit: number for number, units in enumerate(LAYERS) for unit in units}
+
+# Units of one process, which know nothing of each other: they speak through messages and channels. What the
+# coordinator needs of Gloo and XLA is in `coordinator/backend_protocol.py`; `trainable.py` joins the two.
+APART = [("coordinator", "rank"), ("coordinator", "gloo"), ("coordinator", "xla"), ("gloo", "xla")]
 
 HEAVY = {"torch", "torch_xla", "horovod", "matplotlib", "sklearn", "pandas", "rich"}
 
@@ -76,12 +80,12 @@ def unit_of(path: Path) -> str:
         ("from horovod_tune import session", ["horovod_tune.session"]),
         ("def f():\n    import horovod.torch", ["horovod.torch"]),
         ("if TYPE_CHECKING:\n    import torch\nelse:\n    import json", ["json"]),
-        ("from . import errors", ["horovod_tune.gloo.errors"]),
-        ("from ..protocol import Group", ["horovod_tune.coordinator.backend_protocol.Group"]),
+        ("from . import errors", ["horovod_tune.gloo.fork_server.errors"]),
+        ("from ..ranks import assign", ["horovod_tune.gloo.ranks.assign"]),
     ],
 )
 def test_imports_are_found_wherever_they_stand(source: str, found: list[str]) -> None:
-    assert list(imports(source, "horovod_tune.gloo")) == found
+    assert list(imports(source, "horovod_tune.gloo.fork_server")) == found
 
 
 def test_every_module_has_a_place_in_the_layers() -> None:
@@ -105,9 +109,41 @@ def test_imports_point_down_only(path: Path) -> None:
             assert other == unit or LAYER[other] < LAYER[unit], f"{unit} imports {name}, not below it"
 
 
-@pytest.mark.parametrize(
-    ("library", "homes"), [("horovod", ["workers/gloo", "large_batch"]), ("torch_xla", ["workers/xla"])]
-)
+def test_no_layer_is_without_a_file() -> None:
+    gone = set(LAYER) - {unit_of(path) for path in modules()}
+    assert not gone, f"LAYERS has lines of units that are no more: {sorted(gone)}"
+
+
+@pytest.mark.parametrize(("one", "other"), [*APART, *((other, one) for one, other in APART)])
+def test_units_of_different_processes_import_nothing_of_each_other(one: str, other: str) -> None:
+    crossing = [
+        str(path.relative_to(PACKAGE))
+        for path in (PACKAGE / one).rglob("*.py")
+        if any(name.split(".")[:2] == ["horovod_tune", other] for name in imports(path.read_text()))
+    ]
+    assert not crossing
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_are_absolute(path: Path) -> None:
+    relative = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative, f"{path}: lines {relative}"
+
+
+def test_a_files_name_is_unique_but_for_one_thing_of_two_backends() -> None:
+    places: dict[str, set[str]] = {}
+    for path in modules():
+        if path.name != "__init__.py":
+            places.setdefault(path.name, set()).add(str(path.parent.relative_to(PACKAGE)))
+    shared = {name: found for name, found in places.items() if len(found) > 1 and found != {"gloo", "xla"}}
+    assert not shared
+
+
+@pytest.mark.parametrize(("library", "homes"), [("horovod", ["gloo", "large_batch"]), ("torch_xla", ["xla"])])
 def test_a_launcher_library_is_imported_in_its_places(library: str, homes: list[str]) -> None:
     elsewhere = [
         str(path.relative_to(PACKAGE))

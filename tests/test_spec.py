@@ -83,7 +83,7 @@ def test_a_total_may_be_larger_than_one_node():
 
 
 def test_horovod_without_gloo_or_missing_is_said_with_its_cure(tmp_path):
-    code = "from horovod_tune.gloo.backend import require_backend\nrequire_backend(use_tpu=False)"
+    code = "from horovod_tune.gloo.backend import require_installed\nrequire_installed()"
     hide = tmp_path / "hide"
     (hide / "horovod" / "torch").mkdir(parents=True)
     (hide / "horovod" / "__init__.py").touch()

@@ -1,12 +1,12 @@
-"""The short way between the coordinator and the ranks on its own host: sockets that never leave the machine.
+"""Packets between the coordinator and the ranks on its own host, over sockets that never leave the machine.
 
-A report and its release through two Ray calls cost a millisecond for every rank; here they are a packet
-each. The listener has a name without a file (Linux's abstract namespace) and lives only while the ranks of
-one world take their places. Who connects has to be a process of the same user and must show the secret that
-came to it in its assignment; a packet is a msgpack message that is checked, and is never unpickled.
+Through Ray, a report and its release take two calls, a millisecond for every rank; here they take one packet
+each. The listener's address is in Linux's abstract namespace, without a file, and exists only while the ranks
+of one world connect. A rank must run as the same user and show the secret that came with its assignment. A
+packet is a msgpack message, checked and never unpickled.
 
-What does not fit goes through Ray as it does for ranks on other hosts: metrics of other types than msgpack
-has, reports above `MAX_PACKET_BYTES`, checkpoints on storage that has a filesystem object.
+What does not fit into a packet goes through Ray, as it does for ranks on other hosts: metrics of types that
+msgpack does not have, reports above `MAX_PACKET_BYTES`, checkpoints on storage with a filesystem object.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import msgpack
 
-from horovod_tune.channel.packing import pack, unpack
-from horovod_tune.errors import HorovodTuneError, MetricsError
+from horovod_tune.channel.packing import MalformedMessage, pack, unpack
+from horovod_tune.errors import MetricsError
 from horovod_tune.messages import CheckpointPlace, Report
 
 MAX_PACKET_BYTES = 100_000
@@ -34,20 +34,16 @@ _CREDENTIALS = struct.Struct("3i")
 _SECRET_BYTES = 32
 
 
-class MalformedMessage(HorovodTuneError, ValueError):
-    """Something came through a channel that no rank of ours sends."""
-
-
 @dataclass(frozen=True)
 class ChannelToken:
-    """Where a rank connects, and the secret that it shows there; made for one rank and used once."""
+    """The address that a rank connects to and the secret that it shows there; for one rank, used once."""
 
     address: bytes
     secret: bytes
 
 
 class CoordinatorChannel:
-    """The coordinator's end of the way to one rank."""
+    """The coordinator's end of the channel to one rank."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -57,7 +53,7 @@ class CoordinatorChannel:
         return self._socket.fileno()
 
     def release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> bool:
-        """Let the rank's reports up to ``index`` of trial ``run`` return; False where it must be a call."""
+        """Let the rank's reports up to ``index`` of trial ``run`` return; False if Ray must carry it."""
         if not self.is_open or (checkpoint is not None and checkpoint.filesystem is not None):
             return False
         place = None if checkpoint is None else (checkpoint.path, checkpoint.node_id, checkpoint.report)
@@ -65,14 +61,14 @@ class CoordinatorChannel:
         try:
             self._socket.send(packet, socket.MSG_DONTWAIT)
         except OSError:
-            return False  # the rank is gone, or has not read for long: Ray knows more
+            return False  # the rank has ended, or has not read for a while: Ray's call tells which
         return True
 
     def receive(self) -> list[tuple[int, Report]]:
-        """Return the reports that have come, each with the number of its trial; does not wait.
+        """Return the reports that have arrived, each with the number of its trial; does not wait.
 
         Raises:
-            MalformedMessage: what came is no report.
+            MalformedMessage: the rank sent something other than a report.
         """
         reports = []
         while self.is_open:
@@ -94,7 +90,7 @@ class CoordinatorChannel:
 
 
 class Listener:
-    """Listens while ranks take their places in a world, and no longer."""
+    """Accepts the ranks of one world while they connect, and no longer."""
 
     def __init__(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -108,7 +104,7 @@ class Listener:
         return ChannelToken(self._listener.getsockname(), self._secrets[worker])
 
     def accept(self) -> dict[int, CoordinatorChannel]:
-        """Return the channels of the workers that have connected, and listen no more."""
+        """Return the channels of the workers that have connected, by index, and stop listening."""
         channels: dict[int, CoordinatorChannel] = {}
         with self._listener:
             while True:
@@ -139,13 +135,13 @@ class Listener:
 
 
 class RankChannel:
-    """The rank's end. Any thread may send; `listen` runs in a thread of its own, asleep between packets."""
+    """The rank's end. Any thread may send; `listen` has a thread of its own and sleeps between packets."""
 
     def __init__(self, token: ChannelToken) -> None:
         """Connect and show the secret.
 
         Raises:
-            OSError: there is no such coordinator on this host.
+            OSError: no coordinator listens there on this host.
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -158,12 +154,12 @@ class RankChannel:
             raise
 
     def report(self, run: int, report: Report) -> bool:
-        """Send a report; False where it has to go another way."""
+        """Send a report; False if it must go through Ray."""
         fields = {"index": report.index, "metrics": report.metrics, "path": report.checkpoint_path}
         try:
             packet = pack({"run": run, **fields})
         except (MetricsError, ValueError, OverflowError, RecursionError):
-            return False  # nested deeper than msgpack goes, or of a type that only pickle knows
+            return False  # nested more deeply than msgpack allows, or of a type that only pickle handles
         if len(packet) > MAX_PACKET_BYTES:
             return False
         try:
@@ -173,10 +169,10 @@ class RankChannel:
         return True
 
     def listen(self, on_release: Callable[[int, float, CheckpointPlace | None], None]) -> None:
-        """Call ``on_release(run, index, checkpoint)`` for each packet, until the coordinator is gone.
+        """Call ``on_release(run, index, checkpoint)`` for each packet, until the coordinator has ended.
 
-        However it ends, the channel is closed with it: releases then come through Ray, and no report waits for
-        one that nobody would hear.
+        However it ends, it closes the channel: releases then come through Ray, and no report waits for one
+        that nobody would receive.
         """
         try:
             while packet := self._next_packet():
@@ -190,11 +186,11 @@ class RankChannel:
     def _next_packet(self) -> bytes:
         try:
             return self._socket.recv(MAX_PACKET_BYTES)
-        except OSError:  # the coordinator is gone, or this end is closed
+        except OSError:  # the coordinator has ended, or this end is closed
             return b""
 
     def close(self) -> None:
-        """Leave; `listen` returns in its thread."""
+        """Close the channel; `listen` returns in its thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -204,7 +200,7 @@ def _check_report(packet: bytes) -> tuple[int, Report]:
     try:
         message = unpack(packet)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise MalformedMessage(f"{len(packet)} bytes that are no msgpack: {error}") from error
+        raise MalformedMessage(f"{len(packet)} bytes are not a msgpack message: {error}") from error
     expected: dict[str, type | tuple[type, ...]] = {
         "run": int,
         "index": int,
@@ -212,8 +208,8 @@ def _check_report(packet: bytes) -> tuple[int, Report]:
         "path": (str, type(None)),
     }
     if type(message) is not dict or set(message) != set(expected):
-        raise MalformedMessage(f"{message!r:.200} is no report")
+        raise MalformedMessage(f"{message!r:.200} is not a report")
     for name, kinds in expected.items():
         if not isinstance(message[name], kinds) or isinstance(message[name], bool):
-            raise MalformedMessage(f"{message!r:.200} is no report: {name} is {message[name]!r:.80}")
+            raise MalformedMessage(f"{message!r:.200} is not a report: {name} is {message[name]!r:.80}")
     return message["run"], Report(message["index"], message["metrics"], message["path"])

@@ -7,12 +7,16 @@ from typing import Any
 
 import msgpack
 
-from horovod_tune.errors import MetricsError
+from horovod_tune.errors import HorovodTuneError, MetricsError
 
 _TUPLE, _ARRAY, _INTEGER = 1, 2, 3
 MAX_TUPLES_DEEP = 64
 """How deep tuples may be nested in what comes. Each level is a call of msgpack's C code within another, with
 40 kB of stack: at 200 the process ends with SIGSEGV. Of lists and dicts, msgpack itself takes 512 levels."""
+
+
+class MalformedMessage(HorovodTuneError, ValueError):
+    """A process sent bytes that are not a message, or a message of an unknown kind."""
 
 
 def pack(message: dict[str, Any]) -> bytes:
@@ -32,8 +36,7 @@ def unpack(data: bytes, depth: int = 0) -> Any:
     """Return the message in ``data``.
 
     Raises:
-        ValueError, msgpack.exceptions.UnpackException: they are no message's bytes, or one that is nested
-            too deep.
+        ValueError, msgpack.exceptions.UnpackException: the bytes are not a message, or one nested too deeply.
     """
     if depth > MAX_TUPLES_DEEP:
         raise ValueError(f"tuples nested more than {MAX_TUPLES_DEEP} deep")
@@ -65,4 +68,4 @@ def _unpack_more(code: int, data: bytes, *, depth: int) -> Any:
 
         dtype, shape, content = unpack(data, depth + 1)
         return numpy.frombuffer(content, dtype=numpy.dtype(dtype)).reshape(shape).copy()
-    raise ValueError(f"extension type {code} is none of ours")
+    raise ValueError(f"unknown msgpack extension type {code}")

@@ -1,8 +1,8 @@
-"""Between a host's host actor and each of its ranks: a pair of sockets that carries data, never code.
+"""Frames between a TPU host's actor and each of its ranks, over a pair of stream sockets: data, never code.
 
-Both ends are made in this process tree and inherited, so there is no port or path that a stranger could
-connect to. A frame is four bytes of length and a msgpack map. What a rank sends is checked against `RANK_MESSAGES`
-before anybody looks at it; nothing that comes up is unpickled.
+Both ends are made in this process tree and inherited, so there is no port or path to connect to. A frame is
+four bytes of length and a msgpack map. What a rank sends is checked against `RANK_MESSAGES` before it is
+used, and never unpickled.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import msgpack
 
-from horovod_tune.channel.packing import pack, unpack
-from horovod_tune.errors import HorovodTuneError, MetricsError
+from horovod_tune.channel.packing import MalformedMessage, pack, unpack
+from horovod_tune.errors import MetricsError
 from horovod_tune.messages import FailureKind
 
 MAX_FRAME_BYTES = 1 << 30
 MAX_REPORT_BYTES = 64 << 20
-"""The most that one report may take; a checkpoint is the place for more."""
+"""The largest report; larger data belongs into a checkpoint."""
 _LENGTH = struct.Struct(">I")
 
 RANK_MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -34,32 +34,30 @@ RANK_MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "reset_done": {"problems": (list, tuple)},
     "stack": {"stack": str, "in_report": bool},
 }
-"""What a rank may say: the kinds of messages, and the type of each field."""
+"""The kinds of messages that a rank may send, and the type of each field."""
 _FAILURES = {kind.value for kind in FailureKind}
 
 
-class MalformedMessage(HorovodTuneError, ValueError):
-    """Something came through a channel that no rank of ours sends."""
-
-
 def check_rank_message(message: Any) -> dict[str, Any]:
-    """Return a rank's message if it is one.
+    """Return a rank's message after checking it.
 
     Raises:
-        MalformedMessage: it is of no kind that a rank sends, or lacks a field, or has one too many.
+        MalformedMessage: it is of an unknown kind, lacks a field, has one too many, or one of the wrong type.
 
     >>> check_rank_message({"kind": "alive", "operations": 3})
     {'kind': 'alive', 'operations': 3}
     """
     fields = RANK_MESSAGES.get(str(message.get("kind"))) if type(message) is dict else None
     if fields is None or set(message) - {"kind"} != set(fields):
-        raise MalformedMessage(f"{message!r:.200} is no message of ours")
+        raise MalformedMessage(f"{message!r:.200} is not a message of a known kind with its fields")
     for name, kinds in fields.items():
-        # True is an int to Python, but no number of ours.
+        # True is an int to Python, but not a number here.
         if not isinstance(message[name], kinds) or (isinstance(message[name], bool) and kinds is not bool):
-            raise MalformedMessage(f"{message!r:.200} is no message of ours: {name} is {message[name]!r:.80}")
+            raise MalformedMessage(
+                f"{message!r:.200} has a field of the wrong type: {name} is {message[name]!r:.80}"
+            )
     if message["kind"] == "failed" and message["failure_kind"] not in _FAILURES:
-        raise MalformedMessage(f"{message!r:.200} is no message of ours: there is no such failure_kind")
+        raise MalformedMessage(f"{message!r:.200} has an unknown failure_kind")
     return message
 
 
@@ -79,7 +77,7 @@ class Channel:
 
         Raises:
             MetricsError: a field has a value that cannot be sent.
-            OSError: the other end is gone.
+            OSError: the other end is closed.
         """
         data = pack({"kind": kind, **fields})
         if len(data) > MAX_FRAME_BYTES or (kind == "report" and len(data) > MAX_REPORT_BYTES):
@@ -90,7 +88,7 @@ class Channel:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self, timeout_s: float) -> tuple[list[dict[str, Any]], bool]:
-        """Return what has come within ``timeout_s``, and whether the other end is still there."""
+        """Return the messages that arrive within ``timeout_s``, and whether the other end is still open."""
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return [], True
         try:
@@ -105,14 +103,16 @@ class Channel:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_FRAME_BYTES:
-                raise MalformedMessage(f"a frame of {length} bytes, where {MAX_FRAME_BYTES} is the most")
+                raise MalformedMessage(f"a frame of {length} bytes is larger than {MAX_FRAME_BYTES}")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
             try:
                 messages.append(unpack(bytes(self._buffer[_LENGTH.size : end])))
             except (ValueError, msgpack.exceptions.UnpackException, TypeError) as error:
-                raise MalformedMessage(f"a frame of {length} bytes that is no msgpack: {error}") from error
+                raise MalformedMessage(
+                    f"a frame of {length} bytes is not a msgpack message: {error}"
+                ) from error
             del self._buffer[:end]
         return messages
 

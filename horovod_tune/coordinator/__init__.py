@@ -1,1 +1,1 @@
-"""The ranks of a trial: a group of training actors, over Gloo or XLA."""
+"""Runs in the coordinator actor, one per trial: starts, polls, resets and stops workers."""

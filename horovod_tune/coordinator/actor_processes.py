@@ -1,4 +1,4 @@
-"""Ends the processes of training actors, and sees them gone."""
+"""Runs in the coordinator: ends the processes of training actors and waits until they have ended."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def end_actors(
         try:
             ray.get(ref, timeout=max(0.0, began + wait_s - time.monotonic()))
         except RayError:
-            # A node that went down meanwhile took its processes with it, and Ray says so to the user.
+            # The processes of a node that went down meanwhile have ended too; Ray tells the user.
             continue
 
 

@@ -1,7 +1,7 @@
-"""What Gloo and XLA both honour: the actor of a worker, and the launcher that starts and assigns workers.
+"""What Gloo and XLA both implement: the actor of a worker, and the launcher that starts workers.
 
-A *worker* is a Ray actor that runs one rank (Gloo) or all ranks of a host (XLA). The worker group speaks to
-workers through these methods only, and every message says which rank it is from.
+A *worker* is a Ray actor that runs one rank (Gloo) or all ranks of a host (XLA). The worker group calls
+workers through these methods only, and every message names the rank that sent it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from horovod_tune.messages import Assignment, CheckpointPlace, Message, ResetRes
 
 
 class WorkerActor(Protocol):
-    """The methods of a worker actor; none blocks longer than it says."""
+    """The methods of a worker's actor; none blocks longer than it says."""
 
     def describe(self) -> WorkerFacts:
         """Return where the actor landed."""
@@ -43,24 +43,27 @@ class WorkerActor(Protocol):
         """Return how often the worker's lowest rank has reported."""
 
     def reset(self, join_s: float) -> ResetResult:
-        """Wait ``join_s`` for the training function to end, and put the process back to how a new one is."""
+        """Wait ``join_s`` for the training function to end, then restore the process to a new one's state."""
 
 
 class Launcher(Protocol):
-    """Starts the workers of one trial's world and tells each what it is."""
+    """Starts the workers of one trial and assigns their ranks."""
 
     def create(self) -> Sequence[Any]:
-        """Create the worker actors and return their handles, without waiting for them."""
+        """Create the workers' actors and return their handles, without waiting for them."""
 
     def assign(self, workers: Sequence[Any], facts: Sequence[WorkerFacts]) -> Sequence[Assignment]:
         """Return each worker's ranks and environment.
 
         Raises:
-            StartFailed: the workers landed where they cannot form the world that was asked for.
+            StartFailed: the workers were placed where they cannot form the world that was requested.
         """
 
     def channels(self) -> dict[int, CoordinatorChannel]:
-        """Return the channels to the workers on this host that have been through `assign`, by their place."""
+        """Return the channels of the workers on this host that `assign` has been through, by their index."""
+
+    def processes_below(self) -> Sequence[WorkerFacts]:
+        """Return the processes that workers have started for their ranks and that have to end with them."""
 
     def death_of(self, facts: WorkerFacts) -> str:
         """Return how the process of a worker that died has ended ("killed by SIGSEGV"), "" if unknown."""

@@ -1,4 +1,4 @@
-"""The coordinator of a trial: between Tune, which asks for one result at a time, and its ranks."""
+"""Runs in the coordinator actor: gives Tune one result at a time, from what rank 0 reports."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Coordinator:
         """Return rank 0's next metrics and its stored checkpoint; None when the function has returned.
 
         Raises:
-            StartFailed: the training actors did not come up.
+            StartFailed: the training actors did not start.
             TrainingFailed: a rank was lost.
         """
         assert self._order is not None and self._storage is not None, "set_trial() comes first"

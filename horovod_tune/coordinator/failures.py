@@ -1,4 +1,4 @@
-"""Which of several lost ranks is the cause, and how it is told. Pure."""
+"""Finds out which of several lost ranks is the cause, and writes the error. Pure."""
 
 from __future__ import annotations
 

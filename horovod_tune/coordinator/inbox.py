@@ -29,7 +29,7 @@ class Inbox:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._answers: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
-        # Ray's thread rings when an answer has come, so that one `select` hears answers and channels.
+        # Ray's thread rings when an answer has come, so that one `select` waits for answers and channels.
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
@@ -37,14 +37,14 @@ class Inbox:
         self._selector.register(self._bell, selectors.EVENT_READ)
 
     def expect(self, ref: Any) -> int:
-        """Let the answer that ``ref`` stands for come here; returns the number under which it will."""
+        """Deliver the answer to ``ref`` here; return the number under which it will arrive."""
         number = next(self._numbers)
 
         def arrived(answer: Future[Any]) -> None:
             self._answers.put((number, answer))
             try:
                 self._ringer.send(b"!")
-            except OSError:  # it rings already, or nobody lives here any more
+            except OSError:  # it is ringing already, or this inbox is closed
                 return
 
         ref.future().add_done_callback(arrived)
@@ -58,7 +58,7 @@ class Inbox:
         """Return what has come, as soon as something has, after ``timeout_s`` at the latest.
 
         Raises:
-            MalformedMessage: something else than a report came through a channel.
+            MalformedMessage: a rank sent something other than a report.
         """
         mail = Mail()
         for key, _ in self._selector.select(timeout_s):
@@ -86,7 +86,7 @@ class Inbox:
             channel.close()
 
     def close_channels(self) -> None:
-        """Close every channel that is still open; answers go on to come."""
+        """Close every open channel; answers continue to arrive."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._selector.unregister(key.fileobj)

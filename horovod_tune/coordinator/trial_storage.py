@@ -1,4 +1,4 @@
-"""Runs in the coordinator: brings rank 0's checkpoints and every rank's log to the trial's storage, and back.
+"""Runs in the coordinator: copies rank 0's checkpoints and every rank's log to the trial's storage, and back.
 
 Tune's storage may be a cloud URI or a shared file system, which every host reaches, or the local disk of the
 driver's machine, which only that machine does. In the last case files go there through `transfer`.

@@ -22,7 +22,7 @@ class Worker:
     """Everything that the coordinator knows of one training actor.
 
     ``facts`` is None until the actor has said where it landed, ``ranks`` is empty until it was given them,
-    ``channel_token`` is None where it is reached through Ray only. ``running`` are those of its ranks whose training
+    ``channel`` is None where it is reached through Ray only. ``running`` holds its ranks whose training
     function runs. ``place`` is the slot of the trial that the actor takes.
     """
 
@@ -40,7 +40,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Who this is, as an error says it: its ranks and host, as far as they are known.
+        """The worker's name in errors: its ranks and host, as far as they are known.
 
         >>> class Actor:
         ...     class describe: remote = staticmethod(lambda: None)
@@ -64,8 +64,8 @@ class Worker:
         return self._question is not None
 
     def ask(self, inbox: Inbox, wait_s: float, *proceed: Any) -> None:
-        """Ask the worker for its messages; the answer comes to ``inbox``, ``proceed`` goes with the call."""
-        assert not self.is_asked, "what it answers to the first question would be lost"
+        """Poll the worker; the answer arrives in ``inbox``, ``proceed`` is passed on with the call."""
+        assert not self.is_asked, "the answer to the first question would be lost"
         self._question = inbox.expect(self.actor.poll.remote(wait_s, *proceed))
         self._asked_at = time.monotonic()
 

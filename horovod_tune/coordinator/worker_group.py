@@ -1,4 +1,4 @@
-"""The ranks of one trial as the coordinator sees them: started, listened to, let go, ended.
+"""The workers of one trial as the coordinator sees them: started, polled, released from reports, ended.
 
 Runs in the coordinator, in one thread. Every wait has an end: a worker answers `poll` in time even when it
 has nothing to say, and one that does not for ``timeout_s`` is lost.
@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from horovod_tune import error_text
-from horovod_tune.channel.packets import MalformedMessage
+from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.coordinator import actor_processes, failures
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.inbox import Inbox, Mail
@@ -95,7 +95,7 @@ class WorkerGroup:
         return {rank for worker in self.workers for rank in worker.running}
 
     def create(self) -> None:
-        """Begin to start the workers, in their turn; does not wait for them."""
+        """Begin to start the workers, in the trial's start slot; does not wait for them."""
         self.workers = [Worker(actor, place) for place, actor in enumerate(self._launcher.create())]
 
     def _form_world(self) -> None:
@@ -125,7 +125,7 @@ class WorkerGroup:
         """Start a trial on all ranks, as soon as they are there.
 
         Raises:
-            StartFailed: workers did not come up within ``timeout_s``, or landed wrongly.
+            StartFailed: workers did not start within ``timeout_s``, or were placed wrongly.
         """
         if not self.workers:
             self.create()
@@ -195,7 +195,7 @@ class WorkerGroup:
                 if not released:
                     worker.actor.proceed.remote(index, self._newest)
             elif worker.running:
-                # One call for both is the way of rank 0's worker where it has no channel.
+                # Rank 0's worker, if it has no channel, gets both in one call.
                 self._ask(worker, *(() if released else (index, self._newest)))
 
     def _listen(self, wait_s: float) -> None:
@@ -223,7 +223,7 @@ class WorkerGroup:
         try:
             return self._inbox.wait(wait_s)
         except MalformedMessage as error:
-            raise TrainingFailed(f"something that is no rank of ours speaks: {error}") from error
+            raise TrainingFailed(f"received a malformed message on a rank's socket: {error}") from error
 
     def _take(self, worker: Worker, messages: Sequence[Any]) -> None:
         for message in messages:
@@ -253,13 +253,13 @@ class WorkerGroup:
         raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
 
     def _release_reports(self) -> None:
-        """Rank 0 has returned: ranks that report more often than it have nobody to wait for."""
+        """Rank 0 has returned: ranks that report more often than it have nothing to wait for."""
         for worker in self.workers:
             worker.actor.proceed.remote(math.inf, self._newest)
 
     def _lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
         fact = worker.facts
-        assert fact is not None, "a worker without ranks is not listened to"
+        assert fact is not None, "a worker without ranks is not polled"
         self._lost_nodes.append(fact.node_id)
         worker.running.clear()
         self._failures += [
@@ -355,7 +355,7 @@ class WorkerGroup:
         self._inbox.close_channels()
         actor_processes.end_actors(
             [worker.actor for worker in workers],
-            [worker.facts for worker in workers if worker.facts],
+            [*(worker.facts for worker in workers if worker.facts), *self._launcher.processes_below()],
             lost_nodes=self._lost_nodes,
         )
         self._launcher.close()

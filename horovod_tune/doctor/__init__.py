@@ -1,9 +1,9 @@
-"""Says what is installed on a machine and whether it fits together: the package behind `horovod-tune doctor`.
+"""Checks what is installed on a machine and whether it fits together: `horovod-tune doctor`.
 
-facts.py      NodeFacts: what one machine has; travels between machines
-gather.py     gather_facts(): looks at the machine it runs on
-diagnose.py   diagnose(facts): what is wrong, with the cure (pure)
-command.py    the command, and its one screen
+node_facts.py      NodeFacts: what one machine has; sent between machines
+gather.py          gather_facts(): examines the machine it runs on
+diagnose.py        diagnose(facts): what is wrong, with the cure (pure)
+doctor_command.py  the command and its output
 """
 
 from horovod_tune.doctor.diagnose import Finding, can_run_trials, diagnose

@@ -1,4 +1,4 @@
-"""Tells from a machine's facts what is wrong with it, and what to do. Pure."""
+"""Finds out from a machine's facts what is wrong with it, with the cure. Pure."""
 
 from __future__ import annotations
 
@@ -132,15 +132,15 @@ def _horovod_that_runs(facts: NodeFacts, horovod: HorovodFacts) -> Iterator[Find
             "warning",
             "horovod",
             f"Horovod {horovod.version} lacks patches of {INSTALL} (it has {has}; newest: {PATCH_LEVEL}): it "
-            "may start slowly, take another network interface than it is told, wait for a lost rank "
-            "for ever, or be ended by a stranger who connects to its ports.",
+            "may start slowly, use another network interface than configured, wait for a lost rank "
+            "forever, or be ended by a stranger who connects to its ports.",
             INSTALL,
         )
 
 
 def _host_name(facts: NodeFacts) -> Iterator[Finding]:
     if facts.horovod is None or facts.horovod.patch_level is not None:
-        return  # A patched Horovod takes the interface that it is told, and looks up no name.
+        return  # A patched Horovod uses the configured interface and looks up no name.
     if not facts.host_addresses:
         yield Finding(
             "problem",
@@ -156,7 +156,7 @@ def _host_name(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding(
             "problem",
             "host name",
-            f"The host's name, {facts.host}, resolves to {foreign[0]}, which is on none of its interfaces. "
+            f"The host's name, {facts.host}, resolves to {foreign[0]}, an address of none of its interfaces. "
             "Unpatched, Horovod takes its address from it.",
             f"{INSTALL}, or correct the line for {facts.host} in /etc/hosts",
         )
@@ -186,7 +186,7 @@ def _room(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "shared memory",
-            f"/dev/shm is {size}; Ray's object store wants {wanted / GIB:.1f} GiB and goes to the disk.",
+            f"/dev/shm is {size}; Ray's object store needs {wanted / GIB:.1f} GiB and uses the disk instead.",
             f"In Docker: --shm-size={room}g. Elsewhere, as root: mount -o remount,size={room}G /dev/shm",
         )
     if 0 <= facts.open_files < LEAST_OPEN_FILES:

@@ -22,9 +22,9 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to `horovod-tune`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="say what is installed here and whether it fits together",
-        description="Says what is installed here, whether it fits together, and what to do where it does "
-        "not. Exit status 1 when a trial could not run.",
+        help="check what is installed here and whether it fits together",
+        description="Checks what is installed here and whether it fits together, and names the cure for each "
+        "problem. Exit status 1 when a trial could not run.",
     )
     parser.add_argument("--json", action="store_true", help="print the facts and findings as JSON")
     parser.set_defaults(run=run)
@@ -63,7 +63,7 @@ def screen(facts: NodeFacts, findings: Sequence[Finding], sound: bool) -> str:
 
 
 def lines(facts: NodeFacts) -> list[tuple[str, str]]:
-    """Return the screen's subjects and what there is of each."""
+    """Return the lines of the screen: subject and text."""
     return [
         ("host", f"{facts.host}: {facts.system}, {facts.cpus} CPUs, {facts.memory / GIB:.1f} GiB memory"),
         ("Python", f"{facts.python}  {facts.executable}"),

@@ -1,4 +1,4 @@
-"""Looks at the machine that it runs on. Takes some seconds: each import is tried in a process of its own."""
+"""Gathers the facts of the machine it runs on. Takes some seconds: each import is tried in a new process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the training function travels: as cloudpickle bytes, which the coordinator never opens."""
+"""The training function on its way to the ranks: cloudpickle bytes, which the coordinator never opens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Horovod ranks that talk over Gloo; the only place that imports Horovod."""
+"""Horovod ranks over Gloo: the launcher runs in the coordinator, the training actor in each rank.
+
+The only place that imports Horovod.
+"""

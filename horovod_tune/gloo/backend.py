@@ -1,4 +1,4 @@
-"""Whether Horovod (or torch_xla) is there with what a trial needs; asked in the driver, without an import."""
+"""Runs in the driver: whether Horovod is installed with Gloo, found out without importing it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ _GLOO_MARK = b"HOROVOD_GLOO_RENDEZVOUS_ADDR"
 _CURE = "Run `horovod-tune install-horovod`."
 
 
-def require_backend(*, use_tpu: bool) -> None:
-    """Raise BackendMissing where no trial could run, with the cure."""
-    if use_tpu:
-        if importlib.util.find_spec("torch_xla") is None:
-            raise BackendMissing("torch_xla is not installed. Run `pip install 'horovod_tune[tpu]'`.")
-        return
+def require_installed() -> None:
+    """Raise BackendMissing where no rank could start, with the cure."""
     package = importlib.util.find_spec("horovod")
     if package is None or not package.submodule_search_locations:
         raise BackendMissing(f"Horovod is not installed. {_CURE}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from horovod_tune.gloo.rank_start import RankStart
 
 SOON_S = 0.05
-"""How long a slot takes to come where nobody else has it."""
+"""How long a free slot takes to be granted."""
 
 
 class EarlyRanks:
@@ -46,7 +46,7 @@ class EarlyRanks:
             group = ray.util.get_current_placement_group()
             if group is not None:
                 cls._start = RankStart(spec, group)
-                # The trial that starts first is to import first: it asks before those that wait here.
+                # The trial that starts first should import first: it asks before those that wait here.
                 cls._start.has_slot_within(SOON_S)
             directory = ray_adapter.private_directory()
             if directory is not None:

@@ -1,4 +1,4 @@
-"""Horovod in this rank: loaded once, kept between trials. All that we touch of its privates is here.
+"""Runs in each rank: Horovod, loaded once and kept between trials. Its private parts are used only here.
 
 Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `horovod.torch.mpi_ops._handle_map`,
 `horovod.common.process_sets`, and what the library writes to stderr.
@@ -136,7 +136,7 @@ class HorovodWorld:
         import torch
         from horovod.torch import mpi_ops
 
-        # The number of the next collective is told by starting one.
+        # Starting a collective returns its number.
         number = float(mpi_ops.allreduce_async(torch.zeros(1), name=_PROBE_NAME))
         view = torch.tensor([0.0 if fits else 1.0, number, -number], dtype=torch.float64)
         unfit, largest, smallest = mpi_ops.allreduce(view, name=_AGREEMENT_NAME, op=mpi_ops.Max).tolist()

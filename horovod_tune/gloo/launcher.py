@@ -1,4 +1,4 @@
-"""Starts the training actors of a Gloo world where the trial's placement group has room for them."""
+"""Runs in the coordinator: starts a trial's training actors in its placement group, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class GlooLauncher:
             try:
                 addresses = ray.get(refs[fact.node_id], timeout=self._spec.timeout_s)
             except ray.exceptions.RayError as error:
-                raise StartFailed(f"{fact.host} did not say its network interfaces: {error}") from error
+                raise StartFailed(f"could not read the network interfaces of {fact.host}: {error}") from error
             chosen[fact.node_id] = ranks.choose_interface(
                 addresses, node_ip=fact.node_ip, nics=self._spec.nics, single_host=single_host
             )
@@ -116,6 +116,9 @@ class GlooLauncher:
             return ""
         return fork_server.death_of(directory, facts.pid, since=facts.process_started)
 
+    def processes_below(self) -> list[WorkerFacts]:
+        return []  # a rank is its actor's own process
+
     def close(self) -> None:
         for group in self._more.values():
             ray.util.remove_placement_group(group)
@@ -123,7 +126,7 @@ class GlooLauncher:
         self._end_rendezvous()
 
     def _end_rendezvous(self) -> None:
-        for channel in self.channels().values():  # nobody took them
+        for channel in self.channels().values():  # not taken yet
             channel.close()
         if self._rendezvous is not None:
             self._rendezvous.close()

@@ -1,4 +1,4 @@
-"""The start of a world's training actors, in the trial's slot."""
+"""Runs in the coordinator: creates a trial's training actors when its start slot comes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from horovod_tune.spec import TrialSpec
 
 
 class RankStart:
-    """Starts ``spec.world_size`` training actors in ``placement_group`` as soon as it is the trial's slot.
+    """Starts ``spec.world_size`` training actors in ``placement_group`` once the trial has its start slot.
 
-    The slot ends when all of them have their imports, or have failed at them.
+    The slot is released when all of them have finished their imports, or failed.
     """
 
     def __init__(self, spec: TrialSpec, placement_group: PlacementGroup) -> None:
@@ -34,7 +34,7 @@ class RankStart:
         assert ranks_here is not None
         self._slot = start_slot(directory, ranks_here).request() if directory is not None else None
         self._actors: Future[list[Any]] = Future()
-        # In a thread of its own: meanwhile the coordinator imports, and Tune takes it for a trial that runs.
+        # In a thread, so that the coordinator can import meanwhile and Tune sees a running trial.
         threading.Thread(target=self._run, name="rank-start", daemon=True).start()
 
     @property
@@ -42,21 +42,21 @@ class RankStart:
         return self._group.id.hex()
 
     def has_slot_within(self, timeout_s: float) -> bool:
-        """Whether the actors may be started now, or within ``timeout_s``."""
+        """Wait up to ``timeout_s`` for the start slot; return whether the trial holds it."""
         return self._slot is None or self._slot.wait(timeout_s)
 
     def actors(self) -> list[Any]:
-        """Return the actors' handles, when it is their slot (``SLOT_TIMEOUT_S`` at the latest).
+        """Return the actors' handles, after at most ``SLOT_TIMEOUT_S`` of waiting for the start slot.
 
         Raises:
-            StartFailed: Ray did not take the order within ``spec.timeout_s`` more.
+            StartFailed: Ray did not create the actors within ``spec.timeout_s`` more.
         """
         try:
             return self._actors.result(SLOT_TIMEOUT_S + self._spec.timeout_s)
         except TimeoutError as error:
             if not self._actors.done():
                 raise StartFailed(
-                    f"Ray took no order for training actors within {self._spec.timeout_s:g} s of their slot"
+                    f"could not create the training actors within timeout_s={self._spec.timeout_s:g} s"
                 ) from error
             raise
 

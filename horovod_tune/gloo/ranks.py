@@ -12,7 +12,7 @@ from horovod_tune.messages import WorkerFacts, World
 def assign_worlds(nodes: Sequence[str], first_node: str) -> list[World]:
     """Return each actor's place in the world, ranks consecutive on every node, ``first_node``'s first.
 
-    Rank 0 lives beside the coordinator (on ``first_node``), so that checkpoints need no network where the
+    Rank 0 runs beside the coordinator (on ``first_node``), so that checkpoints need no network where the
     storage is local. ``nodes`` are the actors' Ray node ids.
 
     >>> [w.rank for w in assign_worlds(["b", "a", "b"], first_node="b")]

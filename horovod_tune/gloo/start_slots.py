@@ -1,8 +1,8 @@
-"""Trials of one host start in slots, as many at once as there are CPUs for their ranks.
+"""Start slots: the trials of one host start one after another, as many at a time as its CPUs allow.
 
-Four trials of two ranks on two CPUs want eight new processes with torch in each, and four times Ray Tune. All
-at once they are all ready at the end; in slots the first trial trains while the last one starts, and nothing
-is slower. A slot is a courtesy: one that does not come within `SLOT_TIMEOUT_S` is not waited for.
+Four trials of two ranks on two CPUs start eight processes that import torch, and four that import Ray Tune.
+Started at once, all of them are ready at the end; one after another, the first trial trains while the last
+one starts, and nothing takes longer. A process that gets no slot within `SLOT_TIMEOUT_S` starts without one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ SLOT_TIMEOUT_S = 20.0
 
 
 class StartSlot:
-    """One process's slot: asked for with `request`, given to the next one by `release` or the end of the process.
+    """One process's slot. `request` queues up for it; `release`, or the end of the process, frees it.
 
-    ``directory`` is one that the processes of this host share and others cannot write to. A number drawn from
-    a file in it says after whom the slot comes, and a lock that the kernel takes back says when. ``queue``
-    names those among whom it comes, ``at_once`` of them at a time.
+    Args:
+        directory: shared by the processes of this host, and not writable for other users. It holds the
+            numbers that put the processes in order and the locks that they wait for; the kernel releases the
+            lock of a process that ends.
+        queue: the name of the queue.
+        at_once: how many processes of the queue hold a slot at a time.
     """
 
     def __init__(self, directory: Path, queue: str, at_once: int) -> None:
@@ -31,17 +34,17 @@ class StartSlot:
         self._granted = threading.Event()
 
     def request(self) -> StartSlot:
-        """Queue up for the slot; returns at once."""
-        # The kernel serves those who wait in their order only if they wait inside flock().
+        """Queue up; returns at once."""
+        # The kernel serves waiting processes in order only while they wait inside flock().
         threading.Thread(target=self._hold, name="slot", daemon=True).start()
         return self
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the slot has come, or comes within ``timeout_s`` of now; after `request`."""
+        """Wait up to ``timeout_s`` for the slot after `request`; return whether this process holds it."""
         return self._granted.wait(timeout_s)
 
     def release(self) -> None:
-        """Give the slot to the next process, also if it has not come yet; twice is harmless."""
+        """Free the slot for the next process, or leave the queue; twice is harmless."""
         self._released.set()
 
     def _hold(self) -> None:
@@ -53,7 +56,7 @@ class StartSlot:
 
 
 def next_number(directory: Path, name: str) -> int:
-    """Return the next number of those that the processes of this host next_number under ``name``; the first is 0."""
+    """Return the next value of the counter ``name`` that the processes of this host share; the first is 0."""
     descriptor = os.open(directory / f"{name}_drawn", os.O_RDWR | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "r+") as drawn:
         fcntl.flock(drawn, fcntl.LOCK_EX)
@@ -64,12 +67,12 @@ def next_number(directory: Path, name: str) -> int:
 
 
 def import_slot(directory: Path) -> StartSlot:
-    """Return the slot of a coordinator to import Ray Tune. Half of the CPUs are left to the ranks."""
+    """Return the slot in which a coordinator imports Ray Tune; half of the CPUs are left to the ranks."""
     return StartSlot(directory, "imports", at_once=max(1, _cpus() // 2))
 
 
 def start_slot(directory: Path, ranks: int) -> StartSlot:
-    """Return the slot of a trial that starts ``ranks`` training actors on this host; until they are ready."""
+    """Return the slot in which a trial starts ``ranks`` training actors on this host."""
     return StartSlot(directory, f"starts_of_{ranks}", at_once=max(1, _cpus() // ranks))
 
 

@@ -1,7 +1,7 @@
-"""The training actor: one Horovod rank, in a process of its own that outlives its trial.
+"""Runs in each rank: the training actor, a process with one Horovod rank that outlives its trial.
 
 The training function runs in a thread; the actor's methods answer meanwhile, so a rank that trains for an
-hour between two reports still gives a sign of life.
+hour between two reports still answers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PROBE_TIMEOUT_S = 5.0
 
 
 class TrainingActor:
-    """One rank. Its methods are called by the coordinator's worker group only (see `workers.protocol`)."""
+    """One rank; implements `coordinator.backend_protocol.WorkerActor`."""
 
     def __init__(self) -> None:
         keep_freed_memory()
@@ -83,7 +83,7 @@ class TrainingActor:
             return
 
     def load(self) -> None:
-        """Return when this process has what a training function needs; the next trial may then start."""
+        """Return when this process has imported what a training function needs."""
         with self._prepared:
             self._horovod.load()
 
@@ -119,8 +119,8 @@ class TrainingActor:
         try:
             self._channel = RankChannel(token)
         except OSError as error:
-            # A coordinator in another container, say. Ray's way is there for every rank.
-            logger.warning("reports take Ray's slower way, no channel to the coordinator: %s", error)
+            # For example a coordinator in another container. Every rank can report through Ray.
+            logger.warning("reports go through Ray: could not connect to the coordinator directly: %s", error)
             return
         threading.Thread(
             target=self._channel.listen, args=(self._release,), name="channel", daemon=True
@@ -163,7 +163,7 @@ class TrainingActor:
 
     def _send(self, message: Message) -> None:
         if not isinstance(message, Report):
-            # The trial is over for this rank: what it printed goes out before its last word.
+            # The trial is over for this rank: what it printed goes out before its last message.
             self._copies.release_all()
             self._send_log()
         elif self._channel is not None and self._channel.report(self._run, message):
@@ -178,7 +178,7 @@ class TrainingActor:
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
     ) -> list[Message]:
-        """Return this rank's messages, after ``wait_s`` at the latest (then none: a sign of life)."""
+        """Return this rank's messages, after ``wait_s`` at the latest (then an empty list)."""
         if proceed:
             self.proceed(proceed, checkpoint)
         messages = self._outbox.take(wait_s)
@@ -229,7 +229,7 @@ class TrainingActor:
         return self._training.session.reports if self._training is not None else 0
 
     def reset(self, join_s: float) -> ResetResult:
-        """Put this process back to how a new one is, and say whether the next trial can have it."""
+        """Reset this process; the result says whether the next trial can use it."""
         assert self._world is not None and self._training is not None
         rank = self._world.rank
         self._training.thread.join(timeout=join_s)

@@ -1,13 +1,13 @@
 """Compiles Horovod for the torch that is installed: the package behind `horovod-tune install-horovod`.
 
-    command.py ─► install.py ─┬─ prerequisites.py   compiler, CMake, CUDA, NCCL: found, or named with a cure
-                              ├─ plan.py            what is built: key, environment, commands (pure)
-                              ├─ patches/           what Horovod 0.28.1 needs on a current torch
-                              ├─ patching.py        each change an exact text, found exactly once
-                              ├─ wheel_cache.py     the wheel that is kept, and the lock around it
-                              ├─ compiler.py        runs pip and the compilers, and ends them
-                              ├─ progress.py        the compiler's output: percentage, first error (pure)
-                              └─ installed.py       what is in place, read without importing it
+install_command.py ─► install.py ─┬─ prerequisites.py   compiler, CMake, CUDA, NCCL: found, or a cure for each
+                                  ├─ plan.py            what is built: key, environment, commands (pure)
+                                  ├─ patches/           what Horovod 0.28.1 needs on a current torch
+                                  ├─ patching.py        each change an exact text, found exactly once
+                                  ├─ wheel_cache.py     the wheel that is kept, and the lock around it
+                                  ├─ compiler.py        runs pip and the compilers, and ends them
+                                  ├─ build_progress.py  the compiler's output: percentage, first error (pure)
+                                  └─ installed.py       what is installed, read without importing it
 
 Nothing here imports torch, Horovod or Ray: a build must be possible where they do not fit together.
 """

@@ -20,7 +20,10 @@ def run_compiler(
 ) -> None:
     """Run the compile `command` to its end, its output in `log` and its progress on stdout.
 
-    `lock` is the descriptor of the build's lock. Raises BuildError that quotes the first error.
+    `lock` is the descriptor of the build's lock.
+
+    Raises:
+        BuildError: it failed; quotes the first error.
     """
     reporter = build_progress.Reporter(what, sys.stdout)
     with _ends_with_us(), log.open("w") as kept:

@@ -50,7 +50,8 @@ class Request:
 def install_horovod(request: Request) -> None:
     """Do what `request` says, with progress on stdout.
 
-    Raises BuildError where something is missing, a patch does not match, or the compiler fails.
+    Raises:
+        BuildError: something is missing, a patch does not match, or the compiler fails.
     """
     torch = installed_torch()
     if torch is None:

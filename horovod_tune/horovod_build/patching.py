@@ -26,7 +26,8 @@ class Patch:
     def applied_to(self, text: str) -> str:
         """Return `text` with the replacement made.
 
-        Raises BuildError unless `before` is found exactly once.
+        Raises:
+            BuildError: `before` is not there, or more than once.
         """
         found = text.count(self.before)
         if found != 1:

@@ -67,7 +67,8 @@ class WheelCache:
         The kernel drops the lock with its last holder, however that one ends: no lock outlives a build.
         A compiler that is handed the descriptor holds the lock for as long as it runs.
 
-        Raises BuildError after `timeout_s`, naming the process that holds it.
+        Raises:
+            BuildError: another process holds it for longer than `timeout_s`; names that process.
         """
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)

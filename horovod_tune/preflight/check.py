@@ -206,4 +206,4 @@ def _interface(facts: Any, node_ip: str, nics: Sequence[str]) -> dict[str, Any]:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it failed without a word"
+    return lines[-1] if lines else "it failed with no error message"

@@ -1,8 +1,8 @@
-"""Lets a rank keep the memory that training frees and wants again at the next step.
+"""Lets a rank keep the memory that a training step frees, for the next step.
 
 glibc gives memory at the end of a heap back to the kernel as soon as it is free, and large blocks at once. A
-training step frees all that it took, so that by the chance of the heap's layout up to a thousand pages a step
-are given back, wanted again and filled with zeros by the kernel: a fifth of a small network's time.
+training step frees all that it took, so that, depending on the heap's layout, up to a thousand pages a step
+are returned, requested again and filled with zeros by the kernel: a fifth of a small network's time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_freed_memory_back() -> None:
-    """Return to the kernel what is free, between two trials; up to 64 MB a heap stay for the next one."""
+    """Return free memory to the kernel between two trials; up to 64 MB a heap stay for the next one."""
     trim = _of_libc("malloc_trim")
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""What a worker has to say until it is asked."""
+"""Runs in each worker: the queue of messages for the next poll."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from horovod_tune.messages import Message
 
 
 class Outbox:
-    """Messages of a worker's threads, in their order. Any thread may `put`; one at a time takes."""
+    """Messages of a worker's threads, in order. Any thread may `put`; one thread at a time may `take`."""
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -17,7 +17,7 @@ class Outbox:
         self._messages.put(message)
 
     def take(self, wait_s: float) -> list[Message]:
-        """Return what there is, as soon as there is something; nothing after ``wait_s``."""
+        """Return all messages as soon as there is one; an empty list after ``wait_s``."""
         messages: list[Message] = []
         try:
             messages.append(self._messages.get(timeout=wait_s))

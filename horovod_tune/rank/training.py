@@ -1,4 +1,4 @@
-"""Runs the training function in a rank's own thread, and says how it ended."""
+"""Runs in each rank: the thread of the training function, and the message about how it ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Training:
     A new thread for every trial, because much of torch's state (grad mode, autocast, default device) and
     every `threading.local` belongs to the thread.
 
-    ``describe_failure(error)`` returns the kind of a failure and what there is to add to its traceback;
+    ``describe_failure(error)`` returns the kind of a failure and text to add to its traceback;
     ``leave_world()`` ends this rank's part in a world that changes.
     """
 
@@ -124,7 +124,7 @@ def enter_working_directory(order: TrialOrder) -> None:
 
 
 def _own_traceback(error: BaseException) -> str:
-    """Return the traceback from the training function on: our frames above it help nobody."""
+    """Return the traceback without our own frames above the training function."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next

@@ -1,17 +1,10 @@
 """Everything private of Ray that this package touches, in one place. Checked against Ray 2.60.0.
 
-- `rank_process`: the module-level session behind ``ray.tune.report`` and its friends,
-- `experiments`: Tune's switch for actor reuse and its cache of actors, the loggers' way of resuming a result
-  file, the error of a lost coordinator,
-- `default_callbacks`: the callbacks that Tune adds to every experiment,
-- `paused_trials`: a stop that Tune notes for a trial that only pauses, the brackets of HyperBand and the
-  populations of synchronous PBT whose trials all wait,
-- `processes`: Tune's cache of actor classes, a directory of ours in Ray's session on a host, the environment
-  of a job's processes,
-- `nodes`: the node that a job's driver runs on, the directories of a trial in Tune's StorageContext, whether
-  the cluster can grow, nodes that their cloud takes away,
+- `queries`: which node the driver runs on, whether this host reaches the trial's storage, whether the cluster
+  can grow, which nodes were pre-empted, this job's processes and its directory on a host,
+- `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
 - `preemption`: the error that Tune does not count as a failure of the trial,
-- `tune_run`: the arguments of ``tune.run`` and what it prints, the error of a failed trial.
+- `patches/`: one file for each part of Tune that is changed.
 """
 
 from horovod_tune.ray_adapter.patches.actor_reuse import reuse_actors_of

@@ -1,4 +1,4 @@
-"""The cluster's nodes: which one the driver is on, whether there may be more, and those that go."""
+"""What we ask of Ray's private state: nodes, processes, directories, and why an actor died."""
 
 from __future__ import annotations
 

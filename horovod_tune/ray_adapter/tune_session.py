@@ -1,4 +1,4 @@
-"""What a rank's process needs of Ray: Tune's session, lent to it without importing Tune."""
+"""Runs in each rank: puts our session behind ``ray.tune.report``, without importing Tune."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _installed: _TrialFacts | None = None
 
 
 def install_session(session: Session | None) -> None:
-    """Let ``ray.tune.report`` and its friends in this process speak to ``session``; None takes it back."""
+    """Let ``ray.tune.report`` and its friends in this process speak to ``session``; None removes it."""
     global _installed
     _installed = None if session is None else _TrialFacts(session)
     module = sys.modules.get(_SESSION_MODULE)

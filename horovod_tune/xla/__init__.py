@@ -1,1 +1,4 @@
-"""Ranks that run on TPU chips: a host actor per host, and below it the processes of torch_xla."""
+"""torch_xla ranks on TPUs: the launcher runs in the coordinator, a host actor on each host, ranks below it.
+
+The only place that imports torch_xla.
+"""

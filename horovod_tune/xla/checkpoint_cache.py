@@ -1,4 +1,4 @@
-"""The checkpoints that a host's ranks ask for, brought to the host once each. Runs in the host actor."""
+"""Runs in the host actor: fetches each checkpoint that the host's ranks ask for once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from horovod_tune.transfer.host_copies import Copy, HostCopies, hold_copy, reada
 
 
 class CheckpointCache:
-    """Knows the checkpoints of the host's trial; what is none of them is not fetched.
+    """The checkpoints of the current trial; others are not fetched.
 
-    It holds the newest copy that a rank has asked for; the ranks hold those that they use (see `entry`).
+    It holds the newest copy that a rank has asked for; the ranks hold those that they use (see `rank.py`).
     """
 
     def __init__(self, node_id: str) -> None:
@@ -23,26 +23,26 @@ class CheckpointCache:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a rank waits for a checkpoint that is on its way."""
+        """Whether a rank waits for a checkpoint that is being copied."""
         return self._bringing.locked()
 
     def note(self, place: CheckpointPlace) -> None:
         self._known[place.path, place.node_id] = place
 
     def forget(self) -> None:
-        """The trial is over."""
+        """Forget the checkpoints of a trial that has ended."""
         self._known, self._newest = {}, None
         self._copies.release_all()
 
     def bring(self, path: str, node_id: str | None) -> str:
-        """Return the checkpoint's directory on this host, brought here by whichever rank asks first.
+        """Return the checkpoint's directory on this host, copied here when the first rank asks for it.
 
         Raises:
-            LookupError: it is none of the trial's.
+            LookupError: it is not a checkpoint of this trial.
         """
         place = self._known.get((path, node_id))
         if place is None:
-            raise LookupError(f"{path} is no checkpoint of this trial")
+            raise LookupError(f"{path} is not a checkpoint of this trial")
         with self._bringing:
             if readable_here(place, self._node_id):
                 return place.path

@@ -1,4 +1,4 @@
-"""The graphs that torch_xla has compiled, kept on disk for the processes to come. Runs in each rank.
+"""Runs in each rank: keeps the graphs that torch_xla compiles on disk, for later processes.
 
 torch_xla 2.9 keeps an executable in a file named by the hash of its graph, of the compiler's flags, and of
 the device's topology and libtpu (`PersistentCache` and `hash_comp_env` in its sources). It writes that file
@@ -21,7 +21,7 @@ LIMIT_BYTES = 2 << 30
 def directory_of(
     environ: Mapping[str, str], *, device: str, host: str, chip: str, version: str
 ) -> Path | None:
-    """Return the directory of a chip's compiled graphs; None where there is none to be set.
+    """Return the directory of a chip's compiled graphs; None where none is to be set.
 
     Args:
         environ: of the process.

@@ -1,4 +1,4 @@
-"""Finds a host's ranks hanging, and where: `inactivity` decides, this looks and asks. In the host actor."""
+"""Runs in the host actor: finds out that ranks hang, and where; `inactivity.py` has the rules."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from horovod_tune.xla.inactivity import Inactivity, StackDump
 from horovod_tune.xla.supervisor import Supervisor
 
 LOOK_S = 5.0
-"""How often it is looked at what the ranks do where they say nothing: the processes of a host are many."""
+"""How often the activity of ranks that send nothing is measured; a host has many processes."""
 ANSWER_S = 5.0
-"""How long ranks that stand still may take to say where."""
+"""How long inactive ranks may take to send their stacks."""
 
 
 class HangDetector:
-    """For how long the ranks have done nothing while the coordinator listened, and where they stand then."""
+    """Measures how long the ranks are inactive while the coordinator listens, and collects their stacks."""
 
     def __init__(self, supervisor: Supervisor, *, limit_s: float) -> None:
         self._supervisor = supervisor
         self._limit_s = limit_s
         self._inactivity = Inactivity(limit_s)
         self._listened_s = 0.0
-        self._where: Answers[StackDump] = Answers()
+        self._stacks: Answers[StackDump] = Answers()
 
     def restart(self) -> None:
-        """Count from now on."""
+        """Start counting anew."""
         self._listened_s = 0.0
         self._inactivity.restart()
 
@@ -40,21 +40,21 @@ class HangDetector:
         return self._listened_s >= min(LOOK_S, self._limit_s / 6)
 
     def look(self, running: Collection[int]) -> tuple[int, str] | None:
-        """Return which of the ``running`` ranks hangs and what there is to say; None while none does."""
+        """Return which of the ``running`` ranks hangs and the error's text; None while none does."""
         listened_s, self._listened_s = self._listened_s, 0.0
         if not self._inactivity.note(listened_s, self._supervisor.activity()):
             return None
         self._inactivity.restart()
-        return inactivity.explain(self._where_they_stand(running), self._limit_s)
+        return inactivity.explain(self._collect_stacks(running), self._limit_s)
 
-    def _where_they_stand(self, running: Collection[int]) -> dict[int, StackDump | None]:
-        self._where.clear()
+    def _collect_stacks(self, running: Collection[int]) -> dict[int, StackDump | None]:
+        self._stacks.clear()
         for rank in self._supervisor.ranks:
             if rank.ordinal in running:
                 rank.tell("dump_stack")
-        told = self._where.wait_for(len(running), timeout_s=ANSWER_S)
+        told = self._stacks.wait_for(len(running), timeout_s=ANSWER_S)
         return {ordinal: told.get(ordinal) for ordinal in running}
 
-    def hear(self, ordinal: int, where: StackDump) -> None:
-        """Take in where a rank stands, as it says itself. Runs in the supervisor's thread."""
-        self._where.put(ordinal, where)
+    def hear(self, ordinal: int, stack: StackDump) -> None:
+        """Take a rank's stack. Runs in the supervisor's thread."""
+        self._stacks.put(ordinal, stack)

@@ -1,4 +1,4 @@
-"""The host actor of a TPU trial: one per host, holds the chips for Ray; ranks are processes below it.
+"""The worker of a TPU trial: one actor per host, which holds the chips for Ray; ranks are processes below it.
 
 It never touches the device itself. Its methods are called by the coordinator's worker group and by
 `launch.XlaLauncher` only.
@@ -45,13 +45,13 @@ from horovod_tune.xla.supervisor import Supervisor
 
 METHODS_AT_ONCE = 5
 HEARTBEAT_S = 5.0
-"""How often an idle rank says that it is there; more often where a time-out is shorter than usual."""
+"""How often an idle rank sends a heartbeat; more often where a timeout is shorter than usual."""
 RESET_S = 6.0
-"""How long the ranks may take to put their processes back to how new ones are."""
+"""How long the ranks may take to reset their processes."""
 
 
 class HostActor:
-    """The ranks of one host; a actor in the sense of `workers.protocol`."""
+    """The ranks of one host; implements `coordinator.backend_protocol.WorkerActor`."""
 
     def __init__(self, runtime_path: str, timeout_s: float, stall_timeout_s: float) -> None:
         self._node_id = ray.get_runtime_context().get_node_id()
@@ -92,10 +92,10 @@ class HostActor:
         self._supervisor.launch(plan)
 
     def up(self, wait_s: float) -> list[Ordinals] | None:
-        """Return the ordinals of this host's ranks when all are there, None after ``wait_s``.
+        """Return the ordinals of this host's ranks when all have started, None after ``wait_s``.
 
         Raises:
-            RuntimeError: they did not come up; says how they ended.
+            RuntimeError: they did not start; says how they ended.
         """
         ranks = self._supervisor.up(wait_s)
         if ranks is None:
@@ -174,7 +174,7 @@ class HostActor:
 
     def _check_for_a_hang(self) -> None:
         if self._checkpoints.is_busy:
-            # A checkpoint comes from somewhere, by this process: the rank that asked for it has to wait.
+            # This process is copying a checkpoint: the rank that asked for it has to wait.
             self._hang_detector.restart()
             return
         running = set(self._running)
@@ -196,14 +196,14 @@ class HostActor:
         self._tell_all("stop")
 
     def close_world(self) -> None:
-        """Nothing breaks a collective on a TPU but the end of its processes, which the group sees to."""
+        """Do nothing: only the end of its processes breaks a collective on a TPU; the group ends them."""
 
     def ping(self) -> int:
-        """Return how often rank 0 has reported, where this host has it."""
+        """Return how often rank 0 has reported, if it is on this host."""
         return self._reports
 
     def reset(self, join_s: float) -> ResetResult:
-        """Put every rank's process back to how a new one is, and say whether the next trial can have it."""
+        """Reset every rank's process; the result says whether the next trial can use it."""
         ranks = tuple(self._worlds)
         self._reset_answers.clear()
         self._tell_all("reset", join_s=join_s)
@@ -221,7 +221,7 @@ class HostActor:
         match message:
             case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
                 if rank.ordinal != 0:
-                    self._fail(rank, FailureKind.RAISED, "it sent a report, which only rank 0 may")
+                    self._fail(rank, FailureKind.RAISED, "it sent a report, which only rank 0 does")
                     return
                 self._reports = index
                 self._outbox.put(Report(index, metrics, path))
@@ -252,7 +252,7 @@ class HostActor:
         if rank.ordinal in self._running:
             self._fail(rank, kind, f"process {rank.pid}: {text}")
         else:
-            # Between trials, or after its own end: it must not be taken for fit.
+            # Between trials, or after its function has ended: the next trial must not use it.
             self._reset_answers.put(rank.ordinal, [f"its process {rank.pid} is gone: {text}"])
 
     # What follows runs in a thread for one fetch.
@@ -261,6 +261,6 @@ class HostActor:
         try:
             local, error = self._checkpoints.bring(path, node_id), ""
         except Exception as problem:
-            # Whatever it is: the rank waits for an answer, and raises it in the training function.
+            # Any error: the rank waits for an answer, and raises it in the training function.
             local, error = "", f"{type(problem).__name__}: {problem}"
         rank.tell("fetched", path=local, error=error)

@@ -1,7 +1,7 @@
-"""Whether a host's ranks hang: what they have done, and what to say of where they stand. Pure.
+"""Whether a host's ranks hang, judged by their activity, and the error's text. Pure.
 
 Nothing on a TPU tells that a collective waits for a rank that never comes. What is seen from outside is that
-nothing happens at all: no report, no operation of torch_xla's, no computation on the host. A compilation
+nothing happens at all: no report, no torch_xla operation, no computation on the host. A compilation
 computes, and a step on the device is an operation, so a slow start is no hang.
 """
 
@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 BUSY_SHARE = 0.01
-"""The share of one CPU that all ranks of a host together may use and still count as standing still."""
+"""The share of one CPU that all ranks of a host together may use and still count as inactive."""
 WINDOW_S = 60.0
 """The share is of this time, so that a step which computes for a second every few minutes is seen."""
 LEAST_CPU_S = 0.1
-"""CPU time in a window that says nothing: signs of life take some, and the kernel counts in 0.01 s."""
+"""CPU time in a window that is no activity: heartbeats take some, and the kernel counts in 0.01 s."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What the ranks of a host have done so far, counted from any beginning.
+    """What the ranks of a host have done so far, counted from any start.
 
-    ``messages`` counts what ranks said, signs of life apart; ``operations`` what torch_xla counts;
+    ``messages`` counts what ranks sent, without heartbeats; ``operations`` what torch_xla counts;
     ``cpu_s`` is the time of their processes and of the processes below them.
     """
 
@@ -45,14 +45,14 @@ class Inactivity:
         self._limit_s = limit_s
         self._before: Activity | None = None
         self._window_s = 0.0
-        self._still_s = 0.0
+        self._inactive_s = 0.0
 
     def restart(self) -> None:
-        """Count from now on."""
+        """Start counting anew."""
         self._before = None
 
     def note(self, listened_s: float, work: Activity) -> bool:
-        """Take in what was done by now; return whether the ranks have stood still for the whole limit.
+        """Take the activity so far; return whether the ranks have been inactive for the whole limit.
 
         Args:
             listened_s: for how long the coordinator has listened since the last call. While Tune decides,
@@ -60,13 +60,13 @@ class Inactivity:
         """
         before = self._before  # `restart` may come from another thread
         if before is None or self._has_moved(before, work, self._window_s + listened_s):
-            self._before, self._window_s, self._still_s = work, 0.0, 0.0
+            self._before, self._window_s, self._inactive_s = work, 0.0, 0.0
             return False
-        self._still_s += listened_s
+        self._inactive_s += listened_s
         self._window_s += listened_s
         if self._window_s >= WINDOW_S:
             self._before, self._window_s = work, 0.0
-        return self._still_s >= self._limit_s
+        return self._inactive_s >= self._limit_s
 
     @staticmethod
     def _has_moved(before: Activity, now: Activity, window_s: float) -> bool:
@@ -78,29 +78,29 @@ class Inactivity:
 
 @dataclass(frozen=True)
 class StackDump:
-    """Where a rank's training function stands: its stack, and whether that is in a report."""
+    """The stack of a rank's training function, and whether it waits in a report."""
 
     stack: str
     in_report: bool
 
 
 def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int, str] | None:
-    """Return which rank hangs and what there is to say, or None where every rank waits in its report.
+    """Return which rank hangs and the error's text, or None where every rank waits in its report.
 
     A rank that has reported waits for rank 0, which is on another host then, or for Tune. Of the others,
     the one that stands where the fewest stand is named: mostly the others wait for it.
 
     Args:
         where: by rank; None for one that did not answer.
-        limit_s: for how long they have stood still.
+        limit_s: for how long they have been inactive.
 
     >>> at_sync = StackDump("sync()", in_report=False)
     >>> rank, text = explain({0: at_sync, 1: at_sync, 2: StackDump("queue.get()", in_report=False)}, 1800)
     >>> print(rank, text)
-    2 nothing happened for stall_timeout_s=1800 s: no report, no operation of torch_xla's, no computation.
-    rank 2 stands here:
+    2 nothing happened for stall_timeout_s=1800 s: no report, no torch_xla operation, no computation.
+    rank 2 is at:
     queue.get()
-    ranks 0, 1 stand here:
+    ranks 0, 1 are at:
     sync()
     """
     groups: dict[StackDump | None, list[int]] = {}
@@ -111,14 +111,14 @@ def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int,
     if not ordered or (first is not None and first.in_report):
         return None
     lines = [
-        f"nothing happened for stall_timeout_s={limit_s:g} s: no report, no operation of torch_xla's, "
+        f"nothing happened for stall_timeout_s={limit_s:g} s: no report, no torch_xla operation, "
         "no computation."
     ]
     for at in ordered:
         ranks = groups[at]
         who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         if at is None:
-            lines.append(f"{who} did not say where")
+            lines.append(f"{who} did not send a stack")
         else:
-            lines += [f"{who} stand{'' if len(ranks) > 1 else 's'} here:", at.stack.rstrip()]
+            lines += [f"{who} {'are' if len(ranks) > 1 else 'is'} at:", at.stack.rstrip()]
     return groups[first][0], "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Starts the host actors of a TPU trial, tells each host where it stands, and waits for its ranks."""
+"""Runs in the coordinator: starts a TPU trial's host actors, sends their plans, waits for their ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune import error_text
 from horovod_tune.channel.packets import CoordinatorChannel
-from horovod_tune.coordinator import actor_processes
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, WorkerFacts
 from horovod_tune.spec import Placement, TrialSpec
@@ -23,7 +22,7 @@ from horovod_tune.xla.host_actor import METHODS_AT_ONCE, HostActor
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 
 LAUNCH_TIMEOUT_S = 900.0
-"""How long the ranks of a slice may take to come up: minutes on a large one, where each waits for all."""
+"""How long the ranks of a slice may take to start: minutes on a large one, where each waits for all."""
 POLL_S = 5.0
 
 
@@ -51,7 +50,7 @@ class XlaLauncher:
     device torch_xla uses.
     """
 
-    # Tests have other processes in place of torch_xla's.
+    # Tests replace both.
     actor_class: type = HostActor
     runtime_path = "horovod_tune.xla.torch_xla_runtime:TorchXla"
 
@@ -63,7 +62,7 @@ class XlaLauncher:
         self._below: list[WorkerFacts] = []
 
     def channels(self) -> dict[int, CoordinatorChannel]:
-        return {}  # a host's ranks speak to their host actor, and that through Ray
+        return {}  # a host's ranks send to their host actor, which answers through Ray
 
     def create(self) -> list[Any]:
         bundles = [(self._group, index) for index in range(self._group.bundle_count)]
@@ -127,7 +126,7 @@ class XlaLauncher:
         return [topology.plan_for_chips(facts[0].tpu_ids, here.chips, here.pod_type)]
 
     def _wait_for_ranks(self, actors: Sequence[Any], facts: Sequence[WorkerFacts]) -> list[list[Ordinals]]:
-        """Wait until every rank of every host has come up; a host that fails fails the start at once."""
+        """Wait until every rank of every host has started; a host that fails fails the start at once."""
         ordinals: dict[int, list[Ordinals]] = {}
         asked = {actors[i].up.remote(POLL_S): i for i in range(len(actors))}
         end = time.monotonic() + LAUNCH_TIMEOUT_S
@@ -135,12 +134,12 @@ class XlaLauncher:
             ready, _ = ray.wait(list(asked), num_returns=1, timeout=POLL_S + self._spec.timeout_s)
             if not ready or time.monotonic() > end:
                 waiting = ", ".join(facts[i].host for i in asked.values())
-                raise StartFailed(f"the ranks of {waiting} did not come up within {LAUNCH_TIMEOUT_S:g} s")
+                raise StartFailed(f"the ranks of {waiting} did not start within {LAUNCH_TIMEOUT_S:g} s")
             i = asked.pop(ready[0])
             try:
                 found = ray.get(ready[0])
             except RayTaskError as error:
-                raise StartFailed(f"the ranks of {facts[i].host} did not come up:\n{error.cause}") from error
+                raise StartFailed(f"the ranks of {facts[i].host} did not start:\n{error.cause}") from error
             except RayActorError as error:
                 raise StartFailed(
                     f"the host actor of {facts[i].host} died: {error_text.death_text(error)}"
@@ -152,7 +151,7 @@ class XlaLauncher:
         return [ordinals[i] for i in range(len(actors))]
 
     def _note_processes(self, actors: Sequence[Any], facts: Sequence[WorkerFacts]) -> None:
-        """Note every process below the actors, so that `close` can see it gone."""
+        """Note every process below the host actors, so that the coordinator can wait for their end."""
         found = ray.get([actor.processes.remote() for actor in actors], timeout=self._spec.timeout_s)
         self._below = [
             WorkerFacts(fact.node_id, fact.node_ip, fact.host, pid, started)
@@ -163,10 +162,12 @@ class XlaLauncher:
     def death_of(self, facts: WorkerFacts) -> str:
         return ""  # an actor that died; how its ranks end, it says itself
 
+    def processes_below(self) -> list[WorkerFacts]:
+        """Return the ranks and their parents; one that outlived its actor would keep the chip locked."""
+        return self._below
+
     def close(self) -> None:
-        """See the ranks gone, which die with their host actors; an orphan would keep its chip locked."""
-        below, self._below = self._below, []
-        actor_processes.end_actors([], below)
+        self._below = []
         if self._rest is not None:
             remove_placement_group(self._rest)
             self._rest = None

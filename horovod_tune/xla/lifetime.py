@@ -1,4 +1,4 @@
-"""No rank outlives its parent, no parent its host's host actor: an orphan would keep the chip locked."""
+"""Ends each rank with its parent, and the parent with its host actor: an orphan would lock the chip."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from collections.abc import Mapping
 _PR_SET_PDEATHSIG = 1
 
 _SEGMENTATION = (
-    "On a TPU host that is mostly a lack of memory: give the ranks less to hold, or let them share one model "
+    "On a TPU host this is mostly a lack of memory: let the ranks load less, or share one model "
     "(horovod_tune.with_parameters)."
 )
-_KILLED = (
-    "That is how the kernel ends a process when memory runs out (`dmesg` says so), or somebody killed it."
-)
+_KILLED = "Either the kernel ended it since memory ran out (`dmesg` says so), or somebody killed it."
 
 
 def die_with_parent(parent: int, how: signal.Signals) -> None:
     """Have the kernel send ``how`` to this process when the thread that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it ended before we asked
+        os._exit(1)  # the parent had already ended
 
 
 def describe_exit(code: int | None) -> str:
-    """Return how a process ended, and what that mostly means.
+    """Return how a process ended, and the usual cause.
 
     >>> describe_exit(3)
     'it exited with status 3'
@@ -34,7 +32,7 @@ def describe_exit(code: int | None) -> str:
     'it was ended by SIGTERM'
     """
     if code is None:
-        return "it is gone, and nobody saw how"
+        return "it ended in an unknown way"
     if code >= 0:
         return f"it exited with status {code}"
     name = signal.Signals(-code).name
@@ -46,7 +44,7 @@ def describe_exit(code: int | None) -> str:
 
 
 def first_to_die(exits: Mapping[int, int | None]) -> set[int]:
-    """Return which processes died by themselves, by pid: a pool ends the others with SIGTERM when one dies.
+    """Return the pids of processes that ended by themselves; a pool then ends the others with SIGTERM.
 
     >>> first_to_die({10: -15, 11: -11, 12: -15})
     {11}

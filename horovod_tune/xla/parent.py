@@ -1,4 +1,4 @@
-"""The parent of one host's ranks: imports everything once, forks a process per chip, tells how they ended.
+"""The parent of one host's ranks: imports everything once, forks a process per chip, reports how they ended.
 
 A process of its own between the host actor and the ranks: it touches no device, and may fork safely, which
 an actor with Ray's threads may not.
@@ -30,7 +30,7 @@ _started: list[multiprocessing.process.BaseProcess] = []
 def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float) -> None:
     """Import, wait for the plan, launch; returns when every rank has ended."""
     signal.signal(signal.SIGTERM, _end_ranks)
-    # SIGTERM and not SIGKILL: when this process is gone, its ranks are to be gone too.
+    # SIGTERM and not SIGKILL: this process ends its ranks before it ends.
     die_with_parent(actor_pid, signal.SIGTERM)
     registry = socket.socket(fileno=registry_fd)
     error = ""

@@ -1,7 +1,7 @@
-"""One rank of a host: joins the host actor, then runs one trial's training function after another.
+"""One rank on a TPU host: connects to the host actor, then runs one trial's training function after another.
 
 `serve` is what torch_xla's launcher calls. The training function runs in a thread of its own while this one
-listens, so that a rank which compiles for minutes still gives signs of life.
+listens, so that a rank which compiles for minutes still sends heartbeats.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _output: int | None = None
 
 
 def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartbeat_s: float) -> None:
-    """Run this rank until its host's actor lets go of it. Called in each rank by the runtime."""
+    """Run this rank until its host actor closes the channel. Called in each rank by the runtime."""
     die_with_parent(parent, signal.SIGKILL)
     faulthandler.enable()
     numpy = sys.modules.get("numpy")
@@ -66,14 +66,14 @@ def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartb
         _Rank(runtime, _join(registry_fd, runtime)).run(heartbeat_s)
     except BaseException:
         give_up(registry_fd)
-    # The actor has gone, or lets go: at once, since the runtime's own way out may wait for other hosts.
+    # At once, since the runtime's own exit may wait for other hosts.
     os._exit(0)
 
 
 def give_up(registry_fd: int) -> NoReturn:
-    """Tell the host's actor of the exception that this rank cannot go on after, and end it.
+    """Send the host actor the current exception, which this rank cannot handle, and end the process.
 
-    To the launchers an exception is a result, to be handed on when every other rank has ended as well.
+    The launchers would treat the exception as a result, and return it only when every other rank has ended.
     """
     text = traceback.format_exc(limit=-12)
     registry = socket.socket(fileno=os.dup(registry_fd))
@@ -82,7 +82,7 @@ def give_up(registry_fd: int) -> NoReturn:
 
 
 def _join(registry_fd: int, runtime: Runtime) -> Channel:
-    """Tell the host's actor who we are, and give it our channel's other end and our output."""
+    """Send the host actor this rank's place, the channel's other end, and its output."""
     place = runtime.ordinals()
     ours, theirs = socket.socketpair()
     me = psutil.Process()
@@ -121,7 +121,7 @@ def _redirect_output() -> list[int]:
 
 
 class _Rank:
-    """Takes the host's messages, in the thread that the runtime called us in."""
+    """Handles the host actor's messages, in the thread that the runtime called `serve` in."""
 
     def __init__(self, runtime: Runtime, channel: Channel) -> None:
         self._runtime = runtime
@@ -171,19 +171,19 @@ class _Rank:
                     self._fetched = message
                     self._fetch_answered.notify_all()
             case {"kind": "dump_stack"}:
-                at = self._where()
-                self._channel.send("stack", stack=at.stack, in_report=at.in_report)
+                dump = self._stack_dump()
+                self._channel.send("stack", stack=dump.stack, in_report=dump.in_report)
             case {"kind": "reset", "join_s": join_s}:
                 self._channel.send("reset_done", problems=self._reset(join_s))
             case _:
-                raise RuntimeError(f"the host's actor sent {message!r:.200}, which no rank knows")
+                raise RuntimeError(f"the host actor sent an unknown message: {message!r:.200}")
 
     def _begin(self, packed: bytes, world: World) -> None:
         try:
-            # From our own host's actor, over a pair of sockets that only it and we have.
+            # From this host's actor, over a pair of sockets that only it and this process have.
             order: TrialOrder = pickle.loads(packed)
         except Exception as error:
-            # A class in the config, say, whose module this host has not.
+            # For example a class in the config whose module this host does not have.
             text = f"the trial's config cannot be read here:\n{traceback.format_exc()}"
             self._send(Failed(world.rank, self._host, self._describe_failure(error)[0], text))
             return
@@ -220,8 +220,8 @@ class _Rank:
         lost = self._runtime.lost_another(error)
         return FailureKind.DISCONNECTED if lost else FailureKind.RAISED, self._runtime.advice(error)
 
-    def _where(self) -> StackDump:
-        """Return where the training function stands, from our caller's frame of it on."""
+    def _stack_dump(self) -> StackDump:
+        """Return the training function's stack, without our own frames above it."""
         thread = self._training.thread if self._training is not None else None
         frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
         if frame is None:
@@ -233,7 +233,7 @@ class _Rank:
         return StackDump("".join(traceback.format_list(stack)), reports)
 
     def _fetch(self, place: CheckpointPlace) -> Any:
-        """Return the checkpoint as one that this process can read; the host's actor brings it, once."""
+        """Return the checkpoint as one that this process can read; the host actor fetches it, once."""
         from ray.tune import Checkpoint
 
         if place.filesystem is not None:
@@ -255,7 +255,7 @@ class _Rank:
             answer = self._fetched
         if answer["error"]:
             raise RuntimeError(
-                f"the checkpoint {place.path} could not be brought to this host:\n{answer['error']}"
+                f"the checkpoint {place.path} could not be copied to this host:\n{answer['error']}"
             )
         return str(answer["path"])
 

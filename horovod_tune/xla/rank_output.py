@@ -1,4 +1,4 @@
-"""What a host's ranks print: shown at once, and gathered into chunks for the trial's logs."""
+"""Runs in the host actor: forwards what the ranks print, and collects it in chunks for the trial's logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class RankOutput:
-    """Takes the ranks' output in one thread, and is asked for it in others; ``send`` gets the chunks."""
+    """Takes the ranks' output in one thread; others may call `send`, which passes chunks to ``send``."""
 
     def __init__(self, send: Callable[[LogChunk], None]) -> None:
         self._send = send
@@ -20,13 +20,13 @@ class RankOutput:
         self._gathering = threading.Lock()
 
     def clear(self) -> None:
-        """Forget what has not been sent: it is of the trial before."""
+        """Forget what has not been sent: it belongs to the previous trial."""
         with self._gathering:
             self._gathered = {}
 
     def take(self, rank: int, text: bytes) -> None:
-        """Take in what a rank has printed."""
-        # One write a block: Ray brings it to the driver.
+        """Take what a rank has printed."""
+        # One write for each block, which Ray forwards to the driver.
         prefix = f"[rank {rank}] "
         lines = text.decode("utf-8", "replace").splitlines()
         sys.stdout.write("".join(f"{prefix}{line}\n" for line in lines))

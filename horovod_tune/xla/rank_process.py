@@ -1,4 +1,4 @@
-"""One rank as its host sees it from outside: what it said, printed and computed."""
+"""One rank as its host actor sees it: what it sent, printed and computed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import psutil
 from horovod_tune.channel.stream import Channel
 
 _NOISE = "Extension modules: "
-"""What Python's fault handler says last, and at length."""
+"""How the long last line of Python's fault handler begins."""
 
 
 @dataclass
 class RankProcess:
-    """One rank, as its host sees it."""
+    """One rank, as its host actor sees it."""
 
     ordinal: int
     world_size: int
@@ -35,7 +35,7 @@ class RankProcess:
     tail: bytearray = field(default_factory=bytearray)
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Send the rank a message; one that is gone gets none, and the supervisor says how it went."""
+        """Send the rank a message, unless it has ended: the supervisor says how."""
         with contextlib.suppress(OSError):
             self.channel.send(kind, **fields)
 
@@ -55,6 +55,6 @@ def family_cpu_s(pid: int) -> float:
     return used_s
 
 
-def last_words(tail: bytes) -> str:
+def last_output(tail: bytes) -> str:
     lines = tail.decode("utf-8", "replace").splitlines()
     return "\n".join(line for line in lines if not line.startswith(_NOISE)).strip()

@@ -26,7 +26,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class Ordinals:
-    """A rank's place, as its runtime says it: among ``world_size``, and among ``local_size`` on its host."""
+    """A rank's place as its runtime states it: one of ``world_size``, and of ``local_size`` on its host."""
 
     ordinal: int
     world_size: int
@@ -35,7 +35,7 @@ class Ordinals:
 
 
 class Runtime(Protocol):
-    """Starts the ranks of a host and speaks to their device: `TorchXla`, or what a test puts in its place."""
+    """Starts the ranks of a host and knows their device: `TorchXla`, or what a test puts in its place."""
 
     def load(self) -> None:
         """Import what ranks need. Runs in the parent, before it forks, and must not touch a device."""
@@ -59,10 +59,10 @@ class Runtime(Protocol):
         """Return a function that lets another thread of this process act as this rank."""
 
     def lost_another(self, error: BaseException) -> bool:
-        """Whether a function raised because another rank left, so that its traceback is not the cause."""
+        """Whether a function raised because another rank ended, so that its traceback is not the cause."""
 
     def advice(self, error: BaseException) -> str:
-        """Return what there is to add to the traceback of an error of the training function's."""
+        """Return advice to add to the traceback of the training function's error; may be empty."""
 
     def operations(self) -> int:
         """Return a number that changes when this process does anything with its device."""
@@ -71,9 +71,9 @@ class Runtime(Protocol):
         """Note how the device's state is before the first trial."""
 
     def restore(self, environment: Mapping[str, str]) -> list[str]:
-        """Put the device's state back, after all else; return what could not be.
+        """Restore the device's state, after everything else; return what could not be restored.
 
-        ``environment`` is how the trial left it.
+        ``environment`` is what the trial has left.
         """
 
 

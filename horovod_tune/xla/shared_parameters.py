@@ -1,4 +1,4 @@
-"""A trial's parameters as one file in memory, which all ranks of a host map. Runs in the host actor."""
+"""Runs in the host actor: the objects of `with_parameters`, in one file that all its ranks map."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class SharedParameters:
-    """A nameless file in memory; it is gone when this process and every rank that maps it are."""
+    """An anonymous file in memory; freed when this process and every rank that maps it have ended."""
 
     def __init__(self) -> None:
         self._of: Any = None

@@ -1,4 +1,4 @@
-"""Which resources a TPU trial asks for, and which slices a cluster has. Pure: no Ray, no torch_xla.
+"""Which resources a TPU trial requests, and which slices a cluster has. Pure: no Ray, no torch_xla.
 
 Names and values are those of Ray 2.60's accelerator manager (`ray._private.accelerators.tpu`), which follow
 Cloud TPU's documentation.
@@ -19,7 +19,7 @@ from horovod_tune.tpu_types import generation_of, shape_of
 CHIP_COUNTS = (1, 2, 4, 8)
 """What Ray lets one actor ask for: TPU_VALID_CHIP_OPTIONS."""
 PIN = 0.001
-"""So much of a resource as says on which kind of host a bundle is to land, without taking it from others."""
+"""The amount of a resource that selects the kind of host for a bundle without taking it from other trials."""
 UNDIVIDED = (
     "num_slots must be all chips of a host on TPU v7x, got {chips}: how torch_xla 2.9 places processes on "
     "part of one is not documented"
@@ -149,11 +149,11 @@ def slices_of(hosts: Sequence[TpuHost]) -> dict[str, list[TpuHost]]:
 def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
     slices = slices_of(hosts)
     shapes = Counter(
-        (members[0].pod_type, members[0].chips)
-        for members in slices.values()
-        if len(members) == spec.num_hosts
-        and members[0].pod_type is not None
-        and spec.tpu_type in (None, members[0].pod_type)
+        (slice_hosts[0].pod_type, slice_hosts[0].chips)
+        for slice_hosts in slices.values()
+        if len(slice_hosts) == spec.num_hosts
+        and slice_hosts[0].pod_type is not None
+        and spec.tpu_type in (None, slice_hosts[0].pod_type)
     )
     if not shapes:
         return _shape_to_come(spec, slices)
@@ -169,7 +169,7 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
 
 def _shape_to_come(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> tuple[str, int]:
     """Return the shape of a slice that the cluster has not, or not yet."""
-    of_type = [members for members in slices.values() if members[0].pod_type == spec.tpu_type]
+    of_type = [slice_hosts for slice_hosts in slices.values() if slice_hosts[0].pod_type == spec.tpu_type]
     if spec.tpu_type is not None and not of_type:
         count, chips = shape_of(spec.tpu_type)
         if spec.num_hosts != count:
@@ -179,7 +179,8 @@ def _shape_to_come(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> 
         _check_whole_hosts(spec, chips)
         return spec.tpu_type, chips
     there = "; ".join(
-        f"{name}: {len(members)} host(s) of type {members[0].pod_type}" for name, members in slices.items()
+        f"{name}: {len(slice_hosts)} host(s) of type {slice_hosts[0].pod_type}"
+        for name, slice_hosts in slices.items()
     )
     raise ResourcesUnavailable(
         f"no TPU slice of the cluster has num_hosts={spec.num_hosts} hosts"
@@ -201,19 +202,20 @@ def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> 
         StartFailed: the head's node is of no slice with ``spec.num_hosts`` hosts.
     """
     assert spec.num_hosts is not None
-    members = next(
+    slice_hosts = next(
         (each for each in slices_of(hosts).values() if head_node in [host.node_id for host in each]), []
     )
-    if len(members) != spec.num_hosts:
+    if len(slice_hosts) != spec.num_hosts:
         raise StartFailed(
-            f"the slice of node {head_node[:8]} has {len(members)} host(s) in Ray, num_hosts={spec.num_hosts}"
+            f"the slice of node {head_node[:8]} has {len(slice_hosts)} host(s) in Ray, "
+            f"num_hosts={spec.num_hosts}"
         )
-    name = str(members[0].slice_name)
-    return [{**_bundle(spec, members[0].chips), name: 1.0}] * (spec.num_hosts - 1)
+    name = str(slice_hosts[0].slice_name)
+    return [{**_bundle(spec, slice_hosts[0].chips), name: 1.0}] * (spec.num_hosts - 1)
 
 
 def check_slice(facts: Sequence[WorkerFacts], hosts: Sequence[TpuHost]) -> list[int]:
-    """Return the worker id of each member's host.
+    """Return the worker id of each worker's host.
 
     Raises:
         StartFailed: they are not every host of one slice, each once.

@@ -1,4 +1,4 @@
-"""Runs in a thread of the host actor: owns the parent process and the ranks, and hears what they say."""
+"""Runs in a thread of the host actor: owns the parent process and the ranks, and receives their messages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from typing import Any
 import psutil
 
 from horovod_tune.channel import stream as channels
-from horovod_tune.channel.stream import Channel, MalformedMessage
+from horovod_tune.channel.packing import MalformedMessage
+from horovod_tune.channel.stream import Channel
 from horovod_tune.xla.inactivity import Activity
 from horovod_tune.xla.lifetime import describe_exit, first_to_die
-from horovod_tune.xla.rank_process import RankProcess, family_cpu_s, last_words
+from horovod_tune.xla.rank_process import RankProcess, family_cpu_s, last_output
 from horovod_tune.xla.runtime import LaunchPlan
 
 TICK_S = 0.5
@@ -37,7 +38,7 @@ _TAIL_BYTES = 16000
 class Supervisor:
     """The ranks of one host.
 
-    Its callbacks run in the supervising thread: ``on_message(rank, message)`` with messages of ours only,
+    Its callbacks run in the supervising thread: ``on_message(rank, message)`` with checked messages,
     ``on_output(rank, text)``, and ``on_loss(rank, text, own)`` when a rank has died, where ``own`` says
     whether by itself or with another.
     """
@@ -69,16 +70,16 @@ class Supervisor:
         self._thread.start()
 
     def launch(self, plan: LaunchPlan) -> None:
-        """Let the ranks start; `up` tells when they have."""
-        # A parent that has ended already has said why, which `up` tells.
+        """Start the ranks; `up` waits for them."""
+        # `up` says why a parent has ended.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._registry.send(pickle.dumps(plan))
 
     def up(self, wait_s: float) -> list[RankProcess] | None:
-        """Return the host's ranks when all are there, None after ``wait_s``.
+        """Return the host's ranks when all have started, None after ``wait_s``.
 
         Raises:
-            RuntimeError: they cannot come: the parent's own error.
+            RuntimeError: they could not start; has the parent's own error.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_up() or self._ended(), timeout=wait_s)
@@ -110,7 +111,7 @@ class Supervisor:
             f"process {pid}: {describe_exit(exits[pid])}\n{self._last_errors.get(pid, '')}".rstrip()
             for pid in first
         ]
-        # A process's own exception says it all; that its pool broke is what comes of it.
+        # A process's own exception is the cause; that its pool broke is a consequence.
         told = any(pid in self._last_errors for pid in first)
         return "\n".join(own if told else [*own, self._launch_error]).strip()
 
@@ -118,7 +119,7 @@ class Supervisor:
         try:
             self._supervise()
         except Exception:
-            # This thread's end is the end of the ranks: nobody is to wait for them.
+            # The ranks end with this thread, so that nobody waits for them.
             text = traceback.format_exc()
             with self._changed:
                 self._exits = self._exits or {}
@@ -127,7 +128,7 @@ class Supervisor:
             for rank in self.ranks:
                 if not rank.gone:
                     rank.gone = True
-                    self._on_loss(rank, f"its host's actor could not look after it:\n{text}", True)
+                    self._on_loss(rank, f"its host actor's supervisor thread failed:\n{text}", True)
 
     def _supervise(self) -> None:
         command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(self._theirs.fileno())]
@@ -142,16 +143,16 @@ class Supervisor:
             for key, _ in self._selector.select(timeout=TICK_S):
                 key.data()
             self._look_after_parent()
-            self._tell_deaths()
+            self._report_deaths()
 
     def _hear_registry(self) -> None:
         try:
             data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
         except ConnectionResetError:
-            # The parent ended before it read its plan. That is told once; its last words are read next.
+            # The parent ended before it read its plan. This is raised once; what it sent last is read next.
             return
         if not data:
-            self._selector.unregister(self._registry)  # the parent and every rank are gone
+            self._selector.unregister(self._registry)  # the parent and every rank have ended
             return
         message = json.loads(data)
         with self._changed:
@@ -189,7 +190,7 @@ class Supervisor:
         rank.heard = time.monotonic()
         for message in messages:
             if message["kind"] in ("finished", "stopped", "failed"):
-                self._read_output(rank)  # what it printed goes out before its last word
+                self._read_output(rank)  # what it printed goes out before its last message
             if message["kind"] == "alive":
                 rank.operations = message["operations"]
                 continue
@@ -234,8 +235,8 @@ class Supervisor:
             one.register(end, selectors.EVENT_READ)
             return bool(one.select(timeout=0))
 
-    def _tell_deaths(self) -> None:
-        """Pass on which ranks have died, as soon as the parent has said how."""
+    def _report_deaths(self) -> None:
+        """Report which ranks have ended, as soon as the parent has said how."""
         for rank in self.ranks:
             died = self._deaths.get(rank.ordinal)
             if rank.gone or died is None:
@@ -247,9 +248,9 @@ class Supervisor:
             own = rank.pid in first_to_die(exits) or rank.pid not in exits
             text = describe_exit(exits.get(rank.pid))
             if exits and rank.pid not in exits:
-                text = f"it went with the parent of this host's ranks:\n{self._why_ended()}"
-            last = self._last_errors.get(rank.pid) or last_words(bytes(rank.tail))
-            self._on_loss(rank, f"{text}\nThe last that it printed:\n{last}" if last and own else text, own)
+                text = f"it ended with the parent of this host's ranks:\n{self._why_ended()}"
+            last = self._last_errors.get(rank.pid) or last_output(bytes(rank.tail))
+            self._on_loss(rank, f"{text}\nIts last output:\n{last}" if last and own else text, own)
 
     def activity(self) -> Activity:
         """Return what the ranks have done so far."""
@@ -262,9 +263,9 @@ class Supervisor:
         )
 
     def silent(self, timeout_s: float) -> list[RankProcess]:
-        """Return the ranks that have neither spoken nor computed for ``timeout_s``.
+        """Return the ranks that have neither sent anything nor computed for ``timeout_s``.
 
-        A rank that holds Python's lock while it compiles cannot speak, but it computes.
+        A rank that holds Python's lock while it compiles cannot send, but it computes.
         """
         now, silent = time.monotonic(), []
         for rank in self.ranks:

@@ -1,4 +1,4 @@
-"""The environment of a TPU trial's processes, and the ranks that they say they are. Pure.
+"""The environment of a TPU trial's processes, and their ranks. Pure.
 
 Names and values are those of torch_xla 2.9.0 (`torch_xla._internal.tpu.configure_topology`) and of Ray 2.60's
 accelerator manager (`ray._private.accelerators.tpu`), which follow Cloud TPU's documentation.
@@ -18,7 +18,7 @@ PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 RANKS_OF_A_CHIP = (1, 2)
 """A chip of v2 or v3 is two devices, and so two ranks, in one process."""
 SET_BY_RAY = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
-"""What Ray tells a process with all its actor's chips. Ours have one each, which torch_xla or we tell."""
+"""Variables in which Ray names all chips of an actor. A rank has one; torch_xla or `LaunchPlan` names it."""
 FIRST_PORT = 8476
 """The first of the ports on which a host's TPU processes find each other; torch_xla's own default."""
 
@@ -26,9 +26,9 @@ FIRST_PORT = 8476
 def plans_for_slice(
     facts: Sequence[WorkerFacts], workers: Sequence[int], chips: int, pod_type: str | None = None
 ) -> list[LaunchPlan]:
-    """Return what each host of a slice is told: every process's address, in the order of the worker ids.
+    """Return each host's plan: every process's address, in the order of the worker ids.
 
-    On v7x torch_xla works it out itself, from the metadata of the slice.
+    On v7x torch_xla finds the addresses itself, in the metadata of the slice.
 
     >>> facts = [WorkerFacts("a", "10.0.0.1", "ha", 1, 0.0), WorkerFacts("b", "10.0.0.2", "hb", 1, 0.0)]
     >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["TPU_PROCESS_ADDRESSES"]
@@ -59,7 +59,7 @@ def plans_for_slice(
 
 
 def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | None = None) -> LaunchPlan:
-    """Return what a single host is told: nothing where the trial has all its chips, else which ones.
+    """Return a single host's plan: which chips, unless the trial has all of them.
 
     Two trials on one host must not meet on a port, so a chip's port is its own.
 
@@ -87,7 +87,7 @@ def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | Non
                 "TPU_VISIBLE_CHIPS": chip,
                 "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
                 "TPU_PROCESS_BOUNDS": bounds,
-                # The older names of the two, which Ray sets for the actor as a whole.
+                # The older names of the two, which Ray sets for the whole actor.
                 "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
                 "TPU_HOST_BOUNDS": bounds,
                 "TPU_PROCESS_ADDRESSES": addresses,
@@ -100,14 +100,14 @@ def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | Non
 
 
 def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | None) -> list[Assignment]:
-    """Return each host's ranks, as its processes said them: on a TPU the topology decides who is rank 0.
+    """Return each host's ranks, as its processes stated them: on a TPU the topology decides which is rank 0.
 
     Args:
         ordinals: of each host's ranks.
         num_slots: how many chips of each host were asked for; None where that is known only now.
 
     Raises:
-        StartFailed: they do not make up a world, or not the one that was asked for.
+        StartFailed: they do not form a world, or not the one that was requested.
 
     >>> there = [[Ordinals(2, 3, 0, 1)], [Ordinals(0, 3, 0, 2), Ordinals(1, 3, 1, 2)]]
     >>> [[w.rank for w in a.worlds] for a in assignments_of(there, num_slots=None)]
@@ -118,7 +118,7 @@ def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | N
     found = sorted(each.ordinal for host in ordinals for each in host)
     size = ordinals[0][0].world_size
     if found != list(range(size)):
-        raise StartFailed(f"the processes have the ordinals {found}, which is no world of {size}")
+        raise StartFailed(f"the processes have the ordinals {found}, expected 0 to {size - 1}")
     first_of = sorted(range(len(ordinals)), key=lambda i: min(each.ordinal for each in ordinals[i]))
     assignments = []
     for i, host in enumerate(ordinals):

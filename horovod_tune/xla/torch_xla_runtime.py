@@ -1,9 +1,9 @@
-"""Ranks as torch_xla starts them: all of torch_xla that this package touches.
+"""Starts ranks with torch_xla: everything of torch_xla that this package uses.
 
 Checked against torch_xla 2.9.0: `torch_xla.launch`, `torch_xla.runtime`, `torch_xla.core.xla_model`,
 `torch_xla.debug.metrics`, and of what is not documented for users `torch_xla.experimental.plugins` (which
-processes a host has), `torch_xla._internal.pjrt` (how one comes by its device) and `torch_xla._XLAC` (a
-thread's device).
+processes a host has), `torch_xla._internal.pjrt` (how one gets its device) and `torch_xla._XLAC` (a thread's
+device).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class TorchXla:
     ) -> None:
         import torch_xla
 
-        _give_up_where_a_device_cannot_be_had(give_up)
-        # A rank of torchrun is what torch_xla would take us for.
+        _give_up_without_a_device(give_up)
+        # With this variable torch_xla would take the process for a rank of torchrun.
         os.environ.pop("TORCHELASTIC_RUN_ID", None)
         if plan.of_each:
             _use_chips(plan.of_each)
-        # fork: the parent has imported everything and touched no device, so that a rank is there in 0.2 s
-        # in place of the 5 s and 300 MB of a spawned one. It is what notebook launchers on TPUs do.
+        # fork: the parent has imported everything and touched no device, so that a rank starts in 0.2 s
+        # instead of the 5 s and 300 MB of a spawned one. Notebook launchers on TPUs do the same.
         torch_xla.launch(serve, args=arguments, start_method="fork")
 
     def open_cache(self) -> None:
@@ -85,12 +85,12 @@ class TorchXla:
         return lambda: torch_xla._XLAC._xla_set_default_device(device)
 
     def lost_another(self, error: BaseException) -> bool:
-        # How the runtime's own status codes for a peer that is gone begin (absl's canonical errors).
+        # The prefixes of the runtime's status codes for a peer that has ended (absl's canonical errors).
         gone = ("UNAVAILABLE:", "ABORTED:", "DEADLINE_EXCEEDED:")
         return isinstance(error, RuntimeError) and (str(error).startswith(gone) or lost_peer(error))
 
     def advice(self, error: BaseException) -> str:
-        # torch_xla's own words where it is to launch processes and cannot.
+        # torch_xla's messages where it is asked to launch processes and cannot.
         nested = isinstance(error, (RuntimeError, ValueError)) and str(error).startswith(
             ("Runtime is already initialized", "Unsupported nprocs")
         )
@@ -99,7 +99,7 @@ class TorchXla:
     def operations(self) -> int:
         import torch_xla.debug.metrics as metrics
 
-        # Tensors made and ended, graphs found and compiled, transfers: a step is hundreds of these.
+        # Tensors created and freed, graphs found and compiled, transfers: a step counts hundreds of these.
         return sum(metrics.counter_value(name) or 0 for name in metrics.counter_names())
 
     def begin_baseline(self) -> None:
@@ -148,7 +148,7 @@ def lost_peer(error: BaseException) -> bool:
 
 
 def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
-    """Let torch_xla start a process for each of ``of_each``, with that environment, not one a chip."""
+    """Make torch_xla start a process for each of ``of_each``, with that environment, not one per chip."""
     from torch_xla._internal.tpu import TpuPlugin
     from torch_xla.experimental import plugins
 
@@ -163,8 +163,8 @@ def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
     plugins.register_plugin("TPU", SomeChips())
 
 
-def _give_up_where_a_device_cannot_be_had(give_up: Callable[[], NoReturn]) -> None:
-    """End a process whose chip cannot be had: the other processes of the slice wait for it in their start."""
+def _give_up_without_a_device(give_up: Callable[[], NoReturn]) -> None:
+    """End a process that does not get its chip: the other processes of the slice would wait for it."""
     from torch_xla._internal import pjrt
 
     initialize = pjrt.initialize_multiprocess

@@ -115,7 +115,7 @@ def test_only_who_shows_the_secret_is_let_in_and_only_once() -> None:
 def test_what_is_no_report_is_an_error(packet: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.send(packet)
-    with pytest.raises(MalformedMessage, match=r"no report|no msgpack"):
+    with pytest.raises(MalformedMessage, match=r"is not a report|not a msgpack message"):
         CoordinatorChannel(ours).receive()
     ours.close()
     theirs.close()

@@ -1,4 +1,4 @@
-"""Slots at starting: in order, as many at once as is said, and never lost with a process."""
+"""Start slots: granted in order, no more at a time than allowed, and never lost with a process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def hold(directory: Path, ready: Connection) -> None:
     signal.pause()
 
 
-def test_a_process_that_dies_gives_its_slot_back(tmp_path: Path) -> None:
+def test_a_process_that_dies_releases_its_slot(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=hold, args=(tmp_path, theirs))

@@ -142,7 +142,7 @@ def test_a_rank_that_hangs_is_named_with_where_it_stands_but_not_before(workers:
     assert "stall_timeout_s=3 s: no report" in text
     assert "threading.Event().wait()" in text and "in train\n" in text
     if workers.size > 1:
-        assert "rank 1 stands here:" in text and "report(step=2)" in text
+        assert "rank 1 is at:" in text and "report(step=2)" in text
 
 
 def test_ranks_that_work_on_the_device_or_below_themselves_do_not_hang(workers: Workers) -> None:

@@ -186,7 +186,10 @@ def test_a_message_that_is_not_ours_fails_the_trial(tune_run: Callable[..., Any]
 
     analysis = tune_run(trainable(smuggle, num_hosts=1, num_slots=1), raise_on_failed_trial=False)
     (trial,) = analysis.trials
-    assert "{'kind': 'run', 'code': 'print()'} is no message of ours" in Path(trial.error_file).read_text()
+    assert (
+        "{'kind': 'run', 'code': 'print()'} is not a message of a known kind"
+        in Path(trial.error_file).read_text()
+    )
 
 
 def memory_at(address: int) -> tuple[str, int, int]:

@@ -112,9 +112,7 @@ def test_a_host_without_torch_xla_says_so_at_the_start(ray_session: Any, tmp_pat
         pytest.skip("torch_xla is installed")
     made = Workers("torch_xla", tmp_path)
     try:
-        with pytest.raises(
-            StartFailed, match=r"(?s)ranks of .* did not come up.*No module named 'torch_xla'"
-        ):
+        with pytest.raises(StartFailed, match=r"(?s)ranks of .* did not start.*No module named 'torch_xla'"):
             made.begin(wait_for_ever)
     finally:
         made.close()

@@ -168,7 +168,7 @@ def test_the_world_is_as_the_processes_say_not_as_hosts_were_listed() -> None:
 
 def test_processes_that_are_no_world_are_refused() -> None:
     twice = [[Ordinals(0, 2, 0, 1)], [Ordinals(0, 2, 0, 1)]]
-    with pytest.raises(StartFailed, match=r"ordinals \[0, 0\], which is no world of 2"):
+    with pytest.raises(StartFailed, match=r"ordinals \[0, 0\], expected 0 to 1"):
         topology.assignments_of(twice, num_slots=None)
     with pytest.raises(StartFailed, match=r"for each of 2 chip\(s\) on each host, torch_xla started 1"):
         topology.assignments_of([[Ordinals(0, 1, 0, 1)]], num_slots=2)

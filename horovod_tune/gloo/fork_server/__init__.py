@@ -1,4 +1,4 @@
-"""New ranks in a moment: a process of the host that has torch loaded forks them, in place of a new Python.
+"""Starts ranks by forking a process that has torch loaded, instead of starting a new Python.
 
 Ray starts the worker process of such a rank with `client.py` in place of ``python`` (its ``py_executable``).
 The client hands Ray's command line, environment and standard streams to the fork server of the job on this
@@ -6,7 +6,7 @@ host, and ends; the server forks, and the child runs the command in the Python t
 anything of that is impossible, the client becomes the Python that Ray asked for, so nothing is lost but time.
 
 The server is started by the job's first coordinator on the host, or by a client that finds none. It ends by
-itself when Ray's daemon on the host is gone or there has been nothing to do for a while. It listens on a
+itself when Ray's daemon on the host has ended or it has been idle for a while. It listens on a
 socket file in a directory that only its user may enter, and what it is sent is JSON. It has loaded torch,
 NumPy and Ray and nothing of the user's; it has one Python thread, no CUDA context, and no connection to Ray.
 
@@ -69,12 +69,12 @@ def start(spec: TrialSpec, directory: Path, environment: Mapping[str, str], rayl
 
     ``environment`` is that in which Ray is going to start them, ``raylet`` the pid of its daemon here.
     """
-    # It ends as soon as it has started the server, which is nobody's child then.
+    # The client ends as soon as it has started the server, which then has no parent.
     command = [*_client(spec, directory), "--start", str(raylet)]
     try:
         subprocess.run(command, env=environment, timeout=START_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("no fork server is ready for the first ranks, they try to start one: %s", error)
+        logger.warning("the fork server did not start; the first ranks try to start it: %s", error)
 
 
 def death_of(directory: Path, pid: int, *, since: float) -> str:
@@ -104,6 +104,6 @@ def death_of(directory: Path, pid: int, *, since: float) -> str:
 
 
 def _client(spec: TrialSpec, directory: Path) -> list[str]:
-    # torch reads the number of its threads when it is loaded; Ray says it later than that, as this.
+    # torch reads the number of its threads when it is loaded, before Ray sets it to this value.
     threads = max(1, int(spec.num_cpus_per_slot))
     return [sys.executable, "-I", "-S", str(_CLIENT), str(directory), str(threads)]

@@ -1,4 +1,4 @@
-"""What Horovod 0.28.1 needs on a current torch, and what makes it start, run and fail well."""
+"""The patches of Horovod 0.28.1: for current torch, and for how it starts, runs and fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lets Horovod compile against a current torch, anywhere, and stay small."""
+"""Patches of Horovod's build: it compiles with current torch, in any folder, into a small library."""
 
 from __future__ import annotations
 

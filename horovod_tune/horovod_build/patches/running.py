@@ -1,4 +1,4 @@
-"""What ranks do between and in collectives: wait without taking the CPU, and never for ever."""
+"""Patches of Horovod's waits, in and between collectives: they leave the CPU to others, and each ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes ``hvd.init()`` fast, take the right interface, and fail as an error."""
+"""Patches of ``hvd.init()``: it connects fast, over the right interface, and raises when it fails."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ONE_MESH = (
     ),
     Patch(
         name="one mesh: the question",
-        why="every rank must answer it alike, or some would connect and others not",
+        why="all ranks must get the same answer, or some would connect and others not",
         path=_GLOO_CONTEXT,
         before="#if HAVE_MPI\nvoid GlooContext::InitializeFromMPI",
         after="""\
@@ -117,7 +117,7 @@ void GlooContext::InitializeFromMPI""",
 )
 
 
-_INIT_WHY = "an exception that leaves Horovod's thread ends the process with SIGABRT, and nobody reads why"
+_INIT_WHY = "an exception that leaves Horovod's thread ends the process with SIGABRT and no readable reason"
 
 INIT_RAISES = (
     Patch(

@@ -1,7 +1,7 @@
-"""What a trial may leave behind in its process, put back to how a new process has it.
+"""Restores a rank's process after a trial: settings, modules, threads, child processes, files and memory.
 
-Runs in each training actor, in a thread that runs nothing of the user's. `Baseline.restore` returns what it
-could not put back; the process is then replaced.
+Runs in each rank, in a thread that runs no code of the user's. `Baseline.restore` returns what it could not
+restore; the process is then replaced.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Baseline:
         self._files = len(os.listdir("/proc/self/fd"))
         self._memory_mb = _own_memory_mb()
         self._output = [os.dup(1), os.dup(2)]
-        # ImportedModules live as long as the process: the collector need not look at them after every trial. It does
-        # not look at them now either: the first trial waits for 0.1 s of that, and it would find nothing big.
+        # Modules live as long as the process: the collector need not scan them after every trial. It does not
+        # scan them now either, since that takes 0.1 s of the first trial's start and frees next to nothing.
         gc.freeze()
 
     def restore(self) -> list[str]:
-        """Put everything back; return what could not be."""
+        """Restore everything; return what could not be restored."""
         self._restore_output()
         problems = self._python.restore()
         if self._torch is not None:
@@ -60,7 +60,7 @@ class Baseline:
         gc.collect()
         if imported:
             gc.freeze()
-        # After the collection, since an object that nobody holds any more ends its threads and processes.
+        # After the collection, since objects that are collected may end their threads and processes.
         problems += self._threads_left() + self._children_left() + self._files_left()
         if self._torch is not None:
             problems += self._torch.check_gpu_memory()
@@ -87,14 +87,14 @@ class Baseline:
             left[0].join(timeout=0.02)
 
     def _children_left(self) -> list[str]:
-        """Kill the processes that the trial started and left; their owner is not to be trusted then."""
+        """Kill the processes that the trial left running; return one problem for each."""
         left = [process for pid in _children() if pid not in self._children and (process := _child(pid))]
         if not left:
             return []
         psutil.wait_procs(left, timeout=THREADS_END_S)
         running = [process for process in left if process.is_running()]
         problems = [f"the child process {each.pid} still ran" for each in running]
-        family = [member for each in running for member in (each, *each.children(recursive=True))]
+        family = [process for each in running for process in (each, *each.children(recursive=True))]
         for process in family:
             process.kill()
         psutil.wait_procs(family, timeout=THREADS_END_S)

@@ -1,4 +1,4 @@
-"""ImportedModules that a training function brings into its process, and what it patches in those that were there."""
+"""The modules that a training function imports, and what it patches in modules that were there before."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ImportedModules:
         return bool(new - forgotten)
 
     def _unpatch(self) -> None:
-        """Put back functions and classes that the user's code replaced, and drop what it added to classes.
+        """Restore functions and classes that the user's code replaced, and drop what it added to classes.
 
         A package that patches others when it is imported stays as it is, and so do its patches.
         """

@@ -1,7 +1,7 @@
-"""What Python keeps for the whole process and a training function may change, as pairs of a read and a write.
+"""Python's process-wide settings that a training function may change: each can be read and written.
 
-What belongs to a thread or to a context variable (NumPy's error state, decimal's context, trace functions) is
-new with each trial's thread and needs nothing here.
+What belongs to a thread or a context variable (NumPy's error state, decimal's context, trace functions) is
+new with each trial's thread and needs no reset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from horovod_tune.rank.reset.imported_modules import is_of_user
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing of the process: ``read()`` says how it is, ``write(value)`` puts it back."""
+    """One setting of the process: ``read()`` returns its value, ``write(value)`` restores it."""
 
     name: str
     read: Callable[[], Any]
@@ -40,13 +40,13 @@ class Setting:
 
 
 class SavedSettings:
-    """The values of some settings at one moment."""
+    """The values that some settings had when this was made."""
 
     def __init__(self, settings: list[Setting]) -> None:
         self._values = [(setting, setting.read()) for setting in settings]
 
     def restore(self) -> list[str]:
-        """Write what has changed; return what does not take its old value any more."""
+        """Write the settings that have changed; return those that could not be restored."""
         problems = []
         for setting, value in self._values:
             if setting.read() == value:
@@ -54,7 +54,7 @@ class SavedSettings:
             try:
                 setting.write(value)
             except (OSError, ValueError, RuntimeError) as error:
-                problems.append(f"{setting.name} was changed and cannot be put back: {error}")
+                problems.append(f"{setting.name} was changed and cannot be restored: {error}")
         return problems
 
 
@@ -75,7 +75,7 @@ def contents(name: str, holder: Any) -> Setting:
 
 
 def python_settings() -> list[Setting]:
-    """Return the settings of Python's own library. The order is that in which they are put back."""
+    """Return the settings of Python's own library. They are restored in this order."""
     return [
         Setting("os.environ", lambda: dict(os.environ), _write_environment),
         Setting("the working directory", _working_directory, os.chdir),

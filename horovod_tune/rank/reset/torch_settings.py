@@ -1,5 +1,8 @@
-"""torch's process-wide state. What belongs to a thread (grad mode, autocast, the default device, saved tensor
-hooks, flushing of denormal numbers) is new with each trial's thread."""
+"""torch's process-wide settings, restored after each trial.
+
+What belongs to a thread (grad mode, autocast, the default device, saved tensor hooks, flushing of denormal
+numbers) is new with each trial's thread.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class TorchBaseline:
         self._settings = SavedSettings(_settings(torch))
 
     def restore(self) -> list[str]:
-        """Put everything back; return what could not be."""
+        """Restore everything; return what could not be restored."""
         torch = self._torch
         # Not compared first: it is read for the asking thread, and set for all that come after.
         torch.set_num_threads(self._threads)

@@ -1,4 +1,4 @@
-"""Tune's controller and loggers, changed where they would lose a trial, its workers or its results."""
+"""Patches Tune's controller so that it keeps the actors of trials that end or pause for the next trial."""
 
 from __future__ import annotations
 

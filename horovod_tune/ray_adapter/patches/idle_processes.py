@@ -1,4 +1,4 @@
-"""The processes in which Ray starts a trial's actors, and their session's directory."""
+"""Patches Tune's cache of actor classes, so that coordinators start in processes that Ray keeps ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials that pause and then wait for ever: cures for Tune's controller and two of its schedulers."""
+"""Patches Tune's controller and two of its schedulers, in which paused trials may wait for ever."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Runs in every rank, whatever its backend."""

@@ -30,8 +30,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 TIMEOUT_S = 1800
 FIELDS = ("part", "way", "run", "figure", "value")
 
+# The figures of each way, one dict a round.
 Figures = dict[str, list[dict[str, float]]]
-"""The figures of each way, one dict a round."""
 
 
 def run_program(command: str) -> dict[str, float]:

@@ -9,6 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+# Each has `add_parsers(subparsers)`, whose parsers set `run`: from the parsed arguments to an exit status.
+#
+# They import what they need in `run`, so that `horovod-tune --help` is quick and one command's missing
+# dependency is no other's trouble.
 COMMAND_MODULES = (
     "horovod_tune.analysis.analysis_commands",
     "horovod_tune.doctor.doctor_command",
@@ -16,14 +20,9 @@ COMMAND_MODULES = (
     "horovod_tune.launch.launch_command",
     "horovod_tune.horovod_build.install_command",
 )
-"""Each has `add_parsers(subparsers)`, whose parsers set `run`: from the parsed arguments to an exit status.
 
-They import what they need in `run`, so that `horovod-tune --help` is quick and one command's missing
-dependency is no other's trouble.
-"""
-
+# The extra that brings a module, for the message where it is missing.
 EXTRAS = {"matplotlib": "analysis", "rich": "analysis"}
-"""The extra that brings a module, for the message where it is missing."""
 
 
 def build_parser() -> argparse.ArgumentParser:

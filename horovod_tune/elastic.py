@@ -29,8 +29,8 @@ class CommittedState:
         self._collectives = collectives
         self._state: Any = None
         self._number = 0
+        # Whether more ranks wait to join at the next commit; set by the actor's thread.
         self.may_grow = False
-        """Whether more ranks wait to join at the next commit; set by the actor's thread."""
 
     @property
     def is_used(self) -> bool:

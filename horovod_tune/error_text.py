@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+# The most characters of one line of a traceback; an exception's message is one.
 MAX_TEXT = 50_000
-"""The most characters of one line of a traceback; an exception's message is one."""
 
 
 MAX_TRACEBACK = 200_000

@@ -54,5 +54,5 @@ class StartFailed(HorovodTuneError, RuntimeError):
 class TrainingFailed(HorovodTuneError, RuntimeError):
     """A rank raised, died or fell silent: says which rank, on which host, with its own traceback."""
 
+    # The ids of the Ray nodes of ranks that died or fell silent.
     lost_nodes: tuple[str, ...] = ()
-    """The ids of the Ray nodes of ranks that died or fell silent."""

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ray.tune import Checkpoint
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+# How deep lists, tuples and dicts may be nested in a metric.
 MAX_DEPTH = 32
-"""How deep lists, tuples and dicts may be nested in a metric."""
+# The most that the metrics of one report may take, about; a checkpoint is the place for more.
 MAX_METRICS_BYTES = 64 << 20
-"""The most that the metrics of one report may take, about; a checkpoint is the place for more."""
+# Set to RANK:PID while a rank's training function runs, for the processes that the function starts.
 _RANK_VARIABLE = "HOROVOD_TUNE_RANK"
-"""Set to RANK:PID while a rank's training function runs, for the processes that the function starts."""
 
 
 class StopTraining(BaseException):
@@ -61,10 +61,10 @@ class Session:
         self._stopped = False
         self.world_number = order.world_number
         self._world_is_broken = False
+        # The rank's `elastic.CommittedState`; None where ranks are not Horovod's.
         self.committed: Any = None
-        """The rank's `elastic.CommittedState`; None where ranks are not Horovod's."""
+        # What `report` raises in a broken world; a rank of Horovod's has Horovod's own error here.
         self.world_error: Callable[[str], BaseException] = WorldBroken
-        """What `report` raises in a broken world; a rank of Horovod's has Horovod's own error here."""
         self._condition = threading.Condition()
 
     @property
@@ -181,8 +181,8 @@ def refuse_below_a_rank(caller: str) -> None:
         raise NotInTraining(_of_another_process(caller, int(rank), int(pid)))
 
 
+# The sessions of this process, the newest last: a TPU v2 or v3 has two ranks in a process.
 _active: list[Session] = []
-"""The sessions of this process, the newest last: a TPU v2 or v3 has two ranks in a process."""
 _of_thread = threading.local()
 
 

@@ -6,10 +6,10 @@ import re
 
 from horovod_tune.errors import SpecError
 
+# By generation: the number in a type's name counts cores.
 _CORES_OF_A_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5litepod": 1, "v5p": 2, "v6e": 1, "v7x": 2}
-"""By generation: the number in a type's name counts cores."""
+# Generations whose hosts have up to 8 chips where one host is the whole slice; otherwise a host has 4.
 _UP_TO_8_CHIPS = ("v5litepod", "v6e")
-"""Generations whose hosts have up to 8 chips where one host is the whole slice; otherwise a host has 4."""
 
 
 def shape_of(tpu_type: object) -> tuple[int, int]:

@@ -43,8 +43,8 @@ from horovod_tune.xla import backend as xla_backend
 
 logger = logging.getLogger(__name__)
 
+# Which trainables' machines have been looked at, on which cluster.
 _preflighted: set[tuple[str, str]] = set()
-"""Which trainables' machines have been looked at, on which cluster."""
 
 
 class DistributedTrainable(FunctionTrainable):

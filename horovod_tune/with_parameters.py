@@ -158,8 +158,8 @@ def _check_on_cpu(torch: Any, name: str, value: Any) -> None:
             )
 
 
+# By session, not by process: a rank that changes an object must not change that of another.
 _loaded: weakref.WeakKeyDictionary[Session, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""By session, not by process: a rank that changes an object must not change that of another."""
 
 
 def provided() -> dict[str, Any]:

@@ -17,8 +17,8 @@ from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialOrder
 from horovod_tune.spec import make_spec
 
 NEEDS = {"gloo": "horovod", "plain": "torch", "torch_xla": "torch_xla"}
+# torch_xla's CPU device is one.
 RANKS = {"gloo": 2, "plain": 2, "torch_xla": 1}
-"""torch_xla's CPU device is one."""
 
 
 class Workers:

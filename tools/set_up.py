@@ -60,8 +60,8 @@ class Profile:
     name: str
     folder: str
     torch: str
+    # What is installed together with torch, since it must match it.
     also: tuple[str, ...]
-    """What is installed together with torch, since it must match it."""
     extras: str
     horovod: bool
 

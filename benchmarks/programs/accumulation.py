@@ -14,8 +14,8 @@ from ray import tune
 
 from benchmarks.programs import trials
 
+# Trials after which nothing may grow any more.
 SETTLED = 20
-"""Trials after which nothing may grow any more."""
 WHAT = ("memory_mb", "threads", "files", "ports", "shared_memory_mb")
 
 

@@ -17,8 +17,8 @@ from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
 REPORTS = 3
+# How long a step of a trial takes where four run at a time.
 SECONDS_A_STEP = 0.7
-"""How long a step of a trial takes where four run at a time."""
 AT_ONCE = 4
 RANKS = 2
 

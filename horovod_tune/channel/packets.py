@@ -27,8 +27,8 @@ from horovod_tune.channel.packing import MalformedMessage, pack, unpack
 from horovod_tune.errors import MetricsError
 from horovod_tune.messages import CheckpointPlace, Report
 
+# Half of what Linux lets a packet have by default (net.core.wmem_default).
 MAX_PACKET_BYTES = 100_000
-"""Half of what Linux lets a packet have by default (net.core.wmem_default)."""
 CONNECT_S = 5.0
 _CREDENTIALS = struct.Struct("3i")
 _SECRET_BYTES = 32

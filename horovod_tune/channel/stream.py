@@ -20,10 +20,11 @@ from horovod_tune.errors import MetricsError
 from horovod_tune.messages import FailureKind
 
 MAX_FRAME_BYTES = 1 << 30
+# The largest report; larger data belongs into a checkpoint.
 MAX_REPORT_BYTES = 64 << 20
-"""The largest report; larger data belongs into a checkpoint."""
 _LENGTH = struct.Struct(">I")
 
+# The kinds of messages that a rank may send, and the type of each field.
 RANK_MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "alive": {"operations": int},
     "report": {"index": int, "metrics": dict, "checkpoint_path": (str, type(None))},
@@ -34,7 +35,6 @@ RANK_MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "reset_done": {"problems": (list, tuple)},
     "stack": {"stack": str, "in_report": bool},
 }
-"""The kinds of messages that a rank may send, and the type of each field."""
 _FAILURES = {kind.value for kind in FailureKind}
 
 

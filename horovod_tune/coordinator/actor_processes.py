@@ -15,8 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod_tune.messages import WorkerFacts
 
+# How long a killed actor's process may take to be gone before it is killed by its pid.
 GONE_S = 3.0
-"""How long a killed actor's process may take to be gone before it is killed by its pid."""
 REMOTE_S = 10.0
 LOST_S = 2.0
 

@@ -39,8 +39,8 @@ class Coordinator:
         self._log_is_lost = False
         self._function_is_there = False
         self._start_s = 0.0
+        # Why the workers of the trial before were not kept; empty when they were.
         self.replaced_because: list[str] = []
-        """Why the workers of the trial before were not kept; empty when they were."""
 
     def begin_workers(self) -> None:
         """Begin to start the training actors; returns at once."""

@@ -25,10 +25,10 @@ from horovod_tune.coordinator.worker_group import PING_S, WorkerGroup
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Failed, FailureKind, NeedsWorld, Report, TrialOrder, WorkerFacts
 
+# How often the coordinator looks whether the next world can be formed, or an actor has started.
 TICK_S = 0.1
-"""How often the coordinator looks whether the next world can be formed, or an actor has started."""
+# After how many worlds in a row in which nothing was reported the trial fails.
 WORLDS_WITHOUT_REPORT = 20
-"""After how many worlds in a row in which nothing was reported the trial fails."""
 
 
 @dataclass
@@ -76,8 +76,8 @@ class ElasticGroup(WorkerGroup):
         self._last_report = 0
         self._world_number = 0
         self._worlds_without_report = 0
+        # Why the world of this trial changed, one text a change.
         self.world_changes: list[str] = []
-        """Why the world of this trial changed, one text a change."""
 
     def begin(self, order: TrialOrder) -> None:
         super().begin(replace(order, is_elastic=True))

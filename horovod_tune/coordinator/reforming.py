@@ -8,10 +8,10 @@ from enum import Enum, auto
 class Decision(Enum):
     """What to do with a world that is being left."""
 
+    # Some ranks have not left it yet.
     WAIT_FOR_RANKS = auto()
-    """Some ranks have not left it yet."""
+    # All have, and are fewer than may go on: others are awaited.
     WAIT_FOR_WORKERS = auto()
-    """All have, and are fewer than may go on: others are awaited."""
     FORM = auto()
     FAIL = auto()
 

@@ -34,17 +34,17 @@ from horovod_tune.messages import (
     TrialOrder,
 )
 
+# The longest time between two signs of life of a worker (a quarter of timeout_s where that is shorter).
 POLL_S = 10.0
-"""The longest time between two signs of life of a worker (a quarter of timeout_s where that is shorter)."""
 
+# How long a broken collective is looked at for the rank that broke it.
 CAUSE_S = 2.0
-"""How long a broken collective is looked at for the rank that broke it."""
+# How long a rank may take to answer when others have lost contact with it.
 PING_S = 1.5
-"""How long a rank may take to answer when others have lost contact with it."""
+# How long ranks that go may take to part from each other.
 CLOSE_S = 2.0
-"""How long ranks that go may take to part from each other."""
+# How long a stopped training function may take to unwind before its process is replaced.
 UNWIND_S = 5.0
-"""How long a stopped training function may take to unwind before its process is replaced."""
 
 
 class WorkerGroup:
@@ -56,10 +56,10 @@ class WorkerGroup:
     """
 
     def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
+        # In the order of the launcher's placement; empty until `create`.
         self.workers: list[Worker] = []
-        """In the order of the launcher's placement; empty until `create`."""
+        # Why the world of an elastic trial changed, one text a change; None where it never does.
         self.world_changes: list[str] | None = None
-        """Why the world of an elastic trial changed, one text a change; None where it never does."""
         self._launcher = launcher
         self._timeout_s = timeout_s
         self._poll_s = min(POLL_S, timeout_s / 4)

@@ -12,8 +12,8 @@ from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3
 LEAST_FREE_DISK = 1 * GIB
+# Ray's object store takes this part of the memory, in /dev/shm (`ray.init`, `object_store_memory`).
 RAY_OBJECT_STORE_SHARE = 0.3
-"""Ray's object store takes this part of the memory, in /dev/shm (`ray.init`, `object_store_memory`)."""
 LEAST_OPEN_FILES = 4096
 
 INSTALL = "horovod-tune install-horovod"
@@ -23,10 +23,10 @@ INSTALL = "horovod-tune install-horovod"
 class Finding:
     """One thing that is wrong."""
 
+    # A trial cannot run with a problem; with a warning it can, though not everything goes well.
     level: Literal["problem", "warning"]
-    """A trial cannot run with a problem; with a warning it can, though not everything goes well."""
+    # The line of the doctor's screen that it belongs to.
     subject: str
-    """The line of the doctor's screen that it belongs to."""
     what: str
     cure: str
 

@@ -43,8 +43,8 @@ print(json.dumps(built))
 """
 _IMPORT = "import {module}; print('{{}}')"
 
+# Packages whose import is tried, and the module that trials use of them.
 TRIED = {"ray": "ray.tune", "bayesian-optimization": "bayes_opt", "pandas": "pandas"}
-"""Packages whose import is tried, and the module that trials use of them."""
 
 
 def gather_facts() -> NodeFacts:

@@ -11,12 +11,12 @@ class TorchFacts:
     """The torch of an environment."""
 
     version: str
+    # The CUDA release it was built for; None for a CPU build.
     cuda: str | None = None
-    """The CUDA release it was built for; None for a CPU build."""
+    # The names of the GPUs that it sees.
     gpus: tuple[str, ...] = ()
-    """The names of the GPUs that it sees."""
+    # Why it cannot be imported.
     error: str | None = None
-    """Why it cannot be imported."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class HorovodFacts:
     """The Horovod of an environment."""
 
     version: str
+    # The patches of `install-horovod` that it carries; None where another build made it.
     patch_level: str | None = None
-    """The patches of `install-horovod` that it carries; None where another build made it."""
     built_for_torch: str | None = None
     gloo: bool = False
     nccl: bool = False
     mpi: bool = False
+    # Why it cannot be imported.
     error: str | None = None
-    """Why it cannot be imported."""
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,27 @@ class NodeFacts:
     executable: str
     cpus: int
     memory: int
+    # Versions of this package's own requirements; None for one that is missing.
     packages: dict[str, str | None]
-    """Versions of this package's own requirements; None for one that is missing."""
+    # Requirements of this package that what is installed does not meet.
     unmet: tuple[str, ...] = ()
-    """Requirements of this package that what is installed does not meet."""
+    # Packages that are there but cannot be imported, and why.
     broken: dict[str, str] = field(default_factory=dict)
-    """Packages that are there but cannot be imported, and why."""
     torch: TorchFacts | None = None
     horovod: HorovodFacts | None = None
+    # The GPUs' device files, whether or not torch can use them.
     gpu_devices: tuple[str, ...] = ()
-    """The GPUs' device files, whether or not torch can use them."""
+    # What the host's own name resolves to.
     host_addresses: tuple[str, ...] = ()
-    """What the host's own name resolves to."""
+    # The network interfaces that are up, and their addresses.
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The network interfaces that are up, and their addresses."""
     temporary_folder: str = "/tmp"
     temporary_free: int = 0
+    # The size of /dev/shm; None where there is none.
     shared_memory: int | None = None
-    """The size of /dev/shm; None where there is none."""
     shared_memory_free: int | None = None
+    # How many files a process may have open, at most (the hard limit).
     open_files: int = 0
-    """How many files a process may have open, at most (the hard limit)."""
     clock_s: float = 0.0
 
     def as_json(self) -> dict[str, Any]:

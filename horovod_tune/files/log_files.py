@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
+# How much of one rank's output a trial keeps.
 LOG_BYTES = 16 << 20
-"""How much of one rank's output a trial keeps."""
 _LEFT_OUT = re.compile(rb"\[horovod_tune: (\d+) bytes of this log are left out here\]\n")
 
 

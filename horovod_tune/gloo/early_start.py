@@ -20,8 +20,8 @@ from horovod_tune.spec import TrialSpec
 if TYPE_CHECKING:
     from horovod_tune.gloo.rank_start import RankStart
 
+# How long a free slot takes to be granted.
 SOON_S = 0.05
-"""How long a free slot takes to be granted."""
 
 
 class EarlyRanks:

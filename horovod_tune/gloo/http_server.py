@@ -19,20 +19,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 BACKLOG = 4096
+# How long a connection may take to send its request.
 STRANGER_S = 5.0
-"""How long a connection may take to send its request."""
 MAX_REQUEST_BYTES = 4 << 20
+# The first line of a request has the secret in it; who sends more without one is dropped.
 MAX_LINE_BYTES = 4096
-"""The first line of a request has the secret in it; who sends more without one is dropped."""
 MAX_CONNECTIONS = 8192
+# Connections that have not shown the secret yet; with one more the oldest goes. Linux gives a process 1,024
+# files by default, and a rank's request comes with its connection.
 MAX_STRANGERS = 512
-"""Connections that have not shown the secret yet; with one more the oldest goes. Linux gives a process 1,024
-files by default, and a rank's request comes with its connection."""
 ACCEPTS_AT_ONCE = 256
+# How long a peer may take to read some of its answer.
 ANSWER_S = 30.0
-"""How long a peer may take to read some of its answer."""
+# How long nobody is accepted after the process had no file for another connection.
 NO_FILES_S = 0.2
-"""How long nobody is accepted after the process had no file for another connection."""
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -67,13 +67,13 @@ class SecretHttpServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         address, port = self._listener.getsockname()[:2]
+        # Address, port, and the secret that heads each path.
         self.address = f"{address}:{port}/{self._secret}"
-        """Address, port, and the secret that heads each path."""
         self._connections: dict[socket.socket, Connection] = {}
+        # Those of the connections that have not shown the secret, the oldest first.
         self._strangers: dict[socket.socket, Connection] = {}
-        """Those of the connections that have not shown the secret, the oldest first."""
+        # When the listener is listened to again; None where it is.
         self._accepts_at: float | None = None
-        """When the listener is listened to again; None where it is."""
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="horovod-tune-rendezvous", daemon=True)
         self._thread.start()

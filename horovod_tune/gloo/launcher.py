@@ -18,8 +18,8 @@ from horovod_tune.gloo.rendezvous import Rendezvous
 from horovod_tune.messages import Assignment, WorkerFacts
 from horovod_tune.spec import TrialSpec
 
+# How long ranks of an elastic trial wait for a peer that says nothing: what a silent host costs them.
 ELASTIC_GLOO_S = 20.0
-"""How long ranks of an elastic trial wait for a peer that says nothing: what a silent host costs them."""
 
 
 class GlooLauncher:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from horovod_tune.files.log_files import LOG_BYTES, left_out
 
+# How much of one stream is taken at once, so that what both had to say fits into the rank's log.
 TAKE_BYTES = LOG_BYTES // 2
-"""How much of one stream is taken at once, so that what both had to say fits into the rank's log."""
+# How long the inspector's message may be in an error.
 STALL_LINES = 30
-"""How long the inspector's message may be in an error."""
+# How far from the end of stderr it is looked for: a second or two of reading.
 SEARCHED_BYTES = 256 << 20
-"""How far from the end of stderr it is looked for: a second or two of reading."""
 _LINE_BYTES = 4096
 
 

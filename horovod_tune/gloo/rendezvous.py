@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from horovod_tune.gloo.http_server import Connection, SecretHttpServer
 
+# How long a GET is held; the client asks again after a 404, so this only bounds what a held socket costs.
 HOLD_S = 5.0
-"""How long a GET is held; the client asks again after a 404, so this only bounds what a held socket costs."""
+# After how many GETs for a key those are forgotten that have given up, or were told to ask again.
 FORGET_EVERY = 1000
-"""After how many GETs for a key those are forgotten that have given up, or were told to ask again."""
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Rendezvous:
         self._scopes: dict[str, _Scope] = {}
         self._held: dict[tuple[str, str], list[Connection]] = {}
         self._server = SecretHttpServer(host, self._answer)
+        # What HOROVOD_GLOO_RENDEZVOUS_ADDR has to be: address, port, and the secret that heads each path.
         self.address = self._server.address
-        """What HOROVOD_GLOO_RENDEZVOUS_ADDR has to be: address, port, and the secret that heads each path."""
 
     def close(self) -> None:
         """Stop listening and drop every connection; twice is harmless."""

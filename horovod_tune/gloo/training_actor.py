@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# `poll` waits in one thread while the others answer `proceed`, `stop_training` and `reset`.
 METHODS_AT_ONCE = 4
-"""`poll` waits in one thread while the others answer `proceed`, `stop_training` and `reset`."""
 PROBE_TIMEOUT_S = 5.0
 
 

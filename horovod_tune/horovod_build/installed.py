@@ -20,8 +20,8 @@ class InstalledTorch:
     """The torch of this environment, as its `version.py` states it."""
 
     version: str
+    # The CUDA release it was built for, such as ``"12.8"``; None for a CPU build.
     cuda: str | None
-    """The CUDA release it was built for, such as ``"12.8"``; None for a CPU build."""
     hip: str | None
 
     @property
@@ -35,10 +35,10 @@ class InstalledTorch:
 class InstalledHorovod:
     """The Horovod of this environment."""
 
+    # As pip shows it: ``0.28.1+ht4.cpu`` where `install-horovod` built it.
     version: str
-    """As pip shows it: ``0.28.1+ht4.cpu`` where `install-horovod` built it."""
+    # The torch it was compiled for; None where it was built without torch.
     torch_version: str | None
-    """The torch it was compiled for; None where it was built without torch."""
 
     @property
     def patch_level(self) -> str | None:

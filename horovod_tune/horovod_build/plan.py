@@ -13,14 +13,15 @@ from pathlib import Path
 
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
+# The newest release, and the one that the patches are written for.
 HOROVOD_VERSION = "0.28.1"
-"""The newest release, and the one that the patches are written for."""
 
+# What is compiled is what was looked at: the archives' checksums, as the package index states them.
 _SOURCE_SHA256 = {"0.28.1": "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"}
-"""What is compiled is what was looked at: the archives' checksums, as the package index states them."""
 
 GPU_CHOICES = ("none", "nccl")
 
+# Modules that Horovod's setup and its compiled part import, and how pip calls them.
 BUILD_REQUIREMENTS = {
     "setuptools": "setuptools",
     "wheel": "wheel",
@@ -31,10 +32,9 @@ BUILD_REQUIREMENTS = {
     "cffi": "cffi>=1.4",
     "numpy": "numpy",
 }
-"""Modules that Horovod's setup and its compiled part import, and how pip calls them."""
 
+# Those of them that Horovod needs when it runs.
 RUN_REQUIREMENTS = ("cloudpickle", "psutil", "yaml", "packaging", "cffi", "numpy")
-"""Those of them that Horovod needs when it runs."""
 
 _ARCHITECTURE_FLAGS = ("avx", "f16c", "fma")
 

@@ -25,8 +25,8 @@ class Machine:
 
     compiler: str | None
     make: str | None
+    # A CMake that is new enough; None means that pip's is fetched for the build.
     cmake: str | None
-    """A CMake that is new enough; None means that pip's is fetched for the build."""
     python_header: bool
     pip: bool
     nvcc: Path | None = None

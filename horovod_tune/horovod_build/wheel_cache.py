@@ -12,8 +12,8 @@ from pathlib import Path
 
 from horovod_tune.horovod_build import BuildError
 
+# How long a build waits for another build of the same wheel. A build takes minutes.
 LOCK_TIMEOUT_S = 1800.0
-"""How long a build waits for another build of the same wheel. A build takes minutes."""
 
 
 def default_cache(environ: Mapping[str, str]) -> Path:

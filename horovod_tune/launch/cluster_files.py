@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+# The files of `cluster/`, which the package carries.
 FILES = Path(__file__).resolve().parent / "files"
-"""The files of `cluster/`, which the package carries."""
 
 
 def cluster_file(name: str) -> Path:

@@ -11,13 +11,13 @@ from typing import Any
 
 from horovod_tune.launch.values import LaunchError
 
+# The cluster files behind each target that `ray up` brings up.
 TEMPLATES = {
     "local": "on-premise.yaml",
     "aws": "cluster.yaml",
     "gcp": "gcp.yaml",
     "gcp-tpu": "gcp-tpu.yaml",
 }
-"""The cluster files behind each target that `ray up` brings up."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class RayUpOptions:
     """What differs from the file in `cluster/`; None and 0 leave what stands there."""
 
     name: str | None = None
+    # Machines in all, the head among them.
     nodes: int | None = None
-    """Machines in all, the head among them."""
     gpus_per_node: int = 0
     spot: bool = False
     hosts: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class RayUpOptions:
     region: str | None = None
     zone: str | None = None
     project: str | None = None
+    # The cloud's type of machine.
     machine: str | None = None
-    """The cloud's type of machine."""
     image: str | None = None
     security_group: str | None = None
     accelerator_type: str | None = None
     runtime_version: str | None = None
+    # Files and folders of this machine that go to the home of every node.
     ship: tuple[str, ...] = ()
-    """Files and folders of this machine that go to the home of every node."""
 
 
 def ray_up_config(

@@ -20,8 +20,8 @@ from horovod_tune.launch.plans import ray_submit_command
 from horovod_tune.launch.values import LaunchError
 
 POLL_S = 2.0
+# How long the machines may take to come and to be set up: compiling Horovod is part of it.
 JOIN_TIMEOUT_S = 1800
-"""How long the machines may take to come and to be set up: compiling Horovod is part of it."""
 ENDED = {
     "COMPLETED",
     "FAILED",

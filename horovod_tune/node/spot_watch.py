@@ -25,16 +25,16 @@ from horovod_tune.node.head_address import address_towards
 POLL_S = 2.0
 REQUEST_TIMEOUT_S = 2.0
 GOOGLE_NOTICE_S = 30.0
+# How many times the metadata service may be out of reach from the start before the watch gives up.
 NOT_A_CLOUD_AFTER = 5
-"""How many times the metadata service may be out of reach from the start before the watch gives up."""
 
 
 @dataclass(frozen=True)
 class Notice:
     """The machine will be taken away."""
 
+    # Seconds from now; 0 when the time has passed.
     in_s: float
-    """Seconds from now; 0 when the time has passed."""
 
 
 def aws_notice(base: str = "http://169.254.169.254", *, now: float | None = None) -> Notice | None:

@@ -10,32 +10,32 @@ from typing import Literal
 from horovod_tune.doctor import NodeFacts, diagnose
 from horovod_tune.doctor.diagnose import INSTALL, is_loopback
 
+# Clocks further apart than this make time stamps, and Tune's resumes, hard to read.
 CLOCK_TOLERANCE_S = 5.0
-"""Clocks further apart than this make time stamps, and Tune's resumes, hard to read."""
 
 
 @dataclass(frozen=True)
 class MachineLook:
     """What was seen of one machine of the cluster."""
 
+    # Its host name, with the address where two have the same.
     label: str
-    """Its host name, with the address where two have the same."""
+    # The address that Ray knows it by.
     address: str
-    """The address that Ray knows it by."""
+    # None where the look failed.
     facts: NodeFacts | None = None
-    """None where the look failed."""
+    # Why the look failed.
     failure: str | None = None
-    """Why the look failed."""
     failed_imports: dict[str, str] = field(default_factory=dict)
+    # The one that the ranks' collectives will take, with its address.
     interface: str | None = None
-    """The one that the ranks' collectives will take, with its address."""
     interface_address: str | None = None
     interface_failure: str | None = None
+    # How far its clock is ahead of the driver's; known to within `clock_error_s`.
     clock_ahead_s: float | None = None
-    """How far its clock is ahead of the driver's; known to within `clock_error_s`."""
     clock_error_s: float = 0.0
+    # The machines that took no connection from this one, and why.
     unreached: dict[str, str] = field(default_factory=dict)
-    """The machines that took no connection from this one, and why."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Problem:
     node: str
     problem: str
     cure: str
+    # A trial across these machines cannot run with a problem; with a warning it can.
     level: Literal["problem", "warning"] = "problem"
-    """A trial across these machines cannot run with a problem; with a warning it can."""
 
 
 def judge(looks: Sequence[MachineLook], *, use_tpu: bool = False) -> tuple[Problem, ...]:

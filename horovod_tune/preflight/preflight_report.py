@@ -17,8 +17,8 @@ class PreflightReport:
 
     looks: tuple[MachineLook, ...]
     problems: tuple[Problem, ...]
+    # How long the look took.
     seconds: float = 0.0
-    """How long the look took."""
 
     @property
     def ok(self) -> bool:

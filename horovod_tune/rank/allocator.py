@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+# In bytes, by the environment variables with which a process starts with them.
 SETTINGS = {
     # What is free at the end of a heap stays.
     "MALLOC_TRIM_THRESHOLD_": 256 << 20,
@@ -20,10 +21,9 @@ SETTINGS = {
     # The most that glibc takes. Larger blocks come from the kernel and go back to it.
     "MALLOC_MMAP_THRESHOLD_": 32 << 20,
 }
-"""In bytes, by the environment variables with which a process starts with them."""
 
+# glibc's numbers of the same settings in a process that runs.
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3}
-"""glibc's numbers of the same settings in a process that runs."""
 
 
 def keep_freed_memory() -> bool:

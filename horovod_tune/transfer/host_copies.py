@@ -23,8 +23,8 @@ from horovod_tune.files.directories import fingerprint
 from horovod_tune.messages import CheckpointPlace
 from horovod_tune.transfer import node_transfer
 
+# An end for a copy between hosts that share no file system, far above what a checkpoint takes.
 TRANSFER_TIMEOUT_S = 6 * 3600.0
-"""An end for a copy between hosts that share no file system, far above what a checkpoint takes."""
 LOOK_TIMEOUT_S = 60.0
 _of_thread = threading.local()
 

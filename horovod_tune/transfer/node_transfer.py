@@ -27,11 +27,11 @@ from horovod_tune.files import directories, log_files
 from horovod_tune.files.directories import Entry, Piece
 
 CHUNK_BYTES = 8 << 20
+# Chunks that may be on their way: bounds the object store's share.
 IN_FLIGHT = 4
-"""Chunks that may be on their way: bounds the object store's share."""
 CALLS_AT_ONCE = 8
+# How often a copy may begin, should the actor on the other node end with the process that it belongs to.
 NEW_ACTORS = 4
-"""How often a copy may begin, should the actor on the other node end with the process that it belongs to."""
 
 Result = TypeVar("Result")
 
@@ -82,8 +82,8 @@ def begin(node: str) -> Any:
     return _actors[key]
 
 
+# By job and node. Ray ends an actor of whose handles the process that began it holds none any more.
 _actors: dict[tuple[str, str], Any] = {}
-"""By job and node. Ray ends an actor of whose handles the process that began it holds none any more."""
 
 
 class _Deadline:

@@ -12,10 +12,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+# A directory, or `off`. torch_xla's own XLA_PERSISTENT_CACHE_PATH comes before it.
 VARIABLE = "HOROVOD_TUNE_XLA_CACHE"
-"""A directory, or `off`. torch_xla's own XLA_PERSISTENT_CACHE_PATH comes before it."""
+# What a chip's directory may hold when a process starts; what was used longest ago goes first.
 LIMIT_BYTES = 2 << 30
-"""What a chip's directory may hold when a process starts; what was used longest ago goes first."""
 
 
 def directory_of(

@@ -9,10 +9,10 @@ from horovod_tune.xla.answers import Answers
 from horovod_tune.xla.inactivity import Inactivity, StackDump
 from horovod_tune.xla.supervisor import Supervisor
 
+# How often the activity of ranks that send nothing is measured; a host has many processes.
 LOOK_S = 5.0
-"""How often the activity of ranks that send nothing is measured; a host has many processes."""
+# How long inactive ranks may take to send their stacks.
 ANSWER_S = 5.0
-"""How long inactive ranks may take to send their stacks."""
 
 
 class HangDetector:

@@ -44,10 +44,10 @@ from horovod_tune.xla.shared_parameters import SharedParameters
 from horovod_tune.xla.supervisor import Supervisor
 
 METHODS_AT_ONCE = 5
+# How often an idle rank sends a heartbeat; more often where a timeout is shorter than usual.
 HEARTBEAT_S = 5.0
-"""How often an idle rank sends a heartbeat; more often where a timeout is shorter than usual."""
+# How long the ranks may take to reset their processes.
 RESET_S = 6.0
-"""How long the ranks may take to reset their processes."""
 
 
 class HostActor:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# The share of one CPU that all ranks of a host together may use and still count as inactive.
 BUSY_SHARE = 0.01
-"""The share of one CPU that all ranks of a host together may use and still count as inactive."""
+# The share is of this time, so that a step which computes for a second every few minutes is seen.
 WINDOW_S = 60.0
-"""The share is of this time, so that a step which computes for a second every few minutes is seen."""
+# CPU time in a window that is no activity: heartbeats take some, and the kernel counts in 0.01 s.
 LEAST_CPU_S = 0.1
-"""CPU time in a window that is no activity: heartbeats take some, and the kernel counts in 0.01 s."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from horovod_tune.xla import slices, topology
 from horovod_tune.xla.host_actor import METHODS_AT_ONCE, HostActor
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 
+# How long the ranks of a slice may take to start: minutes on a large one, where each waits for all.
 LAUNCH_TIMEOUT_S = 900.0
-"""How long the ranks of a slice may take to start: minutes on a large one, where each waits for all."""
 POLL_S = 5.0
 
 

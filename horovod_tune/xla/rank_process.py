@@ -11,8 +11,8 @@ import psutil
 
 from horovod_tune.channel.stream import Channel
 
+# How the long last line of Python's fault handler begins.
 _NOISE = "Extension modules: "
-"""How the long last line of Python's fault handler begins."""
 
 
 @dataclass

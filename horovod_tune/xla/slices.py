@@ -16,10 +16,10 @@ from horovod_tune.messages import WorkerFacts
 from horovod_tune.spec import Placement, TrialSpec
 from horovod_tune.tpu_types import generation_of, shape_of
 
+# What Ray lets one actor ask for: TPU_VALID_CHIP_OPTIONS.
 CHIP_COUNTS = (1, 2, 4, 8)
-"""What Ray lets one actor ask for: TPU_VALID_CHIP_OPTIONS."""
+# The amount of a resource that selects the kind of host for a bundle without taking it from other trials.
 PIN = 0.001
-"""The amount of a resource that selects the kind of host for a bundle without taking it from other trials."""
 UNDIVIDED = (
     "num_slots must be all chips of a host on TPU v7x, got {chips}: how torch_xla 2.9 places processes on "
     "part of one is not documented"

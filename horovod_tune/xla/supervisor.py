@@ -27,8 +27,8 @@ from horovod_tune.xla.rank_process import RankProcess, family_cpu_s, last_output
 from horovod_tune.xla.runtime import LaunchPlan
 
 TICK_S = 0.5
+# How long the parent may take to say how a rank ended.
 EXITS_S = 5.0
-"""How long the parent may take to say how a rank ended."""
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 _BOOT += "import horovod_tune.xla.parent as p; "
 _BOOT += "p.main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))"

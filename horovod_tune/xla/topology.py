@@ -13,14 +13,14 @@ from horovod_tune.messages import Assignment, WorkerFacts, World
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.slices import UNDIVIDED, is_undivided
 
+# How the chips of one host form a mesh (x,y,z), a process each.
 PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""How the chips of one host form a mesh (x,y,z), a process each."""
+# A chip of v2 or v3 is two devices, and so two ranks, in one process.
 RANKS_OF_A_CHIP = (1, 2)
-"""A chip of v2 or v3 is two devices, and so two ranks, in one process."""
+# Variables in which Ray names all chips of an actor. A rank has one; torch_xla or `LaunchPlan` names it.
 SET_BY_RAY = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
-"""Variables in which Ray names all chips of an actor. A rank has one; torch_xla or `LaunchPlan` names it."""
+# The first of the ports on which a host's TPU processes find each other; torch_xla's own default.
 FIRST_PORT = 8476
-"""The first of the ports on which a host's TPU processes find each other; torch_xla's own default."""
 
 
 def plans_for_slice(

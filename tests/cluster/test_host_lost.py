@@ -12,12 +12,12 @@ from lab import REPOSITORY, Lab, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefixtures("hosts_possible")]
 JOB = REPOSITORY / "tests/cluster/jobs/steady_training.py"
+# More than twice the cut that is to be ridden out: TCP asks again after 12, 13 or up to 24 s then.
 TIMEOUT_S = 30.0
-"""More than twice the cut that is to be ridden out: TCP asks again after 12, 13 or up to 24 s then."""
+# timeout_s, a quarter of it between two looks, then the look for the cause and the end of the others.
 IN_TIME_S = TIMEOUT_S + 15.0
-"""timeout_s, a quarter of it between two looks, then the look for the cause and the end of the others."""
+# What new starts on other hosts may take on a busy machine.
 RESTART_S = 240.0
-"""What new starts on other hosts may take on a busy machine."""
 
 
 class Training:

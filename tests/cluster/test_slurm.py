@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefix
 SBATCH = REPOSITORY / "cluster" / "slurm.sbatch"
 JOBS = REPOSITORY / "tests/cluster/jobs"
 RAY_PROCESSES = "raylet|gcs_server|ray::|ray start|monitor.py"
+# What a job's start, or its end, may take on a machine that is busy elsewhere.
 JOB_S = 480.0
-"""What a job's start, or its end, may take on a machine that is busy elsewhere."""
 
 
 class Slurm:

@@ -14,8 +14,8 @@ for name in ("torch_xla", "transformers", "accelerate", "hyperopt"):
     pytest.importorskip(name)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+# ln 256: the loss of a model that knows nothing.
 BYTES_AT_RANDOM = 5.545
-"""ln 256: the loss of a model that knows nothing."""
 
 
 def test_the_example_tunes_a_transformer_on_its_own_text(tmp_path: Path) -> None:

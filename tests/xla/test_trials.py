@@ -212,6 +212,7 @@ CASES = {
     each.__name__: each
     for each in (own_functions, count_compilations, draw, spoil, autocast, leave_tensors, in_old_bf16, fail)
 } | {"more_than_one": more_than_one}
+# One trial after another, in one process where it can be: each finds what those before it have left.
 ORDER = [
     "own_functions",
     *("count_compilations", "draw", "spoil") * 2,
@@ -221,7 +222,6 @@ ORDER = [
     "more_than_one",
     "fail",
 ]
-"""One trial after another, in one process where it can be: each finds what those before it have left."""
 
 
 @pytest.fixture(scope="module")

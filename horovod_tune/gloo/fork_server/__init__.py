@@ -31,14 +31,14 @@ from horovod_tune.spec import TrialSpec
 
 logger = logging.getLogger(__name__)
 
+# Set to 0, this environment variable makes every rank start as a new Python.
 SWITCH = "HOROVOD_TUNE_FORK"
-"""Set to 0, this environment variable makes every rank start as a new Python."""
 
+# How long the start of a server may take; it answers when it has loaded torch, which is not waited for.
 START_S = 10.0
-"""How long the start of a server may take; it answers when it has loaded torch, which is not waited for."""
 
+# How long the server may take to note how a process has ended.
 DEATH_NOTED_S = 0.5
-"""How long the server may take to note how a process has ended."""
 
 _CLIENT = Path(__file__).with_name("client.py")
 _KNOWN_FIELDS = {"env_vars", "working_dir", "py_modules", "excludes", "config", "py_executable"}

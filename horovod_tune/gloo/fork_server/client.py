@@ -18,8 +18,8 @@ import stat
 import struct
 import sys
 
+# How long loading torch may take; Ray gives up on a process after 60 s.
 SERVER_ANSWERS_S = 45.0
-"""How long loading torch may take; Ray gives up on a process after 60 s."""
 LENGTH = struct.Struct("!Q")
 PID = struct.Struct("!i")
 _OF_THE_SHELL = {"_", "SHLVL", "PWD", "OLDPWD"}

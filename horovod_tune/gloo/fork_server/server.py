@@ -23,16 +23,16 @@ import time
 from typing import Any
 
 LOOKS_EVERY_S = 1.0
+# How long a server without children stays, for the next ones.
 IDLE_S = 10.0
-"""How long a server without children stays, for the next ones."""
+# How long a client may take to send its request; others wait meanwhile.
 REQUEST_S = 5.0
-"""How long a client may take to send its request; others wait meanwhile."""
+# How many children's ends stay noted.
 NOTES = 256
-"""How many children's ends stay noted."""
 LENGTH = struct.Struct("!Q")
 PID = struct.Struct("!i")
+# Linux allows a new process 6 MB of arguments and environment.
 MAX_REQUEST_BYTES = 64 << 20
-"""Linux allows a new process 6 MB of arguments and environment."""
 _STREAMS = 3
 _PROGRAMS_FOLDER = "/dev/null/the folder of the program to come"
 

@@ -8,8 +8,8 @@ from horovod_tune.horovod_build.patches.starting import GLOO_INTERFACE, INIT_RAI
 from horovod_tune.horovod_build.patches.strangers import STRANGERS
 from horovod_tune.horovod_build.patching import Patch
 
+# Stands in the built version (``0.28.1+ht6.cpu``); raised whenever a patch below changes.
 PATCH_LEVEL = "ht6"
-"""Stands in the built version (``0.28.1+ht6.cpu``); raised whenever a patch below changes."""
 
 
 def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:

@@ -20,15 +20,15 @@ from horovod_tune.rank.reset.imported_modules import ImportedModules
 from horovod_tune.rank.reset.python_settings import SavedSettings, python_settings, reseed
 from horovod_tune.rank.reset.torch_settings import TorchBaseline
 
+# How long a trial's own threads and child processes may take to end after it.
 THREADS_END_S = 0.5
-"""How long a trial's own threads and child processes may take to end after it."""
+# How many more open files than before the first trial a process may have.
 FILES_LEFT = 256
-"""How many more open files than before the first trial a process may have."""
+# How much more memory of its own than before the first trial a process may keep. What libraries keep for
+# themselves (oneDNN, BLAS, the modules of scikit-learn, SciPy and pandas) was 170 MB at most.
 MEMORY_LEFT_MB = 640
-"""How much more memory of its own than before the first trial a process may keep. What libraries keep for
-themselves (oneDNN, BLAS, the modules of scikit-learn, SciPy and pandas) was 170 MB at most."""
+# The same where the process uses a GPU: CUDA keeps some for itself. How much was not measured.
 MEMORY_LEFT_CUDA_MB = 2048
-"""The same where the process uses a GPU: CUDA keeps some for itself. How much was not measured."""
 
 
 class Baseline:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+# What Tune sets in the processes of every trial.
 LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}
-"""What Tune sets in the processes of every trial."""
 
 
 def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:

@@ -186,7 +186,7 @@ class ElasticGroup(WorkerGroup):
             self._failures += self._dropped
             return
         reason = f"{worker.name} {failures.verb_of(kind)}"
-        self._inbox.close_gate(worker.gate)
+        self._inbox.close_channel(worker.channel)
         actor_processes.end_actors([worker.actor], [fact], lost_nodes=[fact.node_id])
         if self._change is None:
             self._leave_world(reason)
@@ -264,11 +264,11 @@ class ElasticGroup(WorkerGroup):
             for worker, each in zip(workers, assignments, strict=True)
         ]
         self._lose_those_that_died(workers, calls)
-        gates = self._launcher.gates()
+        channels = self._launcher.channels()
         for place, worker in enumerate(workers):
-            if place in gates:
-                worker.gate = gates[place]
-        self._inbox.open_gates(gates.values())
+            if place in channels:
+                worker.channel = channels[place]
+        self._inbox.add_channels(channels.values())
         order = replace(
             self._order,
             reports=self._last_report,

@@ -156,7 +156,7 @@ def _host_name(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding(
             "problem",
             "host name",
-            f"The host's name, {facts.host}, resolves to {foreign[0]}, an address of none of its interfaces. "
+            f"The host's name, {facts.host}, resolves to {foreign[0]}, which is on none of its interfaces. "
             "Unpatched, Horovod takes its address from it.",
             f"{INSTALL}, or correct the line for {facts.host} in /etc/hosts",
         )

@@ -67,10 +67,10 @@ def test_tuples_nested_too_deep_are_refused_and_end_no_process(levels: int) -> N
     # In a process of its own: this once was a segmentation fault.
     program = """
 import sys
-from horovod_tune.coordinator import gate
+from horovod_tune.channel import packets
 try:
-    gate._check_report(sys.stdin.buffer.read())
-except gate.MalformedMessage as error:
+    packets._check_report(sys.stdin.buffer.read())
+except packets.MalformedMessage as error:
     print("refused:", error)
 """
     ran = subprocess.run(

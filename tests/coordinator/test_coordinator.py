@@ -21,6 +21,7 @@ class FakeGroup:
     """Workers whose events are a list; an exception in it is raised. Notes what is called, in ``calls``."""
 
     hosts = ("a", "a", "b")
+    world_changes = None
 
     def __init__(self, *events):
         self.events = list(events)

@@ -22,17 +22,17 @@ def refuse_harmful(data: bytes) -> None:
     stack: list[int] = []  # of each object on the unpickler's stack: how many tuples deep it is
     memo: dict[int, int] = {}
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-        name = opcode.name
+        name, place = opcode.name, argument or 0
         if count > _MAX_OPCODES:
             raise ValueError(f"more than {_MAX_OPCODES:,} opcodes")
         if name == "MEMOIZE":
             memo[len(memo)] = stack[-1]
         elif name in _PUTS:
-            if argument > count:
-                raise ValueError(f"its memo has a place {argument} after {count} opcodes")
-            memo[argument] = stack[-1]
+            if place > count:
+                raise ValueError(f"its memo has a place {place} after {count} opcodes")
+            memo[place] = stack[-1]
         elif name in _GETS:
-            stack.append(memo.get(argument, 0))
+            stack.append(memo.get(place, 0))
         elif name == "MARK":
             stack.append(_MARK)
         elif name == "DUP":

@@ -79,7 +79,7 @@ def read_experiment(
         raise ValueError(_no_experiment(folder, entries))
     with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(lambda trial: with_files(folder, staged, trial), trials))
-    kept = []
+    kept: list[Any] = []
     for trial, found in read:
         stray = trial.number < 0
         if trial.trial_id in others or (trial_ids is not None and trial.trial_id not in trial_ids):

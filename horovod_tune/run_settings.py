@@ -17,6 +17,7 @@ from ray.tune.result import TRAINING_ITERATION
 
 from horovod_tune import ray_adapter
 from horovod_tune.errors import SerializationError, SpecError
+from horovod_tune.experiment_facts import write_facts
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
 from horovod_tune.function.unpicklable import find_unpicklable
 
@@ -43,6 +44,22 @@ class SilentTrials(Callback):
                 "Tune has no result of it. Call horovod_tune.report(...) in the training function.",
                 trial,
             )
+
+
+class ExperimentFacts(Callback):
+    """Leaves metric and mode, versions and the cluster beside Tune's files when the first trial starts.
+
+    `tune.run` tells metric and mode to nobody who writes them down: without this, `horovod-tune show` and
+    `report` have to be told them again.
+    """
+
+    def __init__(self, metric: str | None, mode: str | None) -> None:
+        self._aim: tuple[str | None, str | None] | None = (metric, mode)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if self._aim is not None:
+            write_facts(trial, *self._aim)
+            self._aim = None
 
 
 class _Unsaid(logging.Filter):
@@ -87,7 +104,9 @@ def settings_for(is_ours: Callable[[Any], bool], wants_reuse: Callable[[Any], bo
 
 
 def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[str, Any]:
-    changed = {**arguments, "callbacks": [*(arguments.get("callbacks") or []), SilentTrials()]}
+    metric, mode = ray_adapter.metric_and_mode(arguments)
+    ours = [SilentTrials(), ExperimentFacts(metric, mode)]
+    changed = {**arguments, "callbacks": [*(arguments.get("callbacks") or []), *ours]}
     if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
         changed["reuse_actors"] = True  # as our trials do anyway; Tune then does not advise it
     if quiet:
@@ -95,17 +114,14 @@ def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[st
 
         changed["verbose"] = 0
         if not any(isinstance(each, ProgressCallback) for each in changed["callbacks"]):
-            changed["callbacks"].append(_progress(arguments))
+            changed["callbacks"].append(_progress(metric, mode))
     return changed
 
 
-def _progress(arguments: dict[str, Any]) -> ProgressCallback:
+def _progress(metric: str | None, mode: str | None) -> ProgressCallback:
     from horovod_tune.analysis.progress import ProgressCallback
 
-    search = arguments.get("search_alg")
-    metric = arguments.get("metric") or getattr(search, "metric", None)
-    mode = arguments.get("mode") or getattr(search, "mode", None)
-    known = isinstance(metric, str) and mode in ("min", "max")  # Tune refuses the others itself
+    known = metric is not None and mode in ("min", "max")  # Tune refuses the others itself
     live = None if importlib.util.find_spec("rich") else False
     return ProgressCallback(metric if known else None, mode if known else None, live=live)
 

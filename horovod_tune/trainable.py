@@ -337,7 +337,6 @@ def DistributedTrainableCreator(
         min_workers_timeout_s=min_workers_timeout_s,
     )
     (xla_backend if use_tpu else gloo_backend).require_installed()
-    ray_adapter.write_facts_of_experiments()
     ray_adapter.keep_longer_results()
     ray_adapter.end_waits_of_paused_trials()
     if reuse_workers:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from ray import tune
-from ray.tune.schedulers import PopulationBasedTraining
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import SerializationError, SpecError, TrainingFailed
-from horovod_tune.run_settings import SilentTrials, settings_for
+from horovod_tune.ray_adapter import metric_and_mode
+from horovod_tune.run_settings import ExperimentFacts, SilentTrials, settings_for
+from horovod_tune.search import BayesOptSearch
 
 
 def train(config):
@@ -110,7 +112,20 @@ def test_other_trainables_keep_tunes_settings(new_output):
 def test_output_that_the_user_chose_stays(new_output, chosen):
     prepared = settings(**chosen)
     assert prepared.items() >= chosen.items()
-    assert [type(each) for each in prepared["callbacks"]] == [SilentTrials]
+    assert [type(each) for each in prepared["callbacks"]] == [SilentTrials, ExperimentFacts]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"metric": "loss", "mode": "min"},
+        {"search_alg": BayesOptSearch({"x": (0.0, 1.0)}, metric="loss", mode="min")},
+        {"scheduler": ASHAScheduler(metric="loss", mode="min")},
+    ],
+)
+def test_metric_and_mode_are_known_wherever_they_were_given(arguments):
+    assert metric_and_mode(arguments) == ("loss", "min")
+    assert metric_and_mode({"config": {}}) == (None, None)
 
 
 def test_a_progress_callback_of_the_users_own_is_the_only_one(new_output):

@@ -8,7 +8,6 @@
 """
 
 from horovod_tune.ray_adapter.patches.actor_reuse import reuse_actors_of
-from horovod_tune.ray_adapter.patches.default_callbacks import write_facts_of_experiments
 from horovod_tune.ray_adapter.patches.empty_results import accept_trials_without_results
 from horovod_tune.ray_adapter.patches.failure_count import count_each_death_once
 from horovod_tune.ray_adapter.patches.idle_processes import start_in_idle_processes
@@ -17,6 +16,7 @@ from horovod_tune.ray_adapter.patches.paused_trials import end_waits_of_paused_t
 from horovod_tune.ray_adapter.patches.result_files import keep_longer_results
 from horovod_tune.ray_adapter.patches.tune_run import (
     Prepare,
+    metric_and_mode,
     prepare_runs,
     shorten_errors,
     shows_tunes_own_output,
@@ -44,6 +44,7 @@ __all__ = [
     "install_session",
     "is_preempted",
     "keep_longer_results",
+    "metric_and_mode",
     "name_lost_hosts",
     "prepare_rank_process",
     "prepare_runs",
@@ -53,5 +54,4 @@ __all__ = [
     "shows_tunes_own_output",
     "start_in_idle_processes",
     "storage_reaches_here",
-    "write_facts_of_experiments",
 ]

@@ -37,7 +37,6 @@ def experiments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the finished experiments of `tune_experiments.py`, by name."""
     folder = tmp_path_factory.mktemp("experiments")
     names = ("random", "asha", "failing", "diverging", "distributed", "pbt", "plain_run", "no_metric")
-    # The last: from then on its driver writes metric and mode down.
     done = _run(folder, *names, "twice")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     yield folder

@@ -35,8 +35,9 @@ def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run
         metric="loss",
         mode="min",
         reuse_actors=True,
-        callbacks=[ProgressCallback("loss", "min", stream=said)],
+        callbacks=[ProgressCallback(stream=said)],
     )
+    assert analyze(tmp_path / "experiment").mode == "min", "tune.run itself writes no mode down"
     for analysis in (analyze(result), analyze(tmp_path / "experiment")):
         assert analysis.best_config == result.best_config == {"lr": 0.1}
         table = analysis.dataframe()

@@ -28,10 +28,22 @@ ODD_NAMES = (
     "start",
     "x" * 300,
     "0",
+    "$x^{$",
 )
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 2**63, -(2**70), 1e308, 5e-324, float("nan"), float("inf"), -float("inf")),
-    *("", "ü" * 99, "<b>", "\u2028", [], [1, "a", None], [[1], [2]], {}, {"deep": {"deeper": [1, {"x": 2}]}}),
+    *(
+        "",
+        "$x^{$",
+        "ü" * 99,
+        "<b>",
+        "\u2028",
+        [],
+        [1, "a", None],
+        [[1], [2]],
+        {},
+        {"deep": {"deeper": [1, {"x": 2}]}},
+    ),
 )
 ODD_METRICS: tuple[Any, ...] = (
     *(1, -2.5, float("nan"), float("inf"), -float("inf"), None, "text", True, [1], {"a": 1}, 2**70, -(2**70)),

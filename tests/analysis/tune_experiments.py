@@ -120,13 +120,14 @@ def shifted(config: dict[str, Any]) -> None:
 
 def twice(folder: str) -> dict[str, Any]:
     """The same search again under the same name, as a notebook's cell that is run a second time."""
-    from horovod_tune import ray_adapter
     from horovod_tune.analysis import analyze
+    from horovod_tune.run_settings import ExperimentFacts
 
-    ray_adapter.write_facts_of_experiments()  # as DistributedTrainableCreator does
     common = {"metric": "loss", "mode": "min", "name": "twice", "storage_path": folder, "verbose": 0}
+    common["callbacks"] = [ExperimentFacts("loss", "min")]  # as every search of distributed trials has
     grid = {"x": tune.grid_search([1.0, 2.0])}
     first = tune.run(shifted, config=grid | {"offset": 0.0}, reuse_actors=True, **common)
+    common["callbacks"] = [ExperimentFacts("loss", "min")]
     second = tune.run(shifted, config=grid | {"offset": 100.0}, reuse_actors=True, **common)
     read = {"first": analyze(first), "second": analyze(second)}
     return {name: [len(one.trials), one.best_value] for name, one in read.items()}

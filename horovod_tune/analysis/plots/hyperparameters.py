@@ -32,7 +32,7 @@ def _axis_of(ax: Axes, parameter: Parameter, which: str) -> None:
     low, high = parameter.limits()
     if parameter.kind == "category":
         texts = [text if len(text) <= 14 else text[:13] + "…" for text in parameter.categories]
-        axis.set_ticks(range(len(texts)), texts)
+        axis.set_ticks(range(len(texts)), [style.words(text) for text in texts])
         if which == "x" and sum(map(len, texts)) > 40:
             ax.tick_params(axis="x", labelrotation=35)
     else:
@@ -121,7 +121,7 @@ def interaction(
         linewidths=0.5 if size > 12 else 0.2,
     )
     bar = ax.figure.colorbar(drawn, ax=ax, pad=0.02, aspect=30)
-    bar.set_label(metric, fontsize=9)
+    bar.set_label(style.words(metric), fontsize=9)
     bar.outline.set_visible(False)
     said = "ground: a random forest's expectation" if ground else "darkest is best"
     style.title(ax, f"{x} and {y}", said)
@@ -184,7 +184,7 @@ def importance(analysis: Analysis, ax: Axes | None = None) -> Axes:
     drop = np.maximum(found.drop, 0.0)
     ax.barh(places, drop, color=style.OKABE_ITO[0], height=0.62)
     ax.errorbar(drop, places, xerr=found.spread, fmt="none", ecolor="#20242A", elinewidth=1, capsize=2)
-    ax.set_yticks(places, found.names)
+    ax.set_yticks(places, [style.words(name) for name in found.names])
     ax.grid(axis="y", visible=False)
     ax.set_xlim(left=0)
     ax.set_xlabel("drop of R² when shuffled")

@@ -54,7 +54,8 @@ def parallel_coordinates(analysis: Analysis, ax: Axes | None = None) -> Axes:
     ax.set_yticks([])
     ax.grid(False)
     ax.spines[:].set_visible(False)
-    ax.set_xticks(range(len(heights)), [*(one.name for one in found), metric], fontsize=9)
+    names = [style.words(name) for name in (*(one.name for one in found), metric)]
+    ax.set_xticks(range(len(heights)), names, fontsize=9)
     for place, one in enumerate(found):
         _rule(ax, place, _marks(one))
     _rule(

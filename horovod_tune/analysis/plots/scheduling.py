@@ -99,7 +99,8 @@ def timeline(analysis: Analysis, ax: Axes | None = None) -> Axes:
     ax.set_xlim(left=min(0.0, min(bar.begin for bar in found.bars) / length))
     ax.set_ylim(len(found.rows) - 0.4, -0.6)
     every = max(1, len(found.rows) // 32)
-    ax.set_yticks(range(0, len(found.rows), every), [name or "·" for name in found.rows[::every]], fontsize=8)
+    names = [style.words(name or "·") for name in found.rows[::every]]
+    ax.set_yticks(range(0, len(found.rows), every), names, fontsize=8)
     ax.set_ylabel(found.unit)
     ax.grid(axis="y", visible=False)
     handles = [Patch(color=style.OKABE_ITO[0], label="training")]

@@ -43,6 +43,7 @@ def title(ax: Axes, text: str, small: str = "") -> None:
     ax.set_title(text, loc="left", fontsize=11, fontweight="bold", pad=20 if small else 8)
     if small:
         ax.text(0, 1.02, small, transform=ax.transAxes, fontsize=8.5, color="#5B616A", va="bottom")
+    _as_written(ax)
 
 
 def metric_axis(ax: Axes, values: np.ndarray, mode: str, vertical: bool = True) -> str:
@@ -72,6 +73,26 @@ def say_empty(ax: Axes, text: str) -> None:
     """Write into axes that have nothing to show why."""
     ax.set_axis_off()
     ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="#5B616A", wrap=True)
+    _as_written(ax)
+
+
+def _as_written(ax: Axes) -> None:
+    """Let no text of the picture be read as a formula (`a$b$`), but for the marks of logarithmic axes."""
+    from matplotlib.text import Text
+
+    marks = {*ax.get_xticklabels(), *ax.get_yticklabels()}
+    for text in ax.findobj(Text):
+        if text not in marks:
+            text.set_parse_math(False)  # type: ignore[attr-defined]
+
+
+def words(text: str) -> str:
+    r"""A name from an experiment as the text of a mark or of a colour bar, where formulas are read.
+
+    >>> print(words("a$b"))
+    a\$b
+    """
+    return text.replace("$", r"\$")
 
 
 def direction(mode: str) -> str:

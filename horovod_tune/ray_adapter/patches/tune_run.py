@@ -56,6 +56,20 @@ def prepare_runs(prepare: Prepare) -> None:
             module.run = run  # type: ignore[attr-defined]
 
 
+def metric_and_mode(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
+    """What ``tune.run`` compares trials by: its own arguments, else the searcher's or the scheduler's."""
+    search, scheduler = arguments.get("search_alg"), arguments.get("scheduler")
+    given = [
+        (arguments.get("metric"), arguments.get("mode")),
+        (getattr(search, "metric", None), getattr(search, "mode", None)),
+        (getattr(scheduler, "_metric", None), getattr(scheduler, "_mode", None)),
+    ]
+    for metric, mode in given:
+        if isinstance(metric, str):
+            return metric, mode if isinstance(mode, str) else None
+    return None, None
+
+
 def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
     """Whether the user has chosen what Tune prints, or is in a notebook, where Tune draws a table."""
     from ray.tune.experimental.output import IS_NOTEBOOK, AirVerbosity, get_air_verbosity

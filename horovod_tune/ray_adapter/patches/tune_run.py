@@ -85,7 +85,7 @@ def shorten_errors(is_ours: Callable[[type], bool]) -> None:
     from ray.tune.registry import get_trainable_cls
 
     original = getattr(TuneController, "_trial_task_failure", None)
-    if hasattr(original, "_horovod_tune"):
+    if hasattr(original, "_begins_with_cause"):  # count_each_death_once changes the same method
         return
     if original is None or list(inspect.signature(original).parameters) != ["self", "trial", "exception"]:
         logger.warning("Tune's controller has changed: horovod_tune leaves the errors of trials as they are")
@@ -104,7 +104,7 @@ def shorten_errors(is_ours: Callable[[type], bool]) -> None:
             logger.error("Trial %s failed: %s", trial, short)
         self._process_trial_failure(trial, exception=short)
 
-    fail._horovod_tune = True  # type: ignore[attr-defined]
+    fail._begins_with_cause = True  # type: ignore[attr-defined]
     TuneController._trial_task_failure = fail  # type: ignore[method-assign]
 
 

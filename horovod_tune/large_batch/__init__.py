@@ -16,6 +16,10 @@ from typing import Any
 
 _HOME = {
     "bounds": ["HyperparameterError"],
+    "growing.batch_growth": ["BatchGrowth"],
+    "growing.curvature": ["Curvature", "largest_eigenvalue"],
+    "growing.policies": ["CurvatureGrowth", "FixedGrowth", "GrowthPolicy", "NoiseScaleGrowth"],
+    "recipe": ["TrainingSetup", "from_config"],
     "lamb": ["Lamb", "lamb_trust_ratio"],
     "lars": ["Lars", "lars_trust_ratio"],
     "layer_wise": ["TrustRatioError"],
@@ -23,7 +27,7 @@ _HOME = {
     "scaling": ["AdamHyperparameters", "scaled_adam", "scaling_factor"],
     "accumulation": ["GradientAccumulator", "StepResult"],
     "noise_scale": ["NoiseEstimate", "NoiseScale"],
-    "batches": ["BatchSplit", "split_batch", "steps_per_epoch"],
+    "batches": ["BatchSplit", "rank_passes", "split_batch", "steps_per_epoch"],
     "schedules.curves": [
         "Constant",
         "Cosine",

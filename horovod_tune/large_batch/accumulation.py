@@ -138,6 +138,8 @@ class GradientAccumulator:
         if self._scaler is not None:
             weighted = self._scaler.scale(weighted)
             scale = self._scaler.get_scale()
+        if self._norms is not None:
+            self._norms.forget()
         weighted.backward()
         self._done += 1
         self._samples += samples

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import torch
 
 from horovod_tune.large_batch import bounds
 
@@ -65,6 +68,32 @@ size 6, such as 4092 or 4098, got 4096
         max_micro_batch_size = local
     passes = -(-local // bounds.count("max_micro_batch_size", max_micro_batch_size))
     return BatchSplit(int(global_batch_size), int(world_size), passes, -(-local // passes))
+
+
+def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterator[list[torch.Tensor]]:
+    """Give, for each optimiser step of an epoch, the indices of each pass of this rank.
+
+    The samples of a step are those of one rank with the whole batch. The last step may be smaller; it may
+    leave a rank with fewer passes, or with none.
+
+    Args:
+        order: Indices of the training samples, shape (samples,), the same on every rank.
+        split: What `split_batch` returned.
+        rank: This rank.
+
+    >>> order = torch.arange(10)
+    >>> for passes in rank_passes(order, split_batch(8, 2, max_micro_batch_size=2), rank=1):
+    ...     print([rows.tolist() for rows in passes])
+    [[1, 3], [5, 7]]
+    [[9]]
+    """
+    if not 0 <= bounds.count("rank", rank, 0) < split.world_size:
+        raise bounds.HyperparameterError(
+            f"rank must be less than the world size {split.world_size}, got {rank}"
+        )
+    for batch in order.split(split.global_batch_size):
+        mine = batch[rank :: split.world_size]
+        yield list(mine.split(split.micro_batch_size)) if len(mine) else []
 
 
 def steps_per_epoch(num_samples: int, global_batch_size: int, *, drop_last: bool = False) -> int:

@@ -141,6 +141,10 @@ class GradientNorms:
         self._norms: list[torch.Tensor] = []
         self._hooks = [each.register_hook(self._note) for each in parameters if each.requires_grad]
 
+    def forget(self) -> None:
+        """Drop what came since the last `take`: the hooks also see ``torch.autograd.grad`` of others."""
+        self._norms.clear()
+
     def take(self) -> float:
         """Return the squared norm of what came since the last call."""
         noted, self._norms = self._norms, []

@@ -9,10 +9,18 @@ from typing import Any
 from horovod_tune.search.bayesopt import BayesOptSearch
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
 from horovod_tune.search.optional import OPTIONAL, MissingExtra, load
+from horovod_tune.search.scaling_space import large_batch_space
 from horovod_tune.search.space.domains import SpaceError
 from horovod_tune.search.state_file import StateFileError
 
-__all__ = ["BayesOptSearch", "LogExpectedImprovement", "MissingExtra", "SpaceError", "StateFileError"]
+__all__ = [
+    "BayesOptSearch",
+    "LogExpectedImprovement",
+    "MissingExtra",
+    "SpaceError",
+    "StateFileError",
+    "large_batch_space",
+]
 
 
 def __getattr__(name: str) -> Any:

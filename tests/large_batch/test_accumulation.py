@@ -116,6 +116,8 @@ def test_the_noise_scale_sees_each_pass_before_scale_weight_and_clipping() -> No
     )
     pieces = INPUTS[:16].split([2, 4, 10])
     for piece in pieces:
+        # Somebody looks at other gradients in between.
+        torch.autograd.grad(loss_of(model, INPUTS), list(model.parameters()))
         accumulator.backward(loss_of(model, piece), samples=len(piece))
     accumulator.step()
 

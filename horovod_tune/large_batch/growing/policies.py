@@ -1,0 +1,154 @@
+"""When a batch grows: at fixed epochs, by the gradient noise scale, or by curvature."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from horovod_tune.large_batch import bounds
+from horovod_tune.large_batch.noise_scale import NoiseEstimate
+
+
+class GrowthPolicy(Protocol):
+    """What `BatchGrowth` asks. All ranks must get the same answer, so measures are those of all ranks."""
+
+    def growth(self, epoch: float, global_batch_size: int, measure: Any) -> int:
+        """Return what the global batch is to be multiplied by now; 1 to leave it."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain numbers."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        ...
+
+
+class FixedGrowth:
+    r"""Multiply the batch by `factor` at each milestone.
+
+    AdaBatch (Devarakonda et al. 2017, arXiv:1712.02029) doubles it every so many epochs; Smith et al. (2018,
+    arXiv:1711.00489) multiply it by q where a schedule would divide the rate by q, and keep the rate
+    (``rule="none"`` of `LargeBatchLR`).
+
+    Args:
+        milestones: Epochs, increasing.
+        factor: Of the batch, an integer.
+
+    >>> policy = FixedGrowth([10, 20], factor=5)
+    >>> [policy.growth(epoch, 128, None) for epoch in (9.5, 10.0, 10.5, 30.0)]
+    [1, 5, 1, 5]
+    """
+
+    def __init__(self, milestones: Sequence[float], *, factor: int = 2) -> None:
+        self.milestones = [
+            bounds.more_than(f"milestones[{index}]", each, 0) for index, each in enumerate(milestones)
+        ]
+        if self.milestones != sorted(set(self.milestones)):
+            raise bounds.HyperparameterError(f"milestones must increase, got {list(milestones)!r}")
+        self.factor = bounds.count("factor", factor, 2)
+        self._passed = 0
+
+    def growth(self, epoch: float, global_batch_size: int, measure: Any = None) -> int:
+        """Return `factor` to the power of the milestones passed since the last call."""
+        passed = max(bisect_right(self.milestones, epoch), self._passed)
+        factor = self.factor ** (passed - self._passed)
+        self._passed = passed
+        return factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain numbers."""
+        return {"passed": self._passed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self._passed = state_dict["passed"]
+
+
+class NoiseScaleGrowth:
+    r"""Multiply the batch by `factor` while the noise scale is surely beyond it (McCandlish et al. 2018).
+
+    .. math:: B \leftarrow f B \quad \text{while } c\,\mathrm{low}(B_{simple}) \ge f B
+
+    The lower end of the confidence interval counts, so that a noisy estimate does not grow the batch. The
+    batch never shrinks: the noise scale grows while a model learns.
+
+    Args:
+        factor: Of the batch, an integer.
+        fraction: c, the batch size wanted in units of the noise scale. At 1, training takes about twice the
+            samples of the smallest batch, and twice the steps of the largest.
+
+    >>> estimate = NoiseEstimate(1000.0, low=600.0, high=2000.0, squared_gradient=1.0, trace=1000.0)
+    >>> [NoiseScaleGrowth().growth(3, batch, estimate) for batch in (64, 256, 512)]
+    [8, 2, 1]
+    """
+
+    def __init__(self, *, factor: int = 2, fraction: float = 1.0) -> None:
+        self.factor = bounds.count("factor", factor, 2)
+        self.fraction = bounds.more_than("fraction", fraction, 0)
+
+    def growth(self, epoch: float, global_batch_size: int, measure: NoiseEstimate | None) -> int:
+        """Return the factor for the estimate `measure`; 1 where there is none yet."""
+        if measure is None:
+            return 1
+        low = bounds.at_least("the noise scale's lower end", measure.low, 0)
+        total = 1
+        while self.fraction * low >= global_batch_size * total * self.factor:
+            total *= self.factor
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: there is none."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+
+
+class CurvatureGrowth:
+    r"""Multiply the batch by `factor` where the loss has become flatter (ABSA, Yao et al. 2018,
+    arXiv:1810.01021).
+
+    The batch grows where the Hessian's largest eigenvalue has fallen below 1 / `decay` of what it was at the
+    last growth, and in any case `duration` epochs after that.
+
+    Args:
+        factor: Of the batch, an integer.
+        decay: How far the eigenvalue has to fall, more than 1.
+        duration: Epochs after which the batch grows without that; infinity for never.
+
+    >>> policy = CurvatureGrowth(decay=2.0, duration=10)
+    >>> [policy.growth(epoch, 64, value) for epoch, value in [(1, 8.0), (2, 5.0), (3, 3.9), (13, 3.0)]]
+    [1, 1, 2, 2]
+    """
+
+    def __init__(self, *, factor: int = 2, decay: float = 2.0, duration: float = 10.0) -> None:
+        self.factor = bounds.count("factor", factor, 2)
+        self.decay = bounds.more_than("decay", decay, 1)
+        if duration != math.inf:
+            bounds.more_than("duration", duration, 0)
+        self.duration = duration
+        self._reference: float | None = None
+        self._since = 0.0
+
+    def growth(self, epoch: float, global_batch_size: int, measure: float) -> int:
+        """Return the factor for the largest eigenvalue `measure`, of which the magnitude counts."""
+        eigenvalue = abs(bounds.number("the largest eigenvalue", measure))
+        if self._reference is None:
+            self._reference, self._since = eigenvalue, epoch
+            return 1
+        if eigenvalue >= self._reference / self.decay and epoch < self._since + self.duration:
+            return 1
+        self._reference, self._since = eigenvalue, epoch
+        return self.factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain numbers."""
+        return {"reference": self._reference, "since": self._since}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self._reference, self._since = state_dict["reference"], state_dict["since"]

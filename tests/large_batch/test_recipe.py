@@ -1,0 +1,173 @@
+"""`from_config`: a configuration as a training, in ten lines."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from horovod_tune.large_batch import HyperparameterError, Lamb, Lars, from_config, rank_passes, split_batch
+
+BASE = {"lr": 0.1, "epochs": 6, "base_batch_size": 16, "global_batch_size": 64}
+INPUTS = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+ANSWERS = INPUTS.sum(1, keepdim=True)
+
+
+def new_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
+
+
+def train(model: torch.nn.Module, setup: Any, epochs: range) -> list[float]:
+    rates = []
+    for epoch in epochs:
+        order = torch.randperm(200, generator=torch.Generator().manual_seed(epoch))
+        for passes in setup.batches(order):
+            rates.append(setup.optimizer.param_groups[0]["lr"])
+            for rows in passes:
+                loss = (model(INPUTS[rows]) - ANSWERS[rows]).square().mean()
+                setup.backward(loss, samples=len(rows))
+            setup.step()
+    return rates
+
+
+KINDS = {"sgd": torch.optim.SGD, "lars": Lars, "adamw": torch.optim.AdamW, "lamb": Lamb}
+SCHEDULES = {
+    "constant": {},
+    "multi_step": {"milestones": [3, 5]},
+    "polynomial": {"power": 1.0},
+    "cosine": {},
+    "restarts": {"cycle_epochs": 2},
+    "one_cycle": {},
+    "inverse_sqrt": {},
+}
+
+
+@pytest.mark.parametrize("optimizer", KINDS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("warmup_epochs", [0, 1.5])
+def test_every_combination_trains(optimizer: str, schedule: str, warmup_epochs: float) -> None:
+    model = new_model()
+    before = (model(INPUTS) - ANSWERS).square().mean().item()
+    more = {
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "warmup_epochs": warmup_epochs,
+        "weight_decay": 1e-3,
+    }
+    config = {**BASE, **SCHEDULES[schedule], **more, "max_micro_batch_size": 24, "mine": 3}
+    config |= {"lr": {"sgd": 0.02, "lars": 0.1, "adamw": 0.01, "lamb": 0.02}[optimizer]}
+    setup = from_config(model, config, num_samples=200)
+    assert isinstance(setup.optimizer, KINDS[optimizer])
+    rates = train(model, setup, range(6))
+    assert len(rates) == 24 and float(setup.scheduler.epoch) == 6
+    assert (model(INPUTS) - ANSWERS).square().mean().item() < before
+    scale = 4.0 if optimizer == "sgd" else 2.0
+    assert max(rates) <= config["lr"] * scale * (1 + 1e-9)
+    if warmup_epochs and schedule != "one_cycle":
+        assert rates[0] == pytest.approx(config["lr"])
+    assert set(setup.metrics()) == {"lr", "noise_scale", "noise_scale_low", "noise_scale_high"}
+
+
+def test_milestones_are_those_of_the_training_with_a_warm_up_too() -> None:
+    config = {**BASE, "schedule": "multi_step", "milestones": [3, 5], "warmup_epochs": 2, "gamma": 0.5}
+    rates = train(model := new_model(), from_config(model, config, num_samples=200), range(6))
+    assert [rates[4 * epoch] for epoch in (2, 3, 5)] == pytest.approx([0.4, 0.2, 0.1])
+
+
+@pytest.mark.parametrize("optimizer", KINDS)
+def test_a_round_trip_through_a_checkpoint_changes_no_bit(optimizer: str) -> None:
+    config = {**BASE, "optimizer": optimizer, "lr": 0.01, "warmup_epochs": 2.5, "max_micro_batch_size": 16}
+    whole = new_model()
+    train(whole, from_config(whole, config, num_samples=200), range(6))
+    model = new_model()
+    setup = from_config(model, config, num_samples=200)
+    train(model, setup, range(2))
+    saved = io.BytesIO()
+    torch.save([model.state_dict(), setup.state_dict()], saved)
+    saved.seek(0)
+    states = torch.load(saved, weights_only=True)
+    model = new_model()
+    setup = from_config(model, config, num_samples=200)
+    model.load_state_dict(states[0])
+    setup.load_state_dict(states[1])
+    train(model, setup, range(2, 6))
+    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_changed_configuration_goes_on_at_the_same_epoch() -> None:
+    model = new_model()
+    setup = from_config(model, {**BASE, "schedule": "constant"}, num_samples=200)
+    train(model, setup, range(2))
+    changed = {**BASE, "schedule": "constant", "lr": 0.3, "global_batch_size": 32}
+    other = from_config(model, changed, num_samples=200)
+    other.load_state_dict(setup.state_dict())
+    assert float(other.scheduler.epoch) == 2 and other.scheduler.steps_per_epoch == 7
+    assert other.optimizer.param_groups[0]["lr"] == pytest.approx(0.6)
+
+
+def test_a_relative_rate_is_one_of_each_optimiser() -> None:
+    config = {key: value for key, value in BASE.items() if key != "lr"}
+    rates = {}
+    for optimizer in KINDS:
+        setup = from_config(
+            new_model(),
+            {**config, "relative_lr": 2.0, "optimizer": optimizer, "scaling": "none"},
+            num_samples=200,
+        )
+        rates[optimizer] = setup.optimizer.param_groups[0]["lr"]
+    assert rates["sgd"] == 0.2 and rates["adamw"] == 2e-3 and len(set(rates.values())) == 4
+
+
+def test_the_ranks_of_any_world_have_the_samples_of_one_rank() -> None:
+    order = torch.randperm(997, generator=torch.Generator().manual_seed(3))
+    for world_size, limit in [(1, 7), (2, 16), (4, 5), (16, 2)]:
+        split = split_batch(64, world_size, limit)
+        ranks = [list(rank_passes(order, split, rank)) for rank in range(world_size)]
+        steps = list(zip(*ranks, strict=True))
+        assert len(steps) == 16
+        for step, batch in zip(steps, order.split(64), strict=True):
+            rows = [row for passes in step for each in passes for row in each.tolist()]
+            assert sorted(rows) == sorted(batch.tolist())
+            assert all(len(passes) <= split.passes for passes in step)
+
+
+def test_the_ready_search_space_is_what_it_reads() -> None:
+    from horovod_tune.search import large_batch_space
+
+    space = large_batch_space(epochs=6, global_batch_sizes=[64, 128], base_batch_size=16, mine=1)
+    for _ in range(40):
+        config = {key: each.sample() if hasattr(each, "sample") else each for key, each in space.items()}
+        setup = from_config(new_model(), config, num_samples=200)
+        assert setup.split.global_batch_size in (64, 128)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": None}, "config must have one of lr and relative_lr, got lr=None and relative_lr=None"),
+        ({"relative_lr": 1.0}, "config must have one of lr and relative_lr, got lr=0.1 and relative_lr=1.0"),
+        ({"lr": 0}, "lr must be more than 0, got 0"),
+        ({"warmup_epochs": 6}, r"warmup_epochs must be less than epochs \(6\), got 6"),
+        ({"warmup_start": 1.5}, "warmup_start must be at least 0 and at most 1, got 1.5"),
+        ({"warm_up_epochs": 2}, "config has no key 'warm_up_epochs', did you mean 'warmup_epochs'?"),
+        ({"optimizer": "rmsprop"}, "optimizer must be one of adamw, lamb, lars, sgd, got 'rmsprop'"),
+        ({"schedule": "step"}, "schedule must be one of constant, .* got 'step'"),
+        ({"schedule": "multi_step"}, "config must have milestones with multi_step, got None"),
+        ({"schedule": "restarts"}, "config must have cycle_epochs with restarts, got None"),
+        ({"global_batch_size": 64.0}, "global_batch_size must be an integer of at least 1, got 64.0"),
+        ({"scaling": "cubic"}, "rule must be one of linear, none, sqrt, got 'cubic'"),
+        ({"optimizer": "lars", "momentum": 1}, "momentum must be at least 0 and less than 1, got 1"),
+    ],
+)
+def test_a_bad_configuration_is_named_with_its_bound(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        from_config(new_model(), {**BASE, **change}, num_samples=200)
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(HyperparameterError, match="config must have base_batch_size, epochs, got"):
+        from_config(new_model(), {"lr": 0.1, "global_batch_size": 64}, num_samples=200)

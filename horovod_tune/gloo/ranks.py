@@ -132,6 +132,11 @@ def choose_interface(
     >>> choose_interface(here, node_ip="10.0.0.5", nics=[], single_host=False)
     'eth0'
     """
+    if ":" in node_ip and not single_host:
+        raise StartFailed(
+            f"Ray knows this host by {node_ip}, and Horovod's rendezvous and Gloo speak IPv4 only. Start Ray "
+            "with --node-ip-address and an IPv4 address; hosts without one cannot take part in a trial."
+        )
     there = ", ".join(f"{name} ({', '.join(ips)})" for name, ips in addresses.items())
     if nics:
         for name in nics:

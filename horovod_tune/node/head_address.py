@@ -26,7 +26,12 @@ def address_towards(peer: str) -> str:
         OSError: `peer` does not resolve or there is no route to it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))
+        try:
+            probe.connect((peer, 9))
+        except socket.gaierror as error:
+            raise OSError(
+                f"{peer} has no IPv4 address, which Horovod's rendezvous and Gloo need: {error}"
+            ) from error
         return str(probe.getsockname()[0])
 
 

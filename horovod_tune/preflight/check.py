@@ -111,12 +111,14 @@ class _Watch:
     def look(self, modules: Sequence[str], nics: Sequence[str]) -> list[MachineLook]:
         """Ask everything there is to ask; a machine that fails once is not asked again."""
         self._compare_clocks()
-        imports = self._ask(lambda actor, _: actor.failed_imports.remote(list(modules), self._left()))
         facts = self._ask(lambda actor, _: actor.facts.remote())
+        # Half of the time, so that a slow import leaves some for the rest.
+        limit_s = self._left() / 2
+        imports = self._ask(lambda actor, _: actor.imports.remote(list(modules), limit_s))
         for label, found in self._answers(facts).items():
             self._set(label, facts=found, **_interface(found, self._looks[label].address, nics))
-        for label, failed in self._answers(imports).items():
-            self._set(label, failed_imports=failed)
+        for label, (failed, slow) in self._answers(imports).items():
+            self._set(label, failed_imports=failed, slow_imports=slow)
         self._try_connections()
         return list(self._looks.values())
 

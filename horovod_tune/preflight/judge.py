@@ -27,6 +27,8 @@ class MachineLook:
     # Why the look failed.
     failure: str | None = None
     failed_imports: dict[str, str] = field(default_factory=dict)
+    # Seconds that these took, or were given without coming to an end.
+    slow_imports: dict[str, float] = field(default_factory=dict)
     # The one that the ranks' collectives will take, with its address.
     interface: str | None = None
     interface_address: str | None = None
@@ -103,7 +105,21 @@ def _of_one_machine(look: MachineLook, *, use_tpu: bool) -> Iterator[Problem]:
             f"The training function needs {module}, which cannot be imported there: {why}",
             f"Install it on {look.label}, or ship it: ray.init(runtime_env={{'py_modules': [...]}})",
         )
-    if look.interface_failure is not None:
+    for module, seconds in look.slow_imports.items():
+        yield Problem(
+            look.label,
+            f"The training function needs {module}, whose import took {seconds:.0f} s there or more: slow, "
+            "not broken.",
+            "Keep the environment on that machine's own disk, or give ranks longer to start: timeout_s=…",
+            "warning",
+        )
+    if ":" in look.address and not use_tpu:
+        yield Problem(
+            look.label,
+            f"Ray knows it by {look.address}; Horovod's rendezvous and Gloo speak IPv4 only.",
+            "Start Ray there with --node-ip-address and an IPv4 address. Hosts without one cannot take part.",
+        )
+    elif look.interface_failure is not None:
         yield Problem(
             look.label, look.interface_failure, "Name an interface that each machine has: nics=[...]"
         )

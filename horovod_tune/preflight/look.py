@@ -15,16 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from horovod_tune.doctor import NodeFacts, gather_facts
 
 # In a process of its own: an import can be final, and one that crashes would take the actor with it.
+# A line for each module as it is done, so that one that takes long is told from one that fails.
 _IMPORT_EACH = """
-import importlib, json, sys
-failed = {}
+import importlib, json, os, sys, time
+out = os.fdopen(os.dup(1), "w")
 for name in sys.argv[1:]:
+    start, failure = time.monotonic(), None
     try:
         importlib.import_module(name)
     except BaseException as error:
-        failed[name] = f"{type(error).__name__}: {error}"
-print("\\n" + json.dumps(failed))
+        failure = f"{type(error).__name__}: {error}"
+    print("\\nIMPORTED " + json.dumps([name, failure, time.monotonic() - start]), file=out, flush=True)
 """
+SLOW_IMPORT_S = 30.0
+"""An import that takes longer eats most of the time that ranks have for their start."""
 
 
 class Look:
@@ -41,27 +45,41 @@ class Look:
         """Return what the doctor sees here. Takes some seconds."""
         return gather_facts()
 
-    def failed_imports(self, modules: Sequence[str], timeout_s: float) -> dict[str, str]:
-        """Return which of `modules` cannot be imported here, and why."""
+    def imports(self, modules: Sequence[str], timeout_s: float) -> tuple[dict[str, str], dict[str, float]]:
+        """Return which of `modules` cannot be imported here, with why, and which are slow, with seconds.
+
+        A module that is still being imported after `timeout_s` is slow; those behind it are not looked at.
+        """
         if not modules:
-            return {}
+            return {}, {}
         # What Ray put on this process's path (the driver's folder, py_modules) counts for the ranks too.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", _IMPORT_EACH, *modules],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+        )
         try:
-            ran = subprocess.run(
-                [sys.executable, "-c", _IMPORT_EACH, *modules],
-                env=environment,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                timeout=timeout_s,
-            )
+            said, complaint = process.communicate(timeout=timeout_s)
+            late = False
         except subprocess.TimeoutExpired:
-            return {" ".join(modules): f"not imported after {timeout_s:.0f} s"}
-        if ran.returncode:
-            why = (ran.stderr.strip().splitlines() or [f"exit status {ran.returncode}"])[-1]
-            return {" ".join(modules): why}
-        return dict(json.loads(ran.stdout.splitlines()[-1]))
+            process.kill()
+            said, complaint = process.communicate()
+            late = True
+        done = {name: (failure, seconds) for name, failure, seconds in _imported(said)}
+        failed = {name: failure for name, (failure, _) in done.items() if failure is not None}
+        slow = {name: seconds for name, (_, seconds) in done.items() if seconds > SLOW_IMPORT_S}
+        under_way = next((name for name in modules if name not in done), None)
+        if under_way is not None and late:
+            slow[under_way] = timeout_s
+        elif under_way is not None:
+            why = (complaint.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+            failed[under_way] = f"the import ended the process: {why}"
+        return failed, slow
 
     def listen(self, address: str) -> int:
         """Listen on a free port of `address` until this actor ends; return the port."""
@@ -95,3 +113,9 @@ class Look:
         with ThreadPoolExecutor(max_workers=min(64, len(peers))) as pool:
             outcomes = dict(zip(peers, pool.map(reach, peers.values()), strict=True))
         return {label: why for label, why in outcomes.items() if why is not None}
+
+
+def _imported(said: str) -> list[tuple[str, str | None, float]]:
+    mark = "IMPORTED ["  # a list in JSON
+    lines = (line.removeprefix("IMPORTED ") for line in said.splitlines() if line.startswith(mark))
+    return [(name, failure, seconds) for name, failure, seconds in map(json.loads, lines)]

@@ -76,6 +76,8 @@ def test_sound_machines_have_no_problem() -> None:
             False,
         ),
         ({"interface": "lo", "interface_address": "127.0.0.1"}, "no other machine reaches", False),
+        ({"slow_imports": {"mymodel": 90.0}}, "mymodel, whose import took 90 s there or more: slow", True),
+        ({"address": "fd00::2"}, "Ray knows it by fd00::2; Horovod's rendezvous and Gloo speak IPv4", False),
         ({"clock_ahead_s": 75.0}, "75 s ahead of", True),
         ({"clock_ahead_s": -75.0}, "75 s behind", True),
     ],

@@ -3,7 +3,7 @@
 # `horovod-tune` are on the login shell's PATH, in the versions that the tests ran on, and Horovod is compiled.
 #
 #   bash node_setup.sh cpu     Horovod with Gloo
-#   bash node_setup.sh nccl    Horovod with Gloo and NCCL (needs the CUDA toolkit and NCCL's headers)
+#   bash node_setup.sh nccl    Horovod with Gloo and NCCL (needs an NVIDIA driver; brings CUDA's compiler)
 #   bash node_setup.sh tpu     no Horovod: torch_xla for TPU trials
 #
 # A node that has all this already (an image of yours, a second `ray up`) is left as it is, and nothing is
@@ -13,6 +13,8 @@ set -euo pipefail
 
 SRC=$HOME/.horovod-tune/src ENV=$HOME/.horovod-tune/env
 TORCH=2.13.0 TORCH_XLA=2.9.0                      # torch_xla asks for the torch of its own number
+CUDA=13.0 DRIVER=580                              # what that torch is built for, and the oldest driver for it
+CPU_INDEX=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}   # torch without CUDA's gigabytes
 RAY=$(sed -n 's/^ray==//p' "$SRC/constraints.txt")
 kind=${1:-cpu}
 case $kind in
@@ -50,6 +52,23 @@ python3 -c 'import sys; assert sys.version_info >= (3, 10), sys.version' ||
 [ -x "$ENV/bin/python" ] || python3 -m venv "$ENV"
 export PATH=$ENV/bin:$PATH
 login_line "export PATH=$ENV/bin:\$PATH"
+
+if [ "$kind" = nccl ]; then
+  driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1) ||
+    { echo "node_setup.sh: no NVIDIA driver here (nvidia-smi); take an image that has one, $DRIVER or newer" >&2; exit 1; }
+  [ "${driver%%.*}" -ge "$DRIVER" ] ||
+    { echo "node_setup.sh: driver $driver is too old for CUDA $CUDA of torch $TORCH: $DRIVER or newer" >&2; exit 1; }
+  if [ ! -x "/usr/local/cuda-$CUDA/bin/nvcc" ]; then      # whatever CUDA the image has besides
+    . /etc/os-release
+    deb=cuda-keyring_1.1-1_all.deb
+    wget -q "https://developer.download.nvidia.com/compute/cuda/repos/${ID}${VERSION_ID//./}/x86_64/$deb" -O "/tmp/$deb"
+    sudo dpkg -i "/tmp/$deb" && sudo apt-get update -q
+    sudo apt-get install -y -q --no-install-recommends "cuda-minimal-build-${CUDA/./-}" g++ make python3-dev
+  fi
+  export HOROVOD_CUDA_HOME=/usr/local/cuda-$CUDA
+elif [ "$kind" = cpu ]; then
+  pip install --index-url "$CPU_INDEX" "torch==$TORCH" || pip install "torch==$TORCH"
+fi
 
 # The cloud SDKs serve the head, whose autoscaler starts and ends the machines.
 pip install -c "$SRC/constraints.txt" "ray[default,tune]" "torch==$TORCH" boto3 google-api-python-client "$SRC"

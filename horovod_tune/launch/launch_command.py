@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,10 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 DESCRIPTION = """\
-Writes the file for a cluster, brings the cluster up, runs the script there, follows its output, brings the
-results back and takes the cluster down. --dry-run shows the file and the commands and starts nothing.
+Brings a cluster up, submits the script as a job there and follows it, brings the results back and takes
+the cluster down. The job does not need this machine: Ctrl-C, a closed terminal or a lost network leave it
+running, and attach, logs, status, fetch, stop, down and list work from any later terminal. --dry-run shows
+the file and the commands and starts nothing.
 """
 MOST_NODES = 4096
 MOST_GPUS = 64
@@ -41,14 +42,24 @@ def _add_target(targets: Any, name: str, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = targets.add_parser(
         name, help=text, description=f"Runs a script on {text}."
     )
-    parser.set_defaults(run=run, target=name)
     parser.add_argument(
         "--dry-run", action="store_true", help="show the file and the commands, start nothing"
     )
-    parser.add_argument("--name", help="of the cluster or job (horovod-tune)")
+    parser.add_argument("--name", help="of the launch (your name, the script's and a short id)")
     parser.add_argument("--file", help="a file of yours in place of the one that ships with horovod-tune")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- python SCRIPT.py …")
+    parser.set_defaults(run=run, target=name, launch_options=parser)
     return parser
+
+
+def _add_working_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ship", action="append", default=[], metavar="PATH", help="goes along beside the script's folder"
+    )
+    parser.add_argument(
+        "--exclude", action="append", default=[], metavar="PATTERN", help="of the script's folder, stays here"
+    )
+    parser.add_argument("--results", default="./ray_results", help="where the results go (./ray_results)")
 
 
 def _add_slurm(targets: Any) -> None:
@@ -57,22 +68,42 @@ def _add_slurm(targets: Any) -> None:
     parser.add_argument("--gpus-per-node", type=int, default=0)
     parser.add_argument("--cpus-per-task", type=int, help="CPUs on each machine (2)")
     parser.add_argument("--time", help="limit; two minutes before it the job stops cleanly and is requeued")
-    parser.add_argument("--partition")
-    parser.add_argument("--account")
+    parser.add_argument("--mem", help="memory on each machine, as Slurm writes it: 64G")
+    for option in ("partition", "account", "constraint", "qos"):
+        parser.add_argument(f"--{option}", help="as sbatch's")
+    parser.add_argument("--exclusive", action="store_true", help="whole machines")
+    parser.add_argument(
+        "--array", help="several searches as one job array: 0-3; each sees SLURM_ARRAY_TASK_ID"
+    )
+    parser.add_argument("--requeues", type=int, help="how many times the job may be requeued (20)")
+    parser.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="any other option: --sbatch=--mail-type=END",
+    )
     parser.add_argument("--no-follow", action="store_true", help="submit and return")
 
 
 def _add_ray_up(targets: Any, name: str, text: str) -> None:
     parser = _add_target(targets, name, text)
     if name != "gcp-tpu":
-        parser.add_argument("--nodes", type=int, help="machines, the head among them")
-        parser.add_argument(
-            "--gpus-per-node", type=int, default=0, help="0 compiles Horovod without NCCL (0)"
-        )
-    parser.add_argument("--results", default="./ray_results", help="where the results go (./ray_results)")
+        parser.add_argument("--nodes", type=int, help="machines at most, the head among them")
+        parser.add_argument("--gpus-per-node", type=int, help="the machine type follows; 0: CPUs only (0)")
+    _add_working_dir(parser)
+    parser.add_argument(
+        "--storage", metavar="URI", help="s3:// or gs:// folder that Tune writes the results to"
+    )
+    parser.add_argument(
+        "--fetch", action="append", default=[], metavar="PATH", help="of the head, beside Tune's experiments"
+    )
     parser.add_argument("--keep-up", action="store_true", help="leave the cluster up at the end")
     parser.add_argument(
-        "--ship", action="append", default=[], metavar="PATH", help="a file or folder for every node"
+        "--autostop",
+        type=float,
+        metavar="MINUTES",
+        help="after the job, and so long without a fetch, the cluster ends (720; 30 with --storage; 0: no)",
     )
     parser.add_argument("--ssh-user")
     parser.add_argument("--ssh-key", help="path of the private key")
@@ -105,13 +136,13 @@ def _add_kuberay(targets: Any) -> None:
     parser.add_argument("--nodes", type=int, default=3, help="worker pods at most (3)")
     parser.add_argument("--gpus-per-node", type=int, default=0)
     parser.add_argument("--image", help="container image with horovod-tune and Horovod: cluster/Dockerfile")
+    _add_working_dir(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `horovod-tune launch TARGET`; return its exit status."""
-    import subprocess
-
     from horovod_tune.launch import targets
+    from horovod_tune.launch.console import StepFailed
     from horovod_tune.launch.values import LaunchError, checked, checked_count
 
     arguments.command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
@@ -120,18 +151,16 @@ def run(arguments: argparse.Namespace) -> int:
             checked("--name", "name", arguments.name)
         if getattr(arguments, "nodes", None) is not None:
             checked_count("--nodes", arguments.nodes, least=1, most=MOST_NODES)
-        if hasattr(arguments, "gpus_per_node"):
+        if getattr(arguments, "gpus_per_node", None) is not None:
             checked_count("--gpus-per-node", arguments.gpus_per_node, least=0, most=MOST_GPUS)
         if arguments.target == "slurm":
             return targets.run_slurm(arguments)
         if arguments.target == "kuberay":
             return targets.run_kuberay(arguments)
         return targets.run_ray_up(arguments)
+    except StepFailed as failed:
+        print(f"horovod-tune launch: {failed}", file=sys.stderr)
+        return 1
     except (LaunchError, FileNotFoundError) as error:
         print(f"horovod-tune launch: {error}", file=sys.stderr)
         return 2
-    except subprocess.CalledProcessError as failure:
-        print(
-            f"horovod-tune launch: {shlex.join(failure.cmd)} ended with {failure.returncode}", file=sys.stderr
-        )
-        return 1

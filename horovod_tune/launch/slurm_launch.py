@@ -16,8 +16,8 @@ from horovod_tune.launch.values import LaunchError
 
 POLL_S = 2.0
 DETACHED = 130
+# How long Slurm's controller may give no answer: it may be restarted while a job runs.
 SILENT_S = 300.0
-"""How long Slurm's controller may give no answer: it may be restarted while a job runs."""
 ENDED = {
     "COMPLETED",
     "FAILED",

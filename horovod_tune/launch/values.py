@@ -32,6 +32,16 @@ PATTERNS = {
     "runtime version": (r"[a-z0-9][a-z0-9.-]*", "a TPU software version such as v2-alpha-tpuv5-lite"),
     "container image": (r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "the name of a container image"),
     "Slurm word": (r"[A-Za-z0-9][A-Za-z0-9._,-]*", "letters, digits and . _ , -"),
+    "Slurm constraint": (
+        r"[A-Za-z0-9][A-Za-z0-9._,|&*\[\]()-]*",
+        "features as Slurm writes them: a100&nvlink",
+    ),
+    "Slurm array": (
+        r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?",
+        "an array as Slurm writes it: 0-3, 1,5,7, 0-9%2",
+    ),
+    "sbatch option": (r"-(-[a-z][a-z-]*(=.+)?|[A-Za-z].*)", "an option of sbatch such as --mail-type=END"),
+    "bucket": (r"(s3|gs)://[a-z0-9][a-z0-9._-]*(/.*)?", "a folder of a bucket such as s3://mine/results"),
     "Slurm time": (r"(\d+-)?\d+(:\d\d){0,2}", "a time limit as Slurm writes it: 90, 01:30:00, 2-00:00:00"),
 }
 

@@ -27,8 +27,8 @@ for name in sys.argv[1:]:
         failure = f"{type(error).__name__}: {error}"
     print("\\nIMPORTED " + json.dumps([name, failure, time.monotonic() - start]), file=out, flush=True)
 """
+# An import that takes longer eats most of the time that ranks have for their start.
 SLOW_IMPORT_S = 30.0
-"""An import that takes longer eats most of the time that ranks have for their start."""
 
 
 class Look:

@@ -9,6 +9,7 @@
 
 from horovod_tune.ray_adapter.patches.actor_reuse import reuse_actors_of
 from horovod_tune.ray_adapter.patches.empty_results import accept_trials_without_results
+from horovod_tune.ray_adapter.patches.experiment_paths import note_experiments
 from horovod_tune.ray_adapter.patches.failure_count import count_each_death_once
 from horovod_tune.ray_adapter.patches.idle_processes import start_in_idle_processes
 from horovod_tune.ray_adapter.patches.lost_coordinator import name_lost_hosts
@@ -46,6 +47,7 @@ __all__ = [
     "keep_longer_results",
     "metric_and_mode",
     "name_lost_hosts",
+    "note_experiments",
     "prepare_rank_process",
     "prepare_runs",
     "private_directory",

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "testbed"))
 
-from lab import PROGRAMS, SLURM_PROGRAMS, reason_to_skip
+from lab import PROGRAMS, SLURM_PROGRAMS, job_packages, reason_to_skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +23,15 @@ def hosts_possible() -> None:
     """Skip with the reason where this machine cannot be several hosts."""
     if reason := reason_to_skip(PROGRAMS):
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def jobs_possible(hosts_possible: None) -> None:
+    """Skip with the reason where Ray's job system cannot be had."""
+    try:
+        job_packages()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from horovod_tune.launch import machines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "cluster"
@@ -81,7 +85,7 @@ def test_the_settings_are_the_same_everywhere() -> None:
     script = (CLUSTER / "slurm.sbatch").read_text()
     for name, value in settings.items():
         assert f"{name}={value}" in script, name
-    job = list(yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text()))[1]
+    job = list(yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text()))[-1]
     head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     settings.pop("RAY_AUTH_MODE")  # the operator's
     assert {entry["name"]: entry["value"] for entry in head["env"]} == settings
@@ -91,12 +95,68 @@ def test_the_versions_are_those_that_the_tests_run_on() -> None:
     import ray
     import torch
 
-    setup, docker = (CLUSTER / "node_setup.sh").read_text(), (CLUSTER / "Dockerfile").read_text()
-    torch_version = torch.__version__.split("+")[0]
-    assert f"TORCH={torch_version}" in setup and f"torch=={torch_version}" in docker
-    assert f"ray:{ray.__version__}-py" in docker
+    assert torch.__version__.split("+")[0] == machines.TORCH
+    assert f"ray:{ray.__version__}-py" in machines.CPU_IMAGE
     assert f'rayVersion: "{ray.__version__}"' in (CLUSTER / "kuberay.yaml").read_text()
     assert f"ray=={ray.__version__}" in (REPOSITORY / "constraints.txt").read_text()
+
+
+def test_every_file_has_what_the_one_table_says() -> None:
+    setup, docker = (CLUSTER / "node_setup.sh").read_text(), (CLUSTER / "Dockerfile").read_text()
+    assert f"\nTORCH={machines.TORCH} TORCH_XLA={machines.TORCH_XLA} " in setup
+    assert f"\nCUDA={machines.CUDA} DRIVER={machines.DRIVER} " in setup
+    assert machines.CPU_INDEX in setup and machines.CPU_INDEX in docker
+    assert f"torch=={machines.TORCH}" in docker
+    bases = re.findall(r"^FROM (\S+) AS", docker, re.M)
+    assert bases == [machines.CPU_IMAGE, machines.GPU_IMAGE]
+    assert f"cuda:{machines.CUDA}." in machines.GPU_IMAGE
+    # Each driver named anywhere runs this CUDA, and each machine has as many GPUs as the file says.
+    assert machines.GCP_GPU_IMAGE.endswith(f"nvidia-{machines.DRIVER}")
+    gcp = load("gcp.yaml")["available_node_types"]["worker"]
+    source = gcp["node_config"]["disks"][0]["initializeParams"]["sourceImage"]
+    machine = machines.machine_for("gcp", name=gcp["node_config"]["machineType"], gpus=None)
+    assert (source, gcp["resources"]) == (machines.GCP_GPU_IMAGE, {"CPU": machine.cpus, "GPU": machine.gpus})
+    aws = load("cluster.yaml")["available_node_types"]["worker"]["node_config"]
+    assert machines.machine_for("aws", name=aws["InstanceType"], gpus=None).gpus == 1
+    assert f"{machines.DRIVER} or newer" in (CLUSTER / "cluster.yaml").read_text()
+
+
+def test_pip_says_that_this_torch_wants_this_cuda(tmp_path: Path) -> None:
+    """PyPI's own metadata, not a build that lies on this disk."""
+    words = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-"]
+    environment = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}
+    asked = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            *words,
+            "--index-url",
+            "https://pypi.org/simple",
+            f"torch=={machines.TORCH}",
+        ],
+        env=environment | {"PIP_CONFIG_FILE": os.devnull},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    if asked.returncode:
+        pytest.skip(f"pip cannot ask PyPI from here: {asked.stderr.strip()[-200:]}")
+    (torch,) = json.loads(asked.stdout)["install"]
+    needs = torch["metadata"]["requires_dist"]
+    (toolkit,) = [need for need in needs if need.startswith("cuda-toolkit")]
+    assert re.search(r"==(\d+\.\d+)\.", toolkit)[1] == machines.CUDA, toolkit
+
+
+def test_the_builder_of_the_image_gets_no_more_than_it_copies() -> None:
+    lines = [
+        line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")
+    ]
+    assert lines[0] == "*"
+    copied = re.findall(r"^COPY --chown=ray (.*) \S+$", (CLUSTER / "Dockerfile").read_text(), re.M)
+    assert {f"!{name}" for names in copied for name in names.split()} == {
+        line for line in lines if line[0] == "!"
+    }
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "node_setup.sh", "start_worker.sh"])
@@ -216,14 +276,14 @@ def test_the_rayjob_fits_the_operators_schema() -> None:
 
     versions = yaml.safe_load(Path(path).read_text())["spec"]["versions"]
     (schema,) = (version["schema"]["openAPIV3Schema"] for version in versions if version["storage"])
-    claim, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
+    _, claim, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
     assert claim["kind"] == "PersistentVolumeClaim"
     jsonschema.validate(job, schema)
     assert unknown_fields(job["spec"], schema["properties"]["spec"], "spec") == []
 
 
 def test_the_rayjob_keeps_to_itself() -> None:
-    _, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
+    *_, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
     cluster = job["spec"]["rayClusterSpec"]
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import io
+import random
 import re
 import shlex
 import stat
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
 from horovod_tune.cli import main
-from horovod_tune.launch import cluster_files, plans, steps
+from horovod_tune.launch import cluster_files, kuberay_launch, ray_up_launch, targets
+from horovod_tune.launch.launch_record import LaunchRecord, load_record
 from horovod_tune.launch.values import LaunchError, checked_hosts, checked_network
 
 NASTY = "a b; touch /tmp/x $HOME `id` 'q'"
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a script, and a home for the records."""
+    monkeypatch.setenv("HOROVOD_TUNE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "tune.py").write_text("print(1)\n")
+    (folder / "helper.py").write_text("")
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, list[list[str]]]:
@@ -42,59 +59,103 @@ def test_slurm_gets_the_command_word_for_word(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "nodes", "machines"),
     [
-        ["local", "--hosts", "10.0.0.1,10.0.0.2,10.0.0.3", "--ssh-user", "me"],
-        ["aws", "--region", "us-west-2", "--image", "ami-0b294f219d14e6a82", "--ssh-from", "203.0.113.7",
-         "--nodes", "3", "--spot"],
-        ["gcp", "--project", "my-project", "--region", "us-west1", "--zone", "us-west1-a", "--nodes", "3"],
-        ["gcp-tpu", "--project", "my-project", "--region", "us-west4", "--zone", "us-west4-a"],
+        (["local", "--hosts", "10.0.0.1,10.0.0.2,10.0.0.3", "--ssh-user", "me"], 3, None),
+        (
+            ["aws", "--region", "us-west-2", "--image", "ami-0b294f219d14e6a82", "--ssh-from", "203.0.113.7",
+             "--nodes", "3", "--spot"],
+            1, "m7i.2xlarge",
+        ),
+        (
+            ["gcp", "--project", "my-project", "--region", "us-west1", "--zone", "us-west1-a"],
+            1, "n2-standard-8",
+        ),
+        (["gcp-tpu", "--project", "my-project", "--region", "us-west4", "--zone", "us-west4-a"], 2, None),
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
 )  # fmt: skip
-def test_ray_takes_what_launch_writes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ray_takes_what_launch_writes(
+    words: list[str], nodes: int, machines: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    text, commands = shown(capsys, *words, "--dry-run", "--", "python", "tune.py")
+    text, commands = shown(capsys, *words, "--autostop", "90", "--dry-run", "--", "python", "tune.py")
     config = yaml.safe_load(text)
     validate_config(prepare_config(config))
-    assert [command[1] for command in commands] == ["up", "exec", "submit", "rsync-down", "down"]
-    nodes = 2 if words[0] == "gcp-tpu" else 3
-    assert steps.nodes_at_the_start(config) == nodes
-    assert f"--nodes {nodes} " in commands[1][3]
+    assert [command[1] for command in commands] == ["up", "down"]
+    assert ray_up_launch.nodes_at_the_start(config) == nodes
     for local in config["file_mounts"].values():
         assert local.startswith(("/", "~"))
+    # Its own name, and a watch that ends it.
+    assert re.fullmatch(r".*-tune-[0-9a-f]{4}", config["cluster_name"])
+    assert "node.autostop --detach" in config["head_start_ray_commands"][-1]
+    assert "--grace-min 90" in config["head_start_ray_commands"][-1]
+    if machines:
+        node = config["available_node_types"]["worker"]["node_config"]
+        assert machines in (node.get("InstanceType"), node.get("machineType"))
+        assert "node_setup.sh cpu" in str(config["setup_commands"])
+        # A machine whose set-up gets stuck ends itself, and is gone then.
+        assert "shutdown -h +120" in config["setup_commands"][0]
+        assert node.get("InstanceInitiatedShutdownBehavior", "terminate") == "terminate"
+
+
+def test_two_launches_of_one_script_have_two_names(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["local", "--hosts", "a,b", "--dry-run", "--", "python", "tune.py"]
+    names = {yaml.safe_load(shown(capsys, *words)[0])["cluster_name"] for _ in range(2)}
+    assert len(names) == 2, names
 
 
 def test_spot_and_gpus_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--project", "my-project", "--region", "us-west1", "--zone", "us-west1-a", "--dry-run"]
-    text, _ = shown(capsys, "gcp", *where, "--gpus-per-node", "2", "--spot", "--", "python", "t.py")
+    text, _ = shown(capsys, "gcp", *where, "--gpus-per-node", "2", "--spot", "--", "python", "tune.py")
     kinds = yaml.safe_load(text)["available_node_types"]
     assert kinds["worker"]["node_config"]["scheduling"]["preemptible"] is True
     assert "preemptible" not in kinds["head"]["node_config"]["scheduling"]
-    assert kinds["worker"]["resources"]["GPU"] == 2
-    text, _ = shown(capsys, "gcp", *where, "--gpus-per-node", "0", "--", "python", "t.py")
+    # The machine follows the number of GPUs, and Ray is told of all of them.
+    assert kinds["worker"]["node_config"]["machineType"] == "g2-standard-24"
+    assert kinds["worker"]["resources"] == {"CPU": 24, "GPU": 2}
+    assert "node_setup.sh nccl" in text
+    text, _ = shown(capsys, "gcp", *where, "--gpus-per-node", "0", "--", "python", "tune.py")
     assert "GPU" not in text and "node_setup.sh cpu" in text
 
 
-def test_a_scripts_arguments_reach_the_heads_shell_quoted() -> None:
-    words = plans.ray_submit_command("c.yaml", ["python", "tune.py", NASTY])
-    assert shlex.split(" ".join(words[words.index("--") + 1 :])) == [NASTY]
-
-
-def test_kubernetes_gets_a_quoted_entrypoint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kubernetes_gets_the_scripts_folder_and_a_quoted_entrypoint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text, commands = shown(
         capsys, "kuberay", "--image", "registry.example/me/tune:1", "--nodes", "5", "--gpus-per-node", "1",
         "--name", "mine", "--dry-run", "--", "python", "tune.py", NASTY,
     )  # fmt: skip
-    claim, job = yaml.safe_load_all(text)
+    work, claim, job = yaml.safe_load_all(text)
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(work["binaryData"]["work.zip"]))) as packed:
+        assert packed.namelist() == ["work/helper.py", "work/tune.py"]
     assert shlex.split(job["spec"]["entrypoint"]) == ["python", "tune.py", NASTY]
-    (workers,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    cluster = job["spec"]["rayClusterSpec"]
+    (workers,) = cluster["workerGroupSpecs"]
     container = workers["template"]["spec"]["containers"][0]
     assert (workers["maxReplicas"], container["image"]) == (5, "registry.example/me/tune:1")
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert claim["metadata"]["name"] == "mine-results"
-    assert commands[0] == ["kubectl", "apply", "-f", "mine.kuberay.yaml"]
+    assert (work["metadata"]["name"], claim["metadata"]["name"]) == ("mine-work", "mine-results")
+    for group in (cluster["headGroupSpec"], workers):
+        pod = group["template"]["spec"]
+        (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "work"]
+        assert kuberay_launch.WORK_FILE.startswith(mount["mountPath"] + "/")
+        assert {"name": "work", "configMap": {"name": "mine-work"}} in pod["volumes"]
+    assert (
+        yaml.safe_load(job["spec"]["runtimeEnvYAML"])["working_dir"] == f"file://{kuberay_launch.WORK_FILE}"
+    )
+    # create: a job of that name from before is an error, and never followed by mistake
+    assert [command[:2] for command in commands] == [["kubectl", "create"]]
+
+
+def test_what_is_too_large_for_kubernetes_is_said_before(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "data.bin").write_bytes(random.Random(0).randbytes(2**20))
+    words = ["kuberay", "--image", "a", "--dry-run"]
+    assert "a ConfigMap holds" in refused(capsys, *words, "--", "python", "tune.py")
+    assert main(["launch", *words, "--exclude", "*.bin", "--", "python", "tune.py"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -116,6 +177,20 @@ def test_kubernetes_gets_a_quoted_entrypoint(capsys: pytest.CaptureFixture[str])
         (["slurm", "--time", "soon"], "--time must be a time limit as Slurm writes it"),
         (["slurm", "--partition", "a b"], "--partition must be letters, digits"),
         (["kuberay"], "--image must name a container image"),
+        (["local", "--hosts", "a,b", "--autostop", "-1"], "--autostop must be 0 or more minutes, got -1"),
+        (["local", "--hosts", "a,b", "--storage", "/mnt/x"], "--storage must be a folder of a bucket"),
+        (["slurm", "--array", "0..3"], "--array must be an array as Slurm writes it"),
+        (["slurm", "--sbatch=mail"], "--sbatch must be an option of sbatch"),
+        (
+            ["aws", "--region", "us-west-2", "--image", "ami-0b294f219d14e6a82", "--ssh-from", "203.0.113.7",
+             "--instance-type", "g5.2xlarge", "--gpus-per-node", "4"],
+            "--instance-type g5.2xlarge has 1 GPUs, --gpus-per-node says 4",
+        ),
+        (
+            ["aws", "--region", "us-west-2", "--image", "ami-0b294f219d14e6a82", "--ssh-from", "203.0.113.7",
+             "--gpus-per-node", "3"],
+            "--gpus-per-node must be one of 0 1 4 8 on aws, got 3",
+        ),
         (["gcp"], "--project, --region, --zone must be given"),
         (
             ["gcp-tpu", "--project", "my-project", "--region", "us-west4", "--zone", "us-west4-a",
@@ -135,6 +210,55 @@ def test_only_a_python_script_can_be_submitted_with_ray(capsys: pytest.CaptureFi
     assert "there must be `python SCRIPT.py …`, got 'ls -l'" in refused(capsys, *hosts, "ls", "-l")
     assert "got 'python -c x'" in refused(capsys, *hosts, "python", "-c", "x")
     assert "after -- there must be the command" in refused(capsys, "slurm", "--dry-run")
+
+
+def test_slurms_own_options_are_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    _, (words,) = shown(
+        capsys, "slurm", "--mem", "64G", "--constraint", "a100&nvlink", "--qos", "high", "--exclusive",
+        "--array", "0-3%2", "--requeues", "5", "--sbatch=--mail-type=END", "--dry-run",
+        "--", "python", "tune.py",
+    )  # fmt: skip
+    for option in (
+        "--mem=64G", "--constraint=a100&nvlink", "--qos=high", "--exclusive", "--array=0-3%2",
+        "--mail-type=END",
+        "--output=horovod-tune-%A_%a.log", "--export=ALL,HOROVOD_TUNE_REQUEUES=5",
+    ):  # fmt: skip
+        assert option in words, option
+
+
+def test_what_is_missing_here_is_said_before_anything_is_brought_up(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = ["local", "--hosts", "a,b"]
+    said = refused(capsys, *hosts, "--ssh-key", "/no/key", "--", "python", "tune.py")
+    assert "--ssh-key must be a private key's file, got '/no/key'" in said
+    said = refused(capsys, *hosts, "--results", "/proc/nowhere", "--", "python", "tune.py")
+    assert "--results must be a folder that can be written to" in said
+    assert "no such file" in refused(capsys, *hosts, "--", "python", "other.py")
+    (project / "broken.py").write_text("def f(:\n")
+    assert "does not compile: line 1" in refused(capsys, *hosts, "--", "python", "broken.py")
+    (project / "options.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--epochs')\np.parse_args()\n"
+    )
+    said = refused(capsys, *hosts, "--", "python", "options.py", "--epoch", "3", "--keep-up")
+    assert "--keep-up is an option of horovod-tune launch: give it before --" in said
+    assert "has no option --lr; its options are --epochs" in refused(
+        capsys, *hosts, "--", "python", "options.py", "--lr=1"
+    )
+    assert not (project.parent / "home" / "launches").exists()
+
+
+def test_a_name_in_use_is_refused_with_what_uses_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LaunchRecord("mine", "local", ["python", "tune.py"], 0.0, phase="submitted").save()
+    said = refused(capsys, "local", "--hosts", "a,b", "--name", "mine", "--", "python", "tune.py")
+    assert "--name mine is in use: python tune.py" in said and "horovod-tune down mine" in said
+    load_record("mine").note(phase="down")
+    assert (
+        main(["launch", "local", "--hosts", "a,b", "--name", "mine", "--dry-run", "--", "python", "tune.py"])
+        == 0
+    )
 
 
 def test_port_22_is_not_opened_to_the_world() -> None:
@@ -166,7 +290,7 @@ def test_the_aws_security_group_is_closed_and_made_once(monkeypatch: pytest.Monk
 
 def test_the_file_is_for_its_writers_eyes(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    steps.write_file(str(path), "x: 1\n")
+    targets.write_private(path, "x: 1\n")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

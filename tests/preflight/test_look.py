@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from horovod_tune.errors import StartFailed
+from horovod_tune.gloo.ranks import choose_interface
 from horovod_tune.node.head_address import address_towards
 from horovod_tune.preflight.look import Look
-from horovod_tune.gloo.ranks import choose_interface
 
 
 @pytest.fixture

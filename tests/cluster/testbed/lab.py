@@ -6,6 +6,8 @@ Debian's openssh-server, rsync, iptables, iproute2, procps (and slurm-wlm, munge
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import secrets
 import shutil
@@ -43,15 +45,60 @@ def reason_to_skip(programs: dict[str, str] = PROGRAMS) -> str | None:
     return f"cannot make namespaces here: {probe.stderr.strip()}" if probe.returncode else None
 
 
+def job_packages() -> str | None:
+    """Return the folder with what `ray[default]` brings and this environment lacks; None if it lacks nothing.
+
+    It is made once, by pip, in the user's cache. On a machine with few cores each `ray.init()` would pay for
+    these packages if they were in the environment of the other tests.
+
+    Raises:
+        FileNotFoundError: pip could not make it.
+    """
+    import ray
+
+    if importlib.util.find_spec("aiohttp_cors") is not None:
+        return None
+    folder = Path.home() / ".cache" / "horovod_tune" / f"ray-default-{ray.__version__}"
+    if folder.is_dir():
+        return str(folder)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    wanted = f"ray[default]=={ray.__version__}"
+    asked = subprocess.run(
+        [*pip, "--dry-run", "--report", "-", wanted], capture_output=True, text=True, timeout=300
+    )
+    coming = folder.with_name(f"{folder.name}.{os.getpid()}")
+    if asked.returncode == 0:
+        lacking = [entry["metadata"] for entry in json.loads(asked.stdout)["install"]]
+        names = [f"{package['name']}=={package['version']}" for package in lacking]
+        asked = subprocess.run(
+            [*pip, "--no-deps", "--target", str(coming), *names], capture_output=True, text=True, timeout=300
+        )
+    if asked.returncode:
+        raise FileNotFoundError(f"pip install '{wanted}': {asked.stderr.strip()[-500:]}")
+    coming.rename(folder)
+    return str(folder)
+
+
 class Lab:
     """Hosts n1…nN and a `laptop` that reaches them by ssh; nothing in it reaches the network outside."""
 
-    def __init__(self, hosts: int, *, nics: int = 1, slurm_cpus: int | None = None, **settings: str) -> None:
+    def __init__(
+        self,
+        hosts: int,
+        *,
+        nics: int = 1,
+        slurm_cpus: int | None = None,
+        jobs: bool = False,
+        **settings: str,
+    ) -> None:
         self.hosts = [f"n{i + 1}" for i in range(hosts)]
         self._slurm_cpus = slurm_cpus
         self._state = tempfile.mkdtemp(prefix="horovod-tune-lab-")
         environment = Path(sys.prefix)
         binds = {str(REPOSITORY), str(environment), sys.base_prefix}
+        self._job_packages = job_packages() if jobs else None
+        if self._job_packages is not None:
+            binds.add(self._job_packages)
         binds = {path for path in binds if not path.startswith("/usr")}  # the hosts' own
         self._env = {
             **os.environ,
@@ -139,6 +186,12 @@ class Lab:
             list(pool.map(join, self.hosts[1:]))
         wait = f"python -m horovod_tune.node.wait_for_nodes --address {address} --nodes {len(self.hosts)}"
         self.run("n1", f"{wait} --timeout-s 120", timeout_s=180)
+
+    def give_job_packages(self, host: str) -> None:
+        """Have what `ray[default]` brings on a host that becomes a head: Ray's job system needs it there."""
+        if self._job_packages is not None:
+            line = f"export PYTHONPATH=$PYTHONPATH:{self._job_packages}"
+            self.run(host, f"echo '{line}' >> ~/.bashrc", timeout_s=60)
 
     def check_out(self, host: str) -> None:
         """Give a host a checkout of its own in ~/checkout, with what the cluster files ship and examples."""

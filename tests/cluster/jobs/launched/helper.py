@@ -1,0 +1,5 @@
+"""A module of the user's own, beside the script."""
+
+from pathlib import Path
+
+MESSAGE = (Path(__file__).parent / "data.txt").read_text().strip()

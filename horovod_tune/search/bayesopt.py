@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
-from ray.tune.result import DEFAULT_METRIC
+from ray.tune.result import DEFAULT_METRIC, TRAINING_ITERATION
 from ray.tune.search import Searcher
 from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
@@ -22,6 +23,7 @@ from horovod_tune.search import state_file
 from horovod_tune.search.blas import one_thread
 from horovod_tune.search.gp.acquisition import acquisition_of
 from horovod_tune.search.gp.gp_options import check_kernel, model_options
+from horovod_tune.search.gp.posterior import FitState
 from horovod_tune.search.history import Ending, History, Trial, as_number
 from horovod_tune.search.initial_points import Queued, queue_points
 from horovod_tune.search.optimizer import Optimizer
@@ -89,6 +91,8 @@ class BayesOptSearch(Searcher):
         evaluated_rewards: Sequence[float] | None = None,
         acquisition_function: AcquisitionFunction | None = None,
         gp_params: Mapping[str, Any] | None = None,
+        time_attr: str = TRAINING_ITERATION,
+        max_t: float | None = None,
         analysis: Any = None,
         **removed: Any,
     ) -> None:
@@ -120,6 +124,8 @@ class BayesOptSearch(Searcher):
         self._earlier = None if analysis is None else read_previous(analysis)
         self._queue: list[Queued] = []
         self._history = History()
+        self._time_attr = time_attr
+        self._optimizer.horizon = max_t
         self._unread_state: dict[str, Any] | None = None
         #: What trials did between `restore` and the moment that the space is known.
         self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
@@ -170,10 +176,16 @@ class BayesOptSearch(Searcher):
         return space.config(point, seed_for(self._seed, self._history, "sampled"), given)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Remember the latest metric, for a trial that ends without a final result."""
+        """Learn from a report of a running trial."""
         trial = self._history.trials.get(trial_id)
         if trial is not None:
             trial.last = as_number(result.get(str(self._metric)))
+            self._note_time(trial, result, trial.last)
+
+    def _note_time(self, trial: Trial, result: Mapping[str, Any], value: float | None) -> None:
+        time = as_number(result.get(self._time_attr))
+        if time is not None and math.isfinite(time) and value is not None and math.isfinite(value):
+            trial.curve[time] = value
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -190,6 +202,7 @@ class BayesOptSearch(Searcher):
         if value is None and self._metric not in flat:
             value = trial.last
         self._history.end(trial_id, value, error)
+        self._note_time(trial, flat, value)
         if trial.ending is Ending.UNKNOWN and result:
             self._say_once(
                 "metric",
@@ -250,6 +263,7 @@ class BayesOptSearch(Searcher):
                 "spec": self._space.as_json(),
                 "seed": self._seed,
                 "drawn": self._history.drawn,
+                "fit": self._optimizer.fit_state,
                 "queue": [queued.as_json() for queued in self._queue],
                 "trials": self._history.as_json(),
             },
@@ -336,6 +350,8 @@ class BayesOptSearch(Searcher):
         self._queue = [Queued.from_json(entry) for entry in state["queue"]]
         self._history = History.from_json(state["trials"], state["drawn"])
         self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
+        fitted = state.get("fit")
+        self._optimizer.fit_state = None if fitted is None else FitState(*fitted)
         endings, self._unread_endings = self._unread_endings, []
         for trial_id, result, error in endings:
             self.on_trial_complete(trial_id, result, error)

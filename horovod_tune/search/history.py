@@ -35,6 +35,8 @@ class Trial:
     ending: Ending = Ending.RUNNING
     value: float | None = None
     last: float | None = None
+    #: What it reported, by time (the epoch, mostly), numbers that are not finite left out.
+    curve: dict[float, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -71,7 +73,10 @@ class History:
         return min(counts.values()) if counts and len(counts) >= size else 0
 
     def as_json(self) -> list[dict[str, Any]]:
-        return [{**asdict(trial), "ending": trial.ending.value} for trial in self.trials.values()]
+        return [
+            {**asdict(trial), "ending": trial.ending.value, "curve": list(trial.curve.items())}
+            for trial in self.trials.values()
+        ]
 
     @classmethod
     def from_json(cls, trials: Iterable[dict[str, Any]], drawn: int) -> History:
@@ -79,7 +84,8 @@ class History:
         for entry in trials:
             point = tuple(float(c) for c in entry["point"])
             ending = Ending(entry["ending"])
-            history.add(Trial(entry["trial_id"], point, ending, entry["value"], entry["last"]))
+            curve = {float(time): float(value) for time, value in entry.get("curve", ())}
+            history.add(Trial(entry["trial_id"], point, ending, entry["value"], entry["last"], curve))
         return history
 
 

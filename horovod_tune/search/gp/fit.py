@@ -21,14 +21,16 @@ from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 
 from horovod_tune.search.gp.kernels import (
+    SQRT5,
     Covariance,
     FloatArray,
     Hyperparameters,
     KernelCovariance,
-    matern52,
-    matern52_slope,
+    warp,
 )
 
+#: How far an axis may be bent: about as if it were logarithmic over six powers of ten.
+_MOST_BEND = 14.0
 #: Added to the diagonal, relative to the signal, so that close points do not make it singular.
 JITTER = 1e-8
 
@@ -45,6 +47,8 @@ class Priors:
     signal_std: float = 0.7
     noise_mean: float = -7.0
     noise_std: float = 2.5
+    #: Of the bends of the axes themselves, which are 0 where nothing is known; see `kernels.warp`.
+    warp_std: float = 1.5
 
 
 class Fit(NamedTuple):
@@ -52,6 +56,8 @@ class Fit(NamedTuple):
 
     hyperparameters: Hyperparameters
     log_posterior: float
+    #: The same as the optimiser's numbers, from which another fit can start.
+    theta: FloatArray
 
 
 def fit(
@@ -61,27 +67,33 @@ def fit(
     priors: Priors | None = None,
     fixed_noise: float | None = None,
     starts: range = range(2),
+    bendable: NDArray[np.bool_] | None = None,
+    warm: FloatArray | None = None,
+    iterations: int = 60,
 ) -> Fit:
     """Return the MAP hyperparameters for standardised `targets`, shape (points,).
 
     `features` has the shape (points, features), `groups` names the parameter of each feature. `starts` are
-    the numbers of the places to start from, of 4. A function of its arguments alone: these places are fixed,
-    and none is an earlier fit.
+    the numbers of the places to start from, of 4; `warm`, the `theta` of an earlier fit, is the only one where
+    it is given. `bendable`, shape (parameters,), are the parameters whose axes may be bent.
     """
-    objective = MarginalLikelihood(features, targets, groups, priors or Priors(), fixed_noise)
-    best = None
-    for start in objective.starts(starts.stop)[starts.start :]:
-        found = minimize(
-            objective, start, jac=True, method="L-BFGS-B", bounds=objective.bounds, options={"maxiter": 60}
-        )
-        if best is None or found.fun < best.fun:
-            best = found
-    assert best is not None
-    return Fit(objective.hyperparameters(best.x), -float(best.fun))
+    objective = MarginalLikelihood(features, targets, groups, priors or Priors(), fixed_noise, bendable)
+    places = objective.starts(starts.stop)[starts.start :] if warm is None else [warm]
+    options = {"maxiter": iterations}
+    found = [
+        minimize(objective, place, jac=True, method="L-BFGS-B", bounds=objective.bounds, options=options)
+        for place in places
+    ]
+    best = min(found, key=lambda result: result.fun)
+    return Fit(objective.hyperparameters(best.x), -float(best.fun), best.x)
 
 
 class MarginalLikelihood:
-    """The negative log posterior of the hyperparameters' logarithms, and its gradient."""
+    """The negative log posterior of the hyperparameters' logarithms and of the bends, and its gradient.
+
+    The hyperparameters are, in this order: a length scale for each parameter, the signal, the noise, and a
+    bend for each parameter whose axis may be bent.
+    """
 
     def __init__(
         self,
@@ -90,52 +102,79 @@ class MarginalLikelihood:
         groups: NDArray[np.int_],
         priors: Priors,
         fixed_noise: float | None,
+        bendable: NDArray[np.bool_] | None = None,
     ) -> None:
-        self._targets = targets
-        count, self._points = int(groups.max()) + 1 if len(groups) else 0, len(features)
-        squares = np.zeros((count, self._points * self._points))
-        for column, group in enumerate(groups):
-            difference = features[:, column, None] - features[None, :, column]
-            squares[group] += np.square(difference).ravel()
-        self._squares = squares
+        self._targets, self._features, self._groups = targets, features, groups
+        count = int(groups.max()) + 1 if len(groups) else 0
+        self._bent = np.flatnonzero(bendable) if bendable is not None else np.empty(0, dtype=int)
+        #: A parameter whose axis may be bent has one feature.
+        self._bent_columns = np.asarray([int(np.flatnonzero(groups == g)[0]) for g in self._bent], dtype=int)
+        #: Adds up what belongs to one parameter, shape (features, parameters).
+        self._by_group = np.equal.outer(groups, np.arange(count)).astype(float)
         self._fixed_noise = fixed_noise
         growth = 0.5 * math.log(max(count, 1)) * priors.length_growth
+        bends = len(self._bent)
+        self._count = count
         self._means = np.concatenate(
-            [np.full(count, priors.length_mean + growth), [priors.signal_mean, priors.noise_mean]]
+            [
+                np.full(count, priors.length_mean + growth),
+                [priors.signal_mean, priors.noise_mean],
+                np.zeros(bends),
+            ]
         )
         self._stds = np.concatenate(
-            [np.full(count, priors.length_std), [priors.signal_std, priors.noise_std]]
+            [
+                np.full(count, priors.length_std),
+                [priors.signal_std, priors.noise_std],
+                np.full(bends, priors.warp_std),
+            ]
         )
-        self.bounds = [(math.log(5e-3), math.log(1e3))] * count + [
-            (-5.0, 5.0),
-            (math.log(1e-8), math.log(2.0)),
-        ]
+        self.bounds = (
+            [(math.log(5e-3), math.log(1e3))] * count
+            + [(-5.0, 5.0), (math.log(1e-8), math.log(2.0))]
+            + [(-_MOST_BEND, _MOST_BEND)] * bends
+        )
 
     def starts(self, number: int) -> list[FloatArray]:
-        count = len(self._means) - 2
         lengths = [0.5, 2.0, 0.1, 8.0][:number]
         noises = [1e-4, 1e-2, 1e-2, 1e-1]
+        straight = np.zeros(len(self._bent))
         return [
-            np.concatenate([np.full(count, math.log(length)), [0.0, math.log(noise)]])
+            np.concatenate([np.full(self._count, math.log(length)), [0.0, math.log(noise)], straight])
             for length, noise in zip(lengths, noises, strict=False)
         ]
 
-    def hyperparameters(self, logs: FloatArray) -> Hyperparameters:
-        noise = self._fixed_noise if self._fixed_noise is not None else math.exp(logs[-1])
-        return Hyperparameters(np.exp(logs[:-2]), math.exp(logs[-2]), noise)
+    def hyperparameters(self, theta: FloatArray) -> Hyperparameters:
+        count = self._count
+        noise = self._fixed_noise if self._fixed_noise is not None else math.exp(theta[count + 1])
+        warps = None
+        if len(self._bent):
+            warps = np.zeros(count)
+            warps[self._bent] = theta[count + 2 :]
+        return Hyperparameters(np.exp(theta[:count]), math.exp(theta[count]), noise, warps)
 
-    def __call__(self, logs: FloatArray) -> tuple[float, FloatArray]:
-        n = self._points
-        h = self.hyperparameters(logs)
-        weights = h.lengths**-2
-        squared = weights @ self._squares
-        correlation = matern52(squared).reshape(n, n)
+    def __call__(self, theta: FloatArray) -> tuple[float, FloatArray]:
+        count = self._count
+        h = self.hyperparameters(theta)
+        features, slopes = self._features, None
+        if len(self._bent):
+            bent, _, slopes = warp(features[:, self._bent_columns], theta[count + 2 :])
+            features = features.copy()
+            features[:, self._bent_columns] = bent
+        scaled = features / h.lengths[self._groups] if count else features
+        norms = np.square(scaled).sum(axis=1)
+        squared = norms[:, None] + norms[None, :]
+        squared -= 2.0 * scaled @ scaled.T
+        np.maximum(squared, 0.0, out=squared)
+        root = SQRT5 * np.sqrt(squared)
+        decay = np.exp(-root)
+        correlation = (1.0 + root + (5.0 / 3.0) * squared) * decay
         covariance = h.signal * correlation
-        covariance[np.diag_indices(n)] += h.noise + JITTER * h.signal
+        covariance[np.diag_indices(len(covariance))] += h.noise + JITTER * h.signal
         try:
             factor = cholesky(covariance, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
-            return 1e10, np.zeros_like(logs)
+            return 1e10, np.zeros_like(theta)
         inverse, _ = dpotri(factor, lower=1)
         inverse = np.tril(inverse) + np.tril(inverse, -1).T
         sums = inverse.sum(axis=0)
@@ -143,14 +182,25 @@ class MarginalLikelihood:
         # it adds nothing to the gradient.
         residual = self._targets - (sums @ self._targets) / sums.sum()
         solved = inverse @ residual
-        standard = (logs - self._means) / self._stds
+        standard = (theta - self._means) / self._stds
         value = 0.5 * residual @ solved + np.log(np.diag(factor)).sum() + 0.5 * standard @ standard
         outer = 0.5 * (inverse - np.outer(solved, solved))
-        slope = h.signal * (outer.ravel() * matern52_slope(squared))
-        gradient = np.empty_like(logs)
-        gradient[:-2] = -2.0 * weights * (self._squares @ slope)
-        gradient[-2] = np.sum(outer * correlation) * h.signal + JITTER * h.signal * np.trace(outer)
-        gradient[-1] = 0.0 if self._fixed_noise is not None else np.trace(outer) * h.noise
+        # Sums over all pairs of points: with S the slopes by the squared distances, the sum of
+        # S_ij (a_i - a_j)(b_i - b_j) is 2 (sum_i r_i a_i b_i - a S b), r being the sums of the rows of S.
+        slope = outer * ((-5.0 / 6.0 * h.signal) * (1.0 + root) * decay)
+        rows = slope.sum(axis=1)
+        across = slope @ scaled
+        by_feature = 2.0 * (rows @ np.square(scaled) - np.einsum("ij,ij->j", scaled, across))
+        gradient = np.empty_like(theta)
+        gradient[:count] = -2.0 * by_feature @ self._by_group
+        gradient[count] = np.sum(outer * correlation) * h.signal + JITTER * h.signal * np.trace(outer)
+        gradient[count + 1] = 0.0 if self._fixed_noise is not None else np.trace(outer) * h.noise
+        if slopes is not None:
+            own = scaled[:, self._bent_columns]
+            moved = slopes / h.lengths[self._bent]
+            gradient[count + 2 :] = 4.0 * (
+                rows @ (own * moved) - np.einsum("ij,ij->j", moved, across[:, self._bent_columns])
+            )
         return float(value), gradient + standard / self._stds
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.floating[Any]]
 
-_SQRT5 = math.sqrt(5.0)
+SQRT5 = math.sqrt(5.0)
 
 
 def matern52(squared: FloatArray) -> FloatArray:
@@ -28,13 +28,13 @@ def matern52(squared: FloatArray) -> FloatArray:
     >>> matern52(np.array([0.0, 1.0])).round(4).tolist()
     [1.0, 0.524]
     """
-    root = _SQRT5 * np.sqrt(squared)
+    root = SQRT5 * np.sqrt(squared)
     return (1.0 + root + (5.0 / 3.0) * squared) * np.exp(-root)
 
 
 def matern52_slope(squared: FloatArray) -> FloatArray:
     """Return the derivative of `matern52` by its argument; finite at 0."""
-    root = _SQRT5 * np.sqrt(squared)
+    root = SQRT5 * np.sqrt(squared)
     return -(5.0 / 6.0) * (1.0 + root) * np.exp(-root)
 
 
@@ -65,22 +65,55 @@ class Covariance(Protocol):
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Length scales by parameter, the signal's variance and the noise's, for standardised targets."""
+    """Length scales by parameter, the signal's variance and the noise's, for standardised targets.
+
+    `warps` bends the axis of each parameter (see `warp`); None leaves all straight.
+    """
 
     lengths: FloatArray
     signal: float
     noise: float
+    warps: FloatArray | None = None
+
+
+def warp(values: FloatArray, bends: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    r"""Return values in [0, 1] on bent axes, with the slopes by the values and by the bends.
+
+    .. math:: w_c(x) = \log\big(1 + (e^c - 1)x\big) / c, \qquad w_{-c}(x) = 1 - w_c(1 - x)
+
+    A bend of 0 is a straight axis. At c = ln(1000) an axis from 0 to 1 is as if it were logarithmic from
+    about 0.001; a negative bend spreads the values near 1 in the same way.
+
+    >>> warp(np.array([0.0, 0.001, 1.0]), np.array(6.9))[0].round(2).tolist()
+    [0.0, 0.1, 1.0]
+    """
+    values, bends = np.broadcast_arrays(np.asarray(values, dtype=float), np.asarray(bends, dtype=float))
+    mirrored = bends < 0
+    c = np.maximum(np.abs(bends), 1e-4)
+    x = np.clip(np.where(mirrored, 1.0 - values, values), 0.0, 1.0)
+    growth = np.expm1(c)
+    inner = 1.0 + growth * x
+    bent = np.log(inner) / c
+    by_value = growth / (inner * c)
+    by_bend = (np.exp(c) * x / inner - bent) / c
+    return np.where(mirrored, 1.0 - bent, bent), by_value, by_bend
 
 
 class MaternCovariance:
     """The module's formula; `groups` names the parameter that each feature belongs to."""
 
     def __init__(self, hyperparameters: Hyperparameters, groups: NDArray[np.int_]) -> None:
+        self.hyperparameters = hyperparameters
         self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
+        warps = hyperparameters.warps
+        self._bends = warps[groups] if warps is not None and np.any(warps) else None
+
+    def _scaled(self, features: FloatArray) -> FloatArray:
+        return (features if self._bends is None else warp(features, self._bends)[0]) * self._scale
 
     def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        a, b = left * self._scale, right * self._scale
+        a, b = self._scaled(left), self._scaled(right)
         squared = np.square(a).sum(1)[:, None] + np.square(b).sum(1)[None, :] - 2.0 * a @ b.T
         return self.signal * matern52(np.maximum(squared, 0.0))
 
@@ -90,9 +123,10 @@ class MaternCovariance:
     def slopes(
         self, query: FloatArray, points: FloatArray
     ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
-        difference = query * self._scale - points * self._scale
+        difference = self._scaled(query) - self._scaled(points)
         squared = np.square(difference).sum(1)
-        jacobian = (2.0 * self.signal * matern52_slope(squared))[:, None] * difference * self._scale
+        stretch = self._scale if self._bends is None else self._scale * warp(query, self._bends)[1]
+        jacobian = (2.0 * self.signal * matern52_slope(squared))[:, None] * difference * stretch
         return self.signal * matern52(squared), jacobian, self.signal, np.zeros(len(query))
 
 

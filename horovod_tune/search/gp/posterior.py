@@ -5,8 +5,9 @@ Targets are to be maximised here, whatever the search's mode.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement, ProbabilityOfImprovement
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from scipy.stats import norm, qmc
 
 from horovod_tune.search.gp import fit as gp_fit
-from horovod_tune.search.gp.acquisition import LogExpectedImprovement, log_probability_below
-from horovod_tune.search.gp.fit import Conditioned, Fit, Priors
+from horovod_tune.search.gp.acquisition import LogExpectedImprovement
+from horovod_tune.search.gp.failures import Safety
+from horovod_tune.search.gp.fit import Conditioned, Fit, MarginalLikelihood, Priors
 from horovod_tune.search.gp.kernels import Covariance, FloatArray, Hyperparameters, MaternCovariance
 from horovod_tune.search.gp.output_scales import Scale, scales
 
@@ -56,44 +58,99 @@ def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
 _KERNEL_ALPHA = 1e-6
 
 
+class FitState(NamedTuple):
+    """What a later fit starts from, and a saved search keeps: JSON values."""
+
+    theta: list[float]
+    #: The number of the scale that the results were on.
+    scale: int
+    #: How many results there were when a fit last started from scratch.
+    fresh_at: int
+    #: A digest of what was fitted.
+    data: str
+
+
+#: A fit starts from scratch when there are this many times the results of the last one that did.
+_FRESH_GROWTH = 1.25
+#: Steps of a fit that goes on from an earlier one: to tell the scales apart, and on the scale that is used.
+_WARM_STEPS, _WARM_STEPS_BEST = 6, 15
+
+
 class FittedModel:
-    """The covariance and scaling that a set of results gives; points in flight do not change them."""
+    """The covariance and scaling that a set of results gives; points in flight do not change them.
+
+    `earlier` is the state of a fit to fewer results. Where it is of the same ones, nothing is fitted.
+    """
 
     def __init__(
-        self, features: FloatArray, targets: FloatArray, groups: NDArray[np.int_], options: ModelOptions
+        self,
+        features: FloatArray,
+        targets: FloatArray,
+        groups: NDArray[np.int_],
+        options: ModelOptions,
+        bendable: NDArray[np.bool_] | None = None,
+        earlier: FitState | None = None,
     ) -> None:
+        self._bendable = bendable
+        self.state: FitState | None = None
         kept = thin(targets, options.process_points)
         self.features, self.groups, self.options = features[kept], groups, options
         own = options.kernel is None and options.fixed_noise is None
         found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
         # Each scale keeps the order, so these are the same points on all.
         few = thin(found[0].targets, options.fit_points)
-        chosen, self.covariance = self._fit(found, few)
-        self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
-
-    def _fit(self, found: list[Scale], few: NDArray[np.int_]) -> tuple[Scale, Covariance]:
-        """Return the most probable scale and the covariance fitted on it."""
-        options, features = self.options, self.features[few]
         if options.kernel is not None:
             alpha = _KERNEL_ALPHA if options.fixed_noise is None else options.fixed_noise
-            targets = found[0].targets[few]
-            return found[0], gp_fit.fit_kernel(options.kernel, features, targets, alpha, options.starts - 1)
+            own_scale, chosen = found[0].targets[few], found[0]
+            self.covariance: Covariance = gp_fit.fit_kernel(
+                options.kernel, self.features[few], own_scale, alpha, options.starts - 1
+            )
+        else:
+            number, fitted = self._fit(found, few, earlier)
+            chosen = found[number]
+            self.covariance = MaternCovariance(fitted, groups)
+        self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
 
-        def fit(scale: Scale, starts: range) -> Fit:
+    def _fit(
+        self, found: list[Scale], few: NDArray[np.int_], earlier: FitState | None
+    ) -> tuple[int, Hyperparameters]:
+        """Return the number of the most probable scale and the hyperparameters on it."""
+        options, features, rows = self.options, self.features[few], len(self.features)
+        priors, noise, bendable = options.priors, options.fixed_noise, self._bendable
+        data = hashlib.sha1(features.tobytes() + found[0].targets[few].tobytes() + repr(options).encode())
+        digest = data.hexdigest()
+
+        def likelihood(scale: Scale) -> MarginalLikelihood:
+            return MarginalLikelihood(features, scale.targets[few], self.groups, priors, noise, bendable)
+
+        if earlier is not None and earlier.data == digest and earlier.scale < len(found):
+            self.state = earlier
+            return earlier.scale, likelihood(found[earlier.scale]).hyperparameters(np.asarray(earlier.theta))
+
+        def fit(scale: Scale, starts: range, warm: FloatArray | None = None, steps: int = 60) -> Fit:
             targets = scale.targets[few]
-            return gp_fit.fit(features, targets, self.groups, options.priors, options.fixed_noise, starts)
+            return gp_fit.fit(features, targets, self.groups, priors, noise, starts, bendable, warm, steps)
 
+        warm, fresh_at = None, rows
+        if earlier is not None and rows < _FRESH_GROWTH * earlier.fresh_at:
+            expected = len(likelihood(found[0]).bounds)
+            if len(earlier.theta) == expected:
+                warm, fresh_at = np.asarray(earlier.theta), earlier.fresh_at
         # One start tells scales apart well enough; the others are for the scale that is used.
-        fits = [fit(scale, range(1)) for scale in found]
+        steps = 60 if warm is None else _WARM_STEPS
+        fits = [fit(scale, range(1), warm, steps) for scale in found]
         posteriors = [
             fitted.log_posterior + scale.log_slopes[few].sum() + scale.log_prior
             for fitted, scale in zip(fits, found, strict=True)
         ]
         best = int(np.argmax(posteriors))
         fitted = fits[best]
-        if options.starts > 1:
+        if warm is not None:
+            fitted = fit(found[best], range(1), fitted.theta, _WARM_STEPS_BEST)
+        elif options.starts > 1:
             fitted = max(fitted, fit(found[best], range(1, options.starts)), key=lambda f: f.log_posterior)
-        return found[best], MaternCovariance(fitted.hyperparameters, self.groups)
+        self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest)
+        return best, fitted.hyperparameters
 
     def condition(self) -> Conditioned:
         """Return the process given the results alone, its targets standardised."""
@@ -103,20 +160,28 @@ class FittedModel:
         return Conditioned(self.features, self.targets[:, None], noise, self.covariance, mean)
 
 
+_NOTHING = np.empty(0)
+
+
 class Posterior:
     """An acquisition function over the model space, knowing the points in flight and the failures.
 
-    `pending` and `failed` have the shape (points, features).
+    `pending` has the shape (points, features). `context` are features that every query shares, after its own:
+    the time at which learning curves are looked at. Without `draw_results` what was observed is taken as
+    it is, noise apart, and only what is in flight is drawn.
     """
 
     def __init__(
         self,
         model: FittedModel,
         pending: FloatArray,
-        failed: FloatArray,
+        safety: Safety | None,
         acquisition: AcquisitionFunction,
         seed: int,
+        context: FloatArray = _NOTHING,
+        draw_results: bool = True,
     ) -> None:
+        self._safety, self._context = safety, context
         self._model, self._acquisition = model, acquisition
         self._logarithmic = isinstance(acquisition, LogExpectedImprovement)
         # Expectations and probabilities are multiplied by the probability that the trial does not fail,
@@ -127,20 +192,33 @@ class Posterior:
         noise = np.full(len(model.features), model.covariance.noise)
         known = model.condition()
         points = np.concatenate([model.features, pending])
-        if model.options.draws and len(points) <= 400:
+        if not model.options.draws or len(points) > 400:
+            targets = np.concatenate([model.targets, known.predict(pending)[0][:, 0]])[:, None]
+        elif draw_results:
             targets = _draws(known, points, model.options.draws, seed)
             noise = np.full(len(model.features), 1e-6)
+        elif len(pending):
+            drawn = _draws(known, pending, model.options.draws, seed)
+            targets = np.concatenate([np.tile(model.targets[:, None], drawn.shape[1]), drawn])
         else:
-            targets = np.concatenate([model.targets, known.predict(pending)[0][:, 0]])[:, None]
-        noise = np.concatenate([noise, np.full(len(pending), noise[0])])
+            targets = model.targets[:, None]
+        noise = np.concatenate([noise, np.full(len(pending), 1e-6 if len(noise) == 0 else noise.min())])
         self._process = Conditioned(points, targets, noise, model.covariance, mean=known.mean)
-        best = targets if targets.shape[1] > 1 else self._process.predict(points)[0]
+        best = targets if draw_results and targets.shape[1] > 1 else self._process.predict(points)[0]
         self.incumbents = best.max(axis=0)
-        self._safety = _Safety(model, failed) if len(failed) else None
+
+    def means(self, features: FloatArray) -> FloatArray:
+        """Return the mean over the draws at `features`, shape (queries, features): shape (queries,)."""
+        return self._process.predict(self._in_context(features))[0].mean(axis=1)
+
+    def _in_context(self, features: FloatArray) -> FloatArray:
+        if not len(self._context):
+            return features
+        return np.concatenate([features, np.tile(self._context, (len(features), 1))], axis=1)
 
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the acquisition, shape (queries,), at `features`, shape (queries, features)."""
-        means, stds = self._process.predict(features)
+        means, stds = self._process.predict(self._in_context(features))
         values = self._average(self._values(means, np.broadcast_to(stds[:, None], means.shape)))[0]
         if self._safety is not None:
             log_safe = self._safety.log_probability(features)
@@ -149,7 +227,9 @@ class Posterior:
 
     def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
         """Return the acquisition at one query, shape (features,), and its gradient."""
-        means, std, mean_slopes, std_slope = self._process.predict_with_slopes(query)
+        here = np.concatenate([query, self._context])
+        means, std, mean_slopes, std_slope = self._process.predict_with_slopes(here)
+        mean_slopes, std_slope = mean_slopes[: len(query)], std_slope[: len(query)]
         # Any acquisition function of bayesian-optimization, so its two partial derivatives are numerical.
         step = 1e-5 * std
         m = np.stack([means, means + step, means - step, means, means])
@@ -199,39 +279,3 @@ def _draws(known: Conditioned, points: FloatArray, number: int, seed: int) -> Fl
     root = vectors[:, kept] * np.sqrt(values[kept])
     uniform = qmc.Sobol(root.shape[1], seed=np.random.default_rng(seed)).random(number)
     return mean + root @ norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9)).T
-
-
-#: A place is safe where the modelled label (0 for a result, 1 for a failure) is below the first with enough
-#: probability; the second keeps the edge soft; the third is the length scale, times the square root of
-#: the number of parameters.
-_TOLERATED, _BLUR, _FAILURE_LENGTH = 0.3, 0.05, 0.5
-#: The probability counts to this power: a failed trial costs more than its place in the budget.
-_CAUTION = 3.0
-
-
-class _Safety:
-    """The probability that a trial does not fail, from a Gaussian process on failed or not."""
-
-    def __init__(self, model: FittedModel, failed: FloatArray) -> None:
-        features = np.concatenate([model.features, failed])
-        labels = np.concatenate([np.zeros(len(model.features)), np.ones(len(failed))])
-        count = int(model.groups.max()) + 1 if len(model.groups) else 0
-        lengths = np.full(count, _FAILURE_LENGTH * max(1, count) ** 0.5)
-        covariance = MaternCovariance(Hyperparameters(lengths, 0.25, 0.01), model.groups)
-        noise = np.full(len(labels), covariance.noise)
-        self._process = Conditioned(features, labels[:, None], noise, covariance, mean=float(labels.mean()))
-
-    def log_probability(self, features: FloatArray) -> FloatArray:
-        """Return the logarithm of the probability of not failing, shape (queries,)."""
-        means, stds = self._process.predict(features)
-        return _CAUTION * log_probability_below(_TOLERATED, means[:, 0], np.sqrt(stds**2 + _BLUR**2))
-
-    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
-        """Return the same at one query, and its gradient, shape (features,)."""
-        mean, std, mean_slope, std_slope = self._process.predict_with_slopes(query)
-        total = np.sqrt(std**2 + _BLUR**2)
-        z = (_TOLERATED - mean[0]) / total
-        log_p = log_probability_below(_TOLERATED, mean[:1], np.asarray([total]))[0]
-        ratio = np.exp(norm.logpdf(z) - log_p)
-        slope = ratio * (-mean_slope[:, 0] / total - z / total * (std / total) * std_slope)
-        return _CAUTION * float(log_p), _CAUTION * slope

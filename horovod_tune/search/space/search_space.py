@@ -30,6 +30,8 @@ Point = tuple[float, ...]
 
 #: Where the model sees an inactive parameter: the same place for every point at which it is inactive.
 _INACTIVE_FEATURE = 0.5
+#: A grid of no more values than this stays as it is.
+_STRAIGHT = 16
 
 
 class SearchSpace:
@@ -58,6 +60,10 @@ class SearchSpace:
         # one-hot category share one.
         widths = [int(p.cardinality) if isinstance(p, Categories) else 1 for p in self._columns]
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
+        #: The parameters whose axes the model may bend: those of many numbers.
+        self.bendable = np.array(
+            [not isinstance(p, Categories) and p.cardinality > _STRAIGHT for p in self._columns], dtype=bool
+        )
         self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
 
     @classmethod

@@ -1,0 +1,78 @@
+"""Learning curves as the model sees them: one row for a trial at a time, times on a logarithmic axis.
+
+Of a curve of any length about two reports for each doubling of the time are kept, the last one always: a
+model of some hundred rows has room for many trials, and neighbouring epochs say nearly the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from horovod_tune.search.gp.kernels import FloatArray
+from horovod_tune.search.history import Ending, Trial
+
+#: Times in this ratio are at distance 1 for the model.
+_RATIO = 50.0
+#: Reports that are kept for each doubling of the time.
+_PER_DOUBLING = 1.0
+
+
+@dataclass(frozen=True)
+class CurveRows:
+    """What trials reported: `trials` are indices, `times` on the model's axis, `values` as reported."""
+
+    trials: list[int]
+    times: FloatArray
+    values: FloatArray
+    #: The time that all trials are compared at, on the model's axis.
+    target: float
+
+
+def has_curves(trials: Iterable[Trial]) -> bool:
+    """Whether a trial reported at two different times."""
+    return any(len(trial.curve) > 1 for trial in trials)
+
+
+def rows_of(trials: list[Trial], horizon: float | None) -> CurveRows:
+    """Return the rows of `trials`, which have not failed, and the time of `horizon` or of the latest
+    report."""
+    indices: list[int] = []
+    times: list[float] = []
+    values: list[float] = []
+    for index, trial in enumerate(trials):
+        curve = trial.curve
+        if not curve and trial.ending is Ending.SCORED and trial.value is not None:
+            # A result without a time, such as one from elsewhere, is that of a whole training.
+            curve = {math.inf: trial.value}
+        for time in kept_times(curve):
+            indices.append(index)
+            times.append(time)
+            values.append(curve[time])
+    latest = max([time for time in times if math.isfinite(time)], default=1.0)
+    end = max(horizon or 0.0, latest)
+    at = np.asarray([axis(min(time, end)) for time in times])
+    return CurveRows(indices, at, np.asarray(values), axis(end))
+
+
+def axis(time: float) -> float:
+    """Return where a time lies for the model."""
+    return math.log(max(time, 1e-9)) / math.log(_RATIO)
+
+
+def kept_times(curve: Iterable[float]) -> list[float]:
+    """Return the times of a curve that are kept, in order: the last one, and the last of each interval.
+
+    >>> kept_times([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    [1, 3, 7, 9]
+    """
+    last: dict[int, float] = {}
+    for time in sorted(curve):
+        if math.isinf(time) or time <= 0:
+            last[2**30 if time > 0 else -(2**30)] = time
+        else:
+            last[math.floor(_PER_DOUBLING * math.log2(time) + 1e-9)] = time
+    return list(last.values())

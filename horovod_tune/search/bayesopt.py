@@ -66,11 +66,16 @@ class BayesOptSearch(Searcher):
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
       one more than there are parameters, at least 4 and at most 10.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
+    * `time_attr`: what tells the progress of a trial in its reports; with several reports a trial, the
+    model is
+      one of learning curves. `max_t`: where a whole training ends; by default the stop criterion of the
+      tuner, otherwise the latest report so far.
     * `analysis`: results of an earlier experiment to start from: its directory, an `ExperimentAnalysis`,
       a `ResultGrid`, or a DataFrame of one.
 
-    A trial counts with its last result, also when a scheduler stopped it early. A trial that fails, or
-    whose metric is NaN or infinite, makes its surroundings less likely to be suggested. One that ends
+    Where trials report several times, every report counts, of running, paused and stopped trials too: what is
+    looked for is the best result at the end of a whole training. A trial that fails, or whose metric is NaN,
+    infinite or beyond all others, makes its surroundings less likely to be suggested. One that ends
     without a metric teaches nothing. The search never ends before `num_samples`; when each point of a
     finite space has been suggested, it says so once and begins to repeat the best ones.
 
@@ -145,6 +150,9 @@ class BayesOptSearch(Searcher):
             self._metric = metric
         if mode:
             self._mode = mode
+        stop = spec.get("stop")
+        if self._optimizer.horizon is None and isinstance(stop, Mapping):
+            self._optimizer.horizon = as_number(stop.get(self._time_attr))
         if self._space is None:
             self._set_space(SearchSpace(config))
             return True
@@ -166,6 +174,12 @@ class BayesOptSearch(Searcher):
         else:
             with one_thread():
                 point = self._optimizer.next_point(space, self._history, self._seed, self._mode == "max")
+            if self._optimizer.learns_from_curves and "curves" not in self._said:
+                self._said.add("curves")
+                logger.info(
+                    "the search learns from every report, of running and stopped trials too, over %r",
+                    self._time_attr,
+                )
             if self._history.rounds(space.size) and not space.is_sampled:
                 self._say_once(
                     "exhausted",

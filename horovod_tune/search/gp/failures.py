@@ -10,6 +10,34 @@ from horovod_tune.search.gp.acquisition import log_probability_below
 from horovod_tune.search.gp.fit import Conditioned
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance
 
+#: A jump to results that are no longer ones: this many times the range, and the size, of all better ones.
+_JUMP = 100.0
+#: So many results, and this share of them, lie before the jump.
+_FEWEST_GOOD, _SHARE_GOOD = 4, 0.25
+
+
+def diverged(losses: FloatArray) -> NDArray[np.bool_]:
+    """Return which losses, smaller being better, are so far beyond the others that their sizes say nothing.
+
+    A training that diverges reports 1e6 or 1e30 where others report 0.3. Sorted, such losses come after a
+    jump that is a hundred times as wide as the range of the losses before it, to a hundred times their
+    size; what comes after the first such jump counts as failed. Losses that grow without a gap are left
+    alone.
+
+    >>> diverged(np.array([0.3, 1e6, 0.4, 2.3, 0.9, 3e6])).tolist()
+    [False, True, False, False, False, True]
+    >>> bool(diverged(np.array([1.0, 10.0, 50.0, 400.0, 3000.0, 9000.0])).any())
+    False
+    """
+    order = np.sort(losses)
+    fewest = max(_FEWEST_GOOD, int(np.ceil(_SHARE_GOOD * len(order))))
+    for last in range(fewest - 1, len(order) - 1):
+        width, size = order[last] - order[0], np.abs(order[: last + 1]).max()
+        if width > 0 and order[last + 1] - order[0] > _JUMP * width and abs(order[last + 1]) > _JUMP * size:
+            return losses > order[last]
+    return np.zeros(len(losses), dtype=bool)
+
+
 #: A place is safe where the modelled label (0 for a result, 1 for a failure) is below the first with enough
 #: probability; the second keeps the edge soft; the third is the length scale, times the square root of
 #: the number of parameters.

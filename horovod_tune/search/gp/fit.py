@@ -26,6 +26,7 @@ from horovod_tune.search.gp.kernels import (
     FloatArray,
     Hyperparameters,
     KernelCovariance,
+    trend,
     warp,
 )
 
@@ -70,14 +71,17 @@ def fit(
     bendable: NDArray[np.bool_] | None = None,
     warm: FloatArray | None = None,
     iterations: int = 60,
+    timed: bool = False,
 ) -> Fit:
     """Return the MAP hyperparameters for standardised `targets`, shape (points,).
 
     `features` has the shape (points, features), `groups` names the parameter of each feature. `starts` are
-    the numbers of the places to start from, of 4; `warm`, the `theta` of an earlier fit, is the only one where
-    it is given. `bendable`, shape (parameters,), are the parameters whose axes may be bent.
+    the numbers of the places to start from, of 4; `warm`, the `theta` of an earlier fit, is the only one
+    where it is given. `bendable`, shape (parameters,), are the parameters whose axes may be bent.
     """
-    objective = MarginalLikelihood(features, targets, groups, priors or Priors(), fixed_noise, bendable)
+    objective = MarginalLikelihood(
+        features, targets, groups, priors or Priors(), fixed_noise, bendable, timed
+    )
     places = objective.starts(starts.stop)[starts.start :] if warm is None else [warm]
     options = {"maxiter": iterations}
     found = [
@@ -103,7 +107,9 @@ class MarginalLikelihood:
         priors: Priors,
         fixed_noise: float | None,
         bendable: NDArray[np.bool_] | None = None,
+        timed: bool = False,
     ) -> None:
+        self._trend = trend(features[:, -1], features[:, -1]) if timed else None
         self._targets, self._features, self._groups = targets, features, groups
         count = int(groups.max()) + 1 if len(groups) else 0
         self._bent = np.flatnonzero(bendable) if bendable is not None else np.empty(0, dtype=int)
@@ -170,6 +176,8 @@ class MarginalLikelihood:
         decay = np.exp(-root)
         correlation = (1.0 + root + (5.0 / 3.0) * squared) * decay
         covariance = h.signal * correlation
+        if self._trend is not None:
+            covariance += self._trend
         covariance[np.diag_indices(len(covariance))] += h.noise + JITTER * h.signal
         try:
             factor = cholesky(covariance, lower=True, check_finite=False)

@@ -99,10 +99,27 @@ def warp(values: FloatArray, bends: FloatArray) -> tuple[FloatArray, FloatArray,
     return np.where(mirrored, 1.0 - bent, bent), by_value, by_bend
 
 
-class MaternCovariance:
-    """The module's formula; `groups` names the parameter that each feature belongs to."""
+#: Variance and length scale of the course that all learning curves share, for standardised results.
+_TREND_VARIANCE, _TREND_LENGTH = 4.0, 0.5
 
-    def __init__(self, hyperparameters: Hyperparameters, groups: NDArray[np.int_]) -> None:
+
+def trend(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Return the covariance of the course that all learning curves share, at times of shape (points,)."""
+    difference = (left[:, None] - right[None, :]) / _TREND_LENGTH
+    return _TREND_VARIANCE * np.exp(-0.5 * np.square(difference))
+
+
+class MaternCovariance:
+    """The module's formula; `groups` names the parameter that each feature belongs to.
+
+    Where `timed`, the last feature is the time of a report, and the `trend` is added: then what is learned about
+    one configuration from its curve is how it differs from the others'.
+    """
+
+    def __init__(
+        self, hyperparameters: Hyperparameters, groups: NDArray[np.int_], timed: bool = False
+    ) -> None:
+        self._timed = timed
         self.hyperparameters = hyperparameters
         self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
@@ -115,10 +132,15 @@ class MaternCovariance:
     def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
         a, b = self._scaled(left), self._scaled(right)
         squared = np.square(a).sum(1)[:, None] + np.square(b).sum(1)[None, :] - 2.0 * a @ b.T
-        return self.signal * matern52(np.maximum(squared, 0.0))
+        found = self.signal * matern52(np.maximum(squared, 0.0))
+        return found + trend(left[:, -1], right[:, -1]) if self._timed else found
 
     def variance(self, queries: FloatArray) -> FloatArray:
-        return np.full(len(queries), self.signal)
+        return np.full(len(queries), self._prior)
+
+    @property
+    def _prior(self) -> float:
+        return self.signal + (_TREND_VARIANCE if self._timed else 0.0)
 
     def slopes(
         self, query: FloatArray, points: FloatArray
@@ -127,7 +149,11 @@ class MaternCovariance:
         squared = np.square(difference).sum(1)
         stretch = self._scale if self._bends is None else self._scale * warp(query, self._bends)[1]
         jacobian = (2.0 * self.signal * matern52_slope(squared))[:, None] * difference * stretch
-        return self.signal * matern52(squared), jacobian, self.signal, np.zeros(len(query))
+        found = self.signal * matern52(squared)
+        if self._timed:
+            # Queries are climbed at one time, so the slope by the time is never used.
+            found = found + trend(query[-1:], points[:, -1])[0]
+        return found, jacobian, self._prior, np.zeros(len(query))
 
 
 #: Kernels of scikit-learn have no slopes by their points; they are measured over twice this distance.

@@ -79,7 +79,8 @@ _WARM_STEPS, _WARM_STEPS_BEST = 6, 15
 class FittedModel:
     """The covariance and scaling that a set of results gives; points in flight do not change them.
 
-    `earlier` is the state of a fit to fewer results. Where it is of the same ones, nothing is fitted.
+    `earlier` is the state of a fit to fewer results. Where it is of the same ones, nothing is fitted. Where
+    `timed`, the results are reports, and the last feature is their time.
     """
 
     def __init__(
@@ -90,8 +91,9 @@ class FittedModel:
         options: ModelOptions,
         bendable: NDArray[np.bool_] | None = None,
         earlier: FitState | None = None,
+        timed: bool = False,
     ) -> None:
-        self._bendable = bendable
+        self._bendable, self._timed = bendable, timed
         self.state: FitState | None = None
         kept = thin(targets, options.process_points)
         self.features, self.groups, self.options = features[kept], groups, options
@@ -108,7 +110,7 @@ class FittedModel:
         else:
             number, fitted = self._fit(found, few, earlier)
             chosen = found[number]
-            self.covariance = MaternCovariance(fitted, groups)
+            self.covariance = MaternCovariance(fitted, groups, timed)
         self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
 
     def _fit(
@@ -121,7 +123,9 @@ class FittedModel:
         digest = data.hexdigest()
 
         def likelihood(scale: Scale) -> MarginalLikelihood:
-            return MarginalLikelihood(features, scale.targets[few], self.groups, priors, noise, bendable)
+            return MarginalLikelihood(
+                features, scale.targets[few], self.groups, priors, noise, bendable, self._timed
+            )
 
         if earlier is not None and earlier.data == digest and earlier.scale < len(found):
             self.state = earlier
@@ -129,7 +133,9 @@ class FittedModel:
 
         def fit(scale: Scale, starts: range, warm: FloatArray | None = None, steps: int = 60) -> Fit:
             targets = scale.targets[few]
-            return gp_fit.fit(features, targets, self.groups, priors, noise, starts, bendable, warm, steps)
+            return gp_fit.fit(
+                features, targets, self.groups, priors, noise, starts, bendable, warm, steps, self._timed
+            )
 
         warm, fresh_at = None, rows
         if earlier is not None and rows < _FRESH_GROWTH * earlier.fresh_at:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from bayes_opt.acquisition import ConstantLiar, ExpectedImprovement, GPHedge, UpperConfidenceBound
@@ -11,8 +13,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ke
 
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import acquisition_of, log_h
+from horovod_tune.search.gp.failures import Safety, diverged
 from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, Priors, fit, fit_kernel
-from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, matern52
+from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, matern52, warp
 from horovod_tune.search.gp.posterior import FittedModel, ModelOptions, Posterior, thin
 
 GENERATOR = np.random.default_rng(0)
@@ -59,12 +62,82 @@ def test_slopes_are_those_of_finite_differences(own_kernel: bool) -> None:
         assert std_slope[i] == pytest.approx((up[1][0] - down[1][0]) / (2 * step), rel=1e-3, abs=1e-6)
 
 
+def part(objective: MarginalLikelihood, index: int, theta: np.ndarray) -> np.ndarray:
+    return np.asarray(objective(theta)[index])
+
+
 def test_the_likelihoods_gradient_is_that_of_finite_differences() -> None:
     targets = (Y - Y.mean()) / Y.std()
-    objective = MarginalLikelihood(X, targets, GROUPS, Priors(), None)
-    for start in objective.starts(3):
-        error = check_grad(lambda t: objective(t)[0], lambda t: objective(t)[1], start)
-        assert error < 1e-3 * np.linalg.norm(objective(start)[1])
+    categories = np.eye(2)[GENERATOR.integers(0, 2, 25)]
+    features, groups = np.concatenate([X, categories], axis=1), np.array([0, 1, 2, 3, 3])
+    for bendable in (None, np.array([True, False, True, False])):
+        objective = MarginalLikelihood(features, targets, groups, Priors(), None, bendable)
+        for start in objective.starts(3):
+            start[6:] = [2.0, -3.0][: len(start) - 6]
+            error = check_grad(partial(part, objective, 0), partial(part, objective, 1), start)
+            assert error < 1e-3 * np.linalg.norm(objective(start)[1])
+
+
+def test_the_slopes_of_bent_axes_are_those_of_finite_differences() -> None:
+    values, step = np.linspace(0.05, 0.95, 7), 1e-6
+    for bend in (-9.0, -0.5, 0.3, 6.0):
+        _, by_value, by_bend = warp(values, np.array(bend))
+        up, down = warp(values + step, np.array(bend))[0], warp(values - step, np.array(bend))[0]
+        np.testing.assert_allclose(by_value, (up - down) / (2 * step), rtol=1e-5)
+        up, down = warp(values, np.array(bend + step))[0], warp(values, np.array(bend - step))[0]
+        np.testing.assert_allclose(
+            np.sign(bend) * by_bend, np.abs(up - down) / (2 * step) * np.sign(bend), atol=1e-6
+        )
+    bent = MaternCovariance(Hyperparameters(H.lengths, H.signal, H.noise, np.array([5.0, 0.0, -4.0])), GROUPS)
+    query = np.array([0.3, 0.6, 0.5])
+    value, jacobian, _, _ = bent.slopes(query, X)
+    np.testing.assert_allclose(value, bent.between(query[None, :], X)[0], atol=1e-12)
+    for i in range(3):
+        shift = step * np.eye(3)[i]
+        up, down = bent.between((query + shift)[None, :], X)[0], bent.between((query - shift)[None, :], X)[0]
+        np.testing.assert_allclose(jacobian[:, i], (up - down) / (2 * step), atol=1e-5)
+
+
+def test_a_forgotten_logarithm_is_found_in_the_results() -> None:
+    points = np.random.default_rng(5).random((30, 2))
+    values = -np.square(np.log10(1e-5 + points[:, 0]) + 3) + 0.3 * points[:, 1]
+    targets = (values - values.mean()) / values.std()
+    bent = fit(points, targets, np.arange(2), bendable=np.array([True, True]))
+    straight = fit(points, targets, np.arange(2))
+    assert bent.hyperparameters.warps is not None and bent.hyperparameters.warps[0] > 2.0
+    assert bent.log_posterior > straight.log_posterior + 5.0
+
+
+def test_a_fit_goes_on_from_an_earlier_one_and_ends_as_well() -> None:
+    values = np.sin(6 * X[:, 0]) + X[:, 1]
+    earlier = FittedModel(X[:22], values[:22], GROUPS, ModelOptions()).state
+    fresh = FittedModel(X, values, GROUPS, ModelOptions())
+    warm = FittedModel(X, values, GROUPS, ModelOptions(), earlier=earlier)
+    assert earlier is not None and warm.state is not None and warm.state.fresh_at == 22
+    queries = GENERATOR.random((40, 3))
+    means = [
+        model.condition().predict(queries)[0][:, 0] * model.scale + model.offset for model in (fresh, warm)
+    ]
+    np.testing.assert_allclose(means[0], means[1], atol=0.15)
+    again = FittedModel(X, values, GROUPS, ModelOptions(), earlier=warm.state)
+    assert again.state is warm.state
+
+
+@pytest.mark.parametrize(
+    ("losses", "lost"),
+    [
+        ([0.3, 1e6, 0.4, 2.3, 0.9, 3e6], 2),
+        ([0.3, 0.4, 2.3, 1e6, 1e30, 1e300, 0.5, 0.2], 3),
+        ([1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6], 0),  # grows without a gap
+        ([0.397887 + 1e-9 * i for i in range(9)] + [0.5, 1.0, 80.0], 0),  # converged
+        ([-5.0, -4.9, -4.5, -3.0, 0.1], 0),
+        ([0.5, 0.5, 0.5, 0.5, 0.5, 1e9], 0),  # nothing to measure the jump by
+        ([1e6, 2e6, 3e6, 0.4], 0),  # all but one
+        ([], 0),
+    ],
+)
+def test_losses_far_beyond_a_gap_count_as_diverged(losses: list[float], lost: int) -> None:
+    assert diverged(np.array(losses)).sum() == lost
 
 
 def test_our_kernel_is_scikit_learns_and_has_its_slopes() -> None:
@@ -146,9 +219,9 @@ def test_thinning_keeps_the_best() -> None:
 
 def posterior(pending: np.ndarray, failed: np.ndarray | None = None, **kwargs: object) -> Posterior:
     model = FittedModel(X, Y, GROUPS, ModelOptions())
-    failed = np.empty((0, 3)) if failed is None else failed
+    safety = None if failed is None else Safety(X, failed, GROUPS)
     acquisition = kwargs.pop("acquisition", LogExpectedImprovement())
-    return Posterior(model, pending, failed, acquisition, seed=0, **kwargs)  # type: ignore[arg-type]
+    return Posterior(model, pending, safety, acquisition, seed=0, **kwargs)  # type: ignore[arg-type]
 
 
 def test_a_point_in_flight_makes_its_surroundings_uninteresting() -> None:

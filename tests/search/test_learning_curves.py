@@ -1,0 +1,191 @@
+"""Trials that report several times: what a search learns from running and stopped ones."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+from ray.tune.search import ConcurrencyLimiter, Searcher
+
+from horovod_tune.search import BayesOptSearch
+from horovod_tune.search.curves import axis, kept_times, rows_of
+from horovod_tune.search.history import Ending, Trial
+
+METRIC = "loss"
+SPACE = {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0), "z": tune.uniform(0.0, 1.0)}
+EPOCHS = 27
+
+
+def curve(config: dict[str, Any]) -> list[float]:
+    """Losses that fall towards a bowl; the further from its bottom, the more slowly."""
+    floor = (config["x"] - 0.7) ** 2 + (config["y"] - 0.2) ** 2 + 0.3 * (config["z"] - 0.5) ** 2
+    speed = 0.5 + 0.5 * config["x"]
+    return [floor + 2.0 * epoch**-speed for epoch in range(1, EPOCHS + 1)]
+
+
+def final(config: dict[str, Any]) -> float:
+    return curve(config)[-1]
+
+
+def asha(search: Searcher, trials: int, workers: int = 4) -> list[dict[str, Any]]:
+    """Run trials under Tune's ASHA, a report of each worker in turn; return the configurations."""
+    limited = ConcurrencyLimiter(search, workers)
+    assert limited.set_search_properties(METRIC, "min", SPACE)
+    scheduler = ASHAScheduler(metric=METRIC, mode="min", max_t=EPOCHS, grace_period=1, reduction_factor=3)
+    live: list[tuple[int, int, int, SimpleNamespace]] = []
+    configs: list[dict[str, Any]] = []
+    clock = 0
+    while live or len(configs) < trials:
+        while len(live) < workers and len(configs) < trials:
+            config = limited.suggest(f"t{len(configs)}")
+            assert config is not None
+            trial = SimpleNamespace(trial_id=f"t{len(configs)}", losses=curve(config))
+            scheduler.on_trial_add(None, trial)
+            heapq.heappush(live, (clock + 1, len(configs), 1, trial))
+            configs.append(config)
+        clock, number, epoch, trial = heapq.heappop(live)
+        result = {METRIC: trial.losses[epoch - 1], "training_iteration": epoch}
+        if scheduler.on_trial_result(None, trial, result) == TrialScheduler.STOP or epoch == EPOCHS:
+            limited.on_trial_complete(trial.trial_id, result | {"done": True})
+        else:
+            limited.on_trial_result(trial.trial_id, result)
+            heapq.heappush(live, (clock + 1, number, epoch + 1, trial))
+    return configs
+
+
+def searcher(seed: int = 0, **arguments: Any) -> BayesOptSearch:
+    return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **arguments)
+
+
+def test_under_asha_it_finds_what_ends_best_and_says_once_that_it_uses_curves(caplog: Any) -> None:
+    with caplog.at_level(logging.INFO, logger="horovod_tune.search"):
+        found = [asha(searcher(seed), 25) for seed in range(3)]
+    said = [message for message in caplog.messages if "learns from every report" in message]
+    assert len(said) == 3 and "'training_iteration'" in said[0]
+    blind = [asha(searcher(seed, random_search_steps=25), 25) for seed in range(3)]
+    best, best_blind = (np.median([min(map(final, c)) for c in configs]) for configs in (found, blind))
+    late = np.median([final(config) for configs in found for config in configs[-8:]])
+    early = np.median([final(config) for configs in found for config in configs[:8]])
+    assert best < best_blind and late < 0.6 * early
+
+
+def test_a_running_trial_already_teaches() -> None:
+    """The same trials, all still running; in one search the last of them has bad reports."""
+    suggestions = []
+    for last in (0.0, 5.0):
+        search = searcher()
+        search.set_search_properties(METRIC, "min", SPACE)
+        for number in range(6):
+            config = search.suggest(f"t{number}")
+            for epoch in (1, 2, 3):
+                value = curve(config)[epoch - 1] + (last if number == 5 else 0.0)
+                search.on_trial_result(f"t{number}", {METRIC: value, "training_iteration": epoch})
+        suggestions.append(search.suggest("next"))
+    assert suggestions[0] != suggestions[1]
+
+
+def test_one_report_a_trial_is_no_curve(caplog: Any) -> None:
+    search = searcher()
+    search.set_search_properties(METRIC, "min", SPACE)
+    with caplog.at_level(logging.INFO, logger="horovod_tune.search"):
+        for number in range(9):
+            config = search.suggest(f"t{number}")
+            result = {METRIC: final(config), "training_iteration": EPOCHS}
+            search.on_trial_result(f"t{number}", result)
+            search.on_trial_complete(f"t{number}", result)
+    assert "learns from every report" not in caplog.text
+
+
+def test_a_restored_search_remembers_the_curves(tmp_path: Path) -> None:
+    search = searcher()
+    asha(search, 10)
+    search.suggest("live")
+    search.on_trial_result("live", {METRIC: 0.7, "training_iteration": 1})
+    search.suggest("another")
+    search.save(str(tmp_path / "s"))
+    fresh = searcher(9)
+    fresh.restore(str(tmp_path / "s"))
+    assert fresh._history == search._history
+    for one in (search, fresh):
+        one.on_trial_result("live", {METRIC: 0.5, "training_iteration": 2})
+    assert [fresh.suggest(str(i)) for i in range(2)] == [search.suggest(str(i)) for i in range(2)]
+
+
+def test_reports_without_a_number_or_a_time_are_left_out() -> None:
+    search = searcher()
+    search.set_search_properties(METRIC, "min", SPACE)
+    search.suggest("t")
+    for report in (
+        {METRIC: math.nan, "training_iteration": 1},
+        {METRIC: "good", "training_iteration": 2},
+        {METRIC: 0.5, "training_iteration": None},
+        {METRIC: 0.5},
+        {"training_iteration": 5},
+    ):
+        search.on_trial_result("t", report)
+    assert search._history.trials["t"].curve == {}
+
+
+def test_another_time_may_be_used_and_the_end_comes_from_the_tuners_stop_criterion() -> None:
+    search = searcher(time_attr="epoch")
+    search.set_search_properties(METRIC, "min", SPACE, stop={"epoch": 40})
+    search.suggest("t")
+    search.on_trial_result("t", {METRIC: 0.5, "training_iteration": 1, "epoch": 8})
+    assert search._history.trials["t"].curve == {8.0: 0.5} and search._optimizer.horizon == 40
+
+
+def test_of_a_long_curve_one_report_a_doubling_is_kept() -> None:
+    assert kept_times(range(1, 1001)) == [1, 3, 7, 15, 31, 63, 127, 255, 511, 1000]
+    assert kept_times([]) == [] and kept_times([0.25, 0.4, 7]) == [0.4, 7]
+
+
+def test_rows_end_at_the_known_end_and_results_from_elsewhere_are_whole_trainings() -> None:
+    running = Trial("a", (0.1,), curve={1.0: 3.0, 2.0: 2.0})
+    known = Trial("b", (0.2,), Ending.SCORED, value=1.0)
+    rows = rows_of([running, known], horizon=50.0)
+    assert (rows.trials, list(rows.values)) == ([0, 0, 1], [3.0, 2.0, 1.0])
+    assert rows.target == rows.times[2] == axis(50.0)
+    assert rows_of([running, known], horizon=None).target == axis(2.0)
+
+
+@pytest.mark.parametrize("disaster", [1e6, 1e30])
+def test_diverged_trials_that_report_huge_losses_do_not_hide_the_rest(disaster: float) -> None:
+    def loss(config: dict[str, Any]) -> float:
+        return disaster if config["x"] > 0.6 else 1.0 - config["x"] + (config["y"] - 0.5) ** 2
+
+    found, failures = [], []
+    for seed in range(3):
+        search = searcher(seed)
+        search.set_search_properties(METRIC, "min", {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)})
+        configs = []
+        for number in range(25):
+            configs.append(search.suggest(str(number)))
+            search.on_trial_complete(str(number), {METRIC: loss(configs[-1])})
+        found.append(min(map(loss, configs)))
+        failures.append(sum(config["x"] > 0.6 for config in configs[10:]))
+    assert np.median(found) < 0.43 and np.median(failures) <= 9
+
+
+def test_known_failures_are_avoided_from_the_second_point_on() -> None:
+    """Three quarters of the space fail; the quasi-random start keeps away from where trials have failed."""
+    space = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
+    failures = []
+    for seed in range(5):
+        search = searcher(seed, random_search_steps=16)
+        search.set_search_properties(METRIC, "min", space)
+        failed = 0
+        for number in range(16):
+            config = search.suggest(str(number))
+            bad = config["x"] > 0.5 or config["y"] > 0.5
+            failed += bad
+            search.on_trial_complete(str(number), None if bad else {METRIC: 1.0 + config["x"]}, error=bad)
+        failures.append(failed)
+    assert np.median(failures) <= 9, "a plain sequence has 12 of 16"

@@ -112,8 +112,8 @@ def trend(left: FloatArray, right: FloatArray) -> FloatArray:
 class MaternCovariance:
     """The module's formula; `groups` names the parameter that each feature belongs to.
 
-    Where `timed`, the last feature is the time of a report, and the `trend` is added: then what is learned about
-    one configuration from its curve is how it differs from the others'.
+    Where `timed`, the last feature is the time of a report, and the `trend` is added: then what is learned
+    about one configuration from its curve is how it differs from the others'.
     """
 
     def __init__(

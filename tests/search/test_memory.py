@@ -9,6 +9,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from conformance import METRIC, Loop, loss, mixed_space
@@ -164,8 +165,10 @@ def table(rows: int = 20) -> pd.DataFrame:
 
 
 def test_a_warm_start_goes_straight_to_the_good_region() -> None:
-    suggestion = Loop(searcher(2, analysis=table(30)), mixed_space()).start()
-    assert suggestion is not None and loss(suggestion) < 0.3
+    earlier = table(30)
+    first = [Loop(searcher(seed, analysis=earlier), mixed_space()).start() for seed in (2, 3, 4)]
+    # A random point has a median of 0.9.
+    assert np.median([loss(config) for config in first if config is not None]) < 0.4
 
 
 def test_what_does_not_fit_a_changed_space_is_counted(caplog: Any) -> None:

@@ -14,9 +14,9 @@ from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 from scipy.stats import qmc
 
-from horovod_tune.search.curves import has_curves, rows_of
+from horovod_tune.search.curve_rows import has_curves, rows_of
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
-from horovod_tune.search.gp.failures import Safety, diverged
+from horovod_tune.search.gp.failure_model import Safety, diverged
 from horovod_tune.search.gp.output_scales import SOFTNESSES
 from horovod_tune.search.gp.posterior import FitState, FittedModel, ModelOptions, Posterior
 from horovod_tune.search.gp.proposal import propose

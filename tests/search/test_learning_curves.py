@@ -16,7 +16,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from horovod_tune.search import BayesOptSearch
-from horovod_tune.search.curves import axis, kept_times, rows_of
+from horovod_tune.search.curve_rows import axis, kept_times, rows_of
 from horovod_tune.search.history import Ending, Trial
 
 METRIC = "loss"

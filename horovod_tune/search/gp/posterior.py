@@ -16,7 +16,7 @@ from scipy.stats import norm, qmc
 
 from horovod_tune.search.gp import fit as gp_fit
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
-from horovod_tune.search.gp.failures import Safety
+from horovod_tune.search.gp.failure_model import Safety
 from horovod_tune.search.gp.fit import Conditioned, Fit, MarginalLikelihood, Priors
 from horovod_tune.search.gp.kernels import Covariance, FloatArray, Hyperparameters, MaternCovariance
 from horovod_tune.search.gp.output_scales import Scale, scales
@@ -70,7 +70,11 @@ class FitState(NamedTuple):
     data: str
 
 
-#: A fit starts from scratch when there are this many times the results of the last one that did.
+#: What the logarithm of the posterior density must gain for axes to be bent.
+_BEND_LEAD = 5.0
+#: To so few results a fit always starts from scratch.
+_ALWAYS_FRESH = 60
+#: Otherwise it does when there are this many times the results of the last one that did.
 _FRESH_GROWTH = 1.25
 #: Steps of a fit that goes on from an earlier one: to tell the scales apart, and on the scale that is used.
 _WARM_STEPS, _WARM_STEPS_BEST = 6, 15
@@ -118,33 +122,38 @@ class FittedModel:
     ) -> tuple[int, Hyperparameters]:
         """Return the number of the most probable scale and the hyperparameters on it."""
         options, features, rows = self.options, self.features[few], len(self.features)
-        priors, noise, bendable = options.priors, options.fixed_noise, self._bendable
+        priors, noise = options.priors, options.fixed_noise
         data = hashlib.sha1(features.tobytes() + found[0].targets[few].tobytes() + repr(options).encode())
         digest = data.hexdigest()
 
-        def likelihood(scale: Scale) -> MarginalLikelihood:
-            return MarginalLikelihood(
-                features, scale.targets[few], self.groups, priors, noise, bendable, self._timed
-            )
-
-        if earlier is not None and earlier.data == digest and earlier.scale < len(found):
-            self.state = earlier
-            return earlier.scale, likelihood(found[earlier.scale]).hyperparameters(np.asarray(earlier.theta))
-
-        def fit(scale: Scale, starts: range, warm: FloatArray | None = None, steps: int = 60) -> Fit:
+        def fit(
+            scale: Scale, starts: range, warm: FloatArray | None = None, steps: int = 60, bend: bool = False
+        ) -> Fit:
+            bendable = self._bendable if bend else None
             targets = scale.targets[few]
             return gp_fit.fit(
                 features, targets, self.groups, priors, noise, starts, bendable, warm, steps, self._timed
             )
 
-        warm, fresh_at = None, rows
-        if earlier is not None and rows < _FRESH_GROWTH * earlier.fresh_at:
-            expected = len(likelihood(found[0]).bounds)
-            if len(earlier.theta) == expected:
-                warm, fresh_at = np.asarray(earlier.theta), earlier.fresh_at
+        straight = len(MarginalLikelihood(features, found[0].targets[few], self.groups, priors, noise).bounds)
+        bends = 0 if self._bendable is None else int(self._bendable.sum())
+        warm, bent, fresh_at = None, False, rows
+        if earlier is not None and earlier.scale < len(found):
+            theta = np.asarray(earlier.theta)
+            bent = len(theta) > straight
+            if len(theta) == straight + bent * bends:
+                if earlier.data == digest:
+                    self.state = earlier
+                    bendable = self._bendable if bent else None
+                    targets = found[earlier.scale].targets[few]
+                    objective = MarginalLikelihood(features, targets, self.groups, priors, noise, bendable)
+                    return earlier.scale, objective.hyperparameters(theta)
+                if _ALWAYS_FRESH < rows < _FRESH_GROWTH * earlier.fresh_at:
+                    warm, fresh_at = theta, earlier.fresh_at
+        bent = bent and warm is not None
         # One start tells scales apart well enough; the others are for the scale that is used.
         steps = 60 if warm is None else _WARM_STEPS
-        fits = [fit(scale, range(1), warm, steps) for scale in found]
+        fits = [fit(scale, range(1), warm, steps, bent) for scale in found]
         posteriors = [
             fitted.log_posterior + scale.log_slopes[few].sum() + scale.log_prior
             for fitted, scale in zip(fits, found, strict=True)
@@ -152,9 +161,16 @@ class FittedModel:
         best = int(np.argmax(posteriors))
         fitted = fits[best]
         if warm is not None:
-            fitted = fit(found[best], range(1), fitted.theta, _WARM_STEPS_BEST)
-        elif options.starts > 1:
-            fitted = max(fitted, fit(found[best], range(1, options.starts)), key=lambda f: f.log_posterior)
+            fitted = fit(found[best], range(1), fitted.theta, _WARM_STEPS_BEST, bent)
+        else:
+            if options.starts > 1:
+                others = fit(found[best], range(1, options.starts))
+                fitted = max(fitted, others, key=lambda f: f.log_posterior)
+            if bends:
+                start = np.concatenate([fitted.theta, np.zeros(bends)])
+                curved = fit(found[best], range(1), start, 60, bend=True)
+                if curved.log_posterior > fitted.log_posterior + _BEND_LEAD:
+                    fitted = curved
         self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest)
         return best, fitted.hyperparameters
 

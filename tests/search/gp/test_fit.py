@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ke
 
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import acquisition_of, log_h
-from horovod_tune.search.gp.failures import Safety, diverged
+from horovod_tune.search.gp.failure_model import Safety, diverged
 from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, Priors, fit, fit_kernel
 from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, matern52, warp
 from horovod_tune.search.gp.posterior import FittedModel, ModelOptions, Posterior, thin
@@ -109,18 +109,34 @@ def test_a_forgotten_logarithm_is_found_in_the_results() -> None:
 
 
 def test_a_fit_goes_on_from_an_earlier_one_and_ends_as_well() -> None:
-    values = np.sin(6 * X[:, 0]) + X[:, 1]
-    earlier = FittedModel(X[:22], values[:22], GROUPS, ModelOptions()).state
-    fresh = FittedModel(X, values, GROUPS, ModelOptions())
-    warm = FittedModel(X, values, GROUPS, ModelOptions(), earlier=earlier)
-    assert earlier is not None and warm.state is not None and warm.state.fresh_at == 22
+    points = np.random.default_rng(7).random((80, 3))
+    values = np.sin(6 * points[:, 0]) + points[:, 1]
+    earlier = FittedModel(points[:70], values[:70], GROUPS, ModelOptions()).state
+    fresh = FittedModel(points, values, GROUPS, ModelOptions())
+    warm = FittedModel(points, values, GROUPS, ModelOptions(), earlier=earlier)
+    assert earlier is not None and warm.state is not None and warm.state.fresh_at == 70
     queries = GENERATOR.random((40, 3))
-    means = [
-        model.condition().predict(queries)[0][:, 0] * model.scale + model.offset for model in (fresh, warm)
-    ]
-    np.testing.assert_allclose(means[0], means[1], atol=0.15)
-    again = FittedModel(X, values, GROUPS, ModelOptions(), earlier=warm.state)
+    means = [m.condition().predict(queries)[0][:, 0] * m.scale + m.offset for m in (fresh, warm)]
+    np.testing.assert_allclose(means[0], means[1], atol=0.05)
+    again = FittedModel(points, values, GROUPS, ModelOptions(), earlier=warm.state)
     assert again.state is warm.state
+    np.testing.assert_allclose(
+        again.covariance.between(queries, points), warm.covariance.between(queries, points)
+    )
+
+
+def bends(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:
+    bendable = np.array([True] * points.shape[1])
+    model = FittedModel(points, values, np.arange(points.shape[1]), ModelOptions(), bendable)
+    assert isinstance(model.covariance, MaternCovariance)
+    return model.covariance.hyperparameters.warps
+
+
+def test_axes_are_bent_only_where_the_results_clearly_ask_for_it() -> None:
+    points = np.random.default_rng(5).random((30, 2))
+    forgotten = bends(-np.square(np.log10(1e-5 + points[:, 0]) + 3) + 0.3 * points[:, 1], points)
+    assert forgotten is not None and forgotten[0] > 2.0
+    assert bends(-np.square(points - 0.4).sum(axis=1), points) is None
 
 
 @pytest.mark.parametrize(

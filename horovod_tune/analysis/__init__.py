@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from horovod_tune.analysis.open_experiment import analyze as analyze
     from horovod_tune.analysis.progress import ProgressCallback as ProgressCallback
     from horovod_tune.analysis.report import write_report as write_report
     from horovod_tune.analysis.results import Analysis as Analysis
-    from horovod_tune.analysis.results import analyze as analyze
 
 _HOMES = {
     "Analysis": "results",
-    "analyze": "results",
+    "analyze": "open_experiment",
     "ProgressCallback": "progress",
     "write_report": "report",
 }

@@ -22,6 +22,10 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     report.add_argument(
         "-o", "--output", default="report.html", help="the page to write (default: %(default)s)"
     )
+    report.add_argument(
+        "--pareto", type=_aims, metavar="METRICS",
+        help='add a section on several metrics at once, such as "accuracy=max,latency_ms=min"',
+    )  # fmt: skip
     report.set_defaults(run=run_report)
 
     show = subparsers.add_parser(
@@ -60,6 +64,10 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metric", help="what trials are compared by (default: the experiment's own)")
     parser.add_argument("--mode", choices=("min", "max"), help="whether lower or higher is better")
     parser.add_argument(
+        "--limit", action="append", default=[], metavar="LIMIT",
+        help='what the best has to keep, such as "latency_ms <= 20"; may be given several times',
+    )  # fmt: skip
+    parser.add_argument(
         "--run", dest="run_name", metavar="NAME",
         help="which search, where several of one name wrote into the folder (default: the newest)",
     )  # fmt: skip
@@ -67,6 +75,15 @@ def _common(parser: argparse.ArgumentParser) -> None:
         "--scope", choices=("last", "all"), default="last",
         help="compare trials by their last value or by the best of all (default: %(default)s)",
     )  # fmt: skip
+
+
+def _aims(text: str) -> dict[str, str]:
+    aims = {
+        name.strip(): mode.strip() for name, _, mode in (part.rpartition("=") for part in text.split(","))
+    }
+    if len(aims) < 2 or not all(aims) or not set(aims.values()) <= {"min", "max"}:
+        raise argparse.ArgumentTypeError(f'must be like "accuracy=max,latency_ms=min", got {text!r}')
+    return aims
 
 
 def _positive_int(text: str) -> int:
@@ -84,13 +101,18 @@ def _seconds(text: str) -> float:
 
 
 def _read(args: argparse.Namespace) -> Analysis | None:
-    from horovod_tune.analysis.results import analyze
+    from horovod_tune.analysis.open_experiment import analyze
 
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             analysis = analyze(
-                args.experiment, metric=args.metric, mode=args.mode, scope=args.scope, run=args.run_name
+                args.experiment,
+                metric=args.metric,
+                mode=args.mode,
+                scope=args.scope,
+                limits=args.limit,
+                run=args.run_name,
             )
     except (OSError, ValueError, ImportError) as error:
         _say(error)
@@ -122,7 +144,10 @@ def run_report(args: argparse.Namespace) -> int:
             _say(f"{error}. No report was written")
             return 2
     try:
-        place = write_report(analysis, args.output)
+        place = write_report(analysis, args.output, pareto=args.pareto)
+    except MetricUnknown as error:  # of --pareto
+        _say(error)
+        return 2
     except OSError as error:
         _say(f"the report cannot be written: {error}")
         return 1

@@ -1,90 +1,32 @@
-"""`analyze`: what a search found, as attributes and pandas frames."""
+"""What a search found, as attributes and pandas frames."""
 
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from horovod_tune.analysis import frames
+from horovod_tune.analysis.limits import Limit, kept
 from horovod_tune.analysis.printable import one_line
-from horovod_tune.analysis.reader.folders import Folder, open_folder
+from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_fields import TUNES_OWN
-from horovod_tune.analysis.reader.tune_files import read_experiment, result_of
+from horovod_tune.analysis.reader.tune_files import read_experiment
 from horovod_tune.analysis.reader.tune_pickles import checkpoints_of
-from horovod_tune.analysis.scoring import SCOPES, Score, best_index, is_better, score, value_of
+from horovod_tune.analysis.scoring import Score, best_index, is_better, score, value_of
 from horovod_tune.analysis.trial_facts import config_changes, plain_text
+
+if TYPE_CHECKING:
+    from horovod_tune.analysis.pareto import ParetoFront
 
 _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
-
-
-class MetricUnknown(ValueError):
-    """Raised where trials are to be compared and nobody said by which metric, or which way is better."""
-
-
-def analyze(
-    experiment: Any,
-    *,
-    metric: str | None = None,
-    mode: str | None = None,
-    scope: str = "last",
-    run: str | None = None,
-    filesystem: Any = None,
-) -> Analysis:
-    """Read a Tune experiment: finished, interrupted or still running.
-
-    Args:
-        experiment: what `tune.run` or `Tuner.fit` returned (its own trials count, whatever else lies in the
-            folder), or the experiment's folder as a local path or any URI that Tune's storage takes.
-        metric: what trials are compared by; the experiment's own unless given.
-        mode: "min" or "max"; the experiment's own unless given.
-        scope: how trials are compared: by their "last" value, as Tune does, or by the best of "all".
-        run: which search of the folder, where several of one name wrote into it: one of `Analysis.runs`.
-            The newest unless given, with a warning that names the others.
-        filesystem: the pyarrow filesystem of a path that needs one (as in `RunConfig(storage_filesystem=…)`).
-
-    Raises:
-        TypeError: `experiment` is something else.
-        FileNotFoundError: there is no such folder.
-        ValueError: it holds no experiment or no such run, or an argument is out of bounds.
-    """
-    if mode not in (None, "min", "max"):
-        raise ValueError(f'mode must be "min" or "max", got {mode!r}')
-    if scope not in SCOPES:
-        raise ValueError(f'scope must be "last" or "all", got {scope!r}')
-    if isinstance(experiment, Analysis):
-        return Analysis(experiment.record, experiment.folder, metric=metric, mode=mode, scope=scope)
-    known: tuple[str | None, str | None] = (None, None)
-    trial_ids = None
-    if isinstance(experiment, (str, os.PathLike)):
-        folder = open_folder(experiment, filesystem)
-    else:
-        result = result_of(experiment)
-        if result is None:
-            raise TypeError(
-                "experiment must be a path, or what tune.run or Tuner.fit returned; "
-                f"got {type(experiment).__name__}"
-            )
-        folder, known = result.folder, (result.metric, result.mode)
-        trial_ids = result.trial_ids if run is None else None
-    record = read_experiment(folder, run=run, trial_ids=trial_ids)
-    if run is None and trial_ids is None and len(record.runs) > 1:
-        warnings.warn(f"{record.path}: {several_runs(record)}", stacklevel=2)
-    metric_known, mode_known = known[0] or record.metric, known[1] or record.mode
-    if metric is None:
-        metric, mode = metric_known, mode or mode_known
-    elif mode is None and metric == metric_known:
-        mode = mode_known
-    return Analysis(record, folder, metric=metric, mode=mode, scope=scope, trial_ids=trial_ids)
 
 
 def several_runs(record: ExperimentRecord) -> str:
@@ -97,11 +39,15 @@ def several_runs(record: ExperimentRecord) -> str:
     )
 
 
+class MetricUnknown(ValueError):
+    """Raised where trials are to be compared and nobody said by which metric, or which way is better."""
+
+
 class Analysis:
     """A read experiment. Nothing is read again: `reload()` returns a new one of a running experiment.
 
-    `metric`, `mode` and `scope` are what trials are compared by, `problems` what could not be read,
-    `record` everything as it was read.
+    `metric`, `mode` and `scope` are what trials are compared by, within `limits`; `problems` is what could
+    not be read, `record` everything as it was read.
     """
 
     def __init__(
@@ -112,8 +58,10 @@ class Analysis:
         metric: str | None,
         mode: str | None,
         scope: str = "last",
+        limits: Sequence[Limit] = (),
         trial_ids: frozenset[str] | None = None,
     ):
+        self.limits = tuple(limits)
         self._trial_ids = trial_ids
         self.record = record
         self.folder = folder
@@ -168,7 +116,13 @@ class Analysis:
         ids = self._trial_ids
         again = read_experiment(self.folder, run=self.record.run if ids is None else None, trial_ids=ids)
         return Analysis(
-            again, self.folder, metric=self.metric, mode=self.mode, scope=self.scope, trial_ids=ids
+            again,
+            self.folder,
+            metric=self.metric,
+            mode=self.mode,
+            scope=self.scope,
+            limits=self.limits,
+            trial_ids=ids,
         )
 
     def require_metric(self) -> tuple[str, str]:
@@ -184,11 +138,16 @@ class Analysis:
                 f"or --metric {name} and --mode min or max to horovod-tune. "
                 f"Numbers that its trials reported: {self._reported_text}"
             )
-        if self.reported_numbers and self.metric not in self.reported_numbers:
-            raise MetricUnknown(
-                f"no trial reported a number named {self.metric!r}; reported: {self._reported_text}"
-            )
+        for name in (self.metric, *(limit.metric for limit in self.limits)):
+            self.require_reported(name)
         return self.metric, self.mode
+
+    def require_reported(self, metric: str) -> None:
+        """Raise `MetricUnknown` where trials have reported numbers, and none by this name."""
+        if self.reported_numbers and metric not in self.reported_numbers:
+            raise MetricUnknown(
+                f"no trial reported a number named {metric!r}; reported: {self._reported_text}"
+            )
 
     @cached_property
     def reported_numbers(self) -> tuple[str, ...]:
@@ -210,10 +169,14 @@ class Analysis:
     def scores(self) -> tuple[Score, ...]:
         """Each trial's last and best value of the metric, in the order of `trials`."""
         metric, mode = self.require_metric()
-        return tuple(score(self._rows(trial), metric, mode) for trial in self.trials)
+        found = []
+        for trial in self.trials:
+            rows = self.reports(trial)
+            found.append(score(rows, metric, mode, kept(rows, self.limits) if self.limits else None))
+        return tuple(found)
 
     @staticmethod
-    def _rows(trial: TrialRecord) -> tuple[Mapping[str, Any], ...]:
+    def reports(trial: TrialRecord) -> tuple[Mapping[str, Any], ...]:
         """A trial's reports; where its result.json is lost, the last one that Tune's state has."""
         return trial.rows or ((trial.last_result,) if trial.last_result else ())
 
@@ -221,13 +184,17 @@ class Analysis:
     def _best(self) -> int:
         winner = best_index(self.scores, self.require_metric()[1], self.scope)
         if winner is None:
-            raise ValueError(f"no trial of {self.name!r} has a finite {self.scope} value of {self.metric!r}")
+            within = f" within {' and '.join(map(str, self.limits))}" if self.limits else ""
+            raise ValueError(
+                f"no trial of {self.name!r} has a finite {self.scope} value of {self.metric!r}{within}"
+            )
         return winner
 
     @property
     def has_best(self) -> bool:
         """Whether any trial has a finite value to be compared by."""
-        if self.metric is None or self.mode is None or self.metric not in self.reported_numbers:
+        compared = {self.metric, *(limit.metric for limit in self.limits)}
+        if self.metric is None or self.mode is None or not compared <= set(self.reported_numbers):
             return False
         return best_index(self.scores, self.mode, self.scope) is not None
 
@@ -245,7 +212,7 @@ class Analysis:
     @property
     def best_result(self) -> dict[str, Any]:
         """The best trial's last report; with scope "all" its best one."""
-        rows = self._rows(self.best_trial)
+        rows = self.reports(self.best_trial)
         row = self.scores[self._best].best_row if self.scope == "all" else None
         return dict(rows[row if row is not None else -1])
 
@@ -334,6 +301,23 @@ class Analysis:
         """One frame of reports for each trial_id."""
         start = self.record.start_time
         return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
+
+    def pareto_front(self, metrics: Mapping[str, str]) -> ParetoFront:
+        """Return the results that no other one beats in all of several metrics.
+
+        `metrics` maps each to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`. Each trial is
+        compared by its last report, with scope "all" every report counts; a metric that only some reports
+        have keeps its value until the next. What breaks the limits is left out. Raises `ValueError` for
+        fewer than two metrics, or one that nobody reported.
+        """
+        from horovod_tune.analysis.pareto import pareto_front
+
+        return pareto_front(self, metrics)
+
+    def _repr_html_(self) -> str:
+        from horovod_tune.analysis.html_summary import html_summary
+
+        return html_summary(self)
 
     def errors(self) -> dict[str, str]:
         """The full text of each failed trial's error file, by trial_id."""

@@ -16,13 +16,15 @@ SCOPES = ("last", "all")
 class Score:
     """One trial's values of the metric; NaN and None where it never reported a finite one.
 
-    `best_row` is the index of the best report among the trial's rows.
+    `best_row` is the index of the best report among the trial's rows; only reports that keep the limits can
+    be best. `allowed` says whether the last one keeps them.
     """
 
     last: float = math.nan
     best: float = math.nan
     best_iteration: int | None = None
     best_row: int | None = None
+    allowed: bool = True
 
 
 def value_of(row: Mapping[str, Any], metric: str) -> float | None:
@@ -57,18 +59,23 @@ def is_better(value: float, other: float, mode: str) -> bool:
     return value < other if mode == "min" else value > other
 
 
-def score(rows: Sequence[Mapping[str, Any]], metric: str, mode: str) -> Score:
-    """Return a trial's last and best value of the metric; of equal ones the earlier report's is best."""
+def score(
+    rows: Sequence[Mapping[str, Any]], metric: str, mode: str, kept: Sequence[bool] | None = None
+) -> Score:
+    """Return a trial's last and best value of the metric; of equal ones the earlier report's is best.
+
+    `kept` says for each report whether it keeps the limits; all do unless given.
+    """
     last, best, best_row = math.nan, math.nan, None
     for index, row in enumerate(rows):
         value = value_of(row, metric)
         if value is None:
             continue
         last = value
-        if is_better(value, best, mode):
+        if (kept is None or kept[index]) and is_better(value, best, mode):
             best, best_row = value, index
     iteration = iteration_of(rows[best_row]) if best_row is not None else None
-    return Score(last, best, iteration, best_row)
+    return Score(last, best, iteration, best_row, allowed=not kept or kept[-1])
 
 
 def best_index(scores: Sequence[Score], mode: str, scope: str) -> int | None:
@@ -78,7 +85,9 @@ def best_index(scores: Sequence[Score], mode: str, scope: str) -> int | None:
     """
     winner, winning = None, math.nan
     for index, scored in enumerate(scores):
-        value = scored.last if scope == "last" else scored.best
+        value = scored.best
+        if scope == "last":
+            value = scored.last if scored.allowed else math.nan
         if is_better(value, winning, mode):
             winner, winning = index, value
     return winner

@@ -121,7 +121,8 @@ def _order(analysis: Analysis) -> list[int]:
 
     def key(index: int) -> tuple[float, int]:
         value = best_or_last(analysis, index)
-        return (sign * value if math.isfinite(value) else math.inf, index)
+        counts = math.isfinite(value) and (analysis.scope == "all" or analysis.scores[index].allowed)
+        return (sign * value if counts else math.inf, index)
 
     return sorted(range(len(analysis.trials)), key=key)
 

@@ -14,6 +14,7 @@ kind of colour blindness.
 from horovod_tune.analysis.plots.hyperparameters import importance, interaction, parameter, parameters
 from horovod_tune.analysis.plots.learning_curves import best_so_far, learning_curves
 from horovod_tune.analysis.plots.parallel import parallel_coordinates
+from horovod_tune.analysis.plots.pareto_plot import pareto_front
 from horovod_tune.analysis.plots.scheduling import rungs, timeline
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "parallel_coordinates",
     "parameter",
     "parameters",
+    "pareto_front",
     "rungs",
     "timeline",
 ]

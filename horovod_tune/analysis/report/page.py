@@ -9,6 +9,7 @@ import os
 import pprint
 import re
 import time
+from collections.abc import Mapping
 from html import escape
 from importlib import metadata, resources
 from pathlib import Path
@@ -25,6 +26,7 @@ from horovod_tune.analysis.report.run_facts import (
     usage,
     wall_time_s,
 )
+from horovod_tune.analysis.report.trade_offs import trade_offs
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_facts import error_line
 
@@ -32,15 +34,19 @@ _SCRIPTS = ("core.js", "curves.js", "space.js", "schedule.js", "table.js")
 _GROUPS, _TRACEBACK = 100, 20_000
 
 
-def write_report(analysis: Analysis, path: str | os.PathLike[str]) -> Path:
-    """Write the experiment's report to one HTML file and return its path."""
+def write_report(
+    analysis: Analysis, path: str | os.PathLike[str], *, pareto: Mapping[str, str] | None = None
+) -> Path:
+    """Write the experiment's report to one HTML file and return its path; see `render`."""
     place = Path(path).expanduser()
-    place.write_text(render(analysis), encoding="utf-8")
+    place.write_text(render(analysis, pareto=pareto), encoding="utf-8")
     return place
 
 
-def render(analysis: Analysis) -> str:
+def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> str:
     """Return the report as one HTML page that loads nothing.
+
+    With `pareto`, metrics and their modes as `Analysis.pareto_front` takes them, it has a section on them.
 
     Its content security policy allows no network, and no script but its own (by hash).
     """
@@ -55,6 +61,7 @@ def render(analysis: Analysis) -> str:
         "header": _header(analysis),
         "answer": _answer(analysis),
         "notes": _notes(analysis),
+        "trade_offs": _trade_offs(analysis, pareto),
         "importance": _importance(analysis),
         "failures": _failures(analysis),
         "facts": _facts(analysis),
@@ -194,6 +201,14 @@ def _notes(analysis: Analysis) -> str:
         f'<details class="notes"><summary>{count} {noun} of the experiment could not be read whole</summary>'
         f"<ul>{lines}{more}</ul></details>"
     )
+
+
+def _trade_offs(analysis: Analysis, pareto: Mapping[str, str] | None) -> str:
+    if pareto is None:
+        return ""
+    section = trade_offs(analysis.pareto_front(pareto))
+    head = '<section id="trade-offs"><h2>Several metrics at once</h2>'
+    return f'{head}<div class="card">{section}</div></section>'
 
 
 def _importance(analysis: Analysis) -> str:

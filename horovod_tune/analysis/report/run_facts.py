@@ -107,7 +107,8 @@ def comparison_text(analysis: Analysis) -> str:
     """How trials are compared, in words."""
     compared = "each trial's last value" if analysis.scope == "last" else "each trial's best value"
     word = "lower" if analysis.mode == "min" else "higher"
-    return f"{word} is better; trials are compared by {compared}"
+    within = f" within {' and '.join(map(str, analysis.limits))}" if analysis.limits else ""
+    return f"{word} is better; trials are compared by {compared}{within}"
 
 
 def trials_text(analysis: Analysis) -> str:

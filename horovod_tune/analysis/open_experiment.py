@@ -1,0 +1,74 @@
+"""`analyze`: from a path, or from what Tune returned, to an `Analysis`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from horovod_tune.analysis.limits import Limit, parse_limit
+from horovod_tune.analysis.reader.folders import open_folder
+from horovod_tune.analysis.reader.tune_files import read_experiment, result_of
+from horovod_tune.analysis.results import Analysis, several_runs
+from horovod_tune.analysis.scoring import SCOPES
+
+
+def analyze(
+    experiment: Any,
+    *,
+    metric: str | None = None,
+    mode: str | None = None,
+    scope: str = "last",
+    limits: Iterable[str | Limit] = (),
+    run: str | None = None,
+    filesystem: Any = None,
+) -> Analysis:
+    """Read a Tune experiment: finished, interrupted or still running.
+
+    Args:
+        experiment: what `tune.run` or `Tuner.fit` returned (its own trials count, whatever else lies in the
+            folder), or the experiment's folder as a local path or any URI that Tune's storage takes.
+        metric: what trials are compared by; the experiment's own unless given.
+        mode: "min" or "max"; the experiment's own unless given.
+        scope: how trials are compared: by their "last" value, as Tune does, or by the best of "all".
+        limits: what a result has to keep to be the best, such as ["latency_ms <= 20"].
+        run: which search of the folder, where several of one name wrote into it: one of `Analysis.runs`.
+            The newest unless given, with a warning that names the others.
+        filesystem: the pyarrow filesystem of a path that needs one (as in `RunConfig(storage_filesystem=…)`).
+
+    Raises:
+        TypeError: `experiment` is something else.
+        FileNotFoundError: there is no such folder.
+        ValueError: it holds no experiment or no such run, or an argument is out of bounds.
+    """
+    if mode not in (None, "min", "max"):
+        raise ValueError(f'mode must be "min" or "max", got {mode!r}')
+    if scope not in SCOPES:
+        raise ValueError(f'scope must be "last" or "all", got {scope!r}')
+    kept = [parse_limit(limit) if isinstance(limit, str) else limit for limit in limits]
+    if isinstance(experiment, Analysis):
+        record, folder = experiment.record, experiment.folder
+        return Analysis(record, folder, metric=metric, mode=mode, scope=scope, limits=kept)
+    known: tuple[str | None, str | None] = (None, None)
+    trial_ids = None
+    if isinstance(experiment, (str, os.PathLike)):
+        folder = open_folder(experiment, filesystem)
+    else:
+        result = result_of(experiment)
+        if result is None:
+            raise TypeError(
+                "experiment must be a path, or what tune.run or Tuner.fit returned; "
+                f"got {type(experiment).__name__}"
+            )
+        folder, known = result.folder, (result.metric, result.mode)
+        trial_ids = result.trial_ids if run is None else None
+    record = read_experiment(folder, run=run, trial_ids=trial_ids)
+    if run is None and trial_ids is None and len(record.runs) > 1:
+        warnings.warn(f"{record.path}: {several_runs(record)}", stacklevel=2)
+    metric_known, mode_known = known[0] or record.metric, known[1] or record.mode
+    if metric is None:
+        metric, mode = metric_known, mode or mode_known
+    elif mode is None and metric == metric_known:
+        mode = mode_known
+    return Analysis(record, folder, metric=metric, mode=mode, scope=scope, limits=kept, trial_ids=trial_ids)

@@ -1,0 +1,229 @@
+"""Several metrics at once, and limits: against definitions, random points and real experiments."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made_experiments import made_experiment, written
+
+from horovod_tune.analysis import analyze, write_report
+from horovod_tune.analysis.limits import Limit, kept, parse_limit
+from horovod_tune.analysis.pareto import hypervolume, non_dominated
+from horovod_tune.analysis.report import render
+from horovod_tune.analysis.results import Analysis, MetricUnknown
+
+AIMS = {"accuracy": "max", "latency_ms": "min"}
+
+
+def by_definition(values, modes):
+    signs = [1 if mode == "min" else -1 for mode in modes]
+    costs = [[sign * value for sign, value in zip(signs, row, strict=True)] for row in values]
+
+    def beats(one, other):
+        pairs = list(zip(one, other, strict=True))
+        return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+    return [not any(beats(other, row) for other in costs) for row in costs]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_front_is_what_nothing_beats(seed):
+    rng = np.random.default_rng(seed)
+    metrics = rng.integers(1, 5)
+    modes = [str(mode) for mode in rng.choice(["min", "max"], metrics)]
+    values = rng.integers(0, 8, (60, metrics)).astype(float)  # with ties and equal points
+    assert non_dominated(values, modes).tolist() == by_definition(values.tolist(), modes)
+
+
+def test_what_is_not_finite_is_in_no_front():
+    values = np.array([[np.nan, 0.0], [-np.inf, 0.0], [1.0, 1.0]])
+    assert non_dominated(values, ["min", "min"]).tolist() == [False, False, True]
+    assert non_dominated(np.empty((0, 2)), ["min", "min"]).tolist() == []
+
+
+@pytest.mark.parametrize("metrics", [1, 2, 3, 4])
+def test_hypervolume_is_the_part_of_space_that_is_dominated(metrics):
+    rng = np.random.default_rng(metrics)
+    values = rng.random((12, metrics))
+    modes = ["min", "max", "min", "max"][:metrics]
+    corner = [1.0 if mode == "min" else 0.0 for mode in modes]
+    signs = np.array([1.0 if mode == "min" else -1.0 for mode in modes])
+    samples = rng.random((200_000, metrics))
+    inside = np.zeros(len(samples), dtype=bool)
+    for row in values:
+        inside |= (samples * signs >= row * signs).all(axis=1)
+    assert hypervolume(values, corner, modes) == pytest.approx(inside.mean(), abs=0.006)
+
+
+def test_hypervolume_of_two_metrics_is_the_staircase():
+    points = np.array([[1.0, 4.0], [2.0, 2.0], [4.0, 1.0], [3.0, 3.0]])
+    assert hypervolume(points, [5.0, 5.0], ["min", "min"]) == 4 * 1 + 3 * 2 + 1 * 1
+    assert hypervolume(points, [1.0, 1.0], ["min", "min"]) == 0.0
+    with pytest.raises(ValueError, match="reference must have 2 values, got 1"):
+        hypervolume(points, [1.0], ["min", "min"])
+
+
+def with_latency(trials: int = 40) -> Analysis:
+    """A made experiment whose reports have a latency too: the wider the net, the slower."""
+    made = made_experiment(trials)
+    rng = random.Random(1)
+    changed = []
+    for trial in made.trials:
+        latency = trial.config["net"]["width"] / 8 + rng.random()
+        rows = tuple(row | {"latency_ms": latency} for row in trial.rows)
+        changed.append(replace(trial, rows=rows, last_result=rows[-1]))
+    record = replace(made.record, trials=tuple(changed))
+    return Analysis(record, made.folder, metric="accuracy", mode="max")
+
+
+def test_the_front_of_an_experiment_names_trials_values_and_configurations():
+    analysis = with_latency()
+    front = analysis.pareto_front(AIMS)
+    table = front.dataframe()
+    assert 2 <= len(table) < 40
+    assert table["accuracy"].is_monotonic_decreasing and table["latency_ms"].is_monotonic_decreasing
+    assert table["trial_id"][0] == analysis.best_trial.trial_id, "the best of the first metric"
+    lasts = [(t.rows[-1]["accuracy"], t.rows[-1]["latency_ms"]) for t in analysis.trials]
+    expected = by_definition(lasts, ["max", "min"])
+    assert set(table["trial_id"]) == {
+        t.trial_id for t, kept in zip(analysis.trials, expected, strict=True) if kept
+    }
+    assert {"config/lr", "config/net/width", "training_iteration"} <= set(table)
+    larger = front.hypervolume({"accuracy": -1.0, "latency_ms": 100.0})
+    assert 0 < front.hypervolume() < larger
+
+
+def test_with_scope_all_every_report_counts():
+    analysis = with_latency()
+    every = Analysis(analysis.record, analysis.folder, metric="accuracy", mode="max", scope="all")
+    front = every.pareto_front(AIMS)
+    assert len(front.points) == sum(len(trial.rows) for trial in analysis.trials)
+    corner = {"accuracy": 0.0, "latency_ms": 100.0}
+    assert front.hypervolume(corner) >= analysis.pareto_front(AIMS).hypervolume(corner)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"accuracy": "max"}, "metrics must have two or more"),
+        ({"accuracy": "max", "loss": "low"}, "the mode of 'loss' must be"),
+        (
+            {"accuracy": "max", "size": "min"},
+            "no trial reported a number named 'size'; reported: loss",
+        ),
+    ],
+)
+def test_a_front_of_what_is_not_there_is_refused(metrics, message):
+    with pytest.raises(ValueError, match=message):
+        with_latency(5).pareto_front(metrics)
+
+
+def test_a_limit_is_read_as_it_is_written():
+    assert parse_limit("valid/latency<20") == Limit("valid/latency", "<", 20.0)
+    assert parse_limit(" a b >= -1e-3 ") == Limit("a b", ">=", -0.001)
+    for text in ("latency", "latency <= fast", "<= 3", "a <= nan", "a == 3", ""):
+        with pytest.raises(ValueError, match='a limit is written like "latency_ms <= 20"'):
+            parse_limit(text)
+
+
+def test_a_limit_is_kept_from_the_first_report_that_has_its_metric():
+    rows = [{"loss": 1}, {"loss": 2, "ms": 30}, {"loss": 3}, {"ms": float("nan")}, {"ms": 10}]
+    assert kept(rows, [parse_limit("ms <= 20")]) == [False, False, False, False, True]
+    assert kept(rows, []) == [True] * 5
+
+
+@pytest.mark.parametrize("scope", ["last", "all"])
+def test_the_best_keeps_the_limits(scope):
+    free = with_latency()
+    best = free.best_result["latency_ms"]
+    bound = best - 1e-9
+    analysis = analyze(free, metric="accuracy", mode="max", scope=scope, limits=[f"latency_ms <= {bound!r}"])
+    allowed = [
+        row["accuracy"]
+        for trial in free.trials
+        for row in (trial.rows if scope == "all" else trial.rows[-1:])
+        if row["latency_ms"] <= bound and row["accuracy"] == row["accuracy"]
+    ]
+    assert analysis.best_value == max(allowed)
+    assert analysis.best_result["latency_ms"] <= bound
+    assert all(analysis.pareto_front(AIMS).points[:, 1] <= bound)
+
+
+def test_limits_that_nothing_keeps_or_nobody_reported_are_said():
+    nothing = analyze(with_latency(5), metric="accuracy", mode="max", limits=["latency_ms < 0"])
+    assert not nothing.has_best
+    with pytest.raises(ValueError, match="within latency_ms < 0"):
+        _ = nothing.best_trial
+    unknown = analyze(with_latency(5), metric="accuracy", mode="max", limits=["size < 3"])
+    assert not unknown.has_best
+    with pytest.raises(MetricUnknown, match="'size'"):
+        _ = unknown.best_trial
+
+
+def test_the_report_has_a_section_on_several_metrics(tmp_path):
+    text = render(with_latency(), pareto=AIMS)
+    assert "Several metrics at once" in text and "<svg" in text and "hypervolume" in text
+    assert "Several metrics at once" not in render(with_latency())
+    three = render(with_latency(), pareto=AIMS | {"loss": "min"})
+    assert "front-plot" not in three.split("</style>")[1] and "accuracy (higher)" in three
+    evil = "<script>alert(1)</script>"
+    made = with_latency(12)
+    trials = tuple(
+        replace(t, trial_id=evil + t.trial_id, rows=tuple(r | {evil: r["loss"]} for r in t.rows))
+        for t in made.trials
+    )
+    hostile = Analysis(replace(made.record, trials=trials), made.folder, metric="accuracy", mode="max")
+    assert evil not in render(hostile, pareto={"accuracy": "max", evil: "min"})
+    write_report(made, tmp_path / "page.html", pareto=AIMS)
+
+
+def test_the_commands_take_limits_and_several_metrics(tmp_path, capsys):
+    from test_terminal import run
+
+    home = written(with_latency(), tmp_path)
+    more = ("--mode", "max", "--limit", "latency_ms <= 12")
+    assert run("show", home, *more) == 0
+    assert "within latency_ms <= 12" in " ".join(capsys.readouterr().out.split())
+    page = tmp_path / "page.html"
+    assert run("report", home, *more, "--pareto", "accuracy=max,latency_ms=min", "-o", page) == 0
+    assert "Several metrics at once" in page.read_text()
+    assert run("report", home, *more, "--pareto", "accuracy=max,size=min", "-o", page) == 2
+    assert "no trial reported a number named 'size'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("report", home, "--pareto", "accuracy")
+
+
+def test_the_front_can_be_drawn():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from horovod_tune.analysis import plots
+
+    analysis = with_latency()
+    ax = plots.pareto_front(analysis, AIMS)
+    ax.figure.canvas.draw()
+    front = analysis.pareto_front(AIMS)
+    assert len(ax.collections[-1].get_offsets()) == int(front.on_front.sum())
+    assert ax.get_xlabel() == "accuracy (higher is better)"
+    with pytest.raises(ValueError, match="a picture has two metrics, got 3"):
+        plots.pareto_front(analysis, AIMS | {"loss": "min"})
+    plt.close("all")
+
+
+def test_an_experiment_shows_itself_in_a_notebook():
+    text = with_latency()._repr_html_()
+    assert "best accuracy <strong>" in text and "<table>" in text and "config = " in text
+    assert "and 30 more trials" in text
+    evil = "<img src=x onerror=alert(1)>"
+    made = made_experiment(3)
+    trials = tuple(replace(t, trial_id=evil, config={evil: evil + str(t.number)}) for t in made.trials)
+    for metric in ("loss", None):
+        hostile = Analysis(
+            replace(made.record, trials=trials, metric=metric), made.folder, metric=metric, mode="min"
+        )
+        assert evil not in hostile._repr_html_()
+    assert "does not say its metric" in hostile._repr_html_()

@@ -232,7 +232,9 @@ def down(record: LaunchRecord, *, lose_results: bool) -> int:
     from horovod_tune.launch.values import LaunchError
 
     if record.target == "slurm":
-        slurm_launch.stop(record)
+        if slurm_launch.tasks_in_words(record.job) != "ended":
+            slurm_launch.stop(record)
+        record.note(phase="down")
         return 0
     if record.target == "kuberay":
         kuberay_launch.down(record, lose_results=lose_results)

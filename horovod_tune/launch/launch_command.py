@@ -1,4 +1,4 @@
-"""`horovod-tune launch`: its options. What each target does with them stands in `targets`."""
+"""`horovod-tune launch`: its options. What each target does with them stands in the files `*_target`."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _add_kuberay(targets: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `horovod-tune launch TARGET`; return its exit status."""
-    from horovod_tune.launch import targets
+    from horovod_tune.launch import kuberay_target, ray_up_target, slurm_target
     from horovod_tune.launch.console import StepFailed
     from horovod_tune.launch.values import LaunchError, checked, checked_count
 
@@ -154,10 +154,10 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, "gpus_per_node", None) is not None:
             checked_count("--gpus-per-node", arguments.gpus_per_node, least=0, most=MOST_GPUS)
         if arguments.target == "slurm":
-            return targets.run_slurm(arguments)
+            return slurm_target.run_slurm(arguments)
         if arguments.target == "kuberay":
-            return targets.run_kuberay(arguments)
-        return targets.run_ray_up(arguments)
+            return kuberay_target.run_kuberay(arguments)
+        return ray_up_target.run_ray_up(arguments)
     except StepFailed as failed:
         print(f"horovod-tune launch: {failed}", file=sys.stderr)
         return 1

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from horovod_tune.horovod_build.plan import machine_tag
 from horovod_tune.launch import machines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -146,6 +147,22 @@ def test_pip_says_that_this_torch_wants_this_cuda(tmp_path: Path) -> None:
     needs = torch["metadata"]["requires_dist"]
     (toolkit,) = [need for need in needs if need.startswith("cuda-toolkit")]
     assert re.search(r"==(\d+\.\d+)\.", toolkit)[1] == machines.CUDA, toolkit
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "fpu sse4_2 avx f16c fma avx2 avx512f avx512_vnni amx_bf16",  # Intel, as in m7i and p5
+        "fpu sse4_2 avx f16c fma avx2 sse4a clzero",  # AMD, as in g5 and g6
+        "fpu sse4_2 avx f16c fma avx2 avx512f",  # Intel, as in g2 and n2
+    ],
+)
+def test_one_wheel_serves_every_machine_of_the_table(flags: str) -> None:
+    """The head's wheel goes to the workers (cluster_synced_files), and its key names what it depends on."""
+    haswell = "flags : fpu sse4_2 avx f16c fma avx2"
+    assert machine_tag(f"flags : {flags}") == machine_tag(haswell)
+    for name in ("on-premise.yaml", "cluster.yaml", "gcp.yaml"):
+        assert load(name)["cluster_synced_files"] == ["~/.cache/horovod_tune"]
 
 
 def test_the_builder_of_the_image_gets_no_more_than_it_copies() -> None:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from horovod_tune.cli import main
-from horovod_tune.launch import cluster_files, kuberay_launch, ray_up_launch, targets
+from horovod_tune.launch import cluster_files, kuberay_launch, new_launch, ray_up_launch
 from horovod_tune.launch.launch_record import LaunchRecord, load_record
 from horovod_tune.launch.values import LaunchError, checked_hosts, checked_network
 
@@ -290,7 +290,7 @@ def test_the_aws_security_group_is_closed_and_made_once(monkeypatch: pytest.Monk
 
 def test_the_file_is_for_its_writers_eyes(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    targets.write_private(path, "x: 1\n")
+    new_launch.write_private(path, "x: 1\n")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -14,8 +14,10 @@ from horovod_tune.launch.head_shell import Unreachable
 from horovod_tune.launch.values import LaunchError
 
 LONGEST_WAIT_S = 15.0
+# While the head stays away, it is said so again after so many attempts.
+LOSSES_TOLD = 20
 # How many times in a row the head's program may fail before that is an error: Ray may be busy.
-REFUSALS = 5
+REFUSALS = 10
 
 
 @dataclass
@@ -89,7 +91,7 @@ def follow(
                 raise
             why = str(error)
         seen.lost += 1
-        if seen.lost == 1:
+        if seen.lost == 1 or seen.lost % LOSSES_TOLD == 0:
             say(f"[reconnecting… {why}]")
         sleep(seen.wait_s(random.uniform(0.7, 1.0)))
 

@@ -144,11 +144,7 @@ def attach(record: LaunchRecord) -> int:
     """
     try:
         if record.phase == "submitted":
-            ended = follow(
-                lambda offset: shell_of(record).stream("follow", record.name, "--offset", str(offset)),
-                offset=record.offset,
-                note=lambda offset: record.note(offset=offset),
-            )
+            ended = _follow(record)
             record.note(phase="over", exit_code=exit_code_of(ended))
             say(f"The job is over: {ended['status'].lower()}, exit status {record.exit_code}")
             if ended["status"] != "SUCCEEDED" and ended.get("message"):
@@ -164,6 +160,20 @@ def attach(record: LaunchRecord) -> int:
     if record.keep_up and record.phase == "fetched":
         say(f"The cluster stays up ({record.machines}). Take it down: horovod-tune down {record.name}")
     return record.exit_code or 0
+
+
+def _follow(record: LaunchRecord) -> dict[str, Any]:
+    try:
+        return follow(
+            lambda offset: shell_of(record).stream("follow", record.name, "--offset", str(offset)),
+            offset=record.offset,
+            note=lambda offset: record.note(offset=offset),
+        )
+    except LaunchError as error:
+        raise LaunchError(
+            f"{error}\nThe cluster stays up ({record.machines}). Again: horovod-tune attach {record.name}    "
+            f"Give it up: horovod-tune down --lose-results {record.name}"
+        ) from None
 
 
 def exit_code_of(ended: Mapping[str, Any]) -> int:
@@ -266,7 +276,10 @@ def launch(
         bring_up(record, config)
         submit(record, script, files, {**asked, "nodes": nodes_at_the_start(config)})
     except (KeyboardInterrupt, LaunchError, Unreachable) as error:
-        _undo(record)
+        try:
+            _undo(record)
+        except LaunchError as left:
+            raise LaunchError(f"{error}\n{left}") from None
         if isinstance(error, KeyboardInterrupt):
             say("Interrupted before the job was submitted; nothing has run.")
             return DETACHED

@@ -42,6 +42,9 @@ class WorkerActor(Protocol):
     def ping(self) -> int:
         """Return how often the worker's lowest rank has reported."""
 
+    def send_logs(self) -> None:
+        """Let `poll` answer now, with what each rank of the worker has printed, even if that is nothing."""
+
     def reset(self, join_s: float) -> ResetResult:
         """Wait ``join_s`` for the training function to end, then restore the process to a new one's state."""
 

@@ -41,6 +41,8 @@ POLL_S = 10.0
 CAUSE_S = 2.0
 # How long a rank may take to answer when others have lost contact with it.
 PING_S = 1.5
+# How long the other ranks' last output is waited for when one has failed.
+LAST_LOGS_S = 5.0
 # How long ranks that go may take to part from each other.
 CLOSE_S = 2.0
 # How long a stopped training function may take to unwind before its process is replaced.
@@ -176,7 +178,7 @@ class WorkerGroup:
     def take_logs(self) -> list[LogChunk]:
         """Return what ranks have printed since the last call."""
         logs, self._logs = self._logs, []
-        return logs
+        return [chunk for chunk in logs if chunk.text]
 
     def proceed(self, index: int, checkpoint: CheckpointPlace | None) -> None:
         """Let every rank go on after report ``index`` when `next_event` is called again."""
@@ -273,11 +275,25 @@ class WorkerGroup:
             self._listen(max(0.05, min(0.5, end - time.monotonic())))
         if failures.needs_cause(first):
             self._ping_the_others()
-        if any(worker.is_asked for worker in self.workers):
-            self._listen(0)  # for what the ranks have printed
+        self._hear_last_logs()
         error = TrainingFailed(failures.explain(first, world_size=self._world_size))
         error.lost_nodes = tuple(self._lost_nodes)
         return error
+
+    def _hear_last_logs(self) -> None:
+        """Take in what the other ranks have printed: they are about to be ended."""
+        waiting = [worker for worker in self.workers if worker.running]
+        for worker in waiting:
+            worker.actor.send_logs.remote()
+            if not worker.is_asked:
+                self._ask(worker)
+        heard, end = len(self._logs), time.monotonic() + LAST_LOGS_S
+        self._listen(0)
+        while time.monotonic() < end:
+            told = {chunk.rank for chunk in self._logs[heard:]}
+            if all(not worker.running or told & set(worker.ranks) for worker in waiting):
+                return
+            self._listen(0.1)
 
     def _ping_the_others(self) -> None:
         silent, dead = ping_all([each for each in self.workers if each.running], timeout_s=PING_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 
 from horovod_tune.files.log_files import LOG_BYTES, left_out
@@ -29,6 +30,7 @@ class OutputReader:
         self._paths = paths or [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
         self._offsets = [_size(path) for path in self._paths]
         self._stderr_mark = self._offsets[1]
+        self._taking = threading.Lock()
 
     def mark(self) -> None:
         """Start anew: what was printed so far belongs to the trial before."""
@@ -43,11 +45,12 @@ class OutputReader:
         """
         _flush()
         parts = []
-        for i, path in enumerate(self._paths):
-            size = _size(path)
-            if size > self._offsets[i]:
-                parts.append(_read(path, self._offsets[i], size, limit))
-                self._offsets[i] = size
+        with self._taking:
+            for i, path in enumerate(self._paths):
+                size = _size(path)
+                if size > self._offsets[i]:
+                    parts.append(_read(path, self._offsets[i], size, limit))
+                    self._offsets[i] = size
         lines = b"".join(parts).splitlines(keepends=True)
         return b"".join(line for line in lines if not line.startswith(b":") or b"_name:" not in line[:16])
 

@@ -228,6 +228,10 @@ class TrainingActor:
         """Return how often this rank has reported: a sign of life."""
         return self._training.session.reports if self._training is not None else 0
 
+    def send_logs(self) -> None:
+        assert self._world is not None
+        self._outbox.put(LogChunk(self._world.rank, self._output.take()))
+
     def reset(self, join_s: float) -> ResetResult:
         """Reset this process; the result says whether the next trial can use it."""
         assert self._world is not None and self._training is not None

@@ -202,6 +202,11 @@ class HostActor:
         """Return how often rank 0 has reported, if it is on this host."""
         return self._reports
 
+    def send_logs(self) -> None:
+        for rank in list(self._worlds):
+            self._logs.send(rank)
+            self._outbox.put(LogChunk(rank, b""))
+
     def reset(self, join_s: float) -> ResetResult:
         """Reset every rank's process; the result says whether the next trial can use it."""
         ranks = tuple(self._worlds)

@@ -76,6 +76,17 @@ def test_the_noise_scale_of_ranks_and_passes_is_the_known_one(ranks) -> None:
     assert ranks[0]["noise"]["low"] < 1.0 < ranks[0]["noise"]["high"] < 1.3
 
 
+def test_curvature_is_that_of_the_mean_loss_over_the_ranks(ranks) -> None:
+    for rank in ranks:
+        assert rank["curvature"]["found"] == pytest.approx(rank["curvature"]["dense"], rel=1e-6)
+
+
+def test_a_configuration_trains_as_by_hand_on_one_rank(ranks) -> None:
+    for rank in ranks:
+        found = rank["configured"]
+        assert found["distance"] < 1e-12 and found["rates"] and found["passes"] == 3
+
+
 def test_an_optimiser_that_does_not_average_is_refused(ranks) -> None:
     message = "optimizer must be a hvd.DistributedOptimizer in a world of 2 ranks, got SGD"
     assert ranks[1]["refusals"]["plain"] == message

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 
 import horovod.torch as hvd
@@ -22,6 +23,8 @@ from horovod_tune.large_batch import (
     NoiseScale,
     ReduceLROnPlateau,
     Warmup,
+    from_config,
+    largest_eigenvalue,
     parameter_groups,
 )
 
@@ -241,6 +244,51 @@ def noise() -> dict[str, object]:
     return meter.estimate()._asdict()
 
 
+def curvature() -> dict[str, float]:
+    """Every rank with half of the samples, against all of them in the formula of the mean loss."""
+    weights = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    rows = INPUTS[RANK::SIZE, :3]
+    found = largest_eigenvalue(
+        lambda: (rows @ weights).square().mean(), [weights], max_products=200, tolerance=1e-12
+    )
+    dense = 2 * INPUTS[:, :3].T @ INPUTS[:, :3] / len(INPUTS)
+    return {"found": found.eigenvalue, "dense": torch.linalg.eigvalsh(dense).max().item()}
+
+
+def configured() -> dict[str, object]:
+    """A configuration in this world against the same by hand on one rank."""
+    model, whole = new_model(), new_model()
+    config = {"lr": 0.05, "epochs": 4, "base_batch_size": 4, "global_batch_size": 10, "warmup_epochs": 1.5}
+    config |= {"optimizer": "lars", "max_micro_batch_size": 2, "max_norm": 0.5, "weight_decay": 0.01}
+    setup = from_config(model, config, num_samples=24)
+    reference = Lars(parameter_groups(whole, weight_decay=0.01), lr=0.05, trust=0.05)
+    start = 1 / math.sqrt(2.5)
+    schedule = LargeBatchLR(
+        reference,
+        Warmup(1.5, Cosine(2.5), start),
+        steps_per_epoch=3,
+        global_batch_size=10,
+        base_batch_size=4,
+        rule="sqrt",
+    )
+    equal = []
+    for epoch in range(4):
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(epoch))
+        for passes in setup.batches(order):
+            for rows in passes:
+                setup.backward(loss_of(model, rows.tolist()), samples=len(rows))
+            setup.step()
+        for rows in order.split(10):
+            reference.zero_grad()
+            loss_of(whole, rows.tolist()).backward()
+            torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
+            reference.step()
+            schedule.step()
+        equal.append(setup.optimizer.param_groups[0]["lr"] == reference.param_groups[0]["lr"])
+    split = setup.split
+    return {"distance": distance(model, whole), "rates": all(equal), "passes": split.passes}
+
+
 def refusals() -> dict[str, str]:
     """What is no distributed optimiser."""
     try:
@@ -261,6 +309,8 @@ results = {
     "broadcast": {kind: broadcast(kind) for kind in ("lars", "lamb")},
     "plateau": plateau(),
     "noise": noise(),
+    "curvature": curvature(),
+    "configured": configured(),
     "refusals": refusals(),
 }
 hvd.shutdown()

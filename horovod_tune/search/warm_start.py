@@ -20,9 +20,12 @@ class PreviousResults:
 
     rows: list[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
-    def fit_into(self, space: SearchSpace, metric: str | None) -> tuple[list[tuple[Point, float]], str]:
-        """Return the points and values that fit `space`, and a message that counts what does not."""
-        used: list[tuple[Point, float]] = []
+    def fit_into(
+        self, space: SearchSpace, metric: str | None, time_attr: str
+    ) -> tuple[list[tuple[Point, float, float | None]], str]:
+        """Return what fits `space`, as points, values and their times, and a message that counts what does
+        not."""
+        used: list[tuple[Point, float, float | None]] = []
         reasons: Counter[str] = Counter()
         for config, metrics in self.rows:
             value = as_number(metrics.get(metric)) if metric else None
@@ -30,7 +33,7 @@ class PreviousResults:
                 reasons[f"no finite {metric!r}"] += 1
                 continue
             try:
-                used.append((self.nested_point(space, config), value))
+                used.append((self.nested_point(space, config), value, as_number(metrics.get(time_attr))))
             except SpaceError as error:
                 reasons[str(error).split(", got ")[0]] += 1
         message = f"{len(used)} of {len(self.rows)} earlier results are used"

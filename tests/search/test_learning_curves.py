@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
@@ -153,6 +154,16 @@ def test_rows_end_at_the_known_end_and_results_from_elsewhere_are_whole_training
     assert (rows.trials, list(rows.values)) == ([0, 0, 1], [3.0, 2.0, 1.0])
     assert rows.target == rows.times[2] == axis(50.0)
     assert rows_of([running, known], horizon=None).target == axis(2.0)
+
+
+def test_an_earlier_experiments_stopped_trials_are_known_as_stopped() -> None:
+    rows = [
+        {METRIC: 0.5, "training_iteration": 3, "config/x": 0.1, "config/y": 0.2, "config/z": 0.3},
+        {METRIC: 0.2, "training_iteration": 27, "config/x": 0.5, "config/y": 0.2, "config/z": 0.3},
+    ]
+    search = searcher(analysis=pd.DataFrame(rows))
+    search.set_search_properties(METRIC, "min", SPACE)
+    assert [trial.curve for trial in search._history.trials.values()] == [{3.0: 0.5}, {27.0: 0.2}]
 
 
 @pytest.mark.parametrize("disaster", [1e6, 1e30])

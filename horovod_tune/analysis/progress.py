@@ -10,12 +10,13 @@ from typing import Any
 from ray.tune import Callback
 
 from horovod_tune.analysis.last_screen import last_screen
+from horovod_tune.analysis.printable import printable
 from horovod_tune.analysis.progress_state import Progress
 from horovod_tune.experiment_facts import write_facts
 
 
 class ProgressCallback(Callback):
-    """Show a search's progress: in a terminal one live line a trial, elsewhere plain lines.
+    """Show a search's progress: in a terminal or a notebook one live line a trial, elsewhere plain lines.
 
     Pass it to Tune with its other callbacks; Tune's own reporter goes on as before (its lines scroll above
     the live ones). Tune tells callbacks neither metric nor mode: without them here, no best value is shown.
@@ -75,8 +76,11 @@ class ProgressCallback(Callback):
         self._view = self._make_view()
 
     def _make_view(self) -> Any:
+        from horovod_tune.analysis.progress_notebook import NotebookView, in_notebook
         from horovod_tune.analysis.progress_view import LiveView, PlainView
 
+        if self._live is not False and self._stream is None and in_notebook():
+            return NotebookView()
         stream = self._stream or sys.stdout
         live = self._live if self._live is not None else bool(getattr(stream, "isatty", lambda: False)())
         return LiveView(stream) if live else PlainView(stream, self._every_s)
@@ -118,7 +122,7 @@ class ProgressCallback(Callback):
             if trials:
                 folder = str(trials[0].storage.experiment_fs_path)
                 text = last_screen(self._progress, folder, trials)
-                print(text, file=self._stream or sys.stdout, flush=True)
+                print(printable(text), file=self._stream or sys.stdout, flush=True)
 
     def _tell(self, what: str, trial_id: str) -> None:
         if self._view is not None:

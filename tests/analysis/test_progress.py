@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("rich")
 
 from horovod_tune.analysis import ProgressCallback, analyze
+from horovod_tune.analysis.progress_notebook import NotebookView
 from horovod_tune.analysis.progress_state import Progress
 from horovod_tune.analysis.progress_view import LiveView, PlainView, summary, trial_text
 
@@ -194,3 +195,38 @@ def test_a_real_search_is_followed_live_beside_tunes_reporter(searches):
     assert "failed · iteration 1 of 3" in said
     assert "Trial status:" in said, "Tune's own reporter"
     assert said.count("\x1b[?25l") <= said.count("\x1b[?25h"), "the cursor is shown again"
+
+
+class FakeOutput:
+    """A cell's output as IPython's `display(..., display_id=True)` gives it."""
+
+    def __init__(self):
+        self.shown = []
+
+    def update(self, html):
+        self.shown.append(html.data)
+
+
+def test_in_a_notebook_one_output_is_redrawn_in_place(monkeypatch):
+    display = pytest.importorskip("IPython.display")
+    output = FakeOutput()
+    monkeypatch.setattr(display, "display", lambda *made, display_id: output)
+    view, progress = NotebookView(), Progress(metric="loss", mode="min", total=2, began=0.0)
+    evil = "<img src=x onerror=alert(1)>"
+    progress.started("a", 0.0, goal=4, config={"lr": evil})
+    progress.reported("a", {"loss": 2.0, "training_iteration": 1}, 1.0)
+    view.tell("reported", "a", progress, 1.0)
+    for moment in (1.1, 1.2, 1.3):
+        view.tick(progress, moment)
+    assert len(output.shown) == 1, "not at every step of Tune's"
+    assert "1/4" in output.shown[0] and "0 of 2 trials ended" in output.shown[0]
+    assert evil not in output.shown[0]
+    progress.ended("a", "done", 2.0)
+    view.close(progress, 2.0)
+    assert "search ended: 1 of 2 trials ended" in output.shown[-1]
+
+
+def test_outside_a_notebook_there_is_no_notebook_view(capsys):
+    callback = ProgressCallback("loss", "min")
+    callback.setup()
+    assert not isinstance(callback._view, NotebookView)

@@ -71,12 +71,12 @@ def metric_and_mode(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
-    """Whether the user has chosen what Tune prints, or is in a notebook, where Tune draws a table."""
-    from ray.tune.experimental.output import IS_NOTEBOOK, AirVerbosity, get_air_verbosity
+    """Whether the user has chosen what Tune prints."""
+    from ray.tune.experimental.output import AirVerbosity, get_air_verbosity
 
     chosen = arguments.get("verbose") is not None or arguments.get("progress_reporter") is not None
     old_output = get_air_verbosity(AirVerbosity.VERBOSE) is None  # RAY_AIR_NEW_OUTPUT=0
-    return chosen or old_output or bool(IS_NOTEBOOK)
+    return chosen or old_output
 
 
 def shorten_errors(is_ours: Callable[[type], bool]) -> None:

@@ -1,0 +1,88 @@
+"""`examples/first_search.ipynb` runs from top to bottom; its search can be interrupted and run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+NOTEBOOK = Path(__file__).parent.parent / "examples" / "first_search.ipynb"
+_CELL_LIMIT_S = 250
+
+# Interrupts the search as the kernel's ■ does, once three trials have ended.
+_INTERRUPT = """
+import os, signal
+class _Interrupt(tune.Callback):
+    ended = 0
+    def on_trial_complete(self, iteration, trials, trial, **info):
+        self.ended += 1
+        if self.ended == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory):
+    """The notebook after it ran, with its search run twice: interrupted the first time."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    search = next(place for place, cell in enumerate(notebook.cells) if "tune.run(" in cell.source)
+    folder = tmp_path_factory.mktemp("notebook")
+    cell = notebook.cells[search]
+    cell.source = cell.source.replace("num_samples=12", "num_samples=6")
+    assert "num_samples=6" in cell.source
+    interrupted = nbformat.v4.new_code_cell(
+        _INTERRUPT + cell.source.replace("num_samples=6", "num_samples=6, callbacks=[_Interrupt()]")
+    )
+    notebook.cells.insert(search, interrupted)
+    notebook.cells.append(
+        nbformat.v4.new_code_cell("print(len(results.trials), analysis.runs, analysis.problems)")
+    )
+    notebook.cells.append(nbformat.v4.new_code_cell("ray.shutdown()"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        patch.setenv("RAY_AIR_NEW_OUTPUT", "1")  # as users have it
+        client = nbclient.NotebookClient(
+            notebook,
+            timeout=_CELL_LIMIT_S,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(folder)}},
+        )
+        client.execute()
+    return notebook
+
+
+def outputs(notebook, source: str) -> list:
+    """All outputs of the last cell with such a source."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source][-1].outputs
+
+
+def html(found: list) -> str:
+    return "".join(out.get("data", {}).get("text/html", "") for out in found)
+
+
+def test_the_search_shows_its_progress_in_one_output(executed):
+    shown = html(outputs(executed, "tune.run("))
+    assert "search ended: 6 of 6 trials ended" in shown
+
+
+def test_the_last_value_of_a_cell_is_the_analysis(executed):
+    shown = html(outputs(executed, "analyze(results)"))
+    assert "best loss <strong>" in shown and "<table>" in shown
+
+
+@pytest.mark.parametrize("plot", ["learning_curves", "parallel_coordinates"])
+def test_pictures_are_inline(executed, plot):
+    assert any("image/png" in out.get("data", {}) for out in outputs(executed, plot))
+
+
+def test_an_interrupted_cell_can_be_run_again(executed):
+    first = next(cell for cell in executed.cells if "_Interrupt()" in cell.source)
+    assert "of 6 trials ended" in html(first.outputs) and "6 of 6" not in html(first.outputs)
+    (said,) = [out.text for out in outputs(executed, "print(len(results.trials)")]
+    assert said.startswith("6 ('20") and said.rstrip().endswith("()"), said
+    assert said.count("_") == 2, "two searches are in the folder, and the second one's trials were read"

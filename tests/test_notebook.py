@@ -46,6 +46,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(folder))
         patch.setenv("RAY_AIR_NEW_OUTPUT", "1")  # as users have it
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine 30 s are too few
         client = nbclient.NotebookClient(
             notebook,
             timeout=_CELL_LIMIT_S,

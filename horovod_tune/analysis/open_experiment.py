@@ -9,8 +9,9 @@ from typing import Any
 
 from horovod_tune.analysis.limits import Limit, parse_limit
 from horovod_tune.analysis.reader.folders import open_folder
+from horovod_tune.analysis.reader.records import ExperimentRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment, result_of
-from horovod_tune.analysis.results import Analysis, several_runs
+from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import SCOPES
 
 
@@ -72,3 +73,13 @@ def analyze(
     elif mode is None and metric == metric_known:
         mode = mode_known
     return Analysis(record, folder, metric=metric, mode=mode, scope=scope, limits=kept, trial_ids=trial_ids)
+
+
+def several_runs(record: ExperimentRecord) -> str:
+    """Say which of a folder's searches this is, and how to choose another."""
+    others = ", ".join(name for name in record.runs if name != record.run)
+    which = "the newest" if record.run == record.runs[-1] else "one"
+    return (
+        f"{len(record.runs)} searches wrote into this folder; this is {which} of them, {record.run}. "
+        f'Choose with analyze(…, run="…") or --run: {others}'
+    )

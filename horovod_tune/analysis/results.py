@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,25 +16,13 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_fields import TUNES_OWN
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.reader.tune_pickles import checkpoints_of
-from horovod_tune.analysis.scoring import Score, best_index, is_better, score, value_of
+from horovod_tune.analysis.scoring import Score, best_index, score
 from horovod_tune.analysis.trial_facts import config_changes, plain_text
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.pareto import ParetoFront
 
-_CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
-
-
-def several_runs(record: ExperimentRecord) -> str:
-    """Say which of a folder's searches this is, and how to choose another."""
-    others = ", ".join(name for name in record.runs if name != record.run)
-    which = "the newest" if record.run == record.runs[-1] else "one"
-    return (
-        f"{len(record.runs)} searches wrote into this folder; this is {which} of them, {record.run}. "
-        f'Choose with analyze(…, run="…") or --run: {others}'
-    )
 
 
 class MetricUnknown(ValueError):
@@ -253,24 +239,9 @@ class Analysis:
 
     @cached_property
     def _best_checkpoint_folder(self) -> Folder | None:
-        metric, mode = self.require_metric()
-        trial = self.best_trial
-        if not trial.directory:
-            return None
-        home = self.folder.below(trial.folder_name)
-        # Not checkpoint_000001.part: a copy that a full disk or a kill has ended.
-        on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
-        measured = {
-            name: value_of(metrics, metric) for name, metrics in checkpoints_of(trial.checkpoint_blob or "")
-        }
-        chosen, best = None, math.nan
-        for name in sorted(on_disk):
-            value = measured.get(name)
-            if value is not None and is_better(value, best, mode):
-                chosen, best = name, value
-        # A checkpoint that Tune's state has not measured: the newest is the nearest to the last result.
-        chosen = chosen or max(on_disk, default=None)
-        return None if chosen is None else home.below(chosen)
+        from horovod_tune.analysis.best_checkpoint import best_checkpoint_folder
+
+        return best_checkpoint_folder(self)
 
     def dataframe(self) -> pd.DataFrame:
         """One row a trial, in the order of creation.

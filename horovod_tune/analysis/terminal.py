@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.analysis.importance import best_or_last
+from horovod_tune.analysis.open_experiment import several_runs
 from horovod_tune.analysis.printable import one_line, printable
 from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.report.page import python_text
@@ -19,7 +20,7 @@ from horovod_tune.analysis.report.run_facts import (
     trials_text,
     wall_time_s,
 )
-from horovod_tune.analysis.results import Analysis, several_runs
+from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.series import Curve, curves
 from horovod_tune.analysis.sparkline import sparkline
 from horovod_tune.analysis.trial_facts import error_line

@@ -99,7 +99,7 @@ def find(arguments: argparse.Namespace) -> LaunchRecord:
 
 def attach(record: LaunchRecord) -> int:
     """Follow it as the launch did."""
-    from horovod_tune.launch import kuberay_launch, ray_up_launch, slurm_launch
+    from horovod_tune.launch import kuberay_launch, ray_up_end, slurm_launch
     from horovod_tune.launch.console import say
     from horovod_tune.launch.values import LaunchError
 
@@ -115,14 +115,14 @@ def attach(record: LaunchRecord) -> int:
     if record.phase == "down":
         say(f"{record.name} is over and down: exit status {record.exit_code}, results in {record.results}")
         return record.exit_code or 0
-    return ray_up_launch.attach(record)
+    return ray_up_end.attach(record)
 
 
 def logs(record: LaunchRecord) -> int:
     """Print the output so far."""
     import subprocess
 
-    from horovod_tune.launch.ray_up_launch import shell_of
+    from horovod_tune.launch.ray_up_end import shell_of
 
     if record.target == "slurm":
         sys.stdout.write(Path(record.log_file).read_text(errors="replace"))
@@ -150,7 +150,7 @@ def state_in_words(record: LaunchRecord) -> str:
     from horovod_tune.launch import kuberay_launch, slurm_launch
     from horovod_tune.launch.head_shell import Unreachable
     from horovod_tune.launch.launch_record import age
-    from horovod_tune.launch.ray_up_launch import shell_of
+    from horovod_tune.launch.ray_up_end import shell_of
     from horovod_tune.launch.values import LaunchError
 
     if record.phase == "down":
@@ -192,7 +192,7 @@ def fetch(record: LaunchRecord) -> int:
     """Bring what is there, also of a job that still runs."""
     from horovod_tune.launch import fetching, kuberay_launch
     from horovod_tune.launch.console import say
-    from horovod_tune.launch.ray_up_launch import shell_of
+    from horovod_tune.launch.ray_up_end import shell_of
 
     if record.target == "slurm":
         say(f"The results are where the script put them, on this file system; the log is {record.log_file}")
@@ -214,7 +214,7 @@ def stop(record: LaunchRecord) -> int:
     """End the job."""
     from horovod_tune.launch import kuberay_launch, slurm_launch
     from horovod_tune.launch.console import say
-    from horovod_tune.launch.ray_up_launch import shell_of
+    from horovod_tune.launch.ray_up_end import shell_of
 
     if record.target == "slurm":
         slurm_launch.stop(record)
@@ -228,7 +228,7 @@ def stop(record: LaunchRecord) -> int:
 
 def down(record: LaunchRecord, *, lose_results: bool) -> int:
     """Take the cluster down; results that are not here keep it up unless they may be lost."""
-    from horovod_tune.launch import kuberay_launch, ray_up_launch, slurm_launch
+    from horovod_tune.launch import kuberay_launch, ray_up_end, slurm_launch
     from horovod_tune.launch.values import LaunchError
 
     if record.target == "slurm":
@@ -246,11 +246,11 @@ def down(record: LaunchRecord, *, lose_results: bool) -> int:
             f"or lose them: horovod-tune down --lose-results {record.name}"
         )
     if record.phase == "over" and not lose_results:
-        ray_up_launch.bring_results(record)
+        ray_up_end.bring_results(record)
     if record.target == "elsewhere":
         line = "python -m horovod_tune.node.autostop --now --cloud $(cat ~/.horovod-tune/cloud)"
-        ray_up_launch.shell_of(record).run(line, timeout_s=600)
+        ray_up_end.shell_of(record).run(line, timeout_s=600)
         record.note(phase="down")
         return 0
-    ray_up_launch.take_down(record)
+    ray_up_end.take_down(record)
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from horovod_tune.launch import fetching, ray_up_launch
+from horovod_tune.launch import fetching, ray_up_end
 from horovod_tune.launch.fetching import ResultsMissing, differences, plan_fetch
 from horovod_tune.launch.launch_record import LaunchRecord
 from horovod_tune.launch.values import LaunchError
@@ -84,10 +84,10 @@ def test_a_cluster_whose_results_cannot_be_fetched_stays_up(
         head={"host": "n1", "user": "me"}, machines="1 x g5.2xlarge", autostop_min=720.0,
     )  # fmt: skip
     record.save()
-    monkeypatch.setattr(ray_up_launch, "shell_of", lambda record, host=None: Head(job, lose=99))
-    monkeypatch.setattr(ray_up_launch, "take_down", lambda record: pytest.fail("taken down"))
+    monkeypatch.setattr(ray_up_end, "shell_of", lambda record, host=None: Head(job, lose=99))
+    monkeypatch.setattr(ray_up_end, "take_down", lambda record: pytest.fail("taken down"))
     with pytest.raises(LaunchError, match=r"The cluster stays up \(1 x g5.*the cluster ends 12 h"):
-        ray_up_launch.attach(record)
+        ray_up_end.attach(record)
     assert record.phase == "over"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_tune.launch import host_claims
+from horovod_tune.launch.cluster_head import head_of
 from horovod_tune.launch.console import run_logged, say
 from horovod_tune.launch.head_shell import Unreachable
 from horovod_tune.launch.launch_record import LaunchRecord, age
@@ -77,23 +78,9 @@ def bring_up(record: LaunchRecord, config: Mapping[str, Any]) -> None:
     record.note(phase="up")
     run_logged(["ray", "up", "-y", "--no-config-cache", record.file], record.log)
     if not record.head:
-        record.head = _head_of(record.file)
+        record.head = head_of(record.file, record.log)
     record.save()
     say(f"The head is {record.head['host']}, up after {age(time.monotonic() - start)}")
-
-
-def _head_of(file: str) -> dict[str, str]:
-    """Return how the head of a cloud's cluster is reached, as Ray does it."""
-    import yaml
-    from ray.autoscaler import sdk
-
-    config = sdk.bootstrap_config(sdk.fillout_defaults(yaml.safe_load(Path(file).read_text())))
-    auth = config["auth"]
-    return {
-        "host": sdk.get_head_node_ip(file),
-        "user": auth["ssh_user"],
-        "key": auth.get("ssh_private_key", ""),
-    }
 
 
 def submit(record: LaunchRecord, script: Script, files: dict[str, Path], asked: Mapping[str, Any]) -> None:

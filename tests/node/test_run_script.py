@@ -37,7 +37,7 @@ def test_a_script_is_the_main_module_and_its_storage_is_known(tmp_path: Path) ->
         env={**os.environ, "HOROVOD_TUNE_EXPERIMENTS": str(noted)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert ran.returncode == 7, ran.stderr
     assert f"['s.py', '{tmp_path}/results', '--x'] s.py helper" in ran.stdout and "later Model" in ran.stdout

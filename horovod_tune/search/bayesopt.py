@@ -22,8 +22,8 @@ from ray.tune.utils import flatten_dict
 from horovod_tune.search import state_file
 from horovod_tune.search.blas import one_thread
 from horovod_tune.search.gp.acquisition import acquisition_of
+from horovod_tune.search.gp.fitted_model import FitState
 from horovod_tune.search.gp.gp_options import check_kernel, model_options
-from horovod_tune.search.gp.posterior import FitState
 from horovod_tune.search.history import Ending, History, Trial, as_number
 from horovod_tune.search.initial_points import Queued, queue_points
 from horovod_tune.search.optimizer import Optimizer

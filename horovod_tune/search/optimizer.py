@@ -17,8 +17,9 @@ from scipy.stats import qmc
 from horovod_tune.search.curve_rows import has_curves, rows_of
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
 from horovod_tune.search.gp.failure_model import Safety, diverged
+from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions
 from horovod_tune.search.gp.output_scales import SOFTNESSES
-from horovod_tune.search.gp.posterior import FitState, FittedModel, ModelOptions, Posterior
+from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.proposal import propose
 from horovod_tune.search.history import Ending, History, Trial
 from horovod_tune.search.seeds import seed_for

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from horovod_tune.search.gp.acquisition import log_probability_below
-from horovod_tune.search.gp.fit import Conditioned
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance
+from horovod_tune.search.gp.process import Conditioned
 
 #: A jump to results that are no longer ones: this many times the range, and the size, of all better ones.
 _JUMP = 100.0

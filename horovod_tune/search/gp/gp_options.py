@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Kernel
 
-from horovod_tune.search.gp.posterior import ModelOptions
+from horovod_tune.search.gp.fitted_model import ModelOptions
 from horovod_tune.search.space.domains import SpaceError
 from horovod_tune.search.space.search_space import SearchSpace
 

@@ -14,9 +14,11 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ke
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import acquisition_of, log_h
 from horovod_tune.search.gp.failure_model import Safety, diverged
-from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, Priors, fit, fit_kernel
+from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit, fit_kernel
+from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, matern52, warp
-from horovod_tune.search.gp.posterior import FittedModel, ModelOptions, Posterior, thin
+from horovod_tune.search.gp.posterior import Posterior
+from horovod_tune.search.gp.process import Conditioned
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((25, 3))

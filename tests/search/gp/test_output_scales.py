@@ -9,8 +9,8 @@ from sklearn.gaussian_process.kernels import Matern
 
 from horovod_tune.search import BayesOptSearch, LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import is_scale_free
+from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.output_scales import SOFTNESSES, Scale, compress, scales
-from horovod_tune.search.gp.posterior import FittedModel, ModelOptions
 
 GROUPS = np.arange(2)
 X = np.random.default_rng(0).random((40, 2))

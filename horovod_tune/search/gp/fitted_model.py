@@ -1,0 +1,176 @@
+"""The Gaussian process fitted to a set of results: the scale that they are on, and its hyperparameters."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_tune.search.gp import fit as gp_fit
+from horovod_tune.search.gp.fit import Fit, MarginalLikelihood, Priors
+from horovod_tune.search.gp.kernels import Covariance, FloatArray, Hyperparameters, MaternCovariance
+from horovod_tune.search.gp.output_scales import Scale, scales
+from horovod_tune.search.gp.process import Conditioned
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How the Gaussian process is built; the defaults are what the benchmark chose."""
+
+    #: None is ours, with the `priors` and a noise that is estimated unless it is fixed. A kernel of
+    #: scikit-learn comes without both.
+    kernel: Any = None
+    priors: Priors = field(default_factory=Priors)
+    fixed_noise: float | None = None
+    starts: int = 2
+    #: Joint draws of what is in flight and what is noisy; 0 takes the posterior mean (kriging believer).
+    draws: int = 16
+    #: More points than this are thinned out for the fit of the hyperparameters, and for the process.
+    fit_points: int = 150
+    process_points: int = 1000
+    #: How far below the median, in units of median to best, targets are taken as they are.
+    linear_depth: float = 3.0
+    #: The warped scales that are tried beside the results' own, see `warping`; not for acquisition functions
+    #: that have a number on the objective's scale. A `kernel` and `fixed_noise` have one too: none are tried.
+    softnesses: tuple[float, ...] = ()
+
+
+def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
+    """Return the indices of at most `limit` points: the best half, and the rest spread over time."""
+    if len(targets) <= limit:
+        return np.arange(len(targets))
+    order = np.argsort(-targets, kind="stable")
+    best, others = order[: limit // 2], np.sort(order[limit // 2 :])
+    spread = others[np.linspace(0, len(others) - 1, limit - limit // 2).astype(int)]
+    return np.sort(np.concatenate([best, spread]))
+
+
+#: The noise beside a kernel of the user's own, bayesian-optimization's default.
+_KERNEL_ALPHA = 1e-6
+
+
+class FitState(NamedTuple):
+    """What a later fit starts from, and a saved search keeps: JSON values."""
+
+    theta: list[float]
+    #: The number of the scale that the results were on.
+    scale: int
+    #: How many results there were when a fit last started from scratch.
+    fresh_at: int
+    #: A digest of what was fitted.
+    data: str
+
+
+#: What the logarithm of the posterior density must gain for axes to be bent.
+_BEND_LEAD = 5.0
+#: To so few results a fit always starts from scratch.
+_ALWAYS_FRESH = 60
+#: Otherwise it does when there are this many times the results of the last one that did.
+_FRESH_GROWTH = 1.25
+#: Steps of a fit that goes on from an earlier one: to tell the scales apart, and on the scale that is used.
+_WARM_STEPS, _WARM_STEPS_BEST = 6, 15
+
+
+class FittedModel:
+    """The covariance and scaling that a set of results gives; points in flight do not change them.
+
+    `earlier` is the state of a fit to fewer results. Where it is of the same ones, nothing is fitted. Where
+    `timed`, the results are reports, and the last feature is their time.
+    """
+
+    def __init__(
+        self,
+        features: FloatArray,
+        targets: FloatArray,
+        groups: NDArray[np.int_],
+        options: ModelOptions,
+        bendable: NDArray[np.bool_] | None = None,
+        earlier: FitState | None = None,
+        timed: bool = False,
+    ) -> None:
+        self._bendable, self._timed = bendable, timed
+        self.state: FitState | None = None
+        kept = thin(targets, options.process_points)
+        self.features, self.groups, self.options = features[kept], groups, options
+        own = options.kernel is None and options.fixed_noise is None
+        found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
+        # Each scale keeps the order, so these are the same points on all.
+        few = thin(found[0].targets, options.fit_points)
+        if options.kernel is not None:
+            alpha = _KERNEL_ALPHA if options.fixed_noise is None else options.fixed_noise
+            own_scale, chosen = found[0].targets[few], found[0]
+            self.covariance: Covariance = gp_fit.fit_kernel(
+                options.kernel, self.features[few], own_scale, alpha, options.starts - 1
+            )
+        else:
+            number, fitted = self._fit(found, few, earlier)
+            chosen = found[number]
+            self.covariance = MaternCovariance(fitted, groups, timed)
+        self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
+
+    def _fit(
+        self, found: list[Scale], few: NDArray[np.int_], earlier: FitState | None
+    ) -> tuple[int, Hyperparameters]:
+        """Return the number of the most probable scale and the hyperparameters on it."""
+        options, features, rows = self.options, self.features[few], len(self.features)
+        priors, noise = options.priors, options.fixed_noise
+        data = hashlib.sha1(features.tobytes() + found[0].targets[few].tobytes() + repr(options).encode())
+        digest = data.hexdigest()
+
+        def fit(
+            scale: Scale, starts: range, warm: FloatArray | None = None, steps: int = 60, bend: bool = False
+        ) -> Fit:
+            bendable = self._bendable if bend else None
+            targets = scale.targets[few]
+            return gp_fit.fit(
+                features, targets, self.groups, priors, noise, starts, bendable, warm, steps, self._timed
+            )
+
+        straight = len(MarginalLikelihood(features, found[0].targets[few], self.groups, priors, noise).bounds)
+        bends = 0 if self._bendable is None else int(self._bendable.sum())
+        warm, bent, fresh_at = None, False, rows
+        if earlier is not None and earlier.scale < len(found):
+            theta = np.asarray(earlier.theta)
+            bent = len(theta) > straight
+            if len(theta) == straight + bent * bends:
+                if earlier.data == digest:
+                    self.state = earlier
+                    bendable = self._bendable if bent else None
+                    targets = found[earlier.scale].targets[few]
+                    objective = MarginalLikelihood(features, targets, self.groups, priors, noise, bendable)
+                    return earlier.scale, objective.hyperparameters(theta)
+                if _ALWAYS_FRESH < rows < _FRESH_GROWTH * earlier.fresh_at:
+                    warm, fresh_at = theta, earlier.fresh_at
+        bent = bent and warm is not None
+        # One start tells scales apart well enough; the others are for the scale that is used.
+        steps = 60 if warm is None else _WARM_STEPS
+        fits = [fit(scale, range(1), warm, steps, bent) for scale in found]
+        posteriors = [
+            fitted.log_posterior + scale.log_slopes[few].sum() + scale.log_prior
+            for fitted, scale in zip(fits, found, strict=True)
+        ]
+        best = int(np.argmax(posteriors))
+        fitted = fits[best]
+        if warm is not None:
+            fitted = fit(found[best], range(1), fitted.theta, _WARM_STEPS_BEST, bent)
+        else:
+            if options.starts > 1:
+                others = fit(found[best], range(1, options.starts))
+                fitted = max(fitted, others, key=lambda f: f.log_posterior)
+            if bends:
+                start = np.concatenate([fitted.theta, np.zeros(bends)])
+                curved = fit(found[best], range(1), start, 60, bend=True)
+                if curved.log_posterior > fitted.log_posterior + _BEND_LEAD:
+                    fitted = curved
+        self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest)
+        return best, fitted.hyperparameters
+
+    def condition(self) -> Conditioned:
+        """Return the process given the results alone, its targets standardised."""
+        noise = np.full(len(self.features), self.covariance.noise)
+        # What comes from outside is fitted without a mean, as scikit-learn does it.
+        mean = None if self.options.kernel is None else 0.0
+        return Conditioned(self.features, self.targets[:, None], noise, self.covariance, mean)

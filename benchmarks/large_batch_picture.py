@@ -21,8 +21,12 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     """Write one row of panels a problem: accuracy by batch, and epochs by steps to the target."""
     figure, axes = plt.subplots(len(results), 2, figsize=(11, 4 * len(results)), squeeze=False)
     for row, (name, found) in zip(axes, results.items(), strict=True):
-        _scaling(row[0], name, found["scaling"])
-        _growing(row[1], f"{name}, to an accuracy of {found['target']:g}", found["growing"])
+        for axis, part in zip(row, ("scaling", "growing"), strict=True):
+            axis.set_visible(part in found)
+        if "scaling" in found:
+            _scaling(row[0], name, found["scaling"])
+        if "growing" in found:
+            _growing(row[1], f"{name}, to an accuracy of {found['target']:g}", found["growing"])
     axes[0][0].legend(fontsize=8, loc="lower left", frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -52,15 +56,19 @@ def _growing(axis: Any, name: str, found: Mapping[str, list[Mapping[str, float]]
         axis.plot(
             [run["steps"] for run in reached], [-number] * len(reached), ".", color="#30343a", markersize=5
         )
+        last = 100 * statistics.median(run["last"] for run in runs)
         text = f"{epochs:g} epochs, {steps:.0f} steps" if math.isfinite(steps) else "not reached"
+        text += f"; {last:.0f} % in the end"
         if math.isfinite(steps):
             axis.plot(steps, -number, "|", color="#d95f02", markersize=16, markeredgewidth=2)
         axis.annotate(
             text, (1, -number), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
         )
     axis.set_yticks([-number for number in range(len(found))], list(found), fontsize=8)
-    axis.set_xscale("log")
-    axis.margins(x=0.3, y=0.15)
+    # The right half is for the text.
+    steps = [run["steps"] for runs in found.values() for run in runs if math.isfinite(run["steps"])]
+    axis.set_xlim(0, 2.1 * max(steps, default=1))
+    axis.margins(y=0.15)
     axis.set_xlabel("optimiser steps to the target, a dot a seed; median marked", fontsize=9)
     axis.set_title(f"batches that grow: {name}", fontsize=10, loc="left")
     _plain(axis)

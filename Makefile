@@ -12,13 +12,14 @@ XLA_VENV ?= .venv-xla
 export TORCH PIP_EXTRA
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint typecheck format bench test-xla set-up set-up-xla clean
+.PHONY: help demo soak test lint typecheck format bench test-xla set-up set-up-xla clean
 
 help: ## Show this list
 	@echo "make demo     tune a digits classifier with Horovod on this machine (sets everything up first)"
 	@echo "make test     run the tests                     make test PYTEST_ARGS='-k placement'"
 	@echo "make lint     ruff, format and lint             make format rewrites the files"
 	@echo "make typecheck   mypy"
+	@echo "make soak     searches under random harm, ten minutes each   make soak SOAK_ARGS='--seconds 3600 --trials 200'"
 	@echo "make bench    what the README claims            make bench BENCH_ARGS=turnaround"
 	@echo "make test-xla run the TPU tests on torch_xla's CPU device (7 GB more)"
 	@echo "make set-up   only set up                       horovod-tune doctor says whether it fits together"
@@ -40,6 +41,10 @@ format: set-up
 
 typecheck: set-up
 	@$(VENV)/bin/mypy
+
+soak: set-up
+	@$(VENV)/bin/python tests/soak/soak.py fixed $(SOAK_ARGS)
+	@$(VENV)/bin/python tests/soak/soak.py elastic $(SOAK_ARGS)
 
 bench: set-up
 	@$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)

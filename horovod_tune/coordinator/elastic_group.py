@@ -123,7 +123,14 @@ class ElasticGroup(WorkerGroup):
             case Decision.FORM:
                 self._form_next_world(ready)
             case Decision.FAIL:
-                self._fail(elapsed_s)
+                self._fail(
+                    f"{len(self.workers)} rank(s) are left, min_workers={self._min_workers}, and no others "
+                    f"came within min_workers_timeout_s={self._wait_s:g} s"
+                )
+            case Decision.GIVE_UP_RANKS:
+                text = f"did not leave its broken world within timeout_s={self._timeout_s:g} s"
+                for worker in [each for each in self.workers if each not in change.waiting]:
+                    self._lose(worker, FailureKind.HUNG, text)
             case Decision.WAIT_FOR_RANKS if time.monotonic() - max(change.began, change.pinged) > PING_S:
                 change.pinged = time.monotonic()
                 self._find_silent([each for each in self.workers if each not in change.waiting])
@@ -208,30 +215,22 @@ class ElasticGroup(WorkerGroup):
             if not worker.is_asked:
                 self._ask(worker)
 
-    def _fail(self, elapsed_s: float) -> None:
-        rank = min(rank for worker in self.workers for rank in worker.ranks)
-        host = next(worker.facts.host for worker in self.workers if worker.facts and rank in worker.ranks)
-        self._failures += self._dropped or [
-            Failed(
-                rank, host, FailureKind.SILENT, f"the ranks did not leave their world in {elapsed_s:.0f} s"
-            )
+    def _fail(self, text: str) -> None:
+        """End the trial: ranks that were lost are the cause, ``text`` says why the others cannot go on."""
+        lost = self._dropped or [
+            Failed(rank, worker.facts.host, FailureKind.DISCONNECTED, "")
+            for worker in self.workers[:1]
+            for rank in worker.ranks[:1]
+            if worker.facts is not None
         ]
-        self._failures = [
-            replace(
-                self._failures[0],
-                traceback=self._failures[0].traceback
-                + f"\n{len(self.workers)} rank(s) are left, min_workers={self._min_workers}; no others came "
-                f"within {self._wait_s:g} s",
-            ),
-            *self._failures[1:],
-        ]
+        self._failures += [replace(lost[0], traceback=f"{lost[0].traceback}\n{text}".strip()), *lost[1:]]
 
     def _form_next_world(self, joining: Sequence[Worker]) -> None:
         """Give the ranks that are left, and those that join, their places in the next world."""
         assert self._change is not None and self._order is not None
         self._worlds_without_report += 1
         if self._worlds_without_report > WORLDS_WITHOUT_REPORT:
-            self._fail(time.monotonic() - self._change.began)
+            self._fail(f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported")
             return
         reasons = "; ".join(self._change.reasons)
         stayed = list(self.workers)

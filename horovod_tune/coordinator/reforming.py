@@ -12,6 +12,8 @@ class Decision(Enum):
     WAIT_FOR_RANKS = auto()
     # All have, and are fewer than may go on: others are awaited.
     WAIT_FOR_WORKERS = auto()
+    GIVE_UP_RANKS = auto()
+    """Those that have not left it are lost too."""
     FORM = auto()
     FAIL = auto()
 
@@ -36,20 +38,22 @@ def decide(
         elapsed_s: seconds since the world began to be left.
         wait_s: how long too few workers wait for others.
         leave_s: how long the training function may take to leave the world. A rank that computes for longer
-            without a collective is not waited for: the others hold resources.
+            without a collective is not waited for.
 
     >>> limits = dict(min_workers=2, elapsed_s=1.0, wait_s=60.0, leave_s=60.0)
     >>> decide(left=2, waiting=1, ready=0, **limits).name
     'WAIT_FOR_RANKS'
     >>> decide(left=2, waiting=2, ready=0, **limits).name
     'FORM'
+    >>> decide(left=2, waiting=1, ready=0, **{**limits, "elapsed_s": 61.0}).name
+    'GIVE_UP_RANKS'
     >>> decide(left=1, waiting=1, ready=0, **limits).name
     'WAIT_FOR_WORKERS'
     >>> decide(left=1, waiting=1, ready=1, **limits).name
     'FORM'
     """
     if waiting < left:
-        return Decision.WAIT_FOR_RANKS if elapsed_s <= leave_s else Decision.FAIL
+        return Decision.WAIT_FOR_RANKS if elapsed_s <= leave_s else Decision.GIVE_UP_RANKS
     if left + ready >= min_workers:
         return Decision.FORM
     return Decision.WAIT_FOR_WORKERS if elapsed_s <= wait_s else Decision.FAIL

@@ -36,6 +36,8 @@ class HorovodWorld:
         self._basics: Any = None
         self._environment: dict[str, str] = {}
         self._sockets: dict[int, str] = {}
+        # What was open when the `hvd.init()` that is under way began.
+        self._before_init: dict[int, str] | None = None
         self._lock = threading.Lock()
         self._ending = threading.Lock()
 
@@ -72,13 +74,15 @@ class HorovodWorld:
                 world._shut_down()  # the kept world is not the one that is asked for
             world._environment = _horovod_environment()
             world._count_from_one()
-            before = sockets.open_tcp_sockets()
+            world._before_init = sockets.open_tcp_sockets()
             try:
                 return real_init(basics, comm, process_sets)
+            except Exception:
+                # Until it is shut down, Horovod remembers the failure and does not try again.
+                real_shutdown(basics)
+                raise
             finally:
-                # Ray opens one in this moment rarely, and opens it again when it is lost.
-                now = sockets.open_tcp_sockets()
-                world._sockets = {fd: name for fd, name in now.items() if before.get(fd) != name}
+                world._sockets, world._before_init = world._new_sockets(), None
 
         @functools.wraps(real_initialized)
         def is_initialized(basics: Any) -> bool:
@@ -118,9 +122,17 @@ class HorovodWorld:
         self._shut_down()
 
     def break_off(self) -> None:
-        """Shut down a world that has lost a rank, without waiting for peers that do not answer."""
-        sockets.shut_down(self._sockets)
+        """Shut down a world that has lost a rank, also while it is formed, without waiting for peers."""
+        sockets.shut_down(self._new_sockets() or self._sockets)
         self.close()
+
+    def _new_sockets(self) -> dict[int, str]:
+        """Return the sockets that came with the `hvd.init()` that is under way; none where there is none."""
+        before = self._before_init
+        if before is None:
+            return {}
+        # Ray opens one in these moments rarely, and opens it again when it is lost.
+        return {fd: name for fd, name in sockets.open_tcp_sockets().items() if before.get(fd) != name}
 
     def _shut_down(self) -> None:
         # The training function and `close` may come here at once; Horovod joins its thread without a lock.

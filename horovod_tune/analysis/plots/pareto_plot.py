@@ -30,11 +30,14 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str], ax: Axes | None
         style.say_empty(ax, f"no trial has reported a finite {x} and {y}")
         return ax
     rest = finite & ~found.on_front
-    ax.scatter(*found.points[rest].T, s=16, color=style.QUIET, alpha=0.6, linewidths=0, label="other results")
+    others = found.points[rest]
+    ax.scatter(
+        others[:, 0], others[:, 1], s=16, color=style.QUIET, alpha=0.6, linewidths=0, label="other results"
+    )
     front = found.points[found.members]
     # The best of x comes first; until the next one's x is reached, its y is the best there is.
-    ax.step(*front.T, where="post", color=style.BEST, linewidth=1.4, zorder=3)
-    ax.scatter(*front.T, s=34, color=style.BEST, zorder=4, label="front")
+    ax.step(front[:, 0], front[:, 1], where="post", color=style.BEST, linewidth=1.4, zorder=3)
+    ax.scatter(front[:, 0], front[:, 1], s=34, color=style.BEST, zorder=4, label="front")
     ax.set_xlabel(f"{x} ({style.direction(x_mode)})")
     ax.set_ylabel(f"{y} ({style.direction(y_mode)})")
     ax.legend(fontsize=8.5, frameon=False)

@@ -50,7 +50,7 @@ def _table(front: ParetoFront) -> str:
 
 
 def _picture(front: ParetoFront) -> str:
-    finite = np.flatnonzero(np.isfinite(front.points).all(axis=1))
+    finite = np.flatnonzero(np.isfinite(front.points).all(axis=1)).tolist()
     low, high = front.points[finite].min(axis=0), front.points[finite].max(axis=0)
     # Halves first: the distance of two finite numbers may not be one.
     span = np.where(high / 2 > low / 2, high / 2 - low / 2, 0.5)

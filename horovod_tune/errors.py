@@ -35,6 +35,10 @@ class BackendMissing(HorovodTuneError, RuntimeError):
     """Horovod (or torch_xla) is not there, or built without what a trial needs: says what to type."""
 
 
+class UnsupportedRay(HorovodTuneError, ImportError):
+    """This release of Ray lacks a part that trials cannot do without: says which."""
+
+
 class ResourcesUnavailable(HorovodTuneError, RuntimeError):
     """No cluster like this one can ever hold the trial: says what it asks for and what there is."""
 

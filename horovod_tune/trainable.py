@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import ray
-from ray.train._internal.checkpoint_manager import _TrainingResult
 from ray.tune import PlacementGroupFactory
 from ray.tune.result import RESULT_DUPLICATE, SHOULD_CHECKPOINT
 from ray.tune.trainable import FunctionTrainable
@@ -29,6 +28,7 @@ from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_tr
 from horovod_tune.gloo import backend as gloo_backend
 from horovod_tune.gloo.early_start import EarlyRanks
 from horovod_tune.messages import TrialOrder
+from horovod_tune.ray_adapter import TrainingResult
 from horovod_tune.run_settings import settings_for
 from horovod_tune.spec import (
     DEFAULT_STALL_TIMEOUT_S,
@@ -79,6 +79,8 @@ class DistributedTrainable(FunctionTrainable):
             ResourcesUnavailable: the cluster can never hold them. Runs in the driver.
             PreflightFailed: the trial spans machines of which one cannot take part.
         """
+        # Under Ray Client, Tune runs in another process than the one that made this class.
+        _patch_tune(cls._spec.reuse_workers)
         placement = cls._placement()
         if ray.is_initialized():
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -133,7 +135,7 @@ class DistributedTrainable(FunctionTrainable):
             lambda record: "reuse_actors" not in record.getMessage()
         )
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._last_training_result: _TrainingResult | None = None
+        self._last_training_result: TrainingResult | None = None
         self._coordinator = Coordinator(
             self._make_group(),
             self._shipped.pickled(),
@@ -200,7 +202,7 @@ class DistributedTrainable(FunctionTrainable):
         if result is None:
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
         metrics, checkpoint = result
-        self._last_training_result = _TrainingResult(checkpoint=checkpoint, metrics=metrics)
+        self._last_training_result = TrainingResult(checkpoint=checkpoint, metrics=metrics)
         if checkpoint is not None:
             metrics = {**metrics, SHOULD_CHECKPOINT: True}
         return metrics
@@ -211,7 +213,7 @@ class DistributedTrainable(FunctionTrainable):
             self._last_training_result.metrics = result
 
     # FunctionTrainable uses these two in its own way too: with a result in place of a directory.
-    def save_checkpoint(self, checkpoint_dir: str = "") -> _TrainingResult | None:  # type: ignore[override]
+    def save_checkpoint(self, checkpoint_dir: str = "") -> TrainingResult | None:  # type: ignore[override]
         return self._last_training_result
 
     def restore(self, checkpoint_path: Any) -> None:
@@ -220,13 +222,13 @@ class DistributedTrainable(FunctionTrainable):
         if isinstance(result, str):
             result = ray.tune.Checkpoint.from_directory(result)
         if isinstance(result, ray.tune.Checkpoint):
-            result = _TrainingResult(checkpoint=result, metrics={})
+            result = TrainingResult(checkpoint=result, metrics={})
         # Tune looks at it here; each host of the ranks brings it from where it lies, if it has to.
         self._restored_from = self._trial_storage.place(result.checkpoint)
         here = self._trial_storage.bring_here(result.checkpoint)
-        super().restore(_TrainingResult(checkpoint=here, metrics=result.metrics))
+        super().restore(TrainingResult(checkpoint=here, metrics=result.metrics))
 
-    def load_checkpoint(self, checkpoint_result: _TrainingResult) -> None:  # type: ignore[override]
+    def load_checkpoint(self, checkpoint_result: TrainingResult) -> None:  # type: ignore[override]
         self._coordinator.restore(self._restored_from)
 
     def reset(self, *args: Any, **keywords: Any) -> bool:
@@ -337,15 +339,7 @@ def DistributedTrainableCreator(
         min_workers_timeout_s=min_workers_timeout_s,
     )
     (xla_backend if use_tpu else gloo_backend).require_installed()
-    ray_adapter.keep_longer_results()
-    ray_adapter.end_waits_of_paused_trials()
-    if reuse_workers:
-        ray_adapter.reuse_actors_of(_wants_reuse)
-    ray_adapter.start_in_idle_processes(_is_ours)
-    ray_adapter.name_lost_hosts(_is_ours)
-    ray_adapter.accept_trials_without_results()
-    ray_adapter.count_each_death_once(_is_ours)
-    ray_adapter.shorten_errors(_is_ours)
+    _patch_tune(reuse_workers)
     name = re.sub(r"\W", "_", function_name(func))
     shipped = ShippedFunction(func, uuid.uuid4().hex)
     body = {
@@ -360,6 +354,19 @@ def DistributedTrainableCreator(
     if not use_tpu:
         metaclass = type("EarlyStart", (metaclass,), {"_early_ranks": EarlyRanks(spec, name)})
     return metaclass(name, (DistributedTrainable,), body)
+
+
+def _patch_tune(reuse_workers: bool) -> None:
+    """Change Tune in this process, once, where it must do something else for distributed trials."""
+    ray_adapter.keep_longer_results()
+    ray_adapter.end_waits_of_paused_trials()
+    if reuse_workers:
+        ray_adapter.reuse_actors_of(_wants_reuse)
+    ray_adapter.start_in_idle_processes(_is_ours)
+    ray_adapter.name_lost_hosts(_is_ours)
+    ray_adapter.accept_trials_without_results()
+    ray_adapter.count_each_death_once(_is_ours)
+    ray_adapter.shorten_errors(_is_ours)
 
 
 def _is_ours(trainable: type) -> bool:

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 
 # From the ground up; a unit imports from itself and from the units on lines above its own, never below.
 LAYERS = [
+    {"private_parts"},
     {"errors", "experiment_facts", "messages", "error_text"},
     {"tpu_types", "function", "files"},
     {"spec", "session", "horovod_build", "large_batch"},

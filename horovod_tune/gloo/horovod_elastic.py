@@ -18,10 +18,23 @@ from typing import Any
 
 from horovod_tune import session
 from horovod_tune.errors import NotElastic
+from horovod_tune.private_parts import Patch, part
 
 logger = logging.getLogger(__name__)
 
 _HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler")
+_ELASTIC = Patch(
+    "elastic API",
+    "hvd.elastic.run is refused: Horovod's own could open a service that unpickles what strangers send",
+    (
+        part("horovod.common.elastic:notification_manager"),
+        part("horovod.common.elastic:run_fn", "func", "reset", uses="notification_manager"),
+        part("horovod.torch.elastic:_reset"),
+        part("horovod.torch.elastic:run", "func", uses="run_fn _reset"),
+        part("horovod.runner.elastic.worker:HostUpdateResult.added"),
+        *(part(f"horovod.torch.elastic.state:{name}.sync", "self") for name in _HANDLERS),
+    ),
+)
 
 
 class Notifications:
@@ -52,25 +65,23 @@ notifications = Notifications()
 
 def install() -> None:
     """Put our notifications and our reset in place of Horovod's; once a process, when Horovod is imported."""
-    import horovod.common.elastic
     import horovod.torch.elastic
+
+    if not _ELASTIC.fits:
+        horovod.torch.elastic.run = _refuse
+        return
+    import horovod.common.elastic
     import horovod.torch.elastic.state as states
 
-    places: list[tuple[Any, str, Any]] = [
-        (horovod.common.elastic, "notification_manager", notifications),
-        (horovod.torch.elastic, "_reset", reset),
-    ]
-    for module, name, ours in places:
-        if not hasattr(module, name):
-            raise RuntimeError(
-                f"{module.__name__} has no {name}: this Horovod is not the 0.28.1 that horovod_tune was "
-                "checked against, and its elastic mode may open a service that unpickles what strangers send"
-            )
-        setattr(module, name, ours)
+    horovod.common.elastic.notification_manager = notifications
+    horovod.torch.elastic._reset = reset
     for name in _HANDLERS:
-        handler = getattr(states, name, None)
-        if handler is not None:
-            handler.sync = _saved_after(handler.sync)
+        handler = getattr(states, name)
+        handler.sync = _saved_after(handler.sync)
+
+
+def _refuse(func: Any) -> Any:
+    raise NotElastic("hvd.elastic.run is refused with this release of Horovod: horovod_tune knows 0.28.1's")
 
 
 def _saved_after(sync: Callable[[Any], None]) -> Callable[[Any], None]:

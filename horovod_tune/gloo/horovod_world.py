@@ -1,7 +1,7 @@
 """Runs in each rank: Horovod, loaded once and kept between trials. Its private parts are used only here.
 
-Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `horovod.torch.mpi_ops._handle_map`,
-`horovod.common.process_sets`, and what the library writes to stderr.
+Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `_handle_map` and `mpi_lib` of
+`horovod.torch.mpi_ops`, and what the library writes to stderr.
 
 A world that a trial leaves sound is kept for the next one, so that its ``hvd.init()`` costs one collective
 of some bytes. The trial cannot tell: until it calls ``hvd.init()`` a kept world answers as one that is not
@@ -21,11 +21,36 @@ from collections.abc import Iterator
 from typing import Any
 
 from horovod_tune.gloo import sockets
+from horovod_tune.private_parts import Patch, part
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
 _PROBE_NAME = "horovod_tune.world_probe"
 _AGREEMENT_NAME = "horovod_tune.world_agreement"
+_BASICS = "horovod.common.basics:HorovodBasics"
+_WITHOUT = "every trial starts new workers and a Horovod world of its own, which takes longer"
+# Looked at before horovod.torch is imported, which binds the methods,
+_GUARD = Patch(
+    "kept worlds",
+    _WITHOUT,
+    (
+        part(f"{_BASICS}.init", "self", "comm", "process_sets"),
+        part(f"{_BASICS}.shutdown", "self"),
+        part(f"{_BASICS}.is_initialized", "self"),
+        *(part(f"{_BASICS}.{name}", "self") for name in _FACTS),
+        part(f"{_BASICS}._get_process_set_ids_and_ranks", "self"),
+    ),
+)
+# and after that.
+_COUNTS = Patch(
+    "counts of collectives",
+    _WITHOUT,
+    (
+        part("horovod.torch.mpi_ops:_handle_map.clear"),
+        part("horovod.torch.mpi_ops:mpi_lib.horovod_torch_reset"),
+        part("horovod.torch.mpi_ops:poll", "handle"),
+    ),
+)
 
 
 class HorovodWorld:
@@ -47,17 +72,21 @@ class HorovodWorld:
             if self._basics is not None:
                 return
             with _collector_paused():
-                from horovod.common.basics import HorovodBasics
+                if _GUARD.fits:
+                    from horovod.common.basics import HorovodBasics
 
-                self._guard(HorovodBasics)
-                import horovod.torch  # noqa: F401
+                    self._guard(HorovodBasics)
+                import horovod.torch as hvd
 
                 from horovod_tune.gloo import horovod_elastic
 
                 horovod_elastic.install()
-                from horovod.torch.mpi_ops import _basics
-
-                self._basics = _basics
+                if _GUARD.fits:
+                    self._basics = hvd.is_initialized.__self__
+                else:
+                    self._basics = hvd
+                    self._real_initialized = lambda basics: basics.is_initialized()
+                    self._real_shutdown = lambda basics: basics.shutdown()
 
     def _guard(self, basics_class: Any) -> None:
         real_init, real_shutdown = basics_class.init, basics_class.shutdown
@@ -157,7 +186,7 @@ class HorovodWorld:
 
     def _count_from_one(self) -> None:
         """Number this rank's collectives anew: Horovod pairs those that have no name by their number."""
-        if self._basics is not None:
+        if self._basics is not None and _COUNTS.fits:
             from horovod.torch import mpi_ops
 
             mpi_ops._handle_map.clear()
@@ -172,6 +201,9 @@ class HorovodWorld:
         """
         if not self.is_up:
             return []
+        if not (_GUARD.fits and _COUNTS.fits):
+            self.close()
+            return ["this release of Horovod differs from the one whose worlds can be kept"]
         import torch
         from horovod.torch import mpi_ops
 

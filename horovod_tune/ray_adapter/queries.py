@@ -11,9 +11,46 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from horovod_tune.private_parts import Patch, part
+
+_STATE = "ray._private.state:state"
+_DRIVERS_NODE = Patch(
+    "the driver's node",
+    "checkpoints and logs reach the driver only where all hosts share the storage path",
+    (part(f"{_STATE}.job_table"),),
+)
+_STORAGE_CHECK = Patch(
+    "the storage's validation file",
+    "a host's storage path is told from the driver's by what lies in it alone",
+    (part("ray.train._internal.storage:StorageContext._check_validation_file", "self"),),
+)
+_GROWTH = Patch(
+    "clusters that can grow",
+    "a trial that no machine can ever hold waits instead of being refused",
+    (
+        part("ray._private.ray_constants:DEBUG_AUTOSCALING_STATUS"),
+        part("ray.experimental.internal_kv:_internal_kv_get", "key", "namespace"),
+    ),
+)
+_PREEMPTION = Patch(
+    "pre-empted nodes",
+    "a trial whose machine is taken away counts that as a failure",
+    (part(f"{_STATE}.get_draining_nodes"), part("ray.core.generated.common_pb2:NodeDeathInfo.Reason")),
+)
+_SESSION_DIRECTORY = Patch(
+    "the session's directory",
+    "workers start one by one, without forking, which takes longer",
+    (
+        part("ray._private.worker:_global_node"),
+        part("ray._private.node:Node.get_session_dir_path", "self"),
+    ),
+)
+
 
 def driver_node_id() -> str | None:
     """Return the id of the Ray node that this job's driver runs on, None where Ray does not tell."""
+    if not _DRIVERS_NODE.fits:
+        return None
     import ray
     from ray._private.state import state
 
@@ -28,6 +65,8 @@ def driver_node_id() -> str | None:
 
 def storage_reaches_here(storage: Any) -> bool:
     """Whether this host can write where the driver made the experiment's directory."""
+    if not _STORAGE_CHECK.fits:
+        return True
     try:
         storage._check_validation_file()
     except RuntimeError:
@@ -43,6 +82,8 @@ def cluster_can_grow() -> bool:
     cluster file has a monitor too, which calls its nodes ``node_`` and their id; the provider ``local`` has
     the machines that its file names and no more.
     """
+    if not _GROWTH.fits:
+        return True
     import ray
     from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
     from ray.experimental.internal_kv import _internal_kv_get
@@ -59,12 +100,12 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
     Ray calls a lost actor unavailable before it calls its node dead, so the nodes are asked about, not the
     actors' errors: one that is being drained counts as much as one that died after that.
     """
+    wanted = set(node_ids)
+    if not wanted or not _PREEMPTION.fits:
+        return False
     import ray
     from ray._private.state import state
 
-    wanted = set(node_ids)
-    if not wanted:
-        return False
     if wanted & set(state.get_draining_nodes()):
         return True
     common_pb2: Any = importlib.import_module("ray.core.generated.common_pb2")  # compiled, without types
@@ -133,9 +174,11 @@ def private_directory() -> Path | None:
     None in a process without such a session (a client of a cluster elsewhere), or where there cannot be one:
     the session's is not to be written to, or somebody else has made one of that name.
     """
+    if not _SESSION_DIRECTORY.fits:
+        return None
     import ray
 
-    node = getattr(ray._private.worker, "_global_node", None)
+    node = ray._private.worker._global_node
     session = Path(node.get_session_dir_path()) if node is not None else None
     if session is None or not session.is_dir():
         return None

@@ -12,11 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
+from horovod_tune.private_parts import Patch, part
 from horovod_tune.ray_adapter.patches.idle_processes import LIGHTNING_VARIABLE
 from horovod_tune.session import Session, current, merge_metrics
 
 _SESSION_MODULE = "ray.train._internal.session"
 _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
+_SESSION = Patch(
+    "Tune's session in ranks",
+    "ray.tune.report does not work inside a rank: call horovod_tune.report",
+    (part(f"{_SESSION_MODULE}:get_session", uses="_session"), part(f"{_SESSION_MODULE}:_session")),
+)
+_REPORT = Patch(
+    "Tune's report in ranks",
+    "ray.tune.report takes no keywords inside a rank: call horovod_tune.report(loss=...)",
+    (part(f"{_REPORT_MODULE}:report", "metrics", "checkpoint", uses="get_session"),),
+)
 
 
 class _TrialFacts:
@@ -67,7 +78,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs a function right after one of some modules is imported; importing ray.tune costs 0.6 s, so a
     rank does not do it before the training function does."""
 
-    def __init__(self, hooks: Mapping[str, Callable[[ModuleType], None]]) -> None:
+    def __init__(self, hooks: Mapping[str, Callable[[ModuleType], object]]) -> None:
         self._hooks = dict(hooks)
 
     def find_spec(
@@ -102,11 +113,14 @@ def install_session(session: Session | None) -> None:
 
 
 def _install(module: ModuleType) -> None:
-    module._session = _installed  # type: ignore[attr-defined]
+    if _SESSION.fits:
+        module._session = _installed  # type: ignore[attr-defined]
 
 
 def _accept_keywords(module: ModuleType) -> None:
     """Let ``ray.tune.report(loss=1)`` of the old guides work again inside a rank."""
+    if not _REPORT.fits:
+        return
     original = module.report
 
     @functools.wraps(original)
@@ -122,7 +136,12 @@ def _accept_keywords(module: ModuleType) -> None:
 def prepare_rank_process() -> None:
     """Install the hooks of this process, once, before the first training function."""
     os.environ.update(LIGHTNING_VARIABLE)
-    hooks = {_SESSION_MODULE: _install, _REPORT_MODULE: _accept_keywords}
+    # A module of Tune's that is no longer there is told when the training function imports Tune.
+    hooks = {
+        _SESSION_MODULE: _install,
+        _REPORT_MODULE: _accept_keywords,
+        "ray.tune": lambda _: _SESSION.fits and _REPORT.fits,
+    }
     waiting = {}
     for name, hook in hooks.items():
         module = sys.modules.get(name)

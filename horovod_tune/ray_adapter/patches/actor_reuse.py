@@ -7,6 +7,35 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from horovod_tune.private_parts import Patch, part
+
+_CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
+_PATCH = Patch(
+    "actor reuse",
+    "each trial starts workers of its own, unless you pass reuse_actors=True",
+    (
+        part(
+            _CONTROLLER,
+            uses="_trials _scheduler_alg _search_alg _reuse_actors _staged_trials _pending_trials "
+            "_trial_to_actor _actor_cache _actor_manager _started_actors",
+        ),
+        part(f"{_CONTROLLER}._maybe_cache_trial_actor", "self", "trial", uses="_reuse_actors _staged_trials"),
+        part(
+            f"{_CONTROLLER}._maybe_reuse_cached_actor", "self", "trial", uses="_trial_to_actor _actor_cache"
+        ),
+        part(f"{_CONTROLLER}._schedule_trial_pause", "self", "trial", "should_checkpoint"),
+        part(f"{_CONTROLLER}._cleanup_cached_actors", "self", "force_all", uses="_actor_cache"),
+        part(
+            "ray.air.execution._internal.actor_manager:RayActorManager",
+            uses="_live_actors_to_ray_actors_resources",
+        ),
+        part("ray.tune.utils.object_cache:_ObjectCache.increase_max", "self", "key", "by"),
+        part("ray.tune.utils.object_cache:_ObjectCache.decrease_max", "self", "key", "by"),
+        part("ray.tune.utils.object_cache:_ObjectCache.num_cached_objects"),
+        part("ray.tune.registry:get_trainable_cls", "trainable_name"),
+    ),
+)
+
 
 def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
     """Make Tune keep the actors of trainables that want it, whatever ``reuse_actors`` says; once a process.
@@ -21,11 +50,11 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
     trial goes on later: with population-based training, every exploit would meet new workers. Ours are kept
     while a trial is paused or pending.
     """
+    if not _PATCH.is_due:
+        return
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.registry import get_trainable_cls
 
-    if hasattr(TuneController._maybe_cache_trial_actor, "_horovod_tune"):
-        return
     original = TuneController._maybe_cache_trial_actor
     # By experiment: the next one of this process may have another trainable of the same name.
     wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -93,7 +122,6 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
         if force_all or not (ours and waits_for_an_actor(self)):
             original_cleanup(self, force_all)
 
-    maybe_cache._horovod_tune = True  # type: ignore[attr-defined]
     TuneController._maybe_cache_trial_actor = maybe_cache  # type: ignore[method-assign]
     TuneController._maybe_reuse_cached_actor = maybe_reuse  # type: ignore[method-assign]
     TuneController._schedule_trial_pause = pause  # type: ignore[method-assign]

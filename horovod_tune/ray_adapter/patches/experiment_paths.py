@@ -7,9 +7,17 @@ once for each experiment that is started or restored, with the storage path or U
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
+
+from horovod_tune.private_parts import Patch, part
+
+_STORAGE = "ray.train._internal.storage:StorageContext"
+_PATCH = Patch(
+    "experiment paths",
+    "a launch cannot tell where the results lie: name them with `horovod-tune launch --fetch PATH`",
+    (part(_STORAGE, uses="storage_filesystem experiment_fs_path"),),
+)
 
 
 def note_experiments(note: Callable[[str, str], None]) -> None:
@@ -17,14 +25,10 @@ def note_experiments(note: Callable[[str, str], None]) -> None:
 
     Where Ray no longer has that class, a warning says so and nothing is noted.
     """
-    try:
-        from ray.train._internal.storage import StorageContext
-    except ImportError:
-        warnings.warn(
-            "this Ray has no StorageContext: name the results with `horovod-tune launch --fetch PATH`",
-            stacklevel=2,
-        )
+    if not _PATCH.fits:
         return
+    from ray.train._internal.storage import StorageContext
+
     before = StorageContext.__init__
 
     @functools.wraps(before)

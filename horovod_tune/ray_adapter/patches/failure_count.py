@@ -7,6 +7,19 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from horovod_tune.private_parts import Patch, part
+
+_CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
+_PATCH = Patch(
+    "failure count",
+    "the death of a kept coordinator may count as two failures of its trial",
+    (
+        part(_CONTROLLER, uses="_resetting_trials"),
+        part(f"{_CONTROLLER}._trial_task_failure", "self", "trial", "exception"),
+        part("ray.tune.registry:get_trainable_cls", "trainable_name"),
+    ),
+)
+
 
 def count_each_death_once(is_ours: Callable[[type], bool]) -> None:
     """Count the death of a coordinator that takes its next trial as one failure; once a process.
@@ -14,12 +27,12 @@ def count_each_death_once(is_ours: Callable[[type], bool]) -> None:
     Tune hears of it as the actor's end and as the end of the call that was to reset it, counts both, and
     gives the trial up with the second, whatever ``max_failures`` says.
     """
+    if not _PATCH.is_due:
+        return
     from ray.exceptions import RayActorError
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.registry import get_trainable_cls
 
-    if hasattr(TuneController._trial_task_failure, "_horovod_tune"):
-        return
     original = TuneController._trial_task_failure
     counted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -33,5 +46,4 @@ def count_each_death_once(is_ours: Callable[[type], bool]) -> None:
             counted[trial] = exception
         original(self, trial, exception)
 
-    fail._horovod_tune = True  # type: ignore[attr-defined]
     TuneController._trial_task_failure = fail  # type: ignore[method-assign]

@@ -7,6 +7,17 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from horovod_tune.private_parts import Patch, part
+
+_PATCH = Patch(
+    "idle processes",
+    "the first trials start about a second later",
+    (
+        part("ray.tune.execution.class_cache:_ActorClassCache.get", "self", "trainable_cls", uses="_cache"),
+        part("ray.tune.execution.class_cache:DEFAULT_ENV_VARS"),
+        part("ray.tune.execution.class_cache:ENV_VARS_TO_PROPAGATE"),
+    ),
+)
 # What Tune sets in the processes of every trial.
 LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}
 
@@ -19,12 +30,12 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
     first trial. Ours set that variable themselves (`LIGHTNING_VARIABLE`). Where the driver has variables that
     Tune passes on (credentials), its way is left as it is. Once a process.
     """
+    if not _PATCH.is_due:
+        return
     import ray
     from ray.tune.execution import class_cache
 
     cache_class = class_cache._ActorClassCache
-    if hasattr(cache_class.get, "_horovod_tune"):
-        return
     original = cache_class.get
 
     @functools.wraps(original)
@@ -35,5 +46,4 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
             self._cache[trainable_cls] = ray.remote(trainable_cls)
         return original(self, trainable_cls)
 
-    get._horovod_tune = True  # type: ignore[attr-defined]
     cache_class.get = get  # type: ignore[method-assign]

@@ -8,6 +8,24 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod_tune.files import directories
+from horovod_tune.private_parts import Patch, part
+
+_PATCH = Patch(
+    "lost coordinator",
+    "the error of a trial whose coordinator was lost has its host's address and not its name",
+    (
+        part(
+            "ray.tune.execution.tune_controller:TuneController._process_trial_failure",
+            "self",
+            "trial",
+            "exception",
+            uses="handle_error",
+        ),
+        part("ray.exceptions:RayActorError", uses="error_msg"),
+        part("ray.tune.experiment.trial:Trial", uses="storage status"),
+        part("ray.tune.registry:get_trainable_cls", "trainable_name"),
+    ),
+)
 
 
 def name_lost_hosts(is_ours: Callable[[type], bool]) -> None:
@@ -15,13 +33,13 @@ def name_lost_hosts(is_ours: Callable[[type], bool]) -> None:
 
     Nobody of the trial is left to tell then, and Ray's own text has the host's address only.
     """
+    if not _PATCH.is_due:
+        return
     import ray
     from ray.exceptions import RayActorError
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.registry import get_trainable_cls
 
-    if hasattr(TuneController._process_trial_failure, "_horovod_tune"):
-        return
     original = TuneController._process_trial_failure
 
     @functools.wraps(original)
@@ -36,5 +54,4 @@ def name_lost_hosts(is_ours: Callable[[type], bool]) -> None:
             # Killed over a checkpoint, it has left a part of one, and nobody of the trial comes any more.
             directories.remove_parts(trial.storage.trial_fs_path)
 
-    process._horovod_tune = True  # type: ignore[attr-defined]
     TuneController._process_trial_failure = process  # type: ignore[method-assign]

@@ -5,6 +5,56 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from horovod_tune.private_parts import Patch, part
+
+_CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
+_STOPS = Patch(
+    "stops of paused trials",
+    "PopulationBasedTraining(synch=True) may wait for ever for a trial that was paused while it was saved",
+    (
+        part(_CONTROLLER, uses="_cached_trial_decisions"),
+        part(
+            f"{_CONTROLLER}.pause_trial", "self", "trial", "should_checkpoint", uses="_schedule_trial_pause"
+        ),
+    ),
+)
+_BRACKETS = Patch(
+    "brackets of HyperBand",
+    "HyperBandScheduler may wait for ever after a trial that failed last in its bracket",
+    (
+        part(
+            "ray.tune.schedulers:HyperBandScheduler.choose_trial_to_run",
+            "self",
+            "tune_controller",
+            uses="_hyperbands",
+        ),
+        part("ray.tune.schedulers:HyperBandScheduler._process_bracket", "self", "tune_controller", "bracket"),
+        part("ray.tune.schedulers.hyperband:_Bracket.current_trials", "self"),
+        part("ray.tune.schedulers.hyperband:_Bracket.continue_trial", "self", "trial"),
+        part("ray.tune.schedulers.hyperband:_Bracket", uses="trials_to_unpause"),
+        part(f"{_CONTROLLER}.get_trials", "self"),
+    ),
+)
+_POPULATIONS = Patch(
+    "populations that wait",
+    "PopulationBasedTraining(synch=True) may wait for ever for a trial that failed or ended early",
+    (
+        part("ray.tune.schedulers:PopulationBasedTraining.choose_trial_to_run", "self", "tune_controller"),
+        part(
+            "ray.tune.schedulers:PopulationBasedTraining", uses="_synch _trial_state _time_attr last_result"
+        ),
+        part(
+            "ray.tune.schedulers:PopulationBasedTraining.on_trial_result",
+            "self",
+            "tune_controller",
+            "trial",
+            "result",
+        ),
+        part(f"{_CONTROLLER}.get_live_trials", "self"),
+        part("ray.tune.experiment.trial:Trial.is_finished", "self"),
+    ),
+)
+
 
 def end_waits_of_paused_trials() -> None:
     """Let no paused trial wait for something that will not happen; once a process.
@@ -24,10 +74,10 @@ def _forget_stops_of_paused_trials() -> None:
     while the weak one is still being saved. Tune then notes that the trial is to stop once that is over, and
     drops the save: the note stops the trial at its next checkpoint, and the others wait for it for ever.
     """
+    if not _STOPS.is_due:
+        return
     from ray.tune.execution.tune_controller import TuneController
 
-    if hasattr(TuneController.pause_trial, "_horovod_tune"):
-        return
     original = TuneController.pause_trial
 
     @functools.wraps(original)
@@ -36,7 +86,6 @@ def _forget_stops_of_paused_trials() -> None:
         if not should_checkpoint and trial.status == "PAUSED":
             self._cached_trial_decisions.pop(trial.trial_id, None)
 
-    pause._horovod_tune = True  # type: ignore[attr-defined]
     TuneController.pause_trial = pause  # type: ignore[method-assign]
 
 
@@ -54,10 +103,10 @@ def _process_brackets_whose_trials_all_wait() -> None:
     looks at. A trial that ResourceChangingScheduler pauses on its way to a milestone is not looked at either.
     HyperBandForBOHB looks again by itself.
     """
+    if not _BRACKETS.is_due:
+        return
     from ray.tune.schedulers import HyperBandScheduler
 
-    if hasattr(HyperBandScheduler.choose_trial_to_run, "_horovod_tune"):
-        return
     original = HyperBandScheduler.choose_trial_to_run
 
     @functools.wraps(original)
@@ -72,7 +121,6 @@ def _process_brackets_whose_trials_all_wait() -> None:
                 bracket.trials_to_unpause.update(filter(bracket.continue_trial, waiting))
         return original(self, tune_controller)
 
-    choose._horovod_tune = True  # type: ignore[attr-defined]
     HyperBandScheduler.choose_trial_to_run = choose  # type: ignore[method-assign]
 
 
@@ -82,10 +130,10 @@ def _perturb_populations_whose_trials_all_wait() -> None:
     It perturbs when the last trial of the population reports. One that ends before the others' meeting point
     never does, and one that failed counts as alive.
     """
+    if not _POPULATIONS.is_due:
+        return
     from ray.tune.schedulers import PopulationBasedTraining
 
-    if hasattr(PopulationBasedTraining.choose_trial_to_run, "_horovod_tune"):
-        return
     original = PopulationBasedTraining.choose_trial_to_run
 
     @functools.wraps(original)
@@ -100,5 +148,4 @@ def _perturb_populations_whose_trials_all_wait() -> None:
         self.on_trial_result(tune_controller, last, self._trial_state[last].last_result)
         return original(self, tune_controller)
 
-    choose._horovod_tune = True  # type: ignore[attr-defined]
     PopulationBasedTraining.choose_trial_to_run = choose  # type: ignore[method-assign]

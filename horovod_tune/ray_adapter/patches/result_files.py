@@ -6,6 +6,22 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from horovod_tune.private_parts import Patch, part
+
+_PATCH = Patch(
+    "result files",
+    "a trial that starts again may lose results of its first attempt that were not yet copied to the storage",
+    (
+        part(
+            "ray.tune.logger:LoggerCallback._restore_from_remote",
+            "self",
+            "file_name",
+            "trial",
+            uses="local_path storage trial_fs_path storage_filesystem",
+        ),
+    ),
+)
+
 
 def keep_longer_results() -> None:
     """Stop Tune from replacing a restarted trial's results with an older copy; once a process.
@@ -14,10 +30,10 @@ def keep_longer_results() -> None:
     the driver that wrote it, the copy in the storage is behind by what was not synced yet (or as long), so
     results of the trial's first attempt would be lost.
     """
+    if not _PATCH.is_due:
+        return
     from ray.tune.logger import LoggerCallback
 
-    if hasattr(LoggerCallback._restore_from_remote, "_horovod_tune"):
-        return
     original = LoggerCallback._restore_from_remote
 
     @functools.wraps(original)
@@ -29,5 +45,4 @@ def keep_longer_results() -> None:
         if not local.exists() or local.stat().st_size < (stored.size or 0):
             original(self, file_name, trial)
 
-    restore._horovod_tune = True  # type: ignore[attr-defined]
     LoggerCallback._restore_from_remote = restore  # type: ignore[method-assign]

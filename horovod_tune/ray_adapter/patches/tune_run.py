@@ -2,20 +2,20 @@
 
 Without `prepare_runs` a search of ours prints every result as a table (1,700 lines for the README's example),
 and accepts arguments that mean nothing to it. Without `shorten_errors` the error of a rank stands below 35
-frames of Ray and of ours. Where Ray has another shape than in 2.60, both are left alone, with one warning.
+frames of Ray and of ours.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from horovod_tune.errors import HorovodTuneError, TrainingFailed
+from horovod_tune.private_parts import Part, Patch, part
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,34 @@ Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]
 
 _RUN_TAKES = {"run_or_experiment", "metric", "mode", "config", "resources_per_trial", "search_alg"}
 _RUN_TAKES |= {"scheduler", "verbose", "progress_reporter", "callbacks", "reuse_actors"}
+_OUTPUT = "ray.tune.experimental.output"
+_RUNS = Patch(
+    "runs",
+    "Tune prints its own tables, and arguments of tune.run that mean nothing here are not refused",
+    (
+        Part("ray.tune.tune:run", accepts=frozenset(_RUN_TAKES)),
+        part(f"{_OUTPUT}:get_air_verbosity", "verbose"),
+        part(f"{_OUTPUT}:AirVerbosity.VERBOSE"),
+        part(f"{_OUTPUT}:IS_NOTEBOOK"),
+    ),
+)
+_CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
+_ERRORS = Patch(
+    "errors of trials",
+    "the error of a failed trial begins with frames of Ray and not with its cause",
+    (
+        part(
+            f"{_CONTROLLER}._trial_task_failure",
+            "self",
+            "trial",
+            "exception",
+            uses="_fail_fast RAISE _print_trial_errors _process_trial_failure",
+        ),
+        Part("ray.exceptions:RayTaskError", accepts=frozenset({"proctitle", "pid", "ip"})),
+        part("ray.exceptions:RayTaskError.as_instanceof_cause", "self"),
+        part("ray.tune.registry:get_trainable_cls", "trainable_name"),
+    ),
+)
 _KNOW_RUN = ("ray.tune.tune", "ray.tune", "ray.tune.impl.tuner_internal")
 
 
@@ -32,13 +60,9 @@ def prepare_runs(prepare: Prepare) -> None:
     A ``run`` that was imported before (``from ray.tune import run``) stays Tune's own. So does that of a
     Ray Client, where Tune runs in another process.
     """
-    tune = importlib.import_module("ray.tune.tune")
-    original = tune.run
-    if hasattr(original, "_horovod_tune"):
+    if not _RUNS.is_due:
         return
-    if not set(inspect.signature(original).parameters) >= _RUN_TAKES:
-        logger.warning("ray.tune.run has changed: horovod_tune leaves what Tune prints as it is")
-        return
+    original = importlib.import_module("ray.tune.tune").run
 
     @functools.wraps(original)
     def run(run_or_experiment: Any, **arguments: Any) -> Any:
@@ -49,7 +73,6 @@ def prepare_runs(prepare: Prepare) -> None:
         with prepare(run_or_experiment, arguments) as prepared:
             return original(run_or_experiment, **prepared)
 
-    run._horovod_tune = True  # type: ignore[attr-defined]
     for name in _KNOW_RUN:
         module = importlib.import_module(name)
         if getattr(module, "run", None) is original:
@@ -81,15 +104,12 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
 
 def shorten_errors(is_ours: Callable[[type], bool]) -> None:
     """Let the error of a trial of ours begin with its cause, in the log and in error.txt; once a process."""
+    if not _ERRORS.is_due:
+        return
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.registry import get_trainable_cls
 
-    original = getattr(TuneController, "_trial_task_failure", None)
-    if hasattr(original, "_begins_with_cause"):  # count_each_death_once changes the same method
-        return
-    if original is None or list(inspect.signature(original).parameters) != ["self", "trial", "exception"]:
-        logger.warning("Tune's controller has changed: horovod_tune leaves the errors of trials as they are")
-        return
+    original = TuneController._trial_task_failure
 
     @functools.wraps(original)
     def fail(self: Any, trial: Any, exception: Exception) -> None:
@@ -104,7 +124,6 @@ def shorten_errors(is_ours: Callable[[type], bool]) -> None:
             logger.error("Trial %s failed: %s", trial, short)
         self._process_trial_failure(trial, exception=short)
 
-    fail._begins_with_cause = True  # type: ignore[attr-defined]
     TuneController._trial_task_failure = fail  # type: ignore[method-assign]
 
 

@@ -1,0 +1,109 @@
+"""Under a Ray whose private parts have changed, searches run without our patches, and say so once."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import horovod_tune.gloo.horovod_elastic
+import horovod_tune.gloo.horovod_world
+from horovod_tune import private_parts, ray_adapter
+
+HERE = Path(__file__).resolve().parent
+
+
+def all_patches() -> Iterator[private_parts.Patch]:
+    modules: list[Any] = [horovod_tune.gloo.horovod_elastic, horovod_tune.gloo.horovod_world]
+    for found in pkgutil.walk_packages(ray_adapter.__path__, ray_adapter.__name__ + "."):
+        modules.append(importlib.import_module(found.name))
+    for module in modules:
+        yield from (each for each in vars(module).values() if isinstance(each, private_parts.Patch))
+
+
+PATCHES = list(all_patches())
+
+
+@pytest.fixture(autouse=True)
+def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_parts, "_decided", {})
+
+
+def test_every_patch_of_ray_has_a_name_of_its_own() -> None:
+    assert len({each.name for each in PATCHES}) == len(PATCHES) > 15
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_the_ray_and_the_horovod_in_place_have_the_shapes(patch: private_parts.Patch) -> None:
+    assert [each for part in patch.parts for each in part.differences()] == []
+
+
+@pytest.mark.parametrize(
+    ("patch", "part"),
+    [(patch, part) for patch in PATCHES for part in patch.parts],
+    ids=lambda each: each.name if isinstance(each, private_parts.Patch) else each.path.rpartition(":")[2],
+)
+def test_a_patch_leaves_alone_what_has_another_name_now(
+    patch: private_parts.Patch,
+    part: private_parts.Part,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = private_parts.Part.find
+
+    def find(self: private_parts.Part) -> Any:
+        if self == part:
+            raise AttributeError("renamed")
+        return found(self)
+
+    monkeypatch.setattr(private_parts.Part, "find", find)
+    assert not patch.is_due and not patch.fits
+    (record,) = caplog.records
+    assert patch.without in record.getMessage() and "(renamed)" in record.getMessage()
+
+
+def test_a_search_runs_under_a_ray_in_which_everything_private_has_changed(tmp_path: Path) -> None:
+    driver = subprocess.run(
+        [sys.executable, HERE / "drivers" / "changed_ray.py", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+    )
+    assert driver.returncode == 0, driver.stdout[-3000:] + driver.stderr[-5000:]
+    told = json.loads(driver.stdout.splitlines()[-1])
+    assert told["statuses"] == ["TERMINATED"] * 2
+    assert told["steps"] == [3, 3]
+    assert told["failures"] == [1, 0]  # went on from its checkpoint after one
+    assert told["best"] == {"start": 0}
+    warned = [each for each in driver.stderr.splitlines() if "differs from what horovod_tune was" in each]
+    for patch in PATCHES:
+        if patch.name in told["changed"]:
+            assert sum(patch.without in line for line in warned) == 1, (patch.name, warned)
+    assert len(told["changed"]) >= 10
+    assert len(warned) == len(told["changed"])
+
+
+def test_keyword_reports_are_left_alone_where_tunes_report_has_changed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ray.tune.trainable import trainable_fn_utils
+
+    from horovod_tune.ray_adapter import tune_session
+
+    def report(values: dict[str, Any]) -> None: ...
+
+    monkeypatch.setattr(trainable_fn_utils, "report", report)
+    tune_session._accept_keywords(trainable_fn_utils)
+    tune_session._accept_keywords(trainable_fn_utils)
+    assert trainable_fn_utils.report is report
+    assert [record.getMessage().count("call horovod_tune.report") for record in caplog.records] == [1]

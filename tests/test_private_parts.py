@@ -1,0 +1,99 @@
+"""A private part of Ray or Horovod that has changed is left alone, with a warning of what is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from horovod_tune import private_parts
+from horovod_tune.private_parts import Part, Patch, part
+
+HERE = __name__
+
+
+class Engine:
+    """Stands for another library's class."""
+
+    def __init__(self) -> None:
+        self._fuel = 1
+
+    def run(self, speed: int, gear: int = 1) -> int:
+        return sum(self._fuel for _ in range(speed)) + gear
+
+    @property
+    def level(self) -> int:
+        return self._gauge  # type: ignore[attr-defined, no-any-return]
+
+
+class Diesel(Engine):
+    def heat(self) -> Any:
+        return lambda: self._glow  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(private_parts, "_decided", {})
+    yield
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        part(f"{HERE}:Engine"),
+        part(f"{HERE}:Engine.run", "self", "speed", "gear"),
+        part(f"{HERE}:Engine.run", uses="_fuel range"),  # also inside a generator
+        part(f"{HERE}:Engine", uses="_fuel _gauge"),  # also in properties
+        part(f"{HERE}:Diesel", uses="_fuel _glow"),  # also in bases and in lambdas
+        Part(f"{HERE}:Engine.run", accepts=frozenset({"gear"})),
+        part(HERE),
+    ],
+)
+def test_what_is_as_expected_has_no_differences(same: Part) -> None:
+    assert list(same.differences()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (part("horovod_tune.no_such_module:x"), "there is no horovod_tune.no_such_module.x"),
+        (part(f"{HERE}:Engine.stop"), "Engine.stop"),
+        (part(f"{HERE}:Engine.run", "self", "speed"), "takes (self, speed, gear), not (self, speed)"),
+        (part(f"{HERE}:Engine.run", "self", "gear", "speed"), "not (self, gear, speed)"),
+        (part(f"{HERE}:HERE", "self"), "has no signature"),
+        (part(f"{HERE}:Engine", uses="_fuel _oil _air"), "does not use _air, _oil"),
+        (Part(f"{HERE}:Engine.run", accepts=frozenset({"gear", "brake"})), "does not take brake"),
+    ],
+)
+def test_a_difference_is_told(changed: Part, says: str) -> None:
+    (told,) = changed.differences()
+    assert says in told
+
+
+def test_a_function_that_we_have_wrapped_is_looked_at_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    import functools
+
+    original = Engine.run
+
+    @functools.wraps(original)
+    def ours(*anything: Any) -> int:
+        return original(*anything)
+
+    monkeypatch.setattr(Engine, "run", ours)
+    assert not list(part(f"{HERE}:Engine.run", "self", "speed", "gear", uses="_fuel").differences())
+
+
+def test_a_change_is_logged_once_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    patch = Patch("engine", "it runs more slowly", (part("ray.tune.tune:run", "engine"), part("ray:no_such")))
+    with caplog.at_level(logging.WARNING):
+        assert [patch.is_due, patch.is_due, patch.fits] == [False, False, False]
+    (record,) = caplog.records
+    assert "so it runs more slowly. (" in record.getMessage()
+    assert "ray.no_such" in record.getMessage() and "not (engine)" in record.getMessage()
+
+
+def test_a_patch_is_due_once_a_process() -> None:
+    patch = Patch("engine", "it runs more slowly", (part(f"{HERE}:Engine.run"),))
+    assert [patch.is_due, patch.is_due, patch.fits] == [True, False, True]

@@ -12,13 +12,18 @@ XLA_VENV ?= .venv-xla
 export TORCH PIP_EXTRA
 
 .DEFAULT_GOAL := help
-.PHONY: help demo soak test lint typecheck format bench test-xla set-up set-up-xla clean
+.PHONY: help demo test soak test-hosts examples lint typecheck format docs wheel bench test-xla debian-packages set-up set-up-xla clean
 
 help: ## Show this list
 	@echo "make demo     tune a digits classifier with Horovod on this machine (sets everything up first)"
 	@echo "make test     run the tests                     make test PYTEST_ARGS='-k placement'"
+	@echo "make test-hosts   those on several simulated hosts; needs root and Debian packages"
+	@echo "make examples run every program in examples/ and in the documentation"
 	@echo "make lint     ruff, format and lint             make format rewrites the files"
 	@echo "make typecheck   mypy"
+	@echo "make docs     the documentation site, in build/site; a warning is an error"
+	@echo "make wheel    build the wheel in dist/, install it into an empty environment and try it"
+	@echo "make debian-packages   what some tests need beside Python, where this may be done"
 	@echo "make soak     searches under random harm, ten minutes each   make soak SOAK_ARGS='--seconds 3600 --trials 200'"
 	@echo "make bench    what the README claims            make bench BENCH_ARGS=turnaround"
 	@echo "make test-xla run the TPU tests on torch_xla's CPU device (7 GB more)"
@@ -29,7 +34,24 @@ demo: set-up ## The main job
 	@$(VENV)/bin/python examples/bayesopt_digits.py $(DEMO_ARGS)
 
 test: set-up
-	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	@$(VENV)/bin/python -m pytest -m "not cluster and not example and not wheel" $(PYTEST_ARGS)
+
+test-hosts: set-up
+	@$(VENV)/bin/python -m pytest -m cluster $(PYTEST_ARGS)
+
+examples: set-up
+	@$(VENV)/bin/python -m pytest -m example $(PYTEST_ARGS)
+
+docs: set-up
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	@echo "build/site/index.html"
+
+wheel: set-up
+	@$(VENV)/bin/python tools/make_wheel.py dist
+	@$(VENV)/bin/python -m pytest -m wheel --wheel-dir dist $(PYTEST_ARGS)
+
+debian-packages:
+	@bash tools/debian_packages.sh
 
 lint: set-up
 	@$(VENV)/bin/ruff check .

@@ -126,6 +126,7 @@ def main():
     parser.add_argument("--use-gpu", action="store_true", help="one GPU a rank")
     parser.add_argument("--address", help="of a Ray cluster, e.g. auto; default: this machine alone")
     parser.add_argument("--storage-path", help="where results go, a directory or URI (default ~/ray_results)")
+    parser.add_argument("--at-least", type=float, default=0.0, help="fail where the accuracy is below this")
     parser.add_argument("--resume", metavar="NAME", help="continue the experiment of this name, or start it")
     args = parser.parse_args()
 
@@ -161,7 +162,10 @@ def main():
     with best.get_best_checkpoint("accuracy", "max").as_directory() as directory:
         model.load_state_dict(torch.load(os.path.join(directory, "state.pt"), map_location="cpu")["model"])
     test_set = digits()[2]
-    print(f"accuracy on {len(test_set)} held-out digits: {accuracy(model, test_set):.1%}")
+    reached = accuracy(model, test_set)
+    print(f"accuracy on {len(test_set)} held-out digits: {reached:.1%}")
+    if reached < args.at_least:
+        parser.exit(1, f"that is less than --at-least {args.at_least}\n")
 
 
 if __name__ == "__main__":

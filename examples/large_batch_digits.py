@@ -7,6 +7,7 @@ import os
 import tempfile
 
 import horovod.torch as hvd
+import ray
 import torch
 import torch.nn.functional as F
 from digits_mlp import digits
@@ -64,4 +65,5 @@ def main(num_samples=16, epochs=10, storage_path=None):
 
 
 if __name__ == "__main__":
+    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
     print("best_config:", main().best_config)

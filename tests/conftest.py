@@ -18,6 +18,10 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "2")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--wheel-dir", help="try the wheel in this folder in place of one that is built for it")
+
+
 @pytest.fixture(scope="module")
 def ray_session() -> Iterator[Any]:
     """A local Ray of 4 CPUs for the module, ended after it."""

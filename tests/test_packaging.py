@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.wheel
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -26,16 +28,29 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = request.config.getoption("--wheel-dir")
+    if given:
+        (made,) = Path(given).glob("*.whl")
+        return made.resolve()
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    left_out = shutil.ignore_patterns(
-        ".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks", "results"
-    )
-    shutil.copytree(CHECKOUT, source, ignore=left_out)
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source)
+    run(sys.executable, CHECKOUT / "tools" / "make_wheel.py", folder)
     (made,) = folder.glob("*.whl")
     return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment's commands; it has the wheel, and what that needs from this environment."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    # Without this environment's own .pth files, so not the checkout that is installed in it.
+    needed = next(path for path in sys.path if path.endswith("site-packages"))
+    (Path(site) / "needed.pth").write_text(needed + "\n")
+    return folder / "bin"
 
 
 def test_the_wheel_is_for_every_platform(wheel: Path) -> None:
@@ -54,16 +69,40 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     assert packed == there
 
 
-def test_the_installed_wheel_has_the_command(wheel: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
-    python = tmp_path / "venv" / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
-    # What the package needs is this environment's; the package itself must be the wheel's.
-    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    needed = next(path for path in sys.path if path.endswith("site-packages"))
-    (Path(site) / "needed.pth").write_text(needed + "\n")
-    where = run(python, "-c", "import horovod_tune; print(horovod_tune.__file__)", cwd=tmp_path)
-    assert where.startswith(site)
-    command = tmp_path / "venv" / "bin" / "horovod-tune"
+def test_the_package_is_the_wheels(installed: Path, tmp_path: Path) -> None:
+    where = run(installed / "python", "-c", "import horovod_tune; print(horovod_tune.__file__)", cwd=tmp_path)
+    assert Path(where).is_relative_to(installed.parent)
+
+
+def test_the_installed_wheel_has_the_command(wheel: Path, installed: Path, tmp_path: Path) -> None:
+    command = installed / "horovod-tune"
     assert "install-horovod" in run(command, "--help", cwd=tmp_path)
     assert run(command, "--version", cwd=tmp_path).strip() in wheel.name
+
+
+def test_the_doctor_finds_nothing_missing(installed: Path, tmp_path: Path) -> None:
+    said = run(installed / "horovod-tune", "doctor", cwd=tmp_path)
+    assert "Horovod" in said and "torch" in said
+
+
+def test_launch_finds_its_files(installed: Path, tmp_path: Path) -> None:
+    said = run(
+        installed / "horovod-tune", "launch", "slurm", "--dry-run", "--", "python", "tune.py", cwd=tmp_path
+    )
+    assert "sbatch" in said
+
+
+def test_every_public_module_can_be_imported(installed: Path, tmp_path: Path) -> None:
+    program = """
+import importlib
+for name in ("", ".search", ".large_batch", ".analysis", ".analysis.plots"):
+    module = importlib.import_module("horovod_tune" + name)
+    for public in module.__all__:
+        getattr(module, public)
+"""
+    run(installed / "python", "-c", program, cwd=tmp_path)
+
+
+def test_an_example_starts(installed: Path, tmp_path: Path) -> None:
+    shutil.copy(CHECKOUT / "examples" / "bayesopt_digits.py", tmp_path)
+    assert "--num-slots" in run(installed / "python", "bayesopt_digits.py", "--help", cwd=tmp_path)

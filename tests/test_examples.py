@@ -1,9 +1,14 @@
-"""The algorithms of the guides, as their examples run them: real searches of 2-rank Horovod trials."""
+"""Every program in examples/, run with small settings: real searches of Horovod trials.
+
+`make examples` runs these, `make test` does not; `make demo` runs bayesopt_digits.py in full.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,29 +18,82 @@ import cloudpickle
 import numpy as np
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 # Generous: two Horovod worlds at a time on a machine that other work may be sharing.
-pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.example, pytest.mark.timeout(900)]
+
+# Imported by others, and run by none.
+SHARED = {"digits_mlp.py"}
+# Run by these tests.
+ELSEWHERE = {
+    "first_search.ipynb": "test_notebook.py",
+    "large_batch_digits.py": "large_batch/test_example.py",
+    "transformers_tpu.py": "xla/test_example.py",
+}
+# Run as a user types it; the others' `main` is called below, with settings of the test's.
+SCRIPTS = {
+    "bayesopt_digits.py": ["--num-samples=2", "--epochs=1"],
+    "horovod_simple.py": [],
+}
+CALLED = {
+    "asha_digits.py",
+    "bohb_digits.py",
+    "elastic_digits.py",
+    "grid_random_digits.py",
+    "hyperopt_asha_digits.py",
+    "median_stopping_digits.py",
+    "pb2_digits.py",
+    "pbt_digits.py",
+}
+
+
+def test_every_example_is_run() -> None:
+    there = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
+    assert there == SHARED | CALLED | set(SCRIPTS) | set(ELSEWHERE)
+
+
+def test_every_example_is_named_by_its_test() -> None:
+    source = Path(__file__).read_text()
+    assert not [name for name in CALLED if f'"{name.removesuffix(".py")}"' not in source]
+    for name, test in ELSEWHERE.items():
+        assert name.split(".")[0] in Path(__file__).parent.joinpath(test).read_text()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs_to_its_end(name: str, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *SCRIPTS[name]],
+        cwd=tmp_path,
+        # Its results go below its home.
+        env={**os.environ, "HOME": str(tmp_path), "RAY_ADDRESS": "local"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert "best_config:" in ran.stdout or ran.stdout.rstrip().endswith("}")
+    assert list(tmp_path.glob("ray_results/*/*/result.json"))
 
 
 @pytest.fixture
-def example(monkeypatch: Any) -> Iterator[Any]:
+def example(monkeypatch: Any, ray_session: Any) -> Iterator[Any]:
     """Import an example as a script beside its siblings would be."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     loaded = []
 
     def load(name: str) -> Any:
-        training = importlib.import_module("digits_mlp")
-        # The trials' processes were started by pytest and cannot import examples.
-        cloudpickle.register_pickle_by_value(training)
-        loaded.append(training)
-        return importlib.import_module(name)
+        for module in (importlib.import_module("digits_mlp"), importlib.import_module(name)):
+            # The trials' processes were started by pytest and cannot import examples.
+            cloudpickle.register_pickle_by_value(module)
+            loaded.append(module)
+        return loaded[-1]
 
     yield load
     for module in loaded:
         cloudpickle.unregister_pickle_by_value(module)
-        sys.modules.pop("digits_mlp", None)
+        sys.modules.pop(module.__name__, None)
 
 
 def reports_of(trial: Any) -> list[dict[str, Any]]:
@@ -132,3 +190,10 @@ def test_median_stopping_stops_those_below_the_median(example: Any, tmp_path: Pa
     assert_all_trained(analysis)
     lengths = [len(epochs_of(trial)) for trial in analysis.trials]
     assert min(lengths) >= 2 and max(lengths) == 4 and min(lengths) < 4
+
+
+def test_an_elastic_trial_shrinks_and_grows(example: Any, tmp_path: Path) -> None:
+    analysis = example("elastic_digits").main(storage_path=str(tmp_path), folder=str(tmp_path))
+    assert_all_trained(analysis)
+    sizes = [report["world_size"] for report in reports_of(analysis.trials[0])]
+    assert sizes[0] == 3 and 2 in sizes, "a rank was killed, and the trial went on without it"

@@ -1,0 +1,1 @@
+"""The Gaussian process: kernels, fit, posterior, acquisition, and the search for the next point."""

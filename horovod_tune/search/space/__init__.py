@@ -1,0 +1,1 @@
+"""Tune's domains and the model's space, and the way between them."""

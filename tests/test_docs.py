@@ -1,0 +1,132 @@
+"""What README.md and docs/ show is so: programs run, names and arguments exist, commands parse."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_tune.cli import build_parser
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.M | re.S)
+# Not installed where the tests run; TPU pages use it.
+_ELSEWHERE = {"torch_xla"}
+
+
+def blocks(page: Path, language: str) -> list[tuple[str, str]]:
+    """Give each block of a page as the words after its fence, and its text."""
+    found = [(about.strip(), textwrap.dedent(text)) for _, about, text in _BLOCK.findall(page.read_text())]
+    return [(about, text) for about, text in found if about.split(" ")[0] == language]
+
+
+def programs() -> Iterator[Any]:
+    """The blocks with a title: whole programs."""
+    for page in PAGES:
+        for about, text in blocks(page, "python"):
+            if title := re.search(r'title="([^"]+)"', about):
+                yield pytest.param(text, id=f"{page.name}:{title[1]}")
+
+
+@pytest.mark.example
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("text", list(programs()))
+def test_a_program_of_the_documentation_runs(text: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    ran = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        # Its results go below its home.
+        env={**os.environ, "HOME": str(tmp_path), "RAY_ADDRESS": "local"},
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert list(tmp_path.glob("ray_results/*/*/result.json"))
+    if "resumed" in text or "first_epoch = state" in text:
+        assert ran.stdout.rstrip().endswith("4"), "the second attempt goes on from the checkpoint"
+
+
+def imported(tree: ast.AST) -> dict[str, Any]:
+    """Import what a block imports, and return the objects by their names."""
+    names: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                if each.name.split(".")[0] not in _ELSEWHERE:
+                    module = importlib.import_module(each.name)
+                    top = importlib.import_module(each.name.split(".")[0])
+                    names[each.asname or top.__name__] = module if each.asname else top
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] not in _ELSEWHERE:
+            module = importlib.import_module(str(node.module))
+            for each in node.names:
+                if not hasattr(module, each.name):
+                    importlib.import_module(f"{node.module}.{each.name}")
+                names[each.asname or each.name] = getattr(module, each.name)
+    return names
+
+
+def resolved(node: ast.expr, names: dict[str, Any]) -> Any:
+    """Return the object behind a dotted name of a block, or None where it is one of the block's own."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute) and inspect.ismodule(owner := resolved(node.value, names)):
+        return getattr(owner, node.attr)
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_and_arguments_in_python_blocks_exist(page: Path) -> None:
+    names: dict[str, Any] = {}  # A block may go on where the one above it ended.
+    for _, text in blocks(page, "python"):
+        tree = ast.parse(text)
+        names |= imported(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                resolved(node, names)
+            if isinstance(node, ast.Call) and callable(called := resolved(node.func, names)):
+                try:
+                    parameters = inspect.signature(called).parameters
+                except ValueError:  # written in C
+                    continue
+                if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+                    continue
+                unknown = {each.arg for each in node.keywords if each.arg} - set(parameters)
+                assert not unknown, f"{ast.unparse(node.func)} has no {sorted(unknown)}"
+
+
+def commands() -> Iterator[Any]:
+    """The lines of a page that call `horovod-tune`, without prompts, comments and continuation lines."""
+    for page in PAGES:
+        for about, text in [each for word in ("", "sh", "bash", "text") for each in blocks(page, word)]:
+            for line in text.replace("\\\n", " ").splitlines():
+                if line.startswith("horovod-tune ") and "usage" not in about:
+                    yield pytest.param(line, id=f"{page.name}:{line[:60]}")
+
+
+@pytest.mark.parametrize("line", list(commands()))
+def test_a_command_line_parses(line: str) -> None:
+    words = shlex.split(line.split("#")[0])[1:]
+    build_parser().parse_args([word.replace("…", "x") for word in words])
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
+    named = re.findall(r"(?:^|`)make ([a-z-]+(?: [a-z-]+)*)(?=`|$|  )", page.read_text(), re.M)
+    assert {word for words in named for word in words.split()} <= targets

@@ -12,7 +12,7 @@ XLA_VENV ?= .venv-xla
 export TORCH PIP_EXTRA
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak test-hosts examples lint typecheck format docs wheel bench test-xla debian-packages set-up set-up-xla clean
+.PHONY: help demo test test-matrix soak test-hosts examples lint typecheck format docs wheel bench test-xla debian-packages set-up set-up-xla clean
 
 help: ## Show this list
 	@echo "make demo     tune a digits classifier with Horovod on this machine (sets everything up first)"
@@ -26,6 +26,7 @@ help: ## Show this list
 	@echo "make debian-packages   what some tests need beside Python, where this may be done"
 	@echo "make soak     searches under random harm, ten minutes each   make soak SOAK_ARGS='--seconds 3600 --trials 200'"
 	@echo "make bench    what the README claims            make bench BENCH_ARGS=turnaround"
+	@echo "make test-matrix   a core of the tests with other releases of Ray, pandas, bayesian-optimization"
 	@echo "make test-xla run the TPU tests on torch_xla's CPU device (7 GB more)"
 	@echo "make set-up   only set up                       horovod-tune doctor says whether it fits together"
 	@echo "make clean    remove the environments and caches of this checkout"
@@ -70,6 +71,9 @@ soak: set-up
 
 bench: set-up
 	@$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
+
+test-matrix: set-up
+	@$(VENV)/bin/python tools/test_matrix.py $(MATRIX_ARGS)
 
 test-xla: set-up-xla
 	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/integrations -k torch_xla $(PYTEST_ARGS)

@@ -28,7 +28,7 @@ SHARED = {"digits_mlp.py"}
 # Run by these tests.
 ELSEWHERE = {
     "first_search.ipynb": "test_notebook.py",
-    "large_batch_digits.py": "large_batch/test_example.py",
+    "large_batch_digits.py": "large_batch/test_digits_example.py",
     "transformers_tpu.py": "xla/test_example.py",
 }
 # Run as a user types it; the others' `main` is called below, with settings of the test's.

@@ -49,7 +49,7 @@ docs: set-up
 
 wheel: set-up
 	@$(VENV)/bin/python tools/make_wheel.py dist
-	@$(VENV)/bin/python -m pytest -m wheel --wheel-dir dist $(PYTEST_ARGS)
+	@$(VENV)/bin/python -m pytest tests/test_packaging.py -m wheel --wheel-dir=dist $(PYTEST_ARGS)
 
 debian-packages:
 	@bash tools/debian_packages.sh

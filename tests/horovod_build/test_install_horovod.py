@@ -10,6 +10,7 @@ import tarfile
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -184,10 +185,14 @@ def test_patches_are_those_that_the_build_needs(
 
 def test_the_patch_level_is_raised_with_every_change_of_a_patch() -> None:
     # Kept wheels and installed ones are told apart by the level. Changed a patch? Raise it, and put here what
-    # this test then finds.
-    every = {repr(patch) for gpu in plan.GPU_CHOICES for patch in patches.patches_for((2, 13), gpu)}
+    # this test then finds. What a patch says of itself is not compiled.
+    every = {
+        repr(replace(patch, why=""))
+        for gpu in plan.GPU_CHOICES
+        for patch in patches.patches_for((2, 13), gpu)
+    }
     digest = hashlib.sha256("".join(sorted(every)).encode()).hexdigest()[:12]
-    assert (patches.PATCH_LEVEL, digest) == ("ht6", "5df7d393a411")
+    assert (patches.PATCH_LEVEL, digest) == ("ht6", "66505593e619")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_tr
 from horovod_tune.gloo import backend as gloo_backend
 from horovod_tune.gloo.early_start import EarlyRanks
 from horovod_tune.messages import TrialOrder
-from horovod_tune.ray_adapter import TrainingResult
+from horovod_tune.ray_adapter.training_result import TrainingResult
 from horovod_tune.run_settings import settings_for
 from horovod_tune.spec import (
     DEFAULT_STALL_TIMEOUT_S,

@@ -67,9 +67,7 @@ def error_line(text: str | None) -> str | None:
     if text is None:
         return None
     lines = [line for line in plain_text(text).splitlines() if line.strip()]
-    # "(rank 1 on host died)" tells who went with the rank that failed, after that one's own traceback.
-    aside = ("Failure #", "(rank ")
-    margin = [line for line in lines if not line[0].isspace() and not line.startswith(aside)]
+    margin = [line for line in lines if not line[0].isspace() and not line.startswith("Failure #")]
     return (margin or lines or ["(no text)"])[-1].strip()
 
 

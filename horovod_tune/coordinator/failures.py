@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from horovod_tune.messages import Failed, FailureKind
 
 _CONSEQUENCES = (FailureKind.DISCONNECTED,)
+# Of a world of 512 that breaks, nobody reads the names of all.
+_NAMED = 3
 
 
 def needs_cause(failures: Sequence[Failed]) -> bool:
@@ -15,24 +17,26 @@ def needs_cause(failures: Sequence[Failed]) -> bool:
 
 
 def explain(failures: Sequence[Failed], *, world_size: int) -> str:
-    """Return the error's text: the cause first, with its own traceback, then who went with it.
+    """Return the error's text: the cause, who went with it, the cause's own traceback with its last line.
 
     >>> lost = Failed(0, "a", FailureKind.DISCONNECTED, "HorovodInternalError")
     >>> died = Failed(1, "b", FailureKind.DIED, "process 7: killed")
     >>> print(explain([lost, died], world_size=2))
     rank 1 of 2 on b died:
-    process 7: killed
     (rank 0 on a lost contact with the others)
+    process 7: killed
     """
     ordered = sorted(failures, key=lambda failure: (failure.kind.value, failure.rank))
     cause, rest = ordered[0], ordered[1:]
-    lines = [
-        f"rank {cause.rank} of {world_size} on {cause.host} {_VERBS[cause.kind]}:",
-        cause.traceback.rstrip(),
+    others = [
+        f"rank {each.rank} on {each.host} {_VERBS[each.kind]}" for each in rest if each.rank != cause.rank
     ]
-    lines += [
-        f"(rank {each.rank} on {each.host} {_VERBS[each.kind]})" for each in rest if each.rank != cause.rank
-    ]
+    if len(others) > _NAMED:
+        others[_NAMED:] = [f"{len(others) - _NAMED} more ranks went with them"]
+    lines = [f"rank {cause.rank} of {world_size} on {cause.host} {_VERBS[cause.kind]}:"]
+    if others:
+        lines.append(f"({'; '.join(others)})")
+    lines.append(cause.traceback.rstrip())
     return "\n".join(lines)
 
 

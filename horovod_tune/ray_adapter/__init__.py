@@ -4,7 +4,8 @@
   can grow, which nodes were pre-empted, this job's processes and its directory on a host,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
 - `preemption`: the error that Tune does not count as a failure of the trial,
-- `training_result`: what a trainable returns when it is saved,
+- `training_result`: what a trainable returns when it is saved; not imported here, since it brings Ray Data
+  and pandas, which a rank has no use for,
 - `patches/`: one file for each part of Tune that is changed.
 
 Each checks the shape that it was written for (`private_parts`).
@@ -34,12 +35,10 @@ from horovod_tune.ray_adapter.queries import (
     private_directory,
     storage_reaches_here,
 )
-from horovod_tune.ray_adapter.training_result import TrainingResult
 from horovod_tune.ray_adapter.tune_session import install_session, prepare_rank_process
 
 __all__ = [
     "Prepare",
-    "TrainingResult",
     "accept_trials_without_results",
     "cluster_can_grow",
     "count_each_death_once",

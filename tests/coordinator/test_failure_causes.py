@@ -12,8 +12,17 @@ def test_the_rank_that_died_is_the_cause_and_not_those_that_lost_it():
     assert failures.needs_cause(lost)
     assert not failures.needs_cause([*lost, died])
     text = failures.explain([*lost, died], world_size=3)
-    assert text.startswith("rank 1 of 3 on b died:\nprocess 7: SIGKILL")
-    assert "(rank 0 on a lost contact with the others)" in text
+    assert text.splitlines() == [
+        "rank 1 of 3 on b died:",
+        "(rank 0 on a lost contact with the others; rank 2 on a lost contact with the others)",
+        "process 7: SIGKILL",
+    ]
+
+
+def test_who_went_with_the_cause_is_named_up_to_a_number():
+    lost = [Failed(r, "a", FailureKind.DISCONNECTED, "HorovodInternalError") for r in range(511)]
+    text = failures.explain([*lost, Failed(511, "b", FailureKind.DIED, "gone")], world_size=512)
+    assert "508 more ranks went with them" in text and len(text) < 500
 
 
 def test_an_own_exception_comes_before_a_death():

@@ -128,5 +128,5 @@ def test_the_one_that_died_by_itself_is_told_from_those_that_were_ended() -> Non
 def test_how_a_process_ended_says_what_it_mostly_means() -> None:
     assert "SIGSEGV (segmentation fault)" in describe_exit(-11)
     assert "lack of memory" in describe_exit(-11)
-    assert "memory runs out" in describe_exit(-9)
+    assert "memory ran out" in describe_exit(-9)
     assert describe_exit(1) == "it exited with status 1"

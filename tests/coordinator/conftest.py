@@ -1,0 +1,80 @@
+"""A clock for tests of the worker group over `fake_workers`, and groups that are closed after a test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import ray
+from fake_workers import ORDER, Clock, FakeActor, Group, Ref
+from ray.exceptions import GetTimeoutError
+
+from horovod_tune.coordinator import actor_processes
+from horovod_tune.coordinator.inbox import Inbox, Mail
+from horovod_tune.messages import WorkerFacts
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock in place of the real one, and what the group needs of Ray in terms of it."""
+    clock = Clock()
+    receive = Inbox.wait
+
+    def wait_for_mail(self: Inbox, timeout_s: float) -> Mail:
+        end = clock.now + timeout_s
+        while True:
+            mail = receive(self, 0)
+            if mail.answers or mail.reports or clock.now >= end:
+                return mail
+            clock.move(end - clock.now)
+
+    def wait(
+        refs: list[Ref], *, num_returns: int = 1, timeout: float | None = None
+    ) -> tuple[list[Ref], list[Ref]]:
+        assert timeout is not None, "every wait has an end"
+        end = clock.now + timeout
+        while True:
+            ready = [ref for ref in refs if ref.answer.done()]
+            if len(ready) >= num_returns or clock.now >= end:
+                return ready, [ref for ref in refs if ref not in ready]
+            clock.move(end - clock.now)
+
+    def get(refs: Any, *, timeout: float | None = None) -> Any:
+        several = isinstance(refs, list)
+        asked = refs if several else [refs]
+        ready, waiting = wait(asked, num_returns=len(asked), timeout=0 if timeout is None else timeout)
+        for ref in ready:
+            ref.answer.result()
+        if waiting:
+            raise GetTimeoutError
+        return [ref.answer.result() for ref in refs] if several else refs.answer.result()
+
+    def end_actors(actors: Sequence[FakeActor], facts: Sequence[WorkerFacts], **options: Any) -> None:
+        for actor in actors:
+            actor.calls.append(("killed",))
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(Inbox, "wait", wait_for_mail)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(actor_processes, "end_actors", end_actors)
+    return clock
+
+
+@pytest.fixture
+def make(clock: Clock) -> Iterator[Callable[..., Group]]:
+    """Begin a trial on a group of fake workers; after the test it must have ended them."""
+    made: list[Group] = []
+
+    def begin(size: int = 3, *, by_channel: bool = False) -> Group:
+        made.append(Group(clock, size, by_channel=by_channel))
+        made[-1].real.begin(ORDER)
+        return made[-1]
+
+    yield begin
+    for group in made:
+        group.real.close()
+        assert group.launcher.is_closed
+        assert all(actor.called("killed") for actor in group.actors)

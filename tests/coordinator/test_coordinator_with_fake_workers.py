@@ -1,0 +1,154 @@
+"""The coordinator, a real worker group and a real storage, over workers that do as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+import pytest
+from fake_workers import ORDER, Clock, Group, failed
+from ray.train._internal.storage import StorageContext
+
+from horovod_tune import ray_adapter
+from horovod_tune.coordinator.coordinator import Coordinator
+from horovod_tune.coordinator.trial_storage import TrialStorage
+from horovod_tune.errors import TrainingFailed
+from horovod_tune.messages import FailureKind, Finished, LogChunk, Report, Stopped
+
+
+class Trial:
+    """One coordinator with a trial whose results lie in a folder, or in a cloud that is a folder."""
+
+    def __init__(self, clock: Clock, folder: Path, *, in_cloud: bool) -> None:
+        self.group = Group(clock, 2)
+        self.actors = self.group.actors
+        cloud: dict[str, Any] = {}
+        if in_cloud:
+            (folder / "bucket").mkdir()
+            local = pyarrow.fs.LocalFileSystem()
+            cloud["storage_filesystem"] = pyarrow.fs.SubTreeFileSystem(str(folder / "bucket"), local)
+        context = StorageContext(
+            storage_path="results" if in_cloud else str(folder / "results"),
+            experiment_dir_name="experiment",
+            trial_dir_name="trial",
+            **cloud,
+        )
+        self.directory = Path(folder / "bucket" if in_cloud else "/", context.trial_fs_path)
+        self.coordinator = Coordinator(self.group.real, b"function", reuse_workers=True)
+        self.context = context
+        self.next_trial()
+        (folder / "made").mkdir()
+        (folder / "made" / "weights").write_text("w")
+        self.made = str(folder / "made")
+
+    def next_trial(self) -> None:
+        self.coordinator.set_trial(ORDER, TrialStorage(self.context, "driver"))
+
+    def make_storage_impossible(self) -> None:
+        """A file where the trial's directory should be: what refuses root, too."""
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        self.directory.write_text("")
+
+    @property
+    def all_killed(self) -> bool:
+        return all(actor.called("killed") for actor in self.actors)
+
+
+@pytest.fixture(params=[False, True], ids=["disk", "cloud"])
+def trial(
+    request: pytest.FixtureRequest, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Trial:
+    monkeypatch.setattr(ray_adapter, "driver_node_id", lambda: "driver")
+    # That of a Ray session, of which there is none.
+    monkeypatch.setattr(StorageContext, "trial_working_directory", str(tmp_path / "working"))
+    return Trial(clock, tmp_path, in_cloud=request.param)
+
+
+def stop_at_once(trial: Trial) -> None:
+    for actor in trial.actors:
+        actor.answers["stop_training"] = lambda actor=actor: actor.say(
+            LogChunk(actor.rank, b"stopped\n"), Stopped(actor.rank)
+        )
+
+
+def test_a_trial_that_is_stopped_in_its_report_hands_its_workers_on(trial: Trial) -> None:
+    stop_at_once(trial)
+    for number in (1, 2):
+        trial.actors[0].say(LogChunk(0, b"trial %d\n" % number), Report(1, {"n": number}, trial.made))
+        metrics, checkpoint = trial.coordinator.next_result() or ({}, None)
+        assert metrics["n"] == number and checkpoint is not None
+        assert checkpoint.path.endswith(f"trial/{metrics['checkpoint_dir_name']}")
+        assert (trial.directory / metrics["checkpoint_dir_name"] / "weights").read_text() == "w"
+        trial.coordinator.end_trial()
+        assert trial.coordinator.replaced_because == []
+        trial.next_trial()
+    assert (trial.directory / "rank_0.log").read_text() == "trial 1\nstopped\ntrial 2\nstopped\n"
+    assert not trial.all_killed
+    functions = [order.function for actor in trial.actors for (order,) in actor.called("begin")]
+    assert functions == [b"function", None] * 2, "the ranks have it already"
+
+
+def test_a_checkpoint_that_cannot_be_copied_is_the_error_and_nobody_goes_on(trial: Trial) -> None:
+    trial.make_storage_impossible()
+    stop_at_once(trial)
+    trial.actors[0].say(Report(1, {}, trial.made))
+    with pytest.raises(OSError, match="trial"):
+        trial.coordinator.next_result()
+    assert not any(actor.called("proceed") for actor in trial.actors)
+    trial.coordinator.close()
+    assert trial.all_killed and trial.group.launcher.is_closed
+
+
+def test_a_checkpoint_that_is_gone_is_the_error(trial: Trial) -> None:
+    trial.actors[0].say(Report(1, {}, "/nowhere/made"))
+    with pytest.raises(OSError, match="/nowhere/made"):
+        trial.coordinator.next_result()
+
+
+def test_logs_that_cannot_be_kept_hide_no_death(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
+    trial.make_storage_impossible()
+    trial.actors[0].say(LogChunk(0, b"something\n"))
+    trial.group.clock.at(1.0, trial.actors[1].die)
+    with pytest.raises(TrainingFailed, match="rank 1 of 2 on host1 died"):
+        trial.coordinator.next_result()
+    assert trial.all_killed
+    assert sum("logs cannot be stored" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_logs_that_cannot_be_kept_end_no_trial(trial: Trial) -> None:
+    trial.make_storage_impossible()
+    for actor in trial.actors:
+        actor.say(LogChunk(actor.rank, b"something\n"), Finished(actor.rank))
+    assert trial.coordinator.next_result() is None
+    trial.coordinator.end_trial()
+    assert trial.coordinator.replaced_because == [] and not trial.all_killed
+
+
+def two_raise_at_once(trial: Trial) -> None:
+    for actor in trial.actors:
+        cause = failed(actor.rank, FailureKind.RAISED, "ValueError: x")
+        actor.say(LogChunk(actor.rank, b"last words\n"), cause)
+
+
+def one_says_what_it_may_not(trial: Trial) -> None:
+    trial.actors[1].say(LogChunk(1, b"last words\n"), b"\x80\x04.")  # type: ignore[arg-type]
+
+
+def one_falls_silent(trial: Trial) -> None:
+    trial.group.clock.at(1.0, trial.actors[1].fall_silent)
+
+
+@pytest.mark.parametrize("end", [two_raise_at_once, one_says_what_it_may_not, one_falls_silent])
+def test_however_a_trial_fails_its_workers_end_and_the_next_gets_new_ones(
+    trial: Trial, end: Callable[[Trial], None]
+) -> None:
+    trial.actors[0].say(LogChunk(0, b"printed\n"))
+    end(trial)
+    with pytest.raises(TrainingFailed):
+        trial.coordinator.next_result()
+    assert trial.all_killed and trial.group.launcher.is_closed
+    assert (trial.directory / "rank_0.log").read_text().startswith("printed\n")
+    trial.coordinator.end_trial()  # as Tune does after a failure: there is nothing left to end
+    assert [len(actor.called("killed")) for actor in trial.actors] == [1, 1]

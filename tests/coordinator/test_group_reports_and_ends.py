@@ -1,0 +1,159 @@
+"""The worker group over workers that do as a test says: reports, stops, and whether workers stay fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from fake_workers import ORDER, Group, error_of, failed
+
+from horovod_tune.channel.packing import pack
+from horovod_tune.messages import (
+    CheckpointPlace,
+    FailureKind,
+    Finished,
+    Report,
+    ResetResult,
+    Stopped,
+)
+
+LOST = "HorovodInternalError: connection closed"
+
+
+def packet_of(run: int, index: int) -> bytes:
+    return pack({"run": run, "index": index, "metrics": {"loss": 1.0}, "path": None})
+
+
+def test_a_packet_of_the_trial_before_is_not_taken_for_this_ones(make: Callable[..., Group]) -> None:
+    group = make(by_channel=True)
+    group.launcher.rank_ends[0].send(packet_of(run=0, index=9))
+    group.launcher.rank_ends[0].send(packet_of(run=1, index=1))
+    assert group.real.next_event() == Report(1, {"loss": 1.0})
+
+
+def test_a_report_that_came_with_the_end_comes_before_it(make: Callable[..., Group]) -> None:
+    group = make(by_channel=True)
+    group.launcher.rank_ends[0].send(packet_of(run=1, index=1))
+    for actor in group.actors:
+        actor.say(Finished(actor.rank))
+    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    group.real.proceed(1, None)
+    assert group.real.next_event() == Finished(0)
+
+
+def test_a_report_that_came_with_a_failure_comes_before_it(make: Callable[..., Group]) -> None:
+    group = make()
+    group.actors[0].say(Report(1, {"loss": 1.0}), failed(0, FailureKind.RAISED, "ValueError: x"))
+    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    assert "ValueError: x" in error_of(group)
+
+
+def test_ranks_that_report_after_rank_0_has_returned_have_nothing_to_wait_for(
+    make: Callable[..., Group],
+) -> None:
+    group = make()
+    group.actors[0].say(Finished(0))
+    for actor in group.actors[1:]:
+        group.clock.at(5.0, lambda actor=actor: actor.say(Finished(actor.rank)))  # type: ignore[misc]
+    assert group.real.next_event() == Finished(0)
+    assert [actor.called("proceed") for actor in group.actors[1:]] == [[(math.inf, None)]] * 2
+
+
+def test_no_rank_is_let_go_before_tune_has_decided(make: Callable[..., Group]) -> None:
+    group = make()
+    group.actors[0].say(Report(1, {}))
+    group.real.next_event()
+    place = CheckpointPlace("/stored")
+    group.real.proceed(1, place)
+    assert not any(actor.called("proceed") for actor in group.actors)
+    for actor in group.actors:
+        group.clock.at(1.0, lambda actor=actor: actor.say(Finished(actor.rank)))  # type: ignore[misc]
+    assert group.real.next_event() == Finished(0)
+    told = CheckpointPlace("/stored", report=1)
+    assert group.actors[0].called("poll")[1][1:] == (1, told), "its poll is its release"
+    assert [actor.called("proceed")[0] for actor in group.actors[1:]] == [(1, told)] * 2
+
+
+def test_a_channel_that_is_closed_is_replaced_by_a_call(make: Callable[..., Group]) -> None:
+    group = make(by_channel=True)
+    group.launcher.rank_ends[0].send(packet_of(run=1, index=1))
+    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    group.launcher.rank_ends[0].close()
+    group.real.proceed(1, None)
+    group.clock.at(1.0, lambda: group.actors[0].say(Report(2, {})))
+    assert group.real.next_event() == Report(2, {})
+    assert group.actors[0].called("proceed") == [(1, None)]
+
+
+# -- the end
+
+
+def test_a_trial_that_is_stopped_in_its_report_leaves_fit_workers(make: Callable[..., Group]) -> None:
+    group = make()
+    group.actors[0].say(Report(1, {}))
+    group.real.next_event()
+    for actor in group.actors:
+        actor.answers["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
+    assert group.real.end_trial() == []
+    assert not any(actor.called("close_world") for actor in group.actors)
+    group.real.begin(ORDER)
+    group.actors[0].say(Report(1, {"trial": 2}))
+    assert group.real.next_event() == Report(1, {"trial": 2})
+
+
+def test_a_stopped_rank_in_a_collective_is_thrown_out_of_it(make: Callable[..., Group]) -> None:
+    group = make()
+    group.actors[0].answers["stop_training"] = lambda: group.actors[0].say(Stopped(0))
+    for actor in group.actors[1:]:
+        end = failed(actor.rank, FailureKind.DISCONNECTED, LOST)
+        actor.answers["close_world"] = lambda actor=actor, end=end: actor.say(end)
+    assert group.real.end_trial() == []
+    assert all(len(actor.called("close_world")) == 1 for actor in group.actors)
+
+
+def test_a_function_that_does_not_stop_is_given_up_in_time(make: Callable[..., Group]) -> None:
+    group = make()
+    began = group.clock.now
+    for actor in group.actors[:2]:
+        actor.answers["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
+    assert group.real.end_trial() == ["rank(s) [2] did not leave the training function in 5 s"]
+    assert group.clock.now - began < 6
+
+
+def test_a_rank_that_dies_while_it_is_stopped_makes_the_workers_unfit(make: Callable[..., Group]) -> None:
+    group = make()
+    for actor in group.actors[:2]:
+        actor.answers["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
+    group.actors[2].answers["stop_training"] = group.actors[2].die
+    (problem,) = group.real.end_trial()
+    assert "died" in problem or "could not be" in problem
+
+
+def finish(group: Group) -> None:
+    for actor in group.actors:
+        actor.say(Finished(actor.rank))
+    assert group.real.next_event() == Finished(0)
+
+
+def test_what_a_reset_could_not_restore_is_told(make: Callable[..., Group]) -> None:
+    group = make()
+    group.actors[1].answers["reset"] = ResetResult((1,), ("rank 1 left a thread",))
+    finish(group)
+    assert group.real.end_trial() == ["rank 1 left a thread"]
+
+
+def test_a_reset_that_never_answers_is_given_up(make: Callable[..., Group]) -> None:
+    group = make()
+    finish(group)
+    began = group.clock.now
+    group.actors[1].fall_silent()
+    (problem,) = group.real.end_trial()
+    assert problem.startswith("a rank could not be reset") and group.clock.now - began <= 10
+
+
+def test_a_worker_that_dies_in_its_reset_is_told(make: Callable[..., Group]) -> None:
+    group = make()
+    finish(group)
+    group.actors[2].die()
+    (problem,) = group.real.end_trial()
+    assert problem.startswith("a rank could not be reset")

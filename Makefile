@@ -12,7 +12,7 @@ XLA_VENV ?= .venv-xla
 export TORCH PIP_EXTRA
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix soak test-hosts examples lint typecheck format docs wheel bench test-xla debian-packages set-up set-up-xla clean
+.PHONY: help demo test test-matrix soak test-hosts examples lint typecheck format docs wheel bench test-xla test-gpu debian-packages set-up set-up-xla clean
 
 help: ## Show this list
 	@echo "make demo     tune a digits classifier with Horovod on this machine (sets everything up first)"
@@ -28,6 +28,7 @@ help: ## Show this list
 	@echo "make bench    what the README claims            make bench BENCH_ARGS=turnaround"
 	@echo "make test-matrix   a core of the tests with other releases of Ray, pandas, bayesian-optimization"
 	@echo "make test-xla run the TPU tests on torch_xla's CPU device (7 GB more)"
+	@echo "make test-gpu build Horovod with NCCL and run the tests that need an NVIDIA GPU; without one it says so"
 	@echo "make set-up   only set up                       horovod-tune doctor says whether it fits together"
 	@echo "make clean    remove the environments and caches of this checkout"
 
@@ -78,6 +79,10 @@ test-matrix: set-up
 test-xla: set-up-xla
 	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/integrations -k torch_xla $(PYTEST_ARGS)
 	@PJRT_DEVICE=CPU $(XLA_VENV)/bin/python -m pytest tests/xla tests/coordinator/test_worker_contract.py tests/rank/test_below_a_rank.py -k "not gloo" $(PYTEST_ARGS)
+
+test-gpu: set-up
+	@if [ -e /dev/nvidiactl ]; then $(VENV)/bin/horovod-tune install-horovod --gpu nccl; fi
+	@$(VENV)/bin/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
 
 set-up: python
 	@$(PYTHON) tools/set_up.py --venv $(VENV)

@@ -196,5 +196,5 @@ def test_make_names_a_missing_or_an_old_python(tmp_path: Path, python: str, said
 
 def test_make_alone_shows_what_there_is() -> None:
     ran = subprocess.run(["make"], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=True)
-    for target in ("demo", "test", "lint", "typecheck", "bench", "test-xla", "clean"):
+    for target in ("demo", "test", "lint", "typecheck", "bench", "test-xla", "test-gpu", "clean"):
         assert f"make {target}" in ran.stdout

@@ -1,0 +1,48 @@
+"""The tests that need an NVIDIA GPU (`make test-gpu`). Where they cannot run, they say what is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sessions import local_ray
+
+from horovod_tune.horovod_build.installed import installed_horovod, installed_torch
+
+HERE = Path(__file__).parent
+
+
+def what_is_missing() -> str:
+    """Return why nothing can be tried on a GPU here; "" where it can."""
+    if not Path("/dev/nvidiactl").exists():
+        return "this machine has no NVIDIA GPU (there is no /dev/nvidiactl)"
+    torch, horovod = installed_torch(), installed_horovod()
+    if torch is None or torch.cuda is None:
+        return f"torch {torch.version if torch else '(none)'} is built without CUDA: make set-up TORCH=pip"
+    if horovod is None or horovod.gpu != "nccl":
+        have = horovod.version if horovod else "(none)"
+        return f"Horovod {have} is built without NCCL: horovod-tune install-horovod --gpu nccl"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = what_is_missing()
+    for item in items:
+        if missing and HERE in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(scope="module")
+def ray_session() -> Iterator[Any]:
+    """A local Ray with this machine's GPUs, whose actors without one of their own still see them."""
+    import torch
+
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    try:
+        with local_ray(num_cpus=4, num_gpus=torch.cuda.device_count()) as ray:
+            yield ray
+    finally:
+        del os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"]

@@ -12,6 +12,18 @@ from horovod_tune.tpu_types import shape_of
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STALL_TIMEOUT_S = 1800.0
+# How much longer than timeout_s each phase of a start may take for each training actor: Ray and the
+# coordinator deal with them one after the other.
+START_S_PER_WORKER = 0.25
+
+
+def start_timeout_s(timeout_s: float, workers: int) -> float:
+    """Return how long a phase of the start of ``workers`` training actors may take.
+
+    >>> start_timeout_s(60, 2), start_timeout_s(60, 512)
+    (60.5, 188.0)
+    """
+    return timeout_s + START_S_PER_WORKER * workers
 
 
 @dataclass(frozen=True)

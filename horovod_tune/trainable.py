@@ -290,7 +290,8 @@ def DistributedTrainableCreator(
         num_slots: ranks on each of them (default 1; with ``use_tpu``, all chips of a host).
         num_cpus_per_slot: CPUs that each rank holds (default 1).
         timeout_s: seconds of silence after which a rank counts as lost (default 60). It bounds each phase
-            of the start too. It is not the time between reports: an epoch may take hours.
+            of the start too, with 0.25 s more for each training actor. It is not the time between reports:
+            an epoch may take hours.
         replicate_pem: accepted for old scripts; no SSH key is needed any more.
         num_workers: instead of ``num_slots``: the total of ranks, placed as tightly as they fit when
             ``num_hosts`` is not given.

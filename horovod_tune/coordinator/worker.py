@@ -16,6 +16,7 @@ from horovod_tune.channel.packets import CoordinatorChannel
 from horovod_tune.coordinator.inbox import Inbox
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import CheckpointPlace, WorkerFacts
+from horovod_tune.spec import START_S_PER_WORKER, start_timeout_s
 
 
 class Worker:
@@ -101,16 +102,17 @@ def call_all(workers: Sequence[Worker], refs: Sequence[Any], doing: str, *, time
     """Return what every worker answers; ``refs`` are in the order of ``workers``.
 
     Raises:
-        StartFailed: one did not answer within ``timeout_s``, or died; says which.
+        StartFailed: one did not answer within `start_timeout_s`, or died; says which.
     """
+    limit_s = start_timeout_s(timeout_s, len(workers))
     try:
-        return ray.get(list(refs), timeout=timeout_s)
+        return ray.get(list(refs), timeout=limit_s)
     except GetTimeoutError:
         ready = set(ray.wait(list(refs), num_returns=len(refs), timeout=0)[0])
         missing = [worker.name for worker, ref in zip(workers, refs, strict=True) if ref not in ready]
         raise StartFailed(
-            f"{len(missing)} of {len(refs)} training actors took longer than timeout_s={timeout_s:g} s "
-            f"{doing}: {', '.join(missing)}"
+            f"{len(missing)} of {len(refs)} training actors took longer than {limit_s:g} s {doing} "
+            f"(timeout_s={timeout_s:g} s, and {START_S_PER_WORKER} s for each): {', '.join(missing)}"
         ) from None
     except RayActorError as error:
         dead = [worker.name for worker, ref in zip(workers, refs, strict=True) if _has_died(ref)]

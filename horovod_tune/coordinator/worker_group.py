@@ -37,6 +37,8 @@ from horovod_tune.messages import (
 # The longest time between two signs of life of a worker (a quarter of timeout_s where that is shorter).
 POLL_S = 10.0
 
+# From how many bytes on an order goes to each host once, through Ray's object store, not to each worker.
+SHARED_ORDER_BYTES = 1_000_000
 # How long a broken collective is looked at for the rank that broke it.
 CAUSE_S = 2.0
 # How long a rank may take to answer when others have lost contact with it.
@@ -74,6 +76,8 @@ class WorkerGroup:
     def _forget_trial(self) -> None:
         self._to_proceed: tuple[int, CheckpointPlace | None] | None = None
         self._newest: CheckpointPlace | None = None
+        # What was let go last: what a channel has lost comes with the next poll.
+        self._released: tuple[Any, ...] = ()
         self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
         self._failures: list[Failed] = []
@@ -136,10 +140,16 @@ class WorkerGroup:
         self._forget_trial()
         self._run += 1
         order = replace(order, run=self._run)
-        self._call_all([worker.actor.begin.remote(order) for worker in self.workers], "to begin the trial")
+        shared = self._share(order)
+        self._call_all([worker.actor.begin.remote(shared) for worker in self.workers], "to begin the trial")
         for worker in self.workers:
             worker.running = set(worker.ranks)
             self._ask(worker)
+
+    def _share(self, order: TrialOrder) -> Any:
+        """Return what `begin` is called with; of a large order a reference, or each call would copy it."""
+        size = len(order.function) if order.function is not None else 0
+        return ray.put(order) if size * len(self.workers) >= SHARED_ORDER_BYTES else order
 
     def _ask(self, worker: Worker, *proceed: Any) -> None:
         worker.ask(self._inbox, self._poll_s, *proceed)
@@ -190,6 +200,7 @@ class WorkerGroup:
         index, checkpoint = self._to_proceed
         # The newest goes with every call, since a call may overtake the one that brought it first.
         self._newest = checkpoint or self._newest
+        self._released = (index, self._newest)
         self._to_proceed = None
         for worker in self.workers:
             released = worker.release(self._run, index, self._newest)
@@ -198,7 +209,7 @@ class WorkerGroup:
                     worker.actor.proceed.remote(index, self._newest)
             elif worker.running:
                 # Rank 0's worker, if it has no channel, gets both in one call.
-                self._ask(worker, *(() if released else (index, self._newest)))
+                self._ask(worker, *(() if released else self._released))
 
     def _listen(self, wait_s: float) -> None:
         """Take in what workers say within ``wait_s``, and ask them again."""
@@ -219,7 +230,7 @@ class WorkerGroup:
             self._take(worker, messages)
             waits_for_us = any(isinstance(message, Report) for message in messages)
             if not waits_for_us and worker.running and not worker.is_asked:
-                self._ask(worker)
+                self._ask(worker, *(self._released if worker.channel is not None else ()))
 
     def _open_mail(self, wait_s: float) -> Mail:
         try:

@@ -17,7 +17,7 @@ from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server
 from horovod_tune.gloo.start_slots import SLOT_TIMEOUT_S, StartSlot, next_number, start_slot
 from horovod_tune.gloo.training_actor import METHODS_AT_ONCE, TrainingActor
-from horovod_tune.spec import TrialSpec
+from horovod_tune.spec import START_S_PER_WORKER, TrialSpec, start_timeout_s
 
 
 class RankStart:
@@ -49,14 +49,16 @@ class RankStart:
         """Return the actors' handles, after at most ``SLOT_TIMEOUT_S`` of waiting for the start slot.
 
         Raises:
-            StartFailed: Ray did not create the actors within ``spec.timeout_s`` more.
+            StartFailed: Ray did not create the actors in the time that a start may take.
         """
+        limit_s = start_timeout_s(self._spec.timeout_s, self._spec.world_size)
         try:
-            return self._actors.result(SLOT_TIMEOUT_S + self._spec.timeout_s)
+            return self._actors.result(SLOT_TIMEOUT_S + limit_s)
         except TimeoutError as error:
             if not self._actors.done():
                 raise StartFailed(
-                    f"could not create the training actors within timeout_s={self._spec.timeout_s:g} s"
+                    f"could not create the {self._spec.world_size} training actors within {limit_s:g} s "
+                    f"(timeout_s, and {START_S_PER_WORKER} s for each of them)"
                 ) from error
             raise
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _TUNE = "ray.tune.tune"
 _WAITS = "ray.tune.execution.insufficient_resources_manager"
+# What Tune logs at a search's end: where the results lie, and which trials failed.
+_ON_LAST_SCREEN = ("Wrote the latest version of all result", "Trials did not complete")
 
 
 class SilentTrials(Callback):
@@ -73,8 +75,7 @@ class _Unsaid(logging.Filter):
         if record.name == _WAITS:
             text, _, _ = record.getMessage().partition("Stop the tuning and adjust")
             record.msg, record.args = f"{text}{RESOURCE_ARGUMENTS}", ()
-        # Where the results lie is on the last screen.
-        return not (self._quiet and record.getMessage().startswith("Wrote the latest version of all result"))
+        return not (self._quiet and record.getMessage().startswith(_ON_LAST_SCREEN))
 
 
 def settings_for(is_ours: Callable[[Any], bool], wants_reuse: Callable[[Any], bool]) -> ray_adapter.Prepare:
@@ -92,7 +93,9 @@ def settings_for(is_ours: Callable[[Any], bool], wants_reuse: Callable[[Any], bo
         for each in loggers:
             each.addFilter(unsaid)
         try:
-            yield _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
+            changed = _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
+            with ray_adapter.without_reporter() if changed.get("verbose") == 0 else nullcontext():
+                yield changed
         except Exception as error:
             _name_unpicklable_value(arguments.get("config"), error)
             raise

@@ -17,6 +17,9 @@ from horovod_tune.ray_adapter import metric_and_mode
 from horovod_tune.run_settings import ExperimentFacts, SilentTrials, settings_for
 from horovod_tune.search import BayesOptSearch
 
+# What lines of Tune's reporter begin with.
+BY_TUNE = ("╭", "│", "├", "╰", "View detailed results", "To visualize", "Trial ", "Error file")
+
 
 def train(config):
     report(loss=config["x"])
@@ -54,7 +57,9 @@ def test_a_search_prints_little_and_ends_with_what_its_user_wants(
         raise_on_failed_trial=False,
     )
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 60, "\n".join(lines)
+    assert len(lines) < 30, "\n".join(lines)
+    assert not [line for line in lines if line.startswith(BY_TUNE)], "\n".join(lines)
+    assert "Trials did not complete" not in caplog.text
     best, failed = results.best_trial.trial_id, results.trials[2]
     tail = "\n".join(lines[-12:])
     assert f"best trial   {best}, loss 1.05 at its last report" in tail
@@ -72,6 +77,35 @@ def test_a_search_prints_little_and_ends_with_what_its_user_wants(
     logged = [each.getMessage() for each in caplog.records if "failed:" in each.getMessage()]
     assert len(logged) == 1 and "ValueError: x is two" in logged[0]
     assert isinstance(failed.get_pickled_error(), TrainingFailed)
+
+
+def fails(config):
+    report(loss=1.0)
+    raise ValueError("on purpose")
+
+
+def test_a_search_without_output_prints_nothing_of_a_failure_either(
+    ray_session, new_output, tmp_path, capsys
+):
+    trainable = DistributedTrainableCreator(fails)
+    tune.run(trainable, name="silent", storage_path=str(tmp_path), verbose=0, raise_on_failed_trial=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_tuner_prints_as_little_and_the_next_search_of_another_kind_as_ever(
+    ray_session, new_output, tmp_path, capsys
+):
+    tuner = tune.Tuner(
+        DistributedTrainableCreator(fails),
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(name="tuner", storage_path=str(tmp_path)),
+    )
+    tuner.fit()
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line.startswith(BY_TUNE)], "\n".join(lines)
+    assert any(line.startswith("see more ") for line in lines)
+    tune.run(lambda config: {"loss": 1.0}, name="plain", storage_path=str(tmp_path), verbose=1)
+    assert "View detailed results here" in capsys.readouterr().out
 
 
 def test_what_tune_prints_on_request_is_tunes_own(ray_session, new_output, tmp_path, capsys):

@@ -25,6 +25,7 @@ from horovod_tune.ray_adapter.patches.tune_run import (
     prepare_runs,
     shorten_errors,
     shows_tunes_own_output,
+    without_reporter,
 )
 from horovod_tune.ray_adapter.queries import (
     cluster_can_grow,
@@ -60,4 +61,5 @@ __all__ = [
     "shows_tunes_own_output",
     "start_in_idle_processes",
     "storage_reaches_here",
+    "without_reporter",
 ]

@@ -1,8 +1,8 @@
 """`ray.tune.run`, which every search goes through, and how it says that a trial has failed.
 
 Without `prepare_runs` a search of ours prints every result as a table (1,700 lines for the README's example),
-and accepts arguments that mean nothing to it. Without `shorten_errors` the error of a rank stands below 35
-frames of Ray and of ours.
+and accepts arguments that mean nothing to it. Without `without_reporter` Tune prints a box and a table even
+at ``verbose=0``. Without `shorten_errors` the error of a rank stands below 35 frames of Ray and of ours.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from horovod_tune.errors import HorovodTuneError, TrainingFailed
@@ -34,6 +35,20 @@ _RUNS = Patch(
         part(f"{_OUTPUT}:IS_NOTEBOOK"),
     ),
 )
+_REPORTER = Patch(
+    "reporter",
+    "Tune prints a box when a search starts and a table when a trial fails",
+    (
+        part(f"{_OUTPUT}:_detect_reporter"),
+        part(f"{_OUTPUT}:TuneTerminalReporter.experiment_started"),
+        part(
+            f"{_OUTPUT}:TuneTerminalReporter.on_trial_error", "self", "iteration", "trials", "trial", "info"
+        ),
+        part("ray.tune.utils.callback:_create_default_callbacks", uses="_detect_reporter"),
+    ),
+)
+# Whether the search that this thread runs prints nothing of Tune's.
+_IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _ERRORS = Patch(
     "errors of trials",
@@ -97,9 +112,40 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
     """Whether the user has chosen what Tune prints."""
     from ray.tune.experimental.output import AirVerbosity, get_air_verbosity
 
-    chosen = arguments.get("verbose") is not None or arguments.get("progress_reporter") is not None
+    verbose = arguments.get("verbose")
+    # A number is the user's; where there was none, a `RunConfig` has Tune's own constant.
+    is_chosen = verbose is not None and not isinstance(verbose, AirVerbosity)
     old_output = get_air_verbosity(AirVerbosity.VERBOSE) is None  # RAY_AIR_NEW_OUTPUT=0
-    return chosen or old_output
+    return is_chosen or arguments.get("progress_reporter") is not None or old_output
+
+
+@contextmanager
+def without_reporter() -> Iterator[None]:
+    """Let Tune print nothing of a search that this thread runs: at ``verbose=0`` it prints what fails."""
+    if _REPORTER.is_due:
+        _let_reporter_be_silent()
+    token = _IS_SILENT.set(True)
+    try:
+        yield
+    finally:
+        _IS_SILENT.reset(token)
+
+
+def _let_reporter_be_silent() -> None:
+    output = importlib.import_module(_OUTPUT)
+    original = output._detect_reporter
+
+    class SilentReporter(output.TuneTerminalReporter):  # type: ignore[misc, name-defined]
+        def experiment_started(self, *args: Any, **keywords: Any) -> None: ...
+        def on_trial_error(self, *args: Any, **keywords: Any) -> None: ...
+
+    @functools.wraps(original)
+    def detect(verbosity: Any, num_samples: int, *args: Any, **keywords: Any) -> Any:
+        if _IS_SILENT.get():
+            return SilentReporter(verbosity, num_samples=num_samples)
+        return original(verbosity, num_samples, *args, **keywords)
+
+    output._detect_reporter = detect  # type: ignore[attr-defined]
 
 
 def shorten_errors(is_ours: Callable[[type], bool]) -> None:

@@ -24,7 +24,7 @@ help: ## Show this list
 	@echo "make docs     the documentation site, in build/site; a warning is an error"
 	@echo "make wheel    build the wheel in dist/, install it into an empty environment and try it"
 	@echo "make debian-packages   what some tests need beside Python, where this may be done"
-	@echo "make soak     searches under random harm, ten minutes each   make soak SOAK_ARGS='--seconds 3600 --trials 200'"
+	@echo "make soak     searches under random harm, ten minutes each   make soak SOAK_ARGS='--seconds 3600'"
 	@echo "make bench    what the README claims            make bench BENCH_ARGS=turnaround"
 	@echo "make test-matrix   a core of the tests with other releases of Ray, pandas, bayesian-optimization"
 	@echo "make test-xla run the TPU tests on torch_xla's CPU device (7 GB more)"

@@ -1,11 +1,12 @@
 """A search whose processes are killed and stopped at random, and the account of what became of every trial.
 
-    python tests/soak/soak.py fixed --trials 40 --seconds 600 --seed 1
-    python tests/soak/soak.py elastic --trials 20 --seconds 600
+    python tests/soak/soak.py fixed --seconds 600 --seed 1
+    python tests/soak/soak.py elastic --seconds 600
 
 Every rank checks what it gets back: a checkpoint's or a committed state's checksum, and that all ranks start
-at the same epoch. At the end each trial must have all of its epochs, or more failures than it may have, and
-no process of the search may be left. Prints a summary as JSON; exits 1 where something does not add up.
+at the same epoch. New trials start until the time is up. At the end each trial must have all of its epochs,
+or more failures than it may have, and no process and no half-written file of the search may be left. Prints
+a summary as JSON; exits 1 where something does not add up.
 """
 
 from __future__ import annotations
@@ -180,10 +181,10 @@ def problems_of(trial: Any, rows: list[dict[str, Any]], *, kind: str, epochs: in
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=["fixed", "elastic"])
-    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=10_000, help="the most trials")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--epoch-s", type=float, default=0.3, help="seconds that an epoch sleeps")
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long processes are harmed")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long harm and new trials go on")
     parser.add_argument("--every-s", type=float, default=5.0, help="mean time between two harms")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -202,6 +203,7 @@ def main() -> int:
 def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import ray
     from ray import tune
+    from ray.tune.search import Searcher
 
     from horovod_tune import DistributedTrainableCreator
 
@@ -221,6 +223,20 @@ def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 harm.start()
             harm.coordinator_pids.add(result["pid"])
 
+    class UntilTimeIsUp(Searcher):
+        """Random configurations; none any more when the time is up."""
+
+        def set_search_properties(self, metric: Any, mode: Any, config: dict[str, Any], **_: Any) -> bool:
+            self._config, self._random = config, random.Random(arguments.seed)
+            return True
+
+        def suggest(self, trial_id: str) -> Any:
+            if time.monotonic() - began > arguments.seconds:
+                return Searcher.FINISHED
+            return {**self._config, "x": self._random.random()}
+
+        def on_trial_complete(self, *_: Any, **__: Any) -> None: ...
+
     sizes = {"num_slots": 3, "min_workers": 1} if is_elastic else {"num_slots": 2}
     trainable = DistributedTrainableCreator(train_elastic if is_elastic else train_fixed, **sizes)
     ray.init("local", num_cpus=6 if is_elastic else 4, include_dashboard=False, log_to_driver=False)
@@ -232,8 +248,8 @@ def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 "folder": str(folder),
                 "epochs": arguments.epochs,
                 "epoch_s": arguments.epoch_s,
-                "x": tune.uniform(0, 1),
             },
+            search_alg=UntilTimeIsUp(),
             metric="loss",
             mode="min",
             num_samples=arguments.trials,

@@ -251,7 +251,8 @@ class ElasticGroup(WorkerGroup):
         self._dropped = []
         self._offered.clear()
         self._joining = [worker for worker in self._joining if worker not in joining]
-        self.workers = workers
+        # A list of its own: one that dies meanwhile leaves it, while `workers` keeps the order of the calls.
+        self.workers = list(workers)
         self._world_size = sum(len(each.worlds) for each in assignments)
         for worker, assignment in zip(workers, assignments, strict=True):
             worker.ranks = tuple(world.rank for world in assignment.worlds)
@@ -276,6 +277,9 @@ class ElasticGroup(WorkerGroup):
         )
         new = [worker for worker in joining if worker in self.workers]
         self._lose_those_that_died(new, [worker.actor.begin.remote(order) for worker in new])
+        if self._change is not None:
+            # A rank was lost meanwhile. Those that had not begun then have not heard of it.
+            self._break_world()
         for worker in self.workers:
             if not worker.is_asked:
                 self._ask(worker)

@@ -189,12 +189,12 @@ class ElasticGroup(WorkerGroup):
             Failed(rank, fact.host, kind, f"process {fact.pid}: {text}") for rank in worker.ranks
         ]
         self.workers.remove(worker)
+        self._inbox.close_channel(worker.channel)
+        actor_processes.end_actors([worker.actor], [fact], lost_nodes=[fact.node_id])
         if not self.workers:
             self._failures += self._dropped
             return
         reason = f"{worker.name} {failures.verb_of(kind)}"
-        self._inbox.close_channel(worker.channel)
-        actor_processes.end_actors([worker.actor], [fact], lost_nodes=[fact.node_id])
         if self._change is None:
             self._leave_world(reason)
         else:

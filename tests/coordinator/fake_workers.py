@@ -73,6 +73,8 @@ class Ref:
 class FakeActor:
     """A training actor with one rank. It answers all calls at once, `poll` with what `say` is given."""
 
+    protocol: type = WorkerActor
+
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.calls: list[tuple[Any, ...]] = []
@@ -87,7 +89,7 @@ class FakeActor:
         self._poll: Ref | None = None
 
     def __getattr__(self, name: str) -> Any:
-        signature = inspect.signature(getattr(WorkerActor, name))
+        signature = inspect.signature(getattr(self.protocol, name))
 
         def remote(*args: Any) -> Ref:
             signature.bind(self, *args)
@@ -114,6 +116,11 @@ class FakeActor:
         """Answer the poll of now, or the next one."""
         self._unsaid.append(messages)
         self._answer_poll()
+
+    @property
+    def can_speak(self) -> bool:
+        """Whether what it says now arrives now."""
+        return self._poll is not None and not self.is_silent
 
     def give_sign_of_life(self) -> None:
         if self._poll is not None:

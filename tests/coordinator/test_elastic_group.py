@@ -1,0 +1,218 @@
+"""An elastic group over workers that do as a test says: how its world shrinks, grows and gives up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from fake_workers import ORDER, TIMEOUT_S, Clock, FakeActor, FakeLauncher
+
+from horovod_tune.coordinator.elastic_group import WORLDS_WITHOUT_REPORT, ElasticGroup
+from horovod_tune.errors import TrainingFailed
+from horovod_tune.gloo.training_actor import TrainingActor
+from horovod_tune.messages import Assignment, Finished, NeedsWorld, Report, WorkerFacts, World
+
+WAIT_S = 30.0
+
+
+class ElasticActor(FakeActor):
+    """Leaves its world as soon as it is told to, and at once when there is room for more ranks."""
+
+    protocol = TrainingActor
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        for what in ("break_world", "offer_growth"):
+            self.answers[what] = lambda: self.say(NeedsWorld(self.rank))
+
+
+class ElasticLauncher(FakeLauncher):
+    """Starts an actor whenever it is asked, unless `is_full`; ranks are in the order of the workers."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(0, by_channel=False)
+        self.actors: list[Any] = [ElasticActor(rank) for rank in range(size)]
+        self.everybody = list(self.actors)
+        self.world = list(self.actors)
+        self.is_full = False
+
+    def create_one(self, place: int) -> ElasticActor:
+        actor = ElasticActor(len(self.everybody))
+        actor.is_silent = self.is_full
+        self.everybody.append(actor)
+        return actor
+
+    def assign(
+        self, workers: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
+    ) -> Sequence[Assignment]:
+        self.world = list(workers)
+        for rank, actor in enumerate(workers):
+            actor.rank = rank
+        return [Assignment((World(rank, len(workers), 0, 1, 0, 1),)) for rank in range(len(workers))]
+
+
+class Elastic:
+    """A trial of an elastic group."""
+
+    def __init__(self, clock: Clock, size: int, *, least: int, most: int, is_full: bool = False) -> None:
+        self.clock, self.reports = clock, 0
+        self.launcher = ElasticLauncher(size)
+        self.launcher.is_full = is_full
+        self.group = ElasticGroup(
+            self.launcher, timeout_s=TIMEOUT_S, min_workers=least, max_workers=most, wait_s=WAIT_S
+        )
+        self.group.begin(ORDER)
+        self._let_them_live()
+
+    def _let_them_live(self) -> None:
+        for actor in self.launcher.everybody:
+            actor.give_sign_of_life()
+        self.clock.at(TIMEOUT_S / 4, self._let_them_live)
+
+    @property
+    def world(self) -> list[ElasticActor]:
+        return self.launcher.world
+
+    def report_in(self, seconds: float) -> None:
+        """Let whoever is rank 0 by then report, or later if nobody can."""
+
+        def report() -> None:
+            if self.world[0].can_speak:
+                self.reports += 1
+                self.world[0].say(Report(self.reports, {"size": len(self.world)}))
+            else:
+                self.clock.at(1.0, report)
+
+        self.clock.at(seconds, report)
+
+    def next_report(self) -> Report:
+        self.report_in(20.0)
+        event = self.group.next_event()
+        assert isinstance(event, Report)
+        self.group.proceed(event.index, None)
+        return event
+
+
+@pytest.fixture
+def make(clock: Clock) -> Iterator[Callable[..., Elastic]]:
+    made: list[Elastic] = []
+
+    def begin(size: int, *, least: int, most: int, is_full: bool = False) -> Elastic:
+        made.append(Elastic(clock, size, least=least, most=most, is_full=is_full))
+        return made[-1]
+
+    yield begin
+    for trial in made:
+        trial.group.close()
+        assert all(actor.called("killed") for actor in trial.launcher.everybody), "each that was started"
+
+
+def test_the_others_go_on_and_say_why_the_world_changed(make: Callable[..., Elastic]) -> None:
+    trial = make(3, least=2, most=3, is_full=True)
+    assert trial.next_report().metrics == {"size": 3}
+    trial.world[1].die()
+    assert trial.next_report().metrics == {"size": 2}
+    assert trial.group.world_changes == ["rank 1 on host1 died"]
+    assert [actor.rank for actor in trial.world] == [0, 1], "counted anew"
+
+
+def test_a_world_never_has_more_ranks_than_it_may(make: Callable[..., Elastic]) -> None:
+    trial = make(1, least=1, most=3)
+    rng = random.Random(1)
+    for _ in range(20):
+        assert trial.next_report().metrics == {"size": 3}
+        rng.choice(trial.world).die()
+    assert len(trial.launcher.everybody) == 3 + 19, "the last was not missed"
+
+
+def test_when_all_ranks_die_at_once_the_trial_fails(make: Callable[..., Elastic]) -> None:
+    trial = make(3, least=1, most=3, is_full=True)
+    for actor in trial.world:
+        actor.die()
+    with pytest.raises(TrainingFailed, match="rank 0 of 3 on host0 died"):
+        trial.group.next_event()
+
+
+def test_too_few_wait_for_others_as_long_as_they_may(make: Callable[..., Elastic]) -> None:
+    trial = make(2, least=2, most=2, is_full=True)
+    trial.next_report()
+    began = trial.clock.now
+    trial.world[1].die()
+    with pytest.raises(
+        TrainingFailed, match=r"(?s)rank 1 of 2 on host1 died.*1 rank\(s\) are left.*=30 s"
+    ) as raised:
+        trial.group.next_event()
+    assert WAIT_S <= trial.clock.now - began <= WAIT_S + 10
+    assert raised.value.lost_nodes == ("node 1",)
+
+
+def test_one_that_comes_while_too_few_wait_lets_them_go_on(make: Callable[..., Elastic]) -> None:
+    trial = make(2, least=2, most=2, is_full=True)
+    trial.world[1].die()
+
+    def make_room() -> None:
+        trial.launcher.is_full = False
+        trial.launcher.everybody[-1].die()  # that never came; its place is taken by another
+
+    trial.clock.at(WAIT_S / 2, make_room)
+    trial.clock.at(WAIT_S / 2 + 5, lambda: trial.report_in(0))
+    assert trial.group.next_event() == Report(1, {"size": 2})
+
+
+def test_worlds_that_break_again_and_again_without_a_report_end_the_trial(
+    make: Callable[..., Elastic],
+) -> None:
+    trial = make(2, least=1, most=2)
+
+    def break_it() -> None:
+        trial.world[-1].die()
+        trial.clock.at(1.0, break_it)
+
+    trial.clock.at(1.0, break_it)
+    said = f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported"
+    with pytest.raises(TrainingFailed, match=said):
+        trial.group.next_event()
+
+
+def test_a_rank_that_does_not_leave_its_broken_world_is_lost_too(make: Callable[..., Elastic]) -> None:
+    trial = make(3, least=1, most=3, is_full=True)
+    del trial.world[2].answers["break_world"]
+    trial.world[1].die()
+    began = trial.clock.now
+    trial.clock.at(TIMEOUT_S + 10, lambda: trial.report_in(0))
+    assert trial.group.next_event() == Report(1, {"size": 1})
+    assert trial.clock.now - began <= TIMEOUT_S + 10
+    (change,) = trial.group.world_changes
+    assert change == "rank 1 on host1 died; rank 2 on host2 hung"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_is_lost_the_trial_goes_on_or_fails_in_time(make: Callable[..., Elastic], seed: int) -> None:
+    rng = random.Random(seed)
+    most = rng.randrange(1, 6)
+    trial = make(rng.randrange(1, most + 1), least=rng.randrange(1, most + 1), most=most)
+    for number in range(rng.randrange(12)):
+        what = rng.choice([ElasticActor.die, ElasticActor.die, ElasticActor.fall_silent])
+        trial.clock.at(
+            number * 10 + rng.uniform(0, 30), lambda what=what: what(rng.choice(trial.launcher.everybody))
+        )
+    began, sizes = trial.clock.now, []
+    try:
+        for _ in range(8):
+            sizes.append(trial.next_report().metrics["size"])
+
+        def finish() -> None:
+            for actor in trial.world:
+                actor.give_sign_of_life()
+                actor.say(Finished(actor.rank))
+            trial.clock.at(5.0, finish)
+
+        trial.clock.at(1.0, finish)
+        while not isinstance(trial.group.next_event(), Finished):
+            continue
+    except TrainingFailed as error:
+        assert "rank " in str(error)
+    assert all(size <= most for size in sizes)
+    assert trial.clock.now - began < 8 * 20 + 12 * (TIMEOUT_S * 1.5 + WAIT_S + 20)

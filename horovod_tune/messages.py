@@ -149,7 +149,7 @@ class Assignment:
     """What one worker gets before its first trial: its ranks and their environment.
 
     ``defaults`` are variables that are set where the process has none of that name. ``channel_token`` (a
-    `channel.packets.ChannelToken`) lets it reach a coordinator on its host without Ray.
+    `channel.listener.ChannelToken`) lets it reach a coordinator on its host without Ray.
     """
 
     worlds: tuple[World, ...]

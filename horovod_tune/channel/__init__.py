@@ -1,6 +1,8 @@
-"""Messages between processes of one host: authenticated, framed, data only.
+"""Messages between processes of one host, one protocol for both backends: authenticated, framed, data only.
 
-packing.py   a message as msgpack bytes, and back
-packets.py   coordinator and ranks: one packet a message; a rank shows its secret when it connects
-stream.py    a TPU host's actor and its ranks: one frame a message on an inherited socket
+packing.py          a message as msgpack bytes, and back
+schema.py           every kind of message with its fields; the one check of what has come
+framing.py          one end of a stream socket: messages in frames, each checked as it is received
+listener.py         lets in the ranks of one world: the same user, with the secret of its assignment
+report_channel.py   what coordinator and Gloo ranks say to each other through it
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from horovod_tune.channel.packets import CoordinatorChannel
+from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.messages import Assignment, CheckpointPlace, Message, ResetResult, TrialOrder, WorkerFacts
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from horovod_tune.channel.packets import CoordinatorChannel
+from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.messages import Report
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from horovod_tune.channel.packets import CoordinatorChannel
+from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.inbox import Inbox
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import CheckpointPlace, WorkerFacts

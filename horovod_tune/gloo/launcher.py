@@ -9,7 +9,8 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from horovod_tune import ray_adapter
-from horovod_tune.channel.packets import CoordinatorChannel, Listener
+from horovod_tune.channel.listener import Listener
+from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server, ranks
 from horovod_tune.gloo.early_start import EarlyRanks
@@ -108,7 +109,8 @@ class GlooLauncher:
 
     def channels(self) -> dict[int, CoordinatorChannel]:
         listener, self._listener = self._listener, None
-        return listener.accept() if listener is not None else {}
+        ends = listener.accept() if listener is not None else {}
+        return {place: CoordinatorChannel(end) for place, end in ends.items()}
 
     def death_of(self, facts: WorkerFacts) -> str:
         directory = ray_adapter.private_directory() if facts.node_id == self._node_id else None

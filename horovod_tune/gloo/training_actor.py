@@ -2,6 +2,9 @@
 
 The training function runs in a thread; the actor's methods answer meanwhile, so a rank that trains for an
 hour between two reports still answers.
+
+Second on the way of a report: `_send()` takes it from `session.py` to the coordinator (3:
+`coordinator/worker_group.py`), through the rank's channel or as the answer to the next `poll`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import psutil
 import ray
 
 from horovod_tune import ray_adapter
-from horovod_tune.channel.packets import ChannelToken, RankChannel
+from horovod_tune.channel.listener import ChannelToken
+from horovod_tune.channel.report_channel import RankChannel
 from horovod_tune.elastic import CommittedState
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.gloo.horovod_world import HorovodWorld, is_collective_error
@@ -75,7 +79,7 @@ class TrainingActor:
         threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
 
     def _import_quietly(self) -> None:
-        # An import error here is met again, and then reported, by the training thread.
+        # The training thread imports the same modules again, and reports the error.
         try:
             with self._prepared:
                 self._horovod.load()

@@ -1,7 +1,10 @@
 """The worker of a TPU trial: one actor per host, which holds the chips for Ray; ranks are processes below it.
 
 It never touches the device itself. Its methods are called by the coordinator's worker group and by
-`launch.XlaLauncher` only.
+`launcher.XlaLauncher` only.
+
+Second on the way of a report: `xla/rank.py` sends it here, and `poll()` hands it to the coordinator (3:
+`coordinator/worker_group.py`).
 """
 
 from __future__ import annotations
@@ -127,7 +130,7 @@ class HostActor:
             world = self._worlds[rank.ordinal]
             rank.tell(
                 "begin",
-                order=packed,
+                pickled_order=packed,
                 world=[
                     world.rank,
                     world.size,
@@ -189,8 +192,13 @@ class HostActor:
         self._hang_detector.restart()
         if checkpoint is not None:
             self._checkpoints.note(checkpoint)
-        place = cloudpickle.dumps(checkpoint) if checkpoint is not None else None
-        self._tell_all("proceed", index=index, checkpoint=place)
+        place, filesystem = None, None
+        if checkpoint is not None:
+            place = (checkpoint.path, checkpoint.node_id, checkpoint.report)
+            if checkpoint.filesystem is not None:
+                filesystem = cloudpickle.dumps(checkpoint.filesystem)
+        run = self._order.run if self._order is not None else 0
+        self._tell_all("proceed", run=run, index=index, checkpoint=place, pickled_filesystem=filesystem)
 
     def stop_training(self) -> None:
         self._tell_all("stop")

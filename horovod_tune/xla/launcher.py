@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune import error_text
-from horovod_tune.channel.packets import CoordinatorChannel
+from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, WorkerFacts
 from horovod_tune.spec import Placement, TrialSpec

@@ -15,13 +15,16 @@ import socket
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
 from horovod_tune import session
-from horovod_tune.channel.stream import Channel
+from horovod_tune.channel.framing import Channel
+from horovod_tune.channel.report_channel import place_of
+from horovod_tune.channel.schema import HOST_MESSAGES
 from horovod_tune.messages import (
     CheckpointPlace,
     Failed,
@@ -100,7 +103,7 @@ def _join(registry_fd: int, runtime: Runtime) -> Channel:
     socket.send_fds(registry, [json.dumps(hello).encode()], descriptors)
     registry.close()
     theirs.close()
-    return Channel(ours)
+    return Channel(ours, HOST_MESSAGES)
 
 
 def _redirect_output() -> list[int]:
@@ -130,7 +133,7 @@ class _Rank:
         self._enter_thread = runtime.enter_thread()
         self._training: Training | None = None
         self._function = b""
-        self._rank = 0
+        self._rank = self._run = 0
         self._baseline: Baseline | None = None
         self._copies = HostCopies()
         self._fetched: dict[str, Any] | None = None
@@ -158,11 +161,14 @@ class _Rank:
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:
-            case {"kind": "begin", "order": order, "world": world}:
+            case {"kind": "begin", "pickled_order": order, "world": world}:
                 self._begin(order, World(*world))
-            case {"kind": "proceed", "index": index, "checkpoint": place}:
+            case {"kind": "proceed", "index": index, "checkpoint": fields, "pickled_filesystem": filesystem}:
+                place = place_of(fields)
+                if place is not None and filesystem is not None:
+                    place = replace(place, filesystem=pickle.loads(filesystem))
                 if self._training is not None:
-                    self._training.session.proceed(index, pickle.loads(place) if place else None)
+                    self._training.session.proceed(index, place)
             case {"kind": "stop"}:
                 if self._training is not None:
                     self._training.session.stop()
@@ -175,8 +181,6 @@ class _Rank:
                 self._channel.send("stack", stack=dump.stack, in_report=dump.in_report)
             case {"kind": "reset", "join_s": join_s}:
                 self._channel.send("reset_done", problems=self._reset(join_s))
-            case _:
-                raise RuntimeError(f"the host actor sent an unknown message: {message!r:.200}")
 
     def _begin(self, packed: bytes, world: World) -> None:
         try:
@@ -189,7 +193,7 @@ class _Rank:
             return
         if order.function is not None:
             self._function = order.function
-        self._rank = world.rank
+        self._rank, self._run = world.rank, order.run
         self._training = Training(
             Session(order, world, send=self._send, fetch=self._fetch),
             self._function,
@@ -203,7 +207,9 @@ class _Rank:
     def _send(self, message: Message) -> None:
         match message:
             case Report(index=index, metrics=metrics, checkpoint_path=path):
-                self._channel.send("report", index=index, metrics=metrics, checkpoint_path=path)
+                self._channel.send(
+                    "report", run=self._run, index=index, metrics=metrics, checkpoint_path=path
+                )
                 return
         self._copies.release_all()
         sys.stdout.flush()

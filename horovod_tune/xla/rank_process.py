@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from horovod_tune.channel.stream import Channel
+from horovod_tune.channel.framing import Channel
 
 # How the long last line of Python's fault handler begins.
 _NOISE = "Extension modules: "

@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
-from horovod_tune.channel import stream as channels
+from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.packing import MalformedMessage
-from horovod_tune.channel.stream import Channel
+from horovod_tune.channel.schema import RANK_MESSAGES
 from horovod_tune.xla.inactivity import Activity
 from horovod_tune.xla.lifetime import describe_exit, first_to_die
 from horovod_tune.xla.rank_process import RankProcess, family_cpu_s, last_output
@@ -168,9 +168,8 @@ class Supervisor:
     def _add(self, hello: dict[str, Any], descriptors: list[int]) -> None:
         del hello["kind"]
         control, *output = descriptors
-        rank = RankProcess(
-            **hello, channel=Channel(socket.socket(fileno=control)), output=output[0] if output else None
-        )
+        channel = Channel(socket.socket(fileno=control), RANK_MESSAGES)
+        rank = RankProcess(**hello, channel=channel, output=output[0] if output else None)
         self.ranks.append(rank)
         self.ranks.sort(key=lambda each: each.local_ordinal)
         self._selector.register(rank.channel, selectors.EVENT_READ, lambda: self._hear(rank))
@@ -181,7 +180,6 @@ class Supervisor:
     def _hear(self, rank: RankProcess) -> None:
         try:
             messages, there = rank.channel.receive(0)
-            messages = [channels.check_rank_message(message) for message in messages]
         except MalformedMessage as error:
             self._selector.unregister(rank.channel)
             self._on_loss(rank, str(error), True)

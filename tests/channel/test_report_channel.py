@@ -6,6 +6,7 @@ import datetime
 import math
 import pickle
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,22 +14,19 @@ from typing import Any
 
 import pytest
 
-from horovod_tune.channel.packets import (
-    MAX_PACKET_BYTES,
-    CoordinatorChannel,
-    Listener,
-    MalformedMessage,
-    RankChannel,
-)
-from horovod_tune.channel.packing import pack
+from horovod_tune.channel.listener import Listener
+from horovod_tune.channel.packing import MalformedMessage, pack
+from horovod_tune.channel.report_channel import MAX_REPORT_BYTES, CoordinatorChannel, RankChannel
 from horovod_tune.messages import CheckpointPlace, Report
+
+REPORT: dict[str, Any] = {"kind": "report", "run": 1, "index": 1, "metrics": {}, "checkpoint_path": None}
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[CoordinatorChannel, RankChannel]]:
     house = Listener()
     rank = RankChannel(house.create_token(0))
-    channel = house.accept()[0]
+    channel = CoordinatorChannel(house.accept()[0])
     yield channel, rank
     channel.close()
 
@@ -76,7 +74,7 @@ def test_what_does_not_fit_is_left_to_the_other_way(ends: tuple[CoordinatorChann
     nested: dict[str, Any] = {}
     for _ in range(2000):
         nested = {"deeper": nested}
-    for metrics in ({"when": datetime.date(2026, 1, 1)}, {"x": b"1" * MAX_PACKET_BYTES}, nested):
+    for metrics in ({"when": datetime.date(2026, 1, 1)}, {"x": b"1" * MAX_REPORT_BYTES}, nested):
         assert not rank.report(1, Report(1, metrics))
     assert not channel.release(1, 1, CheckpointPlace("bucket/path", filesystem=object()))
     assert channel.receive() == []
@@ -86,10 +84,10 @@ def test_only_who_shows_the_secret_is_let_in_and_only_once() -> None:
     house = Listener()
     token = house.create_token(0)
     strangers = [RankChannel(replace(token, secret=bytes(32))), RankChannel(replace(token, secret=b""))]
-    silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     silent.connect(token.address)
     invited, again = RankChannel(token), RankChannel(token)
-    channels = house.accept()
+    channels = {worker: CoordinatorChannel(end) for worker, end in house.accept().items()}
     assert set(channels) == {0}
     assert invited.report(1, Report(1, {}))
     assert channels[0].receive() == [(1, Report(1, {}))]
@@ -102,20 +100,22 @@ def test_only_who_shows_the_secret_is_let_in_and_only_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "packet",
+    "data",
     [
         pickle.dumps(Report(1, {})),
         b"\xc1",
         pack({"run": 1}),
-        pack({"run": 1, "index": True, "metrics": {}, "path": None}),
-        pack({"run": 1, "index": 1, "metrics": [], "path": None}),
-        pack({"run": 1, "index": 1, "metrics": {}, "path": None, "more": 1}),
+        pack({**REPORT, "kind": "finished"}),
+        pack({**REPORT, "index": True}),
+        pack({**REPORT, "metrics": []}),
+        pack({**REPORT, "more": 1}),
+        pack({"kind": "finished"}),
     ],
 )
-def test_what_is_no_report_is_an_error(packet: bytes) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.send(packet)
-    with pytest.raises(MalformedMessage, match=r"is not a report|not a msgpack message"):
+def test_anything_but_a_report_is_an_error(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.send(struct.pack(">I", len(data)) + data)
+    with pytest.raises(MalformedMessage, match=r"known kind|wrong type|not a msgpack message"):
         CoordinatorChannel(ours).receive()
     ours.close()
     theirs.close()
@@ -126,6 +126,7 @@ def test_a_rank_that_is_gone_closes_its_channel(ends: tuple[CoordinatorChannel, 
     assert rank.report(1, Report(1, {"last": 1}))
     rank.close()
     assert channel.receive() == [(1, Report(1, {"last": 1}))]
+    assert channel.receive() == []
     assert not channel.is_open
     assert not channel.release(1, 1, None)
 
@@ -133,9 +134,15 @@ def test_a_rank_that_is_gone_closes_its_channel(ends: tuple[CoordinatorChannel, 
 def test_a_rank_that_does_not_read_never_holds_up_the_coordinator(
     ends: tuple[CoordinatorChannel, RankChannel],
 ) -> None:
-    channel, _ = ends
+    channel, rank = ends
     sent = 0
-    while channel.release(1, sent + 1, None):
+    while channel.release(1, sent + 1, CheckpointPlace("/a" * (sent % 90), None, "node", sent)):
         sent += 1
         assert sent < 100_000
     assert sent
+    # However little of the last one fitted: a report still arrives, and what was sent is heard whole.
+    assert not channel.release(1, sent + 1, None)
+    assert rank.report(1, Report(1, {"x": 1}))
+    assert channel.receive() == [(1, Report(1, {"x": 1}))]
+    heard = released(rank, sent)
+    assert [index for _, index, _ in heard] == list(range(1, sent + 1))

@@ -1,4 +1,4 @@
-"""Between a host and its ranks: data, and only messages of ours."""
+"""Messages between processes of a host come whole, and only those that the other end may send."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import msgpack
 import numpy
 import pytest
 
+from horovod_tune.channel.framing import MAX_REPORT_BYTES, Channel
 from horovod_tune.channel.packing import MalformedMessage, pack
-from horovod_tune.channel.stream import MAX_REPORT_BYTES, Channel, check_rank_message
+from horovod_tune.channel.schema import RANK_MESSAGES, check
 from horovod_tune.errors import MetricsError
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, socket.socket]]:
     ours, theirs = socket.socketpair()
-    yield Channel(ours), theirs
+    yield Channel(ours, RANK_MESSAGES), theirs
     ours.close()
     theirs.close()
 
@@ -52,9 +53,8 @@ def test_a_report_comes_back_as_it_was() -> None:
         "row": numpy.ones(2, "f4"),
     }
     ours, theirs = socket.socketpair()
-    Channel(ours).send("report", index=1, metrics=metrics, checkpoint_path=None)
-    ((message,), _) = Channel(theirs).receive(1)
-    check_rank_message(message)
+    Channel(ours, {}).send("report", run=1, index=1, metrics=metrics, checkpoint_path=None)
+    ((message,), _) = Channel(theirs, RANK_MESSAGES).receive(1)
     row = message["metrics"].pop("row")
     assert (row.dtype, row.tolist()) == (numpy.float32, [1.0, 1.0])
     assert message["metrics"] == {name: value for name, value in metrics.items() if name != "row"}
@@ -75,7 +75,7 @@ def test_a_pickle_is_not_opened(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
     other.sendall(frame(pickle.dumps(Opened())))
     with pytest.raises(MalformedMessage):
-        check_rank_message(*channel.receive(1)[0])
+        channel.receive(1)
 
 
 def test_a_length_beyond_bounds_is_refused_before_it_is_waited_for(
@@ -90,7 +90,7 @@ def test_a_length_beyond_bounds_is_refused_before_it_is_waited_for(
 def test_a_report_too_large_is_the_functions_error(ends: tuple[Channel, socket.socket]) -> None:
     channel, _ = ends
     with pytest.raises(MetricsError, match=f"may take {MAX_REPORT_BYTES} bytes"):
-        channel.send("report", index=1, metrics={"x": bytes(MAX_REPORT_BYTES)}, checkpoint_path=None)
+        channel.send("report", run=1, index=1, metrics={"x": bytes(MAX_REPORT_BYTES)}, checkpoint_path=None)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_a_report_too_large_is_the_functions_error(ends: tuple[Channel, socket.s
         {"no": "kind"},
         {"kind": "run", "code": "print()"},
         {"kind": "finished", "more": 1},
-        {"kind": "report", "index": "1", "metrics": {}, "checkpoint_path": None},
-        {"kind": "report", "index": True, "metrics": {}, "checkpoint_path": None},
-        {"kind": "report", "index": 1, "metrics": [], "checkpoint_path": None},
+        {"kind": "report", "run": 1, "index": "1", "metrics": {}, "checkpoint_path": None},
+        {"kind": "report", "run": 1, "index": True, "metrics": {}, "checkpoint_path": None},
+        {"kind": "report", "run": 1, "index": 1, "metrics": [], "checkpoint_path": None},
         {"kind": "failed", "traceback": "x"},
         {"kind": "failed", "failure_kind": 99, "traceback": "x"},
         {"kind": "stack", "stack": "", "in_report": 1},
@@ -110,9 +110,9 @@ def test_a_report_too_large_is_the_functions_error(ends: tuple[Channel, socket.s
     ],
     ids=repr,
 )
-def test_what_is_no_message_of_ours_is_an_error(message: object) -> None:
+def test_what_the_other_end_may_not_send_is_an_error(message: object) -> None:
     with pytest.raises(MalformedMessage, match=r"known kind|wrong type|unknown failure"):
-        check_rank_message(msgpack.unpackb(msgpack.packb(message)))
+        check(msgpack.unpackb(msgpack.packb(message)), RANK_MESSAGES)
 
 
 def test_an_extension_of_others_is_an_error(ends: tuple[Channel, socket.socket]) -> None:

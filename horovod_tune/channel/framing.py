@@ -1,0 +1,132 @@
+"""One end of a stream socket between two processes of one host: whole, checked messages. Data, never code.
+
+A frame is four bytes of length and a msgpack map with the message's kind and fields. What comes is checked
+against the schema of what the other end may send before anybody uses it, and never unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+from typing import Any
+
+import msgpack
+
+from horovod_tune.channel.packing import MalformedMessage, pack, unpack
+from horovod_tune.channel.schema import Schema, check
+from horovod_tune.errors import MetricsError
+
+MAX_FRAME_BYTES = 1 << 30
+# The largest report; larger data belongs into a checkpoint.
+MAX_REPORT_BYTES = 64 << 20
+# How much is read at a time.
+_READ_BYTES = 1 << 20
+_LENGTH = struct.Struct(">I")
+
+
+def frame(kind: str, **fields: Any) -> bytes:
+    """Return a message as it travels.
+
+    Raises:
+        MetricsError: a field has a value that cannot be sent, or is too large.
+    """
+    data = pack({"kind": kind, **fields})
+    if len(data) > MAX_FRAME_BYTES or (kind == "report" and len(data) > MAX_REPORT_BYTES):
+        raise MetricsError(
+            f"a report may take {MAX_REPORT_BYTES} bytes, got {len(data)}; put more into a checkpoint"
+        )
+    return _LENGTH.pack(len(data)) + data
+
+
+class Channel:
+    """One end of a stream socket. Any thread may send; one thread receives.
+
+    Args:
+        end: a connected stream socket, which blocks.
+        hears: what the other end may send.
+    """
+
+    def __init__(self, end: socket.socket, hears: Schema) -> None:
+        self._socket = end
+        self._hears = hears
+        self._sending = threading.Lock()
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message whole.
+
+        Raises:
+            MetricsError: a field has a value that cannot be sent.
+            OSError: the other end is closed.
+        """
+        self.send_frame(frame(kind, **fields))
+
+    def send_frame(self, data: bytes) -> None:
+        """Send what `frame` has made; raises OSError where the other end is closed."""
+        with self._sending:
+            self._socket.sendall(data)
+
+    def send_at_once(self, kind: str, **fields: Any) -> bool:
+        """Send a message without waiting; False if the other end is closed or has not read for a while.
+
+        After half a message nothing more can be sent; what the other end has sent can still be received.
+        """
+        data = frame(kind, **fields)
+        with self._sending:
+            try:
+                sent = self._socket.send(data, socket.MSG_DONTWAIT)
+            except OSError:
+                return False
+            if sent < len(data):
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)
+            return sent == len(data)
+
+    def receive(self, timeout_s: float | None) -> tuple[list[dict[str, Any]], bool]:
+        """Return the messages that arrive within ``timeout_s``, and whether the other end is still open.
+
+        Args:
+            timeout_s: how long to wait for the first bytes; None waits until there are some.
+
+        Raises:
+            MalformedMessage: something has come that the other end may not send.
+        """
+        if timeout_s is not None and not select.select([self._socket], [], [], timeout_s)[0]:
+            return [], True
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except OSError:  # the other end was closed with something unread, or this one is closed
+            data = b""
+        self._buffer += data
+        return self._whole_messages(), bool(data)
+
+    def _whole_messages(self) -> list[dict[str, Any]]:
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise MalformedMessage(f"a frame of {length} bytes is larger than {MAX_FRAME_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            try:
+                message = unpack(bytes(self._buffer[_LENGTH.size : end]))
+            except (ValueError, msgpack.exceptions.UnpackException, TypeError) as error:
+                raise MalformedMessage(
+                    f"a frame of {length} bytes is not a msgpack message: {error}"
+                ) from error
+            messages.append(check(message, self._hears))
+            del self._buffer[:end]
+        return messages
+
+    def close(self) -> None:
+        """Close this end; a `receive` that waits in another thread returns."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

@@ -20,8 +20,8 @@ from horovod_tune.with_parameters import with_parameters
 
 if TYPE_CHECKING:
     from horovod_tune.analysis import analyze
+    from horovod_tune.creator import DistributedTrainableCreator
     from horovod_tune.resume import resume_or_start
-    from horovod_tune.trainable import DistributedTrainableCreator
 
 __version__ = "0.1.0"
 
@@ -38,7 +38,7 @@ __all__ = [
 
 # What needs Ray Tune, pandas or matplotlib is imported when it is first used.
 _LAZY = {
-    "DistributedTrainableCreator": "horovod_tune.trainable",
+    "DistributedTrainableCreator": "horovod_tune.creator",
     "analyze": "horovod_tune.analysis",
     "resume_or_start": "horovod_tune.resume",
 }

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TUNE = "ray.tune.tune"
-_WAITS = "ray.tune.execution.insufficient_resources_manager"
-# What Tune logs at a search's end: where the results lie, and which trials failed.
-_ON_LAST_SCREEN = ("Wrote the latest version of all result", "Trials did not complete")
-
 
 class SilentTrials(Callback):
     """Says once in a search that trials end without a report: such a trial counts as a success to Tune."""
@@ -64,21 +59,11 @@ class ExperimentFacts(Callback):
             self._aim = None
 
 
-class _Unsaid(logging.Filter):
-    """Drops or corrects what Tune logs where its advice is wrong for distributed trials."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        super().__init__()
-        self._quiet = quiet
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.name == _WAITS:
-            text, _, _ = record.getMessage().partition("Stop the tuning and adjust")
-            record.msg, record.args = f"{text}{RESOURCE_ARGUMENTS}", ()
-        return not (self._quiet and record.getMessage().startswith(_ON_LAST_SCREEN))
-
-
-def settings_for(is_ours: Callable[[Any], bool], wants_reuse: Callable[[Any], bool]) -> ray_adapter.Prepare:
+def settings_for(
+    is_ours: Callable[[Any], bool],
+    wants_reuse: Callable[[Any], bool],
+    preflight_of: Callable[[Any], Callback | None] = lambda trainable: None,
+) -> ray_adapter.Prepare:
     """Return what `ray_adapter.prepare_runs` takes; the arguments of other searches stay as they are."""
 
     @contextmanager
@@ -89,27 +74,25 @@ def settings_for(is_ours: Callable[[Any], bool], wants_reuse: Callable[[Any], bo
         if arguments.get("resources_per_trial") is not None:
             raise SpecError(f"resources_per_trial does not apply to distributed trials. {RESOURCE_ARGUMENTS}")
         quiet = not ray_adapter.shows_tunes_own_output(arguments)
-        unsaid, loggers = _Unsaid(quiet=quiet), [logging.getLogger(name) for name in (_TUNE, _WAITS)]
-        for each in loggers:
-            each.addFilter(unsaid)
-        try:
-            changed = _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
-            with ray_adapter.without_reporter() if changed.get("verbose") == 0 else nullcontext():
-                yield changed
-        except Exception as error:
-            _name_unpicklable_value(arguments.get("config"), error)
-            raise
-        finally:
-            for each in loggers:
-                each.removeFilter(unsaid)
+        with ray_adapter.corrected_advice(RESOURCE_ARGUMENTS, quiet=quiet):
+            try:
+                changed = _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
+                preflight = preflight_of(trainable)
+                if preflight is not None:
+                    changed["callbacks"].append(preflight)
+                with ray_adapter.without_reporter() if changed.get("verbose") == 0 else nullcontext():
+                    yield changed
+            except Exception as error:
+                _name_unpicklable_value(arguments.get("config"), error)
+                raise
 
     return prepare
 
 
 def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[str, Any]:
     metric, mode = ray_adapter.metric_and_mode(arguments)
-    ours = [SilentTrials(), ExperimentFacts(metric, mode)]
-    changed = {**arguments, "callbacks": [*(arguments.get("callbacks") or []), *ours]}
+    callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), ExperimentFacts(metric, mode)]
+    changed = {**arguments, "callbacks": callbacks}
     if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
         changed["reuse_actors"] = True  # as our trials do anyway; Tune then does not advise it
     if quiet:

@@ -1,4 +1,8 @@
-"""Inside a rank: the session behind `report()` and `get_checkpoint()`; ray.tune's own land here too."""
+"""Runs in each rank: the session behind `report()` and `get_checkpoint()`; ray.tune's own land here too.
+
+The way of a report begins here: `Session.report()` sends it on (2: `gloo/training_actor.py` or
+`xla/host_actor.py`) and waits until Tune has decided.
+"""
 
 from __future__ import annotations
 
@@ -228,7 +232,7 @@ def report(
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
             function has started.
-        MetricsError: a value cannot be sent, or the checkpoint is no directory.
+        MetricsError: a value cannot be sent, or the checkpoint is not a directory.
 
     Example:
         >>> report({"loss": 0.25})
@@ -240,10 +244,10 @@ def report(
 
 
 def merge_metrics(metrics: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `report(metrics, **keywords)` reports; ours and ``ray.tune.report`` share it.
+    """Return what `report(metrics, **keywords)` reports, also for ``ray.tune.report``.
 
     Raises:
-        MetricsError: ``metrics`` is no dict.
+        MetricsError: ``metrics`` is not a dict.
 
     >>> merge_metrics({"loss": 0.5}, {"epoch": 1})
     {'loss': 0.5, 'epoch': 1}
@@ -295,7 +299,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics as they are sent: NumPy scalars and one-element tensors as Python numbers.
 
     Raises:
-        MetricsError: a name is no string, or a value cannot be sent.
+        MetricsError: a name is not a string, or a value cannot be sent.
 
     >>> import numpy
     >>> plain_metrics({"loss": numpy.float32(0.5), "epoch": 1, "name": "a"})

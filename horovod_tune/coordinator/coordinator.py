@@ -1,4 +1,8 @@
-"""Runs in the coordinator actor: gives Tune one result at a time, from what rank 0 reports."""
+"""Runs in the coordinator actor: gives Tune one result at a time, from what rank 0 reports.
+
+Fourth on the way of a report: `next_result()` stores its checkpoint, adds facts of the world, and returns it
+to `trainable.py` (5).
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class TrialStorage:
         here = directories.fingerprint(path)
         if here is None or not ray_adapter.storage_reaches_here(self._context):
             return driver
-        # A namesake left on this host's own disk by an earlier experiment is not the driver's.
+        # An earlier experiment may have left a directory of this name on this host's own disk.
         there = node_transfer.fingerprint_on(driver, path, timeout_s=host_copies.LOOK_TIMEOUT_S)
         return None if here == there else driver
 
@@ -68,7 +68,7 @@ class TrialStorage:
         from ray.tune import Checkpoint
 
         self._remove_parts()
-        self._context._update_checkpoint_index(metrics)
+        self._context.current_checkpoint_index += 1
         target = self._context.checkpoint_fs_path
         if self.reached_through is None:
             self._copy_here(directory, target)

@@ -2,6 +2,9 @@
 
 Runs in the coordinator, in one thread. Every wait has an end: a worker answers `poll` in time even when it
 has nothing to say, and one that does not for ``timeout_s`` is lost.
+
+Third on the way of a report: `next_event()` returns it to `coordinator.py` (4), and the next call releases
+every rank from it.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from horovod_tune.ray_adapter.patches.idle_processes import start_in_idle_proces
 from horovod_tune.ray_adapter.patches.lost_coordinator import name_lost_hosts
 from horovod_tune.ray_adapter.patches.paused_trials import end_waits_of_paused_trials
 from horovod_tune.ray_adapter.patches.result_files import keep_longer_results
+from horovod_tune.ray_adapter.patches.tune_advice import corrected_advice, drop_advice_on_reuse
 from horovod_tune.ray_adapter.patches.tune_run import (
     Prepare,
     metric_and_mode,
@@ -28,12 +29,13 @@ from horovod_tune.ray_adapter.patches.tune_run import (
     without_reporter,
 )
 from horovod_tune.ray_adapter.queries import (
-    cluster_can_grow,
+    check_cluster_holds,
     drain_as_preempted,
     driver_node_id,
     environment_of_workers,
     is_preempted,
     private_directory,
+    resources_of_nodes,
     storage_reaches_here,
 )
 from horovod_tune.ray_adapter.tune_session import install_session, prepare_rank_process
@@ -41,10 +43,12 @@ from horovod_tune.ray_adapter.tune_session import install_session, prepare_rank_
 __all__ = [
     "Prepare",
     "accept_trials_without_results",
-    "cluster_can_grow",
+    "check_cluster_holds",
+    "corrected_advice",
     "count_each_death_once",
     "drain_as_preempted",
     "driver_node_id",
+    "drop_advice_on_reuse",
     "end_waits_of_paused_trials",
     "environment_of_workers",
     "install_session",
@@ -56,6 +60,7 @@ __all__ = [
     "prepare_rank_process",
     "prepare_runs",
     "private_directory",
+    "resources_of_nodes",
     "reuse_actors_of",
     "shorten_errors",
     "shows_tunes_own_output",

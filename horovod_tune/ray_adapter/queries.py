@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from horovod_tune.private_parts import Patch, part
+from horovod_tune.private_parts import Part, Patch, part
+from horovod_tune.spec import Placement, check_fits
 
 _STATE = "ray._private.state:state"
 _DRIVERS_NODE = Patch(
@@ -36,6 +37,25 @@ _PREEMPTION = Patch(
     "pre-empted nodes",
     "a trial whose machine is taken away counts that as a failure",
     (part(f"{_STATE}.get_draining_nodes"), part("ray.core.generated.common_pb2:NodeDeathInfo.Reason")),
+)
+_GCS = "ray._raylet:InnerGcsClient"
+_DRAINING = Patch(
+    "draining of nodes",
+    "a cloud's notice that it takes a machine away does not reach Ray",
+    (
+        part(
+            f"{_GCS}.drain_node",
+            "self",
+            "node_id",
+            "reason",
+            "reason_message",
+            "deadline_timestamp_ms",
+            "timeout",
+        ),
+        Part(f"{_GCS}.get_all_node_info", accepts=frozenset({"timeout"})),
+        part("ray.core.generated.autoscaler_pb2:DrainNodeReason.Value"),
+        part("ray.core.generated.gcs_pb2:GcsNodeInfo.GcsNodeState.ALIVE"),
+    ),
 )
 _SESSION_DIRECTORY = Patch(
     "the session's directory",
@@ -94,6 +114,21 @@ def cluster_can_grow() -> bool:
     return any(name and name != "local.cluster.node" and not name.startswith("node_") for name in types)
 
 
+def resources_of_nodes() -> list[dict[str, float]]:
+    """Return what each node that is there has."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def check_cluster_holds(placement: Placement) -> None:
+    """Raise ResourcesUnavailable where this driver's cluster, if there is one yet, can never hold it."""
+    import ray
+
+    if ray.is_initialized() and not cluster_can_grow():
+        check_fits(placement, resources_of_nodes())
+
+
 def is_preempted(node_ids: Iterable[str]) -> bool:
     """Return whether one of these nodes was taken away, or is about to be.
 
@@ -127,8 +162,10 @@ def drain_as_preempted(address: str, node_address: str, *, in_s: float) -> list[
         in_s: in how many seconds the machine goes.
 
     Raises:
-        RuntimeError: no alive node has that address, or Ray refuses.
+        RuntimeError: no alive node has that address, Ray refuses, or has no such call.
     """
+    if not _DRAINING.fits:
+        raise RuntimeError(_DRAINING.without)
     # Compiled modules without types.
     _raylet: Any = importlib.import_module("ray._raylet")
     autoscaler_pb2: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")

@@ -136,7 +136,7 @@ def _accept_keywords(module: ModuleType) -> None:
 def prepare_rank_process() -> None:
     """Install the hooks of this process, once, before the first training function."""
     os.environ.update(LIGHTNING_VARIABLE)
-    # A module of Tune's that is no longer there is told when the training function imports Tune.
+    # Warns of a module that Tune no longer has when the training function imports Tune.
     hooks = {
         _SESSION_MODULE: _install,
         _REPORT_MODULE: _accept_keywords,

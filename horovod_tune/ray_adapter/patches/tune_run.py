@@ -1,8 +1,9 @@
 """`ray.tune.run`, which every search goes through, and how it says that a trial has failed.
 
-Without `prepare_runs` a search of ours prints every result as a table (1,700 lines for the README's example),
-and accepts arguments that mean nothing to it. Without `without_reporter` Tune prints a box and a table even
-at ``verbose=0``. Without `shorten_errors` the error of a rank stands below 35 frames of Ray and of ours.
+Without `prepare_runs` a search of distributed trials prints every result as a table (1,700 lines for the
+README's example), and accepts arguments that mean nothing to it. Without `without_reporter` Tune prints a box
+and a table even at ``verbose=0``. Without `shorten_errors` a rank's error stands below 35 frames of Ray and of
+this package.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _let_reporter_be_silent() -> None:
 
 
 def shorten_errors(is_ours: Callable[[type], bool]) -> None:
-    """Let the error of a trial of ours begin with its cause, in the log and in error.txt; once a process."""
+    """Let a distributed trial's error begin with its cause, in the log and in error.txt; once a process."""
     if not _ERRORS.is_due:
         return
     from ray.tune.execution.tune_controller import TuneController

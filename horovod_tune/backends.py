@@ -1,0 +1,54 @@
+"""Joins a backend, Gloo or XLA, with the coordinator: what a trial needs of either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from horovod_tune.coordinator.elastic_group import ElasticGroup
+from horovod_tune.coordinator.worker_group import WorkerGroup
+from horovod_tune.gloo import backend as gloo_backend
+from horovod_tune.spec import TrialSpec
+from horovod_tune.xla import backend as xla_backend
+
+
+def require_installed(*, use_tpu: bool) -> None:
+    """Raise BackendMissing where no rank could start, with the cure."""
+    (xla_backend if use_tpu else gloo_backend).require_installed()
+
+
+def placement_of(spec: TrialSpec) -> Any:
+    """Return the `Placement` of a trial's workers."""
+    if spec.use_tpu:
+        from horovod_tune.xla.launcher import placement
+
+        return placement(spec)
+    return spec.placement()
+
+
+def make_group(spec: TrialSpec, node_id: str) -> WorkerGroup:
+    """Return the workers of the trial whose placement group this process is in; nothing starts yet."""
+    launcher = _make_launcher(spec, node_id)
+    if not spec.is_elastic:
+        return WorkerGroup(launcher, timeout_s=spec.timeout_s)
+    assert spec.min_workers is not None and spec.max_workers is not None
+    return ElasticGroup(
+        launcher,
+        timeout_s=spec.timeout_s,
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers,
+        wait_s=spec.min_workers_timeout_s,
+    )
+
+
+def _make_launcher(spec: TrialSpec, node_id: str) -> Any:
+    group = ray.util.get_current_placement_group()
+    assert group is not None, "Tune runs a trial in its placement group"
+    if spec.use_tpu:
+        from horovod_tune.xla.launcher import XlaLauncher
+
+        return XlaLauncher(spec, group, node_id=node_id)
+    from horovod_tune.gloo.launcher import GlooLauncher
+
+    return GlooLauncher(spec, group, node_id=node_id)

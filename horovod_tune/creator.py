@@ -1,0 +1,134 @@
+"""Runs in the driver: `DistributedTrainableCreator`, and what a search of its trainables does beside Tune."""
+
+from __future__ import annotations
+
+import re
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ray.tune import Callback
+
+from horovod_tune import ray_adapter
+from horovod_tune.backends import placement_of, require_installed
+from horovod_tune.function.shipping import ShippedFunction
+from horovod_tune.function.training_function import check_training_function, function_name
+from horovod_tune.gloo.early_start import EarlyRanks
+from horovod_tune.run_settings import settings_for
+from horovod_tune.spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
+from horovod_tune.trainable import DistributedTrainable, is_distributed, patch_tune, wants_reuse
+from horovod_tune.with_parameters import parameters_of
+
+
+def DistributedTrainableCreator(
+    func: Callable[[dict[str, Any]], Any],
+    use_gpu: bool = False,
+    num_hosts: int | None = None,
+    num_slots: int | None = None,
+    num_cpus_per_slot: float | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    replicate_pem: bool = False,
+    *,
+    num_workers: int | None = None,
+    num_cpus_per_worker: float | None = None,
+    use_tpu: bool = False,
+    tpu_type: str | None = None,
+    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
+    reuse_workers: bool = True,
+    nics: str | Sequence[str] | None = None,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    min_workers_timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> type[DistributedTrainable]:
+    """Turn a Horovod training function into a class that ``tune.run`` and ``tune.Tuner`` take.
+
+    Nothing starts here. Each trial then has one coordinator actor, which takes no CPU, and
+    ``num_hosts * num_slots`` training actors, each of which runs ``func(config)`` as one Horovod rank.
+
+    Args:
+        func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
+            `horovod_tune.report` or ``ray.tune.report``.
+        use_gpu: whether each rank holds one GPU; ``torch.cuda.set_device(hvd.local_rank())`` selects it.
+        num_hosts: on how many different machines a trial runs (default 1).
+        num_slots: ranks on each of them (default 1; with ``use_tpu``, all chips of a host).
+        num_cpus_per_slot: CPUs that each rank holds (default 1).
+        timeout_s: seconds of silence after which a rank counts as lost (default 60). It bounds each phase
+            of the start too, with 0.25 s more for each training actor. It is not the time between reports:
+            an epoch may take hours.
+        replicate_pem: accepted for old scripts; no SSH key is needed any more.
+        num_workers: instead of ``num_slots``: the total of ranks, placed as tightly as they fit when
+            ``num_hosts`` is not given.
+        num_cpus_per_worker: another name of ``num_cpus_per_slot``.
+        use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts in place of Horovod ranks.
+            ``num_slots`` then counts chips.
+        tpu_type: with ``use_tpu``, the type of slice that a trial takes, as Ray and Cloud TPU name it
+            (``"v4-32"``); it says ``num_hosts`` too. Needed where the cluster has several types.
+        stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
+            an error. With ``use_tpu``: seconds in which a host's ranks do nothing at all (no report, no
+            operation of torch_xla's, no computation) while Tune waits for them.
+        reuse_workers: keep the ranks' processes and their world for the next trial. Each trial still finds
+            its process as a new one would be.
+        nics: the network interface, or several in order of preference, for the ranks' collectives. Default:
+            the loopback on one host, the one that has Ray's node address on several.
+        min_workers: makes trials elastic. A trial goes on with as few ranks as these when others are lost,
+            and starts with as few where neither ``num_slots`` nor ``num_workers`` is given. See `commit`.
+        max_workers: up to how many ranks an elastic trial grows when there is room (default: as many as it
+            starts with).
+        min_workers_timeout_s: seconds for which fewer ranks than ``min_workers`` wait for others (default
+            60).
+
+    Raises:
+        SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
+        TrainingFunctionError: ``func`` cannot be called as ``func(config)``.
+        BackendMissing: Horovod (or torch_xla) is not installed, or built without Gloo.
+    """
+    check_training_function(func)
+    if replicate_pem:
+        warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
+    spec = make_spec(
+        num_hosts=num_hosts,
+        num_slots=num_slots,
+        num_workers=num_workers,
+        num_cpus_per_slot=num_cpus_per_slot,
+        num_cpus_per_worker=num_cpus_per_worker,
+        use_gpu=use_gpu,
+        use_tpu=use_tpu,
+        tpu_type=tpu_type,
+        timeout_s=timeout_s,
+        stall_timeout_s=stall_timeout_s,
+        reuse_workers=reuse_workers,
+        nics=nics,
+        min_workers=min_workers,
+        max_workers=max_workers,
+        min_workers_timeout_s=min_workers_timeout_s,
+    )
+    require_installed(use_tpu=use_tpu)
+    patch_tune(reuse_workers)
+    name = re.sub(r"\W", "_", function_name(func))
+    shipped = ShippedFunction(func, uuid.uuid4().hex)
+    body = {
+        "_spec": spec,
+        "_shipped": shipped,
+        "_parameters": parameters_of(func),
+        "_name": name,
+        "__doc__": func.__doc__,
+        "__module__": DistributedTrainable.__module__,
+    }
+    metaclass: type = type(DistributedTrainable)
+    if not use_tpu:
+        metaclass = type("EarlyStart", (metaclass,), {"_early_ranks": EarlyRanks(spec, name)})
+    return metaclass(name, (DistributedTrainable,), body)
+
+
+def _preflight_of(trainable: type[DistributedTrainable]) -> Callback | None:
+    placement = placement_of(trainable._spec)
+    if len(placement.bundles) < 2:
+        return None
+    from horovod_tune.preflight.before_trials import Preflight
+
+    return Preflight(trainable._spec, trainable._shipped, placement)
+
+
+# Not when the factory is called: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before that.
+ray_adapter.prepare_runs(settings_for(is_distributed, wants_reuse, _preflight_of))

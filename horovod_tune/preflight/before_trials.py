@@ -1,0 +1,54 @@
+"""Runs in the driver: the preflight of a search whose trials span machines, before its first trial."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import ray
+from ray.tune import Callback
+
+from horovod_tune import ray_adapter
+from horovod_tune.errors import PreflightFailed
+from horovod_tune.function.shipping import ShippedFunction
+from horovod_tune.preflight.check import check
+from horovod_tune.spec import Placement, TrialSpec, fits_one_node
+
+logger = logging.getLogger(__name__)
+
+# Which trainables' machines have been looked at, on which cluster.
+_looked_at: set[tuple[str, str]] = set()
+
+
+class Preflight(Callback):
+    """Looks at every machine once, before the first trial for which there are enough of them.
+
+    Args:
+        spec: of the trials.
+        shipped: their training function.
+        placement: of their workers, on more than one machine where one does not hold them.
+    """
+
+    def __init__(self, spec: TrialSpec, shipped: ShippedFunction, placement: Placement) -> None:
+        self._spec, self._shipped, self._placement = spec, shipped, placement
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        key = (self._shipped.token, ray.get_runtime_context().gcs_address)
+        if key in _looked_at:
+            return
+        ray_adapter.check_cluster_holds(self._placement)
+        nodes = ray_adapter.resources_of_nodes()
+        # A cluster that grows may not have enough yet.
+        if len(nodes) < (self._spec.num_hosts or 1) or fits_one_node(self._placement, nodes):
+            return
+        report = check(
+            self._shipped.modules(),
+            num_hosts=self._spec.num_hosts or 2,
+            nics=self._spec.nics,
+            use_tpu=self._spec.use_tpu,
+        )
+        if not report.ok:
+            raise PreflightFailed(f"a trial on several machines cannot run here:\n{report}")
+        if report.problems:
+            logger.warning("Preflight:\n%s", report)
+        _looked_at.add(key)

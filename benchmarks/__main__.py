@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import machine
@@ -34,13 +34,13 @@ FIELDS = ("part", "way", "run", "figure", "value")
 Figures = dict[str, list[dict[str, float]]]
 
 
-def run_program(command: str) -> dict[str, float]:
-    """Run one program in a process of its own and return its figures."""
+def run_program(command: str, path: Sequence[str] = (str(ROOT),)) -> dict[str, float]:
+    """Run one program in a process of its own, with ``path`` for Python's modules; return its figures."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file, tempfile.TemporaryFile("w+") as output:
         environment = {
             **os.environ,
             "BENCHMARK_RESULT": file.name,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(path),
             "OMP_NUM_THREADS": "1",
             "RAY_AIR_NEW_OUTPUT": "0",
             # Ray lowers the priority of its workers, which would hide behind whatever else the machine does.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import operator
 import os
 import site
 import sys
@@ -58,6 +59,8 @@ class ImportedModules:
         """
         for owner, originals in self._originals:
             now = vars(owner)
+            if len(now) == len(originals) and all(map(operator.is_, now.values(), originals.values())):
+                continue  # nearly always, and quicker than to look at 30,000 values one by one
             changed = [
                 name for name, value in originals.items() if callable(value) and now.get(name) is not value
             ]

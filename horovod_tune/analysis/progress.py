@@ -42,7 +42,7 @@ class ProgressCallback(Callback):
 
         `every_s` bounds how often a plain line repeats a trial's progress (seconds). `live` forces live or
         plain lines; by default live where `stream` (standard output unless given) is a terminal. Raises
-        `ValueError` for a mode that is none, or one of metric and mode without the other.
+        `ValueError` for an unknown mode, or one of metric and mode without the other.
         """
         if mode not in (None, "min", "max"):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')

@@ -189,8 +189,8 @@ def watch(
 ) -> Analysis:
     """Show a running experiment anew every `interval_s` seconds until it is finished or interrupted.
 
-    Where the console is no terminal, a plain line is printed whenever something has changed. Ctrl-C ends it;
-    the last view stays on the screen. Returns the experiment as it was seen last.
+    Where the console is not a terminal, a plain line is printed whenever something has changed. Ctrl-C ends
+    it; the last view stays on the screen. Returns the experiment as it was seen last.
     """
     try:
         if screen.is_terminal:

@@ -85,7 +85,7 @@ def ranks_of(trial: TrialRecord) -> int | None:
 def hosts_of(trial: TrialRecord) -> list[str] | None:
     """The host of each of the trial's ranks, by rank, as its reports say; None where they do not.
 
-    A function may report a `hosts` of its own: what is not our notation for this many ranks is not ours.
+    A function may report a `hosts` of its own: one that is not in Horovod's notation for this many ranks.
     """
     told = (trial.last_result or {}).get("hosts")
     slots = read_slots(told) if isinstance(told, str) else None

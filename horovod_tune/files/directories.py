@@ -177,7 +177,7 @@ def remove_parts(directory: str) -> None:
 
 
 def fingerprint(path: str) -> tuple[int, int] | None:
-    """Return what tells one directory from its namesake on another host's disk; None where there is none.
+    """Return what tells a directory from one at the same path of another host; None where there is none.
 
     On a shared file system every host sees the same inode number and modification time.
     """

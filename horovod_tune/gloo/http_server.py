@@ -1,8 +1,8 @@
 """A server of the little HTTP that Horovod's ranks speak: one request a connection, a secret in its path.
 
 One thread. Whoever connects and does not know the secret costs nothing but a file, for some seconds, and
-ends nothing: not with bytes that are no request, not with silence, not with more connections than the process
-has files for.
+ends nothing: not with bytes that are not a request, not with silence, not with more connections than the
+process has files for.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class SecretHttpServer:
 
 
 def _content_length(head: bytes) -> int | None:
-    """Return how long the body is said to be, None where that is no number."""
+    """Return the value of the Content-Length header, None where it is missing or not a number."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length":

@@ -152,7 +152,7 @@ def _source(built: plan.Plan, request: Request, work: Path) -> Path:
         tar.extractall(work / "source")
     found = sorted((work / "source").glob("horovod-*/setup.py"))
     if len(found) != 1:
-        raise BuildError(f"{archive} is no source archive of Horovod: it has no horovod-*/setup.py.")
+        raise BuildError(f"{archive} is not a source archive of Horovod: it has no horovod-*/setup.py.")
     return found[0].parent
 
 

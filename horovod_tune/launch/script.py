@@ -41,7 +41,7 @@ def read_command(command: Sequence[str], *, launch_options: Iterable[str] = ()) 
     """Return the script that `command` names, checked as far as reading it allows.
 
     Raises:
-        LaunchError: it is no Python script of this machine, does not compile, or has no option that is given.
+        LaunchError: it is not a Python script on this machine, does not compile, or lacks an option given.
     """
     if len(command) < 2 or Path(command[0]).name not in ("python", "python3") or command[1].startswith("-"):
         raise LaunchError(f"after -- there must be `python SCRIPT.py …`, got {shlex.join(command)!r}")

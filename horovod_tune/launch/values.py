@@ -96,7 +96,7 @@ def checked_hosts(option: str, value: str) -> list[str]:
     """Return the machines of a comma-separated list, each once, the head first.
 
     Raises:
-        LaunchError: there are fewer than two, one is named twice, or one is no host.
+        LaunchError: there are fewer than two, one is named twice, or one is not a host.
     """
     hosts = [checked(option, "host", host.strip()) for host in value.split(",")]
     if len(hosts) < 2:

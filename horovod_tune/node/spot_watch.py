@@ -82,7 +82,7 @@ def watch(look: Callable[[], Notice | None], *, poll_s: float = POLL_S) -> Notic
     """Return the notice as soon as there is one.
 
     Raises:
-        OSError: the metadata service was out of reach from the start: this is no machine of that cloud.
+        OSError: the metadata service was out of reach from the start: this is not a machine of that cloud.
     """
     failures, reached = 0, False
     while True:

@@ -12,7 +12,7 @@ from horovod_tune.search.history import History
 def seed_of(random_state: Any) -> int:
     """Return the seed that a `random_state` stands for; None is another one each time.
 
-    Raises `ValueError` for what is no integer of 0 or more, NumPy generator or None.
+    Raises `ValueError` for anything but an integer of 0 or more, a NumPy generator or None.
     """
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1)[0])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 BUSY_SHARE = 0.01
 # The share is of this time, so that a step which computes for a second every few minutes is seen.
 WINDOW_S = 60.0
-# CPU time in a window that is no activity: heartbeats take some, and the kernel counts in 0.01 s.
+# CPU time in a window that does not count as activity: heartbeats take some, and the kernel counts in 0.01 s.
 LEAST_CPU_S = 0.1
 
 

@@ -186,7 +186,7 @@ def _gain_name(spec):
 
 
 def test_remote_storage_gets_checkpoints_and_logs(ray_session, tmp_path):
-    """A storage that is no local path, as a cloud URI is none: pyarrow's own in-process file system."""
+    """A storage that is not a local path, as a cloud URI: pyarrow's own in-process file system."""
     import pyarrow.fs
     from ray import tune
 

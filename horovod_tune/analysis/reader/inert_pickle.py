@@ -29,7 +29,7 @@ _PLAIN = {  # what can be made of data alone, and cannot be made to run anything
 
 
 class UnreadablePickle(ValueError):
-    """Raised for bytes that are no whole pickle."""
+    """Raised for bytes that are not a whole pickle."""
 
 
 class Inert:

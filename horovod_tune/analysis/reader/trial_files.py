@@ -84,7 +84,7 @@ def _rows(data: bytes, files: _TrialFiles) -> list[dict[str, Any]]:
                 raise ValueError("no JSON object")
         except ValueError:
             half = number == len(lines)
-            what = "ends in a half-written report" if half else f"line {number} is no report"
+            what = "ends in a half-written report" if half else f"line {number} is not a report"
             files.note(f"result.json: {what}; that report is left out")
             continue
         rows.append(row)

@@ -144,7 +144,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
     Raises:
         OSError: the client went, or took longer than REQUEST_S between two pieces.
-        ValueError: it is no request.
+        ValueError: it is not a request.
     """
     head, ancillary, _, _ = connection.recvmsg(LENGTH.size, socket.CMSG_SPACE(_STREAMS * PID.size))
     streams = array.array("i")
@@ -153,7 +153,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
             streams.frombytes(data[: len(data) - len(data) % streams.itemsize])
     try:
         if len(head) < LENGTH.size or not (0 < (missing := LENGTH.unpack(head)[0]) <= MAX_REQUEST_BYTES):
-            raise ValueError("this is no request")
+            raise ValueError("not a request")
         body = bytearray()
         while missing > len(body):
             piece = connection.recv(min(1 << 20, missing - len(body)))
@@ -163,9 +163,9 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         try:
             request = json.loads(body)
         except RecursionError as error:
-            raise ValueError("this is no request") from error
+            raise ValueError("not a request") from error
         if not isinstance(request, dict) or set(request) != {"command", "environment", "directory"}:
-            raise ValueError("this is no request")
+            raise ValueError("not a request")
     except (OSError, ValueError):
         for stream in streams:
             os.close(stream)

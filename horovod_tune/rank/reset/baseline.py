@@ -114,7 +114,7 @@ class Baseline:
 
 
 def _own_memory_mb() -> int:
-    """Return the memory of this process that is no file's: loading a library hardly counts."""
+    """Return this process's anonymous memory, of which loading a library takes hardly any."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) >> 10 for line in file if line.startswith("RssAnon:"))
 

@@ -219,7 +219,7 @@ def fit_kernel(
     It starts from the kernel's own hyperparameters, and from `restarts` random places within its bounds where
     these are finite; always the same ones.
 
-    Raises `ValueError` for a kernel that is no covariance function.
+    Raises `ValueError` for a kernel that is not a covariance function.
     """
     finite = bool(np.all(np.isfinite(kernel.bounds))) if kernel.n_dims else False
     process = GaussianProcessRegressor(

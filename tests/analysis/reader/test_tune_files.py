@@ -52,7 +52,7 @@ def test_a_broken_line_costs_that_line(home):
     result.write_bytes(b"\n".join(lines))
     analysis = read(home)
     assert [str(problem) for problem in analysis.problems] == [
-        "abcd1_00001: result.json: line 4 is no report; that report is left out"
+        "abcd1_00001: result.json: line 4 is not a report; that report is left out"
     ]
     assert len(analysis.trials[1].rows) == 26
 

@@ -47,10 +47,12 @@ class Channel:
     Args:
         end: a connected stream socket, which blocks.
         hears: what the other end may send.
+        most_bytes: the largest message that it may send.
     """
 
-    def __init__(self, end: socket.socket, hears: Schema) -> None:
+    def __init__(self, end: socket.socket, hears: Schema, most_bytes: int = MAX_FRAME_BYTES) -> None:
         self._socket = end
+        self._most_bytes = most_bytes
         self._hears = hears
         self._sending = threading.Lock()
         self._buffer = bytearray()
@@ -110,8 +112,8 @@ class Channel:
         messages = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_FRAME_BYTES:
-                raise MalformedMessage(f"a frame of {length} bytes is larger than {MAX_FRAME_BYTES}")
+            if length > self._most_bytes:
+                raise MalformedMessage(f"a frame of {length} bytes is larger than {self._most_bytes}")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break

@@ -24,7 +24,7 @@ class CoordinatorChannel:
     """The coordinator's end of the channel to one rank."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._channel = Channel(end, REPORTS)
+        self._channel = Channel(end, REPORTS, MAX_REPORT_BYTES)
         self.is_open = True
 
     def fileno(self) -> int:

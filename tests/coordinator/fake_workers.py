@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from horovod_tune.channel.packets import CoordinatorChannel
+from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.backend_protocol import WorkerActor
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import TrainingFailed
@@ -165,7 +165,7 @@ class FakeLauncher:
     def channels(self) -> dict[int, CoordinatorChannel]:
         if not self._by_channel:
             return {}
-        ours, self.rank_ends[0] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, self.rank_ends[0] = socket.socketpair()
         return {0: CoordinatorChannel(ours)}
 
     def processes_below(self) -> Sequence[WorkerFacts]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fake_workers import ORDER, Group, error_of, failed
 
-from horovod_tune.channel.packing import pack
+from horovod_tune.channel.framing import frame
 from horovod_tune.messages import (
     CheckpointPlace,
     FailureKind,
@@ -20,20 +20,20 @@ from horovod_tune.messages import (
 LOST = "HorovodInternalError: connection closed"
 
 
-def packet_of(run: int, index: int) -> bytes:
-    return pack({"run": run, "index": index, "metrics": {"loss": 1.0}, "path": None})
+def report_frame(run: int, index: int) -> bytes:
+    return frame("report", run=run, index=index, metrics={"loss": 1.0}, checkpoint_path=None)
 
 
-def test_a_packet_of_the_trial_before_is_not_taken_for_this_ones(make: Callable[..., Group]) -> None:
+def test_a_report_frame_the_trial_before_is_not_taken_for_this_ones(make: Callable[..., Group]) -> None:
     group = make(by_channel=True)
-    group.launcher.rank_ends[0].send(packet_of(run=0, index=9))
-    group.launcher.rank_ends[0].send(packet_of(run=1, index=1))
+    group.launcher.rank_ends[0].send(report_frame(run=0, index=9))
+    group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
     assert group.real.next_event() == Report(1, {"loss": 1.0})
 
 
 def test_a_report_that_came_with_the_end_comes_before_it(make: Callable[..., Group]) -> None:
     group = make(by_channel=True)
-    group.launcher.rank_ends[0].send(packet_of(run=1, index=1))
+    group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
     for actor in group.actors:
         actor.say(Finished(actor.rank))
     assert group.real.next_event() == Report(1, {"loss": 1.0})
@@ -76,7 +76,7 @@ def test_no_rank_is_let_go_before_tune_has_decided(make: Callable[..., Group]) -
 
 def test_a_channel_that_is_closed_is_replaced_by_a_call(make: Callable[..., Group]) -> None:
     group = make(by_channel=True)
-    group.launcher.rank_ends[0].send(packet_of(run=1, index=1))
+    group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
     assert group.real.next_event() == Report(1, {"loss": 1.0})
     group.launcher.rank_ends[0].close()
     group.real.proceed(1, None)

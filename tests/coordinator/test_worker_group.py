@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from fake_workers import ORDER, TIMEOUT_S, Clock, FakeActor, Group, error_of, failed
 
-from horovod_tune.channel.packing import pack
+from horovod_tune.channel.framing import frame
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import FailureKind, Finished, LogChunk, NeedsWorld, Report
 from horovod_tune.spec import start_timeout_s
@@ -151,11 +151,12 @@ def test_a_message_of_no_known_kind_ends_the_trial_and_names_who_sent_it(
 
 
 @pytest.mark.parametrize(
-    "packet", [b"GET / HTTP/1.1\r\n\r\n", b"\xc1", pack({"run": 1}), b"\x93\x01\x02\x03"]
+    "data",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xc1", frame("finished"), b"\0\0\0\4\x93\x01\x02\x03"],
 )
-def test_a_malformed_packet_ends_the_trial(make: Callable[..., Group], packet: bytes) -> None:
+def test_a_malformed_message_ends_the_trial(make: Callable[..., Group], data: bytes) -> None:
     group = make(by_channel=True)
-    group.launcher.rank_ends[0].send(packet)
+    group.launcher.rank_ends[0].send(data)
     assert error_of(group).startswith("received a malformed message on a rank's socket: ")
 
 

@@ -1,9 +1,9 @@
 """`ray.tune.run`, which every search goes through, and how it says that a trial has failed.
 
 Without `prepare_runs` a search of distributed trials prints every result as a table (1,700 lines for the
-README's example), and accepts arguments that mean nothing to it. Without `without_reporter` Tune prints a box
-and a table even at ``verbose=0``. Without `shorten_errors` a rank's error stands below 35 frames of Ray and of
-this package.
+README's example), and accepts arguments that mean nothing to it. Without `without_reporter` Tune prints a
+box and a table even at ``verbose=0``. Without `shorten_errors` a rank's error stands below 35 frames of Ray
+and of this package.
 """
 
 from __future__ import annotations

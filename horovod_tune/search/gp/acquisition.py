@@ -48,6 +48,14 @@ class LogExpectedImprovement(ExpectedImprovement):
             raise ValueError("y_max must be set before base_acq() is called outside of suggest()")
         return np.log(std) + log_h((mean - self.y_max - self.xi) / std)
 
+    def slopes(self, mean: FloatArray, std: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return `base_acq` and its derivatives by the mean and by the standard deviation."""
+        z = (mean - self.y_max - self.xi) / std
+        log_part = log_h(z)
+        by_mean = np.exp(log_ndtr(z) - log_part) / std
+        by_std = np.exp(-0.5 * z**2 - _LOG_SQRT_2PI - log_part) / std
+        return np.log(std) + log_part, by_mean, by_std
+
 
 def log_h(z: FloatArray) -> FloatArray:
     r"""Return :math:`\log(\phi(z) + z\Phi(z))` to full relative precision for every finite z.

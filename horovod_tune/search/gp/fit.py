@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cholesky
-from scipy.linalg.lapack import dpotri
+from scipy.linalg.lapack import dpotrf, dpotri
 from scipy.optimize import minimize
 from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -168,40 +167,56 @@ class MarginalLikelihood:
             features[:, self._bent_columns] = bent
         scaled = features / h.lengths[self._groups] if count else features
         norms = np.square(scaled).sum(axis=1)
-        squared = norms[:, None] + norms[None, :]
-        squared -= 2.0 * scaled @ scaled.T
+        squared = (-2.0 * scaled) @ scaled.T
+        squared += norms[:, None]
+        squared += norms[None, :]
         np.maximum(squared, 0.0, out=squared)
-        root = SQRT5 * np.sqrt(squared)
+        root = np.sqrt(squared)
+        root *= SQRT5
         decay = np.exp(-root)
-        correlation = (1.0 + root + (5.0 / 3.0) * squared) * decay
+        root += 1.0
+        # In the order of the formula: 1 + root for the slopes below, then the correlation.
+        slope_decay = root * decay
+        squared *= 5.0 / 3.0
+        squared += root
+        squared *= decay
+        correlation = squared
         covariance = h.signal * correlation
         if self._trend is not None:
             covariance += self._trend
-        covariance[np.diag_indices(len(covariance))] += h.noise + JITTER * h.signal
-        try:
-            factor = cholesky(covariance, lower=True, check_finite=False)
-        except np.linalg.LinAlgError:
+        covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
+        # The transpose of a symmetric matrix, in the order of memory that LAPACK needs no copy of.
+        factor, failed = dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
+        if failed:
             return 1e10, np.zeros_like(theta)
-        inverse, _ = dpotri(factor, lower=1)
-        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        log_determinant = np.log(factor.diagonal()).sum()
+        inverse, _ = dpotri(factor, lower=1, overwrite_c=1)
+        diagonal = inverse.diagonal().copy()
+        inverse = inverse + inverse.T
+        inverse.flat[:: len(inverse) + 1] = diagonal
         sums = inverse.sum(axis=0)
         # The constant mean is at its generalised least squares estimate, which also is its optimum, so
         # it adds nothing to the gradient.
         residual = self._targets - (sums @ self._targets) / sums.sum()
         solved = inverse @ residual
         standard = (theta - self._means) / self._stds
-        value = 0.5 * residual @ solved + np.log(np.diag(factor)).sum() + 0.5 * standard @ standard
-        outer = 0.5 * (inverse - np.outer(solved, solved))
+        value = 0.5 * residual @ solved + log_determinant + 0.5 * standard @ standard
+        inverse -= np.outer(solved, solved)
+        inverse *= 0.5
+        outer = inverse
+        trace = outer.trace()
         # Sums over all pairs of points: with S the slopes by the squared distances, the sum of
         # S_ij (a_i - a_j)(b_i - b_j) is 2 (sum_i r_i a_i b_i - a S b), r being the sums of the rows of S.
-        slope = outer * ((-5.0 / 6.0 * h.signal) * (1.0 + root) * decay)
+        slope_decay *= outer
+        slope_decay *= -5.0 / 6.0 * h.signal
+        slope = slope_decay
         rows = slope.sum(axis=1)
         across = slope @ scaled
         by_feature = 2.0 * (rows @ np.square(scaled) - np.einsum("ij,ij->j", scaled, across))
         gradient = np.empty_like(theta)
         gradient[:count] = -2.0 * by_feature @ self._by_group
-        gradient[count] = np.sum(outer * correlation) * h.signal + JITTER * h.signal * np.trace(outer)
-        gradient[count + 1] = 0.0 if self._fixed_noise is not None else np.trace(outer) * h.noise
+        gradient[count] = np.vdot(outer, correlation) * h.signal + JITTER * h.signal * trace
+        gradient[count + 1] = 0.0 if self._fixed_noise is not None else trace * h.noise
         if slopes is not None:
             own = scaled[:, self._bent_columns]
             moved = slopes / h.lengths[self._bent]

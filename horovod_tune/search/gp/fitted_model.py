@@ -30,7 +30,7 @@ class ModelOptions:
     draws: int = 16
     #: More points than this are thinned out for the fit of the hyperparameters, and for the process.
     fit_points: int = 150
-    process_points: int = 1000
+    process_points: int = 500
     #: How far below the median, in units of median to best, targets are taken as they are.
     linear_depth: float = 3.0
     #: The warped scales that are tried beside the results' own, see `warping`; not for acquisition functions
@@ -66,19 +66,22 @@ class FitState(NamedTuple):
 
 #: What the logarithm of the posterior density must gain for axes to be bent.
 _BEND_LEAD = 5.0
-#: To so few results a fit always starts from scratch.
-_ALWAYS_FRESH = 60
+#: To so few results a fit always starts from scratch; reports of curves come several for each decision.
+_ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
 #: Otherwise it does when there are this many times the results of the last one that did.
 _FRESH_GROWTH = 1.25
 #: Steps of a fit that goes on from an earlier one: to tell the scales apart, and on the scale that is used.
-_WARM_STEPS, _WARM_STEPS_BEST = 6, 15
+_WARM_STEPS, _WARM_STEPS_BEST = 2, 6
+#: Steps of a fit from scratch, to few results, and to more, which has less to gain from the last digits.
+_FRESH_STEPS, _FRESH_STEPS_MANY = 60, 30
 
 
 class FittedModel:
     """The covariance and scaling that a set of results gives; points in flight do not change them.
 
-    `earlier` is the state of a fit to fewer results. Where it is of the same ones, nothing is fitted. Where
-    `timed`, the results are reports, and the last feature is their time.
+    `earlier` is the state of a fit to fewer results. Where it is of the same ones, nothing is fitted, and
+    without `refit` not as long as there are few more either. Where `timed`, the results are reports, and the
+    last feature is their time.
     """
 
     def __init__(
@@ -90,8 +93,9 @@ class FittedModel:
         bendable: NDArray[np.bool_] | None = None,
         earlier: FitState | None = None,
         timed: bool = False,
+        refit: bool = True,
     ) -> None:
-        self._bendable, self._timed = bendable, timed
+        self._bendable, self._timed, self._refit = bendable, timed, refit
         self.state: FitState | None = None
         kept = thin(targets, options.process_points)
         self.features, self.groups, self.options = features[kept], groups, options
@@ -132,22 +136,24 @@ class FittedModel:
         straight = len(MarginalLikelihood(features, found[0].targets[few], self.groups, priors, noise).bounds)
         bends = 0 if self._bendable is None else int(self._bendable.sum())
         warm, bent, fresh_at = None, False, rows
+        always_fresh = _ALWAYS_FRESH_REPORTS if self._timed else _ALWAYS_FRESH
         if earlier is not None and earlier.scale < len(found):
             theta = np.asarray(earlier.theta)
             bent = len(theta) > straight
             if len(theta) == straight + bent * bends:
-                if earlier.data == digest:
+                grown = rows >= _FRESH_GROWTH * earlier.fresh_at
+                if earlier.data == digest or (not self._refit and rows > always_fresh and not grown):
                     self.state = earlier
                     bendable = self._bendable if bent else None
                     targets = found[earlier.scale].targets[few]
                     objective = MarginalLikelihood(features, targets, self.groups, priors, noise, bendable)
                     return earlier.scale, objective.hyperparameters(theta)
-                if _ALWAYS_FRESH < rows < _FRESH_GROWTH * earlier.fresh_at:
+                if rows > always_fresh and not grown:
                     warm, fresh_at = theta, earlier.fresh_at
-        bent = bent and warm is not None
         # One start tells scales apart well enough; the others are for the scale that is used.
-        steps = 60 if warm is None else _WARM_STEPS
-        fits = [fit(scale, range(1), warm, steps, bent) for scale in found]
+        steps = _FRESH_STEPS if rows <= _ALWAYS_FRESH else _FRESH_STEPS_MANY
+        bent = bent and warm is not None
+        fits = [fit(scale, range(1), warm, steps if warm is None else _WARM_STEPS, bent) for scale in found]
         posteriors = [
             fitted.log_posterior + scale.log_slopes[few].sum() + scale.log_prior
             for fitted, scale in zip(fits, found, strict=True)
@@ -158,11 +164,11 @@ class FittedModel:
             fitted = fit(found[best], range(1), fitted.theta, _WARM_STEPS_BEST, bent)
         else:
             if options.starts > 1:
-                others = fit(found[best], range(1, options.starts))
+                others = fit(found[best], range(1, options.starts), None, steps)
                 fitted = max(fitted, others, key=lambda f: f.log_posterior)
             if bends:
                 start = np.concatenate([fitted.theta, np.zeros(bends)])
-                curved = fit(found[best], range(1), start, 60, bend=True)
+                curved = fit(found[best], range(1), start, steps, bend=True)
                 if curved.log_posterior > fitted.log_posterior + _BEND_LEAD:
                     fitted = curved
         self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest)

@@ -29,7 +29,11 @@ def matern52(squared: FloatArray) -> FloatArray:
     [1.0, 0.524]
     """
     root = SQRT5 * np.sqrt(squared)
-    return (1.0 + root + (5.0 / 3.0) * squared) * np.exp(-root)
+    decay = np.exp(-root)
+    root += 1.0
+    root += (5.0 / 3.0) * squared
+    root *= decay
+    return root
 
 
 def matern52_slope(squared: FloatArray) -> FloatArray:
@@ -125,15 +129,30 @@ class MaternCovariance:
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
         warps = hyperparameters.warps
         self._bends = warps[groups] if warps is not None and np.any(warps) else None
+        #: The points of the latest call, and the same on their scaled axes: a climb asks for them every time.
+        self._latest: tuple[FloatArray, FloatArray] | None = None
+
+    def _scaled_points(self, points: FloatArray) -> FloatArray:
+        if self._latest is None or self._latest[0] is not points:
+            self._latest = (points, self._scaled(points))
+        return self._latest[1]
 
     def _scaled(self, features: FloatArray) -> FloatArray:
         return (features if self._bends is None else warp(features, self._bends)[0]) * self._scale
 
     def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        a, b = self._scaled(left), self._scaled(right)
-        squared = np.square(a).sum(1)[:, None] + np.square(b).sum(1)[None, :] - 2.0 * a @ b.T
-        found = self.signal * matern52(np.maximum(squared, 0.0))
-        return found + trend(left[:, -1], right[:, -1]) if self._timed else found
+        a, b = self._scaled(left), self._scaled_points(right)
+        squared = (-2.0 * a) @ b.T
+        squared += np.square(a).sum(1)[:, None]
+        squared += np.square(b).sum(1)[None, :]
+        np.maximum(squared, 0.0, out=squared)
+        found = matern52(squared)
+        found *= self.signal
+        if self._timed:
+            # Reports come at few different times, and all queries at one.
+            times, which = np.unique(left[:, -1], return_inverse=True)
+            found += trend(times, right[:, -1])[which]
+        return found
 
     def variance(self, queries: FloatArray) -> FloatArray:
         return np.full(len(queries), self._prior)
@@ -145,7 +164,7 @@ class MaternCovariance:
     def slopes(
         self, query: FloatArray, points: FloatArray
     ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
-        difference = self._scaled(query) - self._scaled(points)
+        difference = self._scaled(query) - self._scaled_points(points)
         squared = np.square(difference).sum(1)
         stretch = self._scale if self._bends is None else self._scale * warp(query, self._bends)[1]
         jacobian = (2.0 * self.signal * matern52_slope(squared))[:, None] * difference * stretch

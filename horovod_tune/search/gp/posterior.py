@@ -47,6 +47,7 @@ class Posterior:
         noise = np.full(len(model.features), model.covariance.noise)
         known = model.condition()
         points = np.concatenate([model.features, pending])
+        self.rows = len(points)
         if not model.options.draws or len(points) > 400:
             targets = np.concatenate([model.targets, known.predict(pending)[0][:, 0]])[:, None]
         elif draw_results:
@@ -85,17 +86,10 @@ class Posterior:
         here = np.concatenate([query, self._context])
         means, std, mean_slopes, std_slope = self._process.predict_with_slopes(here)
         mean_slopes, std_slope = mean_slopes[: len(query)], std_slope[: len(query)]
-        # Any acquisition function of bayesian-optimization, so its two partial derivatives are numerical.
-        step = 1e-5 * std
-        m = np.stack([means, means + step, means - step, means, means])
-        s = np.full_like(m, std)
-        s[3] += step
-        s[4] -= step
-        values = self._values(m, s)
-        value, weights = self._average(values[:1])
-        by_mean = (values[1] - values[2]) / (2 * step) * weights[0]
-        by_std = float(np.sum((values[3] - values[4]) / (2 * step) * weights[0]))
-        total, slope = float(value[0]), mean_slopes @ by_mean + std_slope * by_std
+        values, by_mean, by_std = self._partial_slopes(means, std)
+        value, weights = self._average(values[None, :])
+        total = float(value[0])
+        slope = mean_slopes @ (by_mean * weights[0]) + std_slope * float(by_std @ weights[0])
         if self._safety is not None:
             log_safe, safe_slope = self._safety.with_slope(query)
             if self._multiplied:
@@ -104,6 +98,20 @@ class Posterior:
             else:
                 total, slope = total + self._unit * log_safe, slope + self._unit * safe_slope
         return total, slope
+
+    def _partial_slopes(self, means: FloatArray, std: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the acquisition of each draw at one query, and its slopes by mean and deviation."""
+        if isinstance(self._acquisition, LogExpectedImprovement):
+            self._acquisition.y_max = self.incumbents
+            return self._acquisition.slopes(means, np.asarray(std))
+        # Any acquisition function of bayesian-optimization, so its two partial derivatives are numerical.
+        step = 1e-5 * std
+        m = np.stack([means, means + step, means - step, means, means])
+        s = np.full_like(m, std)
+        s[3] += step
+        s[4] -= step
+        values = self._values(m, s)
+        return values[0], (values[1] - values[2]) / (2 * step), (values[3] - values[4]) / (2 * step)
 
     def _values(self, means: FloatArray, stds: FloatArray) -> FloatArray:
         """Return the acquisition of each draw, in the objective's own units, of the shape of `means`."""

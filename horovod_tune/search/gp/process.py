@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.linalg.lapack import dtrtri
 
 from horovod_tune.search.gp.fit import JITTER
 from horovod_tune.search.gp.kernels import Covariance, FloatArray
@@ -36,11 +37,16 @@ class Conditioned:
             mean = float(np.mean(sums @ targets) / sums.sum())
         self.mean = mean
         self._solved = cho_solve((self._factor, True), targets - mean, check_finite=False)
+        #: The inverse of the factor, made where a climb asks for slopes at many points one by one.
+        self._inverse: FloatArray | None = None
 
     def predict(self, queries: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return means, shape (queries, draws), and noise-free standard deviations, shape (queries,)."""
         cross = self._covariance.between(queries, self._points)
-        half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
+        if self._inverse is not None:
+            half = self._inverse @ cross.T
+        else:
+            half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
         variance = self._covariance.variance(queries) - np.square(half).sum(0)
         return self.mean + cross @ self._solved, np.sqrt(np.maximum(variance, self._least))
 
@@ -53,8 +59,11 @@ class Conditioned:
     def predict_with_slopes(self, query: FloatArray) -> tuple[FloatArray, float, FloatArray, FloatArray]:
         """Return mean (draws,), standard deviation, and their slopes (features, draws) and (features,)."""
         cross, jacobian, prior, prior_slope = self._covariance.slopes(query, self._points)
-        backwards = cho_solve((self._factor, True), cross, check_finite=False)
-        std = math.sqrt(max(prior - float(cross @ backwards), self._least))
+        if self._inverse is None:
+            self._inverse = dtrtri(self._factor, lower=1)[0]
+        half = self._inverse @ cross
+        backwards = self._inverse.T @ half
+        std = math.sqrt(max(prior - float(half @ half), self._least))
         return (
             self.mean + cross @ self._solved,
             std,

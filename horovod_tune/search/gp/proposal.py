@@ -13,6 +13,9 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: A grid with more values than this is climbed like a continuous parameter, then snapped.
 CLIMBABLE = 16
+#: Points all over the space that are looked at, and climbs from the best of them. Each costs the square of
+#: the model's rows; where there are many, the best results are near the optimum already.
+_FEW_ROWS, _MANY_ROWS = (1024, 4), (384, 2)
 
 
 def propose(
@@ -21,15 +24,14 @@ def propose(
     centres: FloatArray,
     taken: Callable[[Point], bool],
     seed: int,
-    candidates: int = 1024,
-    climbs: int = 4,
 ) -> Point | None:
     """Return the best point found that is not `taken`, or None if all that were looked at are.
 
     `centres`, shape (points, parameters), are good points whose surroundings are searched more closely.
     """
     generator = np.random.default_rng(seed)
-    pool = _candidates(space, centres, candidates, generator)
+    number, climbs = _MANY_ROWS if posterior.rows > 80 else _FEW_ROWS
+    pool = candidates(space, centres, number, generator)
     values = posterior(space.features(pool))
     starts = pool[_distinct(pool, values, climbs)]
     climbed = [_climb(posterior, space, start) for start in starts]
@@ -42,7 +44,7 @@ def propose(
     return None
 
 
-def _candidates(
+def candidates(
     space: SearchSpace, centres: FloatArray, number: int, generator: np.random.Generator
 ) -> FloatArray:
     """Return points all over the space, and points at several distances around the centres."""

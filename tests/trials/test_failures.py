@@ -167,6 +167,45 @@ def test_a_rank_that_never_enters_the_collective_is_named_by_the_stall_inspector
     assert "1" in text.split("Missing ranks")[1][:60], text
 
 
+def test_a_stall_is_named_behind_its_warnings_and_a_rank_that_never_stops_printing(tune_run):
+    """At the default times that is half an hour with a warning a minute."""
+
+    def train(config):
+        import os
+        import sys
+        import threading
+        import time
+
+        import horovod.torch as hvd
+        import torch
+
+        from horovod_tune import report
+
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "1"
+        hvd.init()
+        report(step=0)
+
+        def chat():
+            while True:
+                sys.stderr.write("1: [chatter.that.looks.like.a.rank]\n" * 2000)
+                time.sleep(0.05)
+
+        if hvd.rank() == 0:
+            threading.Thread(target=chat, daemon=True).start()
+            hvd.allreduce(torch.ones(1), name="gradient_of_layer_7")
+        else:
+            while True:
+                time.sleep(0.1)
+
+    analysis = run_failing(tune_run, train, stall_timeout_s=8)
+    text = error_of(analysis.trials[0])
+    assert "waited in a collective that not all ranks entered" in text, text[-2000:]
+    assert "gradient_of_layer_7" in text and "Will shutdown" in text
+    assert len(text) < 20_000, "the error is the inspector's message and not the chatter"
+    log = Path(analysis.trials[0].path, "rank_0.log").read_text(errors="replace")
+    assert "bytes of this log are left out here" in log
+
+
 def test_an_hour_between_reports_is_no_hang(tune_run):
     def train(config):
         import time

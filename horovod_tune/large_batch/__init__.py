@@ -3,6 +3,7 @@
 scaling.py, schedules/              learning rates for a global batch of any size
 layer_groups.py, lars.py, lamb.py   layer-wise optimisers
 batches.py, accumulation.py         a global batch in several passes, communication in the last
+global_batch.py                     passes, rate and schedule where batch or world change
 noise_scale.py, growing/            which batch size is enough, and batches that grow
 recipe.py                           a configuration as optimiser, schedule and accumulation
 
@@ -15,6 +16,7 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "global_batch": ["GlobalBatch"],
     "bounds": ["HyperparameterError"],
     "growing.batch_growth": ["BatchGrowth"],
     "growing.curvature": ["Curvature", "largest_eigenvalue"],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from horovod_tune.large_batch import bounds
+from horovod_tune.large_batch.layer_wise import norms
 from horovod_tune.large_batch.noise_scale import GradientNorms, NoiseScale
 from horovod_tune.large_batch.world import gather_async, horovod, world_size
 
@@ -18,8 +20,8 @@ class StepResult(NamedTuple):
     Attributes:
         stepped: False where a GradScaler skipped the step because of an overflow, which it does on all ranks.
         samples: Of all ranks and passes.
-        gradient_norm: Of the averaged gradient before clipping; None with neither `max_norm` nor
-            `noise_scale`.
+        gradient_norm: Of the averaged gradient before clipping; None without `max_norm`, except in steps
+            that measure the noise scale.
     """
 
     stepped: bool
@@ -52,7 +54,7 @@ class GradientAccumulator:
         max_norm: The global norm that gradients are clipped to.
         scaler: A ``torch.amp.GradScaler``.
         scheduler: Its `step()` is called after each optimiser step.
-        noise_scale: Is updated in each step.
+        noise_scale: Is updated in every ``noise_scale.every``-th step.
 
     Raises:
         HyperparameterError: A number is out of bounds; the optimiser does not average over the ranks; or a
@@ -81,6 +83,7 @@ class GradientAccumulator:
     ) -> None:
         self._process_set = getattr(optimizer, "process_set", None)
         self._world_size = world_size(self._process_set)
+        self._made_alone = self._world_size == 1
         self._averages = _check_optimizer(optimizer, self._world_size)
         if max_norm is not None:
             bounds.more_than("max_norm", max_norm, 0)
@@ -88,9 +91,14 @@ class GradientAccumulator:
         self.noise_scale = noise_scale
         self._max_norm, self._scaler, self._scheduler = max_norm, scaler, scheduler
         self._norms = GradientNorms(self._parameters()) if noise_scale else None
+        self._steps = 0
         self.passes = 1
         self._start_group()
         self.resize(passes, local_batch_size)
+        if noise_scale is not None and self._world_size * passes == 1:
+            raise bounds.HyperparameterError(
+                "passes must be at least 2 for a noise scale on one rank, which compares batch sizes; got 1"
+            )
 
     @property
     def full(self) -> bool:
@@ -109,13 +117,25 @@ class GradientAccumulator:
             raise bounds.HyperparameterError(
                 f"a group must not change after it has begun, {self._done} of {self.passes} passes are done"
             )
-        if self.noise_scale is not None and self._world_size * passes == 1:
-            raise bounds.HyperparameterError(
-                "passes must be at least 2 for a noise scale on one rank, which compares batch sizes; got 1"
-            )
         self.passes, self.local_batch_size = passes, local_batch_size
         if hasattr(self.optimizer, "set_backward_passes_per_step"):
             self.optimizer.set_backward_passes_per_step(passes)
+
+    def restart(self) -> int:
+        """Drop the group that is under way after the world has changed; return the number of its ranks now.
+
+        Raises:
+            HyperparameterError: The optimiser was made in a world of one rank, and is in a larger one now.
+        """
+        self._world_size = world_size(self._process_set)
+        if self._made_alone and self._world_size > 1:
+            raise bounds.HyperparameterError(
+                f"optimizer must be made anew in a world of {self._world_size} ranks, got one that was made "
+                "in a world of 1, where Horovod prepares no average"
+            )
+        self._start_group()
+        self.optimizer.zero_grad()
+        return self._world_size
 
     def backward(self, loss: torch.Tensor, *, samples: int) -> None:
         """Compute the gradients of a pass and add them up; the last pass of a full group starts the average.
@@ -138,12 +158,13 @@ class GradientAccumulator:
         if self._scaler is not None:
             weighted = self._scaler.scale(weighted)
             scale = self._scaler.get_scale()
-        if self._norms is not None:
-            self._norms.forget()
+        measuring = self._norms is not None and self._measures
+        if measuring:
+            self._norms.start()
         weighted.backward()
         self._done += 1
         self._samples += samples
-        if self._norms is not None:
+        if measuring:
             self._squares += self._norms.take() / (weight * scale) ** 2
             self._inverses += 1 / samples
 
@@ -151,28 +172,37 @@ class GradientAccumulator:
         """Average over passes and ranks and make the optimiser step; a group may be shorter than full.
 
         Raises:
-            HyperparameterError: On all ranks, where no rank has samples.
-            RuntimeError: The gradient is not finite and is to be clipped, without a scaler to skip the step.
+            HyperparameterError: On all ranks, where no rank has samples,
+                or the gradient is not finite and is to be clipped, without a scaler to skip the step.
         """
-        pending = gather_async(
-            [self._samples, self._done, self._squares, self._inverses], "accumulation", self._process_set
-        )
+        measures = self._measures
+        row = [self._samples, self._done, self._squares, self._inverses, self._steps, measures]
+        pending = gather_async(row, "accumulation", self._process_set)
         if hasattr(self.optimizer, "synchronize"):
             self.optimizer.synchronize()
-        samples, passes, squares, inverses = (sum(column) for column in zip(*pending(), strict=True))
+        *sums, steps, measured = zip(*pending(), strict=True)
+        samples, passes, squares, inverses = (sum(column) for column in sums)
         self._start_group()
+        # A rank that joins counts from 0: from the next step on, all measure in the same steps.
+        self._steps = int(max(steps)) + 1
         bounds.count("samples over all ranks", int(samples))
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
-        self._rescale((self._world_size if self._averages else 1) * self.local_batch_size / samples)
-        norm = self._clip()
+        norm = self._scale_gradients(
+            (self._world_size if self._averages else 1) * self.local_batch_size / samples, measures
+        )
         stepped = self._optimizer_step()
         if stepped and self._scheduler is not None:
             self._scheduler.step()
-        if stepped and self.noise_scale is not None and norm is not None and passes > 1:
+        if stepped and self.noise_scale is not None and norm is not None and all(measured) and passes > 1:
             self.noise_scale.update(squares / passes, inverses / passes, norm**2, samples)
         self.optimizer.zero_grad()
         return StepResult(stepped, int(samples), norm)
+
+    @property
+    def _measures(self) -> bool:
+        """Whether this step takes in the noise scale."""
+        return self.noise_scale is not None and self._steps % self.noise_scale.every == 0
 
     def _start_group(self) -> None:
         self._done = self._samples = 0
@@ -181,19 +211,23 @@ class GradientAccumulator:
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def _rescale(self, factor: float) -> None:
-        if factor != 1:
-            for parameter in self._parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
-
-    def _clip(self) -> float | None:
-        """Clip by the global norm; return that before, None where nobody asks for it."""
-        if self._max_norm is None and self.noise_scale is None:
-            return None
-        limit = float("inf") if self._max_norm is None else self._max_norm
-        finite = self._scaler is None and self._max_norm is not None
-        return float(torch.nn.utils.clip_grad_norm_(self._parameters(), limit, error_if_nonfinite=finite))
+    def _scale_gradients(self, factor: float, measures: bool) -> float | None:
+        """Multiply by `factor` and clip, in one; return the norm before clipping, None where not used."""
+        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+        norm = None
+        if measures or self._max_norm is not None:
+            norm = factor * math.hypot(*norms(gradients))
+        if self._max_norm is not None and norm is not None:
+            if not math.isfinite(norm) and self._scaler is None:
+                raise bounds.HyperparameterError(
+                    f"the gradient's norm must be finite to be clipped, got {norm}"
+                )
+            # As torch.nn.utils.clip_grad_norm_ does it.
+            factor *= min(1.0, self._max_norm / (norm + 1e-6))
+        if factor != 1 and math.isfinite(factor):
+            for gradient in gradients:
+                gradient.mul_(factor)
+        return norm
 
     def _optimizer_step(self) -> bool:
         skip: AbstractContextManager[None] = nullcontext()

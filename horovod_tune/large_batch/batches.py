@@ -28,12 +28,12 @@ class BatchSplit:
 
     @property
     def local_batch_size(self) -> int:
-        """Samples of a rank in an optimiser step."""
-        return self.global_batch_size // self.world_size
+        """Samples of a rank in an optimiser step; on some one less, where the world does not divide them."""
+        return -(-self.global_batch_size // self.world_size)
 
 
 def split_batch(
-    global_batch_size: int, world_size: int, max_micro_batch_size: int | None = None
+    global_batch_size: int, world_size: int, max_micro_batch_size: int | None = None, *, even: bool = True
 ) -> BatchSplit:
     """Return the fewest passes, as equal as can be, that make up a global batch in a world of any size.
 
@@ -44,6 +44,8 @@ def split_batch(
         world_size: Ranks.
         max_micro_batch_size: The most samples that a rank takes in a pass, for its memory; by default as many
             as there are.
+        even: Whether all ranks must have as many samples. Without, some have one less, for worlds that
+            change their size; `GradientAccumulator` weighs each sample alike.
 
     Raises:
         HyperparameterError: A number is below 1, or `world_size` does not divide `global_batch_size`.
@@ -54,16 +56,19 @@ def split_batch(
     Traceback (most recent call last):
     horovod_tune.large_batch.bounds.HyperparameterError: global_batch_size must be a multiple of the world \
 size 6, such as 4092 or 4098, got 4096
+    >>> split_batch(4096, 6, even=False).local_batch_size
+    683
     """
     bounds.count("global_batch_size", global_batch_size)
     bounds.count("world_size", world_size)
     local, rest = divmod(global_batch_size, world_size)
-    if rest:
+    if rest and even:
         below = f"{global_batch_size - rest} or " if local else ""
         raise bounds.HyperparameterError(
             f"global_batch_size must be a multiple of the world size {world_size}, such as "
             f"{below}{(local + 1) * world_size}, got {global_batch_size}"
         )
+    local += rest > 0
     if max_micro_batch_size is None:
         max_micro_batch_size = local
     passes = -(-local // bounds.count("max_micro_batch_size", max_micro_batch_size))

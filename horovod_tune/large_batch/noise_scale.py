@@ -56,11 +56,12 @@ class NoiseScale:
     a ratio of means, with the averages' own (co)variances and Student's t for their effective number of
     steps; it is open upwards where the gradient cannot be told from 0.
 
-    Give one to `GradientAccumulator`, which updates it in each optimiser step from what Horovod averages
-    anyway: gradients of single passes on single ranks, and of the whole batch. On one rank that takes two
-    passes or more.
+    Give one to `GradientAccumulator`, which updates it from what Horovod averages anyway: gradients of single
+    passes on single ranks, and of the whole batch. On one rank that takes two passes or more. Reading all
+    gradients once more costs time; hence `every`.
 
     Args:
+        every: Optimiser steps from one measurement to the next. 1 gives the narrowest interval.
         decay: Of the moving averages, per update: they reach back over about 1 / (1 - decay) updates.
         confidence: Of the interval.
 
@@ -73,7 +74,8 @@ class NoiseScale:
     16.0
     """
 
-    def __init__(self, *, decay: float = 0.99, confidence: float = 0.95) -> None:
+    def __init__(self, *, every: int = 4, decay: float = 0.99, confidence: float = 0.95) -> None:
+        self.every = bounds.count("every", every)
         self.decay = bounds.between("decay", decay, 0, 1, with_high=False)
         self.confidence = bounds.between("confidence", confidence, 0, 1, with_high=False)
         # Sums with weights decay ** age: of 1, of squared weights, and of G, S, GG, GS, SS.
@@ -136,19 +138,20 @@ class GradientNorms:
     """Squared norm of the gradient of each backward pass alone, by hooks on the parameters.
 
     The hooks see a pass's own gradient before it is added to the others, and before Horovod averages it.
+    Outside `start` and `take` they cost next to nothing.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._norms: list[torch.Tensor] = []
+        self._norms: list[torch.Tensor] | None = None
         self._hooks = [each.register_hook(self._note) for each in parameters if each.requires_grad]
 
-    def forget(self) -> None:
-        """Drop what came since the last `take`: the hooks also see ``torch.autograd.grad`` of others."""
-        self._norms.clear()
+    def start(self) -> None:
+        """Measure from here on: the hooks would also see ``torch.autograd.grad`` of others before."""
+        self._norms = []
 
     def take(self) -> float:
-        """Return the squared norm of what came since the last call."""
-        noted, self._norms = self._norms, []
+        """Return the squared norm of what came since `start`, and measure no more."""
+        noted, self._norms = self._norms, None
         return float(torch.stack(noted).double().square().sum()) if noted else 0.0
 
     def remove(self) -> None:
@@ -157,5 +160,6 @@ class GradientNorms:
             self._hooks.pop().remove()
 
     def _note(self, gradient: torch.Tensor) -> None:
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        self._norms.append(norm(values.detach()))
+        if self._norms is not None:
+            values = gradient.coalesce().values() if gradient.is_sparse else gradient
+            self._norms.append(norm(values.detach()))

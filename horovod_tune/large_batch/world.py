@@ -33,6 +33,18 @@ def world_size(process_set: Any = None) -> int:
     return int(hvd.size() if process_set is None else process_set.size())
 
 
+def rank(process_set: Any = None) -> int:
+    """Return the number of this rank, 0 without Horovod.
+
+    >>> rank()
+    0
+    """
+    hvd = horovod()
+    if hvd is None:
+        return 0
+    return int(hvd.rank() if process_set is None else process_set.rank())
+
+
 def gather(row: Sequence[float], name: str, process_set: Any = None) -> list[list[float]]:
     """Return the row of every rank, by rank: the same everywhere, so that no rank decides differently.
 

@@ -112,7 +112,7 @@ def test_the_noise_scale_sees_each_pass_before_scale_weight_and_clipping() -> No
         local_batch_size=20,
         max_norm=1e-3,
         scaler=torch.amp.GradScaler("cpu", init_scale=4096.0),
-        noise_scale=Recorder(),
+        noise_scale=Recorder(every=1),
     )
     pieces = INPUTS[:16].split([2, 4, 10])
     for piece in pieces:
@@ -128,6 +128,22 @@ def test_the_noise_scale_sees_each_pass_before_scale_weight_and_clipping() -> No
     small = sum(square(piece) for piece in pieces) / 3
     inverse = (1 / 2 + 1 / 4 + 1 / 10) / 3
     assert seen == [pytest.approx((small, inverse, square(INPUTS[:16]), 16))]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_noise_scale_is_measured_in_every_so_many_steps(every: int) -> None:
+    model = new_model()
+    meter = NoiseScale(every=every)
+    accumulator = GradientAccumulator(sgd(model), passes=2, local_batch_size=8, noise_scale=meter)
+    measured = []
+    for _ in range(7):
+        before = meter.state_dict()
+        for rows in INPUTS[:8].split(4):
+            accumulator.backward(loss_of(model, rows), samples=4)
+        norm = accumulator.step().gradient_norm
+        measured.append(meter.state_dict() != before)
+        assert (norm is not None) == measured[-1]
+    assert measured == [step % every == 0 for step in range(7)]
 
 
 def test_a_group_can_be_resized_between_steps_only() -> None:
@@ -178,8 +194,8 @@ def test_a_pass_too_many_is_refused() -> None:
 
 def test_nan_without_a_scaler_is_an_error_where_it_would_poison_all_weights() -> None:
     model = new_model()
-    accumulator = bad_model = GradientAccumulator(sgd(model), passes=1, local_batch_size=4, max_norm=1.0)
+    accumulator = GradientAccumulator(sgd(model), passes=1, local_batch_size=4, max_norm=1.0)
     accumulator.backward(loss_of(model, INPUTS[:4]) * float("nan"), samples=4)
-    with pytest.raises(RuntimeError, match="non-finite"):
-        bad_model.step()
+    with pytest.raises(HyperparameterError, match="norm must be finite to be clipped, got nan"):
+        accumulator.step()
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())

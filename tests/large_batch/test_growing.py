@@ -14,6 +14,7 @@ from horovod_tune.large_batch import (
     Constant,
     CurvatureGrowth,
     FixedGrowth,
+    GlobalBatch,
     GradientAccumulator,
     HyperparameterError,
     LargeBatchLR,
@@ -91,7 +92,9 @@ def test_power_iteration_sees_saddles_linear_losses_and_unused_parameters() -> N
 class Training:
     """A training of 640 samples with batches of 32, whose batch grows; nothing but steps is trained."""
 
-    def __init__(self, policy: Any, *, world_size: int = 1, rule: str = "linear", **options: Any) -> None:
+    def __init__(
+        self, policy: Any, *, world_size: int = 1, rule: str = "linear", keep: str = "global", **options: Any
+    ) -> None:
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         split = split_batch(32, world_size, 16)
         self.accumulator = GradientAccumulator(
@@ -105,14 +108,10 @@ class Training:
             base_batch_size=32,
             rule=rule,
         )
-        self.growth = BatchGrowth(
-            policy,
-            accumulator=self.accumulator,
-            scheduler=self.scheduler,
-            split=split,
-            num_samples=640,
-            **{"max_global_batch_size": 10_000, **options},
+        batch = GlobalBatch(
+            split, accumulator=self.accumulator, scheduler=self.scheduler, num_samples=640, keep=keep
         )
+        self.growth = BatchGrowth(policy, batch, **{"max_global_batch_size": 10_000, **options})
 
     def epoch(self) -> None:
         for _ in range(self.scheduler.steps_per_epoch):
@@ -130,7 +129,7 @@ def test_growth_changes_passes_rate_and_steps_together() -> None:
     for _ in range(5):
         training.epoch()
         training.growth.update()
-        split = training.growth.split
+        split = training.growth.batch.split
         seen.append((float(training.scheduler.epoch), split.global_batch_size, split.passes, training.rate))
     assert seen == [
         (1, 128, 8, pytest.approx(0.4)),
@@ -150,7 +149,7 @@ def test_first_the_batch_grows_then_the_rate_decays() -> None:
         training.epoch()
         training.growth.update()
         rates.append(training.rate)
-        batches.append(training.growth.split.global_batch_size)
+        batches.append(training.growth.batch.split.global_batch_size)
     assert batches == [160, 320, 320]
     # 5 = 2 x 2.5 at the limit, then 5 in full.
     assert rates == pytest.approx([0.1, 0.04, 0.008])
@@ -167,7 +166,7 @@ def test_the_state_goes_through_a_checkpoint_to_a_world_of_any_size(world_size: 
     other = Training(FixedGrowth([1, 4]), world_size=world_size, schedule=schedule)
     other.scheduler.load_state_dict(training.scheduler.state_dict())
     other.growth.load_state_dict(training.growth.state_dict())
-    assert other.growth.split == split_batch(64, world_size, 16 if world_size == 1 else 8)
+    assert other.growth.batch.split == split_batch(64, world_size, 16 if world_size == 1 else 8)
     assert other.scheduler.state_dict() == training.scheduler.state_dict()
     for _ in range(45):
         for each in (training, other):
@@ -175,8 +174,8 @@ def test_the_state_goes_through_a_checkpoint_to_a_world_of_any_size(world_size: 
             each.scheduler.step()
             each.growth.update()
         assert other.rate == training.rate
-        assert other.growth.split.global_batch_size == training.growth.split.global_batch_size
-    assert training.growth.split.global_batch_size == 128
+        assert other.growth.batch.split.global_batch_size == training.growth.batch.split.global_batch_size
+    assert training.growth.batch.split.global_batch_size == 128
 
 
 def test_a_growth_in_the_middle_of_a_group_is_refused() -> None:
@@ -228,5 +227,5 @@ def test_a_policy_of_ones_own_is_enough() -> None:
     training = Training(Thrice())
     assert not training.growth.update()
     training.epoch()
-    assert training.growth.update() and training.growth.split.global_batch_size == 96
+    assert training.growth.update() and training.growth.batch.split.global_batch_size == 96
     assert np.isclose(training.rate, 0.3)

@@ -123,9 +123,13 @@ def test_hooks_see_one_pass_at_a_time_also_of_shared_and_sparse_weights() -> Non
     table = torch.nn.Embedding(5, 2, sparse=True)
     norms_of = GradientNorms([shared, table.weight])
     for factor in (1.0, 3.0):
+        (factor * shared.sum()).backward()  # Before it starts, it sees nothing.
+        norms_of.start()
         (factor * (shared * shared).sum() + factor * table(torch.tensor([1, 1])).sum()).backward()
         # Gradients 2 * factor * (1, 2), and 2 * factor * (1, 1) of a row that is looked up twice.
         assert norms_of.take() == pytest.approx(factor**2 * (4 * 5 + 8))
+        assert norms_of.take() == 0
+    norms_of.start()
     norms_of.remove()
     shared.sum().backward()
     assert norms_of.take() == 0
@@ -134,6 +138,7 @@ def test_hooks_see_one_pass_at_a_time_also_of_shared_and_sparse_weights() -> Non
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: NoiseScale(every=0), "every must be an integer of at least 1, got 0"),
         (lambda: NoiseScale(decay=1.0), "decay must be at least 0 and less than 1, got 1.0"),
         (lambda: NoiseScale(confidence=1.0), "confidence must be at least 0 and less than 1, got 1.0"),
         (

@@ -68,7 +68,8 @@ def test_every_combination_trains(optimizer: str, schedule: str, warmup_epochs: 
     assert max(rates) <= config["lr"] * scale * (1 + 1e-9)
     if warmup_epochs and schedule != "one_cycle":
         assert rates[0] == pytest.approx(config["lr"])
-    assert set(setup.metrics()) == {"lr", "noise_scale", "noise_scale_low", "noise_scale_high"}
+    noise = {"noise_scale", "noise_scale_low", "noise_scale_high"}
+    assert set(setup.metrics()) == {"lr", "global_batch_size", *noise}
 
 
 def test_milestones_are_those_of_the_training_with_a_warm_up_too() -> None:

@@ -1,0 +1,131 @@
+"""What `from_config` reads of a configuration, checked, and the optimiser and schedule that it names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from horovod_tune.large_batch import bounds
+from horovod_tune.large_batch.lamb import Lamb
+from horovod_tune.large_batch.lars import Lars
+from horovod_tune.large_batch.layer_groups import parameter_groups
+from horovod_tune.large_batch.scaling import RULE_OF_OPTIMIZER
+from horovod_tune.large_batch.schedules import curves
+
+# What `relative_lr` is relative to, for batches of some dozens to some hundreds of samples: SGD as in Goyal
+# et al. (2017), AdamW as in torch. With LARS (times `trust`) and LAMB it is about the part of its weights
+# that a layer moves in a step.
+USUAL_RATE = {"sgd": 0.1, "lars": 0.1, "adamw": 1e-3, "lamb": 5e-3}
+
+SCHEDULES = ("constant", "multi_step", "polynomial", "cosine", "restarts", "one_cycle", "inverse_sqrt")
+
+_REQUIRED = {"epochs", "base_batch_size"}
+_OPTIONAL: dict[str, Any] = {
+    "global_batch_size": None,
+    "local_batch_size": None,
+    "lr": None,
+    "relative_lr": None,
+    "scaling": None,
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 0.0,
+    # Biases and normalisation train at the whole rate: with the paper's 0.001, layers that move at all mean a
+    # rate of 5 and more there, which networks without normalisation do not bear.
+    "trust": 0.05,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "schedule": "cosine",
+    "warmup_epochs": 0,
+    "warmup_start": None,
+    "milestones": None,
+    "gamma": 0.1,
+    "power": 2.0,
+    "cycle_epochs": None,
+    "max_norm": None,
+    "max_micro_batch_size": None,
+}
+
+
+def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that are read, with defaults, checked as far as no part checks them itself."""
+    known = _REQUIRED | set(_OPTIONAL)
+    for key in set(config) - known:
+        similar = difflib.get_close_matches(str(key), known - set(config), n=1, cutoff=0.85)
+        if similar:
+            raise bounds.HyperparameterError(f"config has no key {key!r}, did you mean {similar[0]!r}?")
+    missing = sorted(_REQUIRED - set(config))
+    if missing:
+        raise bounds.HyperparameterError(f"config must have {', '.join(missing)}, got {sorted(config)}")
+    values = {**_OPTIONAL, **{key: config[key] for key in known & set(config)}}
+    bounds.one_of("optimizer", values["optimizer"], USUAL_RATE)
+    bounds.one_of("schedule", values["schedule"], SCHEDULES)
+    for one, other in (("lr", "relative_lr"), ("global_batch_size", "local_batch_size")):
+        if (values[one] is None) == (values[other] is None):
+            raise bounds.HyperparameterError(
+                f"config must have one of {one} and {other}, got {one}={values[one]} and "
+                f"{other}={values[other]}"
+            )
+    if values["local_batch_size"] is not None:
+        bounds.count("local_batch_size", values["local_batch_size"])
+    if values["lr"] is None:
+        bounds.more_than("relative_lr", values["relative_lr"], 0)
+        values["lr"] = values["relative_lr"] * USUAL_RATE[values["optimizer"]]
+    bounds.more_than("lr", values["lr"], 0)
+    bounds.more_than("epochs", values["epochs"], 0)
+    bounds.at_least("warmup_epochs", values["warmup_epochs"], 0)
+    if values["warmup_epochs"] >= values["epochs"]:
+        raise bounds.HyperparameterError(
+            f"warmup_epochs must be less than epochs ({values['epochs']:g}), got {values['warmup_epochs']!r}"
+        )
+    values["scaling"] = values["scaling"] or RULE_OF_OPTIMIZER[values["optimizer"]]
+    return values
+
+
+def optimizer_of(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.Optimizer:
+    """Return the optimiser that a configuration names, of the model's parameters."""
+    groups = parameter_groups(model, weight_decay=values["weight_decay"])
+    lr, kind = values["lr"], values["optimizer"]
+    momentum = {"momentum": values["momentum"], "nesterov": values["nesterov"]}
+    adam = {"betas": tuple(values["betas"]), "eps": values["eps"]}
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=lr, **momentum)
+    if kind == "lars":
+        return Lars(groups, lr=lr, trust=values["trust"], **momentum)
+    if kind == "adamw":
+        return torch.optim.AdamW(groups, lr=lr, **adam)
+    return Lamb(groups, lr=lr, **adam)
+
+
+def schedule_of(values: dict[str, Any], scale: float, steps: int) -> curves.Schedule:
+    """Return warm-up and decay, in epochs."""
+    epochs, warmup, kind = float(values["epochs"]), float(values["warmup_epochs"]), values["schedule"]
+    start = values["warmup_start"]
+    start = min(1.0, 1 / scale) if start is None else bounds.between("warmup_start", start, 0, 1)
+    left = epochs - warmup
+    if kind == "one_cycle":
+        if warmup == 0:
+            return curves.OneCycle(epochs)
+        return curves.OneCycle(epochs, rise=warmup / epochs, start=start)
+    if kind == "multi_step":
+        if values["milestones"] is None:
+            raise bounds.HyperparameterError("config must have milestones with multi_step, got None")
+        decay = curves.MultiStep(values["milestones"], gamma=values["gamma"])
+        return curves.Warmup(warmup, decay, start, overlap=True)
+    then: curves.Schedule
+    if kind == "polynomial":
+        then = curves.Polynomial(left, power=values["power"])
+    elif kind == "cosine":
+        then = curves.Cosine(left)
+    elif kind == "restarts":
+        if values["cycle_epochs"] is None:
+            raise bounds.HyperparameterError("config must have cycle_epochs with restarts, got None")
+        then = curves.CosineRestarts(values["cycle_epochs"])
+    elif kind == "inverse_sqrt":
+        then = curves.InverseSqrt(max(warmup, 1 / steps))
+    else:
+        then = curves.Constant()
+    return curves.Warmup(warmup, then, start)

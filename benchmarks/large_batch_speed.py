@@ -9,14 +9,16 @@ the rounds' ratios, so that other work on the machine hits both sides.
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from horovod_tune.large_batch import GradientAccumulator, Lamb, Lars, NoiseScale
+from horovod_tune.large_batch import GradientAccumulator, Lamb, Lars, NoiseScale, accumulation
+from horovod_tune.large_batch.noise_scale import GradientNorms
 
 # 54 weights as of layers and 106 vectors as of biases and normalisation: the make-up of a ResNet-50.
 SHAPES = [(680, 680)] * 54 + [(680,)] * 106
@@ -76,14 +78,35 @@ def steps(device: str, rounds: int) -> None:
 def noise_scale(device: str, rounds: int) -> None:
     """Print what the noise scale adds to a step of four passes of a network of 25 million weights.
 
-    Processor time, for the machine may do other work; the steps of the two alternate.
+    A round is as many steps as there are from one measurement to the next. Its own time is taken in the same
+    run: a difference of two runs drowns in what else the machine does.
     """
     inputs = torch.randn(64, 680, device=device)
     pairs = [(torch.nn.Linear(680, 680), torch.nn.ReLU()) for _ in range(54)]
-    start = torch.nn.Sequential(*[layer for pair in pairs for layer in pair])
+    model = torch.nn.Sequential(*[layer for pair in pairs for layer in pair]).to(device)
+    own = 0.0
 
-    def training(meter: NoiseScale | None) -> Callable[[], object]:
-        model = copy.deepcopy(start).to(device)
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal own
+            result = None
+
+            def run() -> None:
+                nonlocal result
+                result = function(*arguments)
+
+            own += seconds(run, device, 1)
+            return result
+
+        return call
+
+    meter = NoiseScale()
+    meter.update = timed(meter.update)  # type: ignore[method-assign]
+    with (
+        patch.object(GradientNorms, "_note", timed(GradientNorms._note)),
+        patch.object(GradientNorms, "take", timed(GradientNorms.take)),
+        patch.object(accumulation, "norms", timed(accumulation.norms)),
+    ):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         accumulator = GradientAccumulator(optimizer, passes=4, local_batch_size=256, noise_scale=meter)
 
@@ -92,25 +115,15 @@ def noise_scale(device: str, rounds: int) -> None:
                 accumulator.backward(model(inputs).square().mean(), samples=64)
             accumulator.step()
 
-        return step
-
-    for every in (1, NoiseScale().every):
-        without, with_it = training(None), training(NoiseScale(every=every))
-        (
-            seconds(without, device, 1),
-            seconds(with_it, device, every),
-        )  # So that a round ends with a measurement.
-        ratios = []
+        parts = []
         for _ in range(rounds):
-            pairs_s = [(seconds(without, device, 1), seconds(with_it, device, 1)) for _ in range(every)]
-            plain, measured = (sum(column) for column in zip(*pairs_s, strict=True))
-            ratios.append(100 * (measured / plain - 1))
-        middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
-        print(
-            f"noise scale in every {every}th step: {middle:.2f} % of a step of 4 passes of 64 samples, "
-            f"{low:.2f} to {high:.2f} in {rounds} rounds",
-            flush=True,
-        )
+            own = 0.0
+            whole = seconds(step, device, meter.every) * meter.every
+            parts.append(100 * own / (whole - own))
+    print(
+        f"noise scale, in every {meter.every}th step: {statistics.median(parts):.2f} % of the time of a step "
+        f"of 4 passes of 64 samples, {min(parts):.2f} to {max(parts):.2f} in {rounds} rounds"
+    )
 
 
 if __name__ == "__main__":

@@ -134,6 +134,8 @@ class GradientAccumulator:
                 "in a world of 1, where Horovod prepares no average"
             )
         self._start_group()
+        # Horovod's wrapper forgets the collectives that were under way when it loads a state.
+        self.optimizer.load_state_dict(self.optimizer.state_dict())
         self.optimizer.zero_grad()
         return self._world_size
 
@@ -158,15 +160,16 @@ class GradientAccumulator:
         if self._scaler is not None:
             weighted = self._scaler.scale(weighted)
             scale = self._scaler.get_scale()
-        measuring = self._norms is not None and self._measures
-        if measuring:
+        # One pass is enough: the estimate hangs more on how many steps it is made of.
+        if self._norms is not None and self._measures and self._done == 0:
             self._norms.start()
-        weighted.backward()
+            weighted.backward()
+            self._square = self._norms.take() / (weight * scale) ** 2
+            self._inverse = 1 / samples
+        else:
+            weighted.backward()
         self._done += 1
         self._samples += samples
-        if measuring:
-            self._squares += self._norms.take() / (weight * scale) ** 2
-            self._inverses += 1 / samples
 
     def step(self) -> StepResult:
         """Average over passes and ranks and make the optimiser step; a group may be shorter than full.
@@ -176,12 +179,12 @@ class GradientAccumulator:
                 or the gradient is not finite and is to be clipped, without a scaler to skip the step.
         """
         measures = self._measures
-        row = [self._samples, self._done, self._squares, self._inverses, self._steps, measures]
+        row = [self._samples, self._done, self._square, self._inverse, self._steps, measures]
         pending = gather_async(row, "accumulation", self._process_set)
         if hasattr(self.optimizer, "synchronize"):
             self.optimizer.synchronize()
-        *sums, steps, measured = zip(*pending(), strict=True)
-        samples, passes, squares, inverses = (sum(column) for column in sums)
+        numbers, dones, squares, inverses, steps, measured = zip(*pending(), strict=True)
+        samples, passes = sum(numbers), sum(dones)
         self._start_group()
         # A rank that joins counts from 0: from the next step on, all measure in the same steps.
         self._steps = int(max(steps)) + 1
@@ -195,7 +198,8 @@ class GradientAccumulator:
         if stepped and self._scheduler is not None:
             self._scheduler.step()
         if stepped and self.noise_scale is not None and norm is not None and all(measured) and passes > 1:
-            self.noise_scale.update(squares / passes, inverses / passes, norm**2, samples)
+            ranks = sum(done > 0 for done in dones)  # Some may have had no samples.
+            self.noise_scale.update(sum(squares) / ranks, sum(inverses) / ranks, norm**2, samples)
         self.optimizer.zero_grad()
         return StepResult(stepped, int(samples), norm)
 
@@ -206,7 +210,7 @@ class GradientAccumulator:
 
     def _start_group(self) -> None:
         self._done = self._samples = 0
-        self._squares = self._inverses = 0.0
+        self._square = self._inverse = 0.0
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

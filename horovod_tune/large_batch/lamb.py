@@ -9,14 +9,12 @@ import torch
 
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.layer_wise import (
-    Closure,
     LayerWiseOptimizer,
+    Tensors,
     TrustClip,
-    check_clip,
     clipped,
     norm,
     norms,
-    on_gpu,
 )
 
 
@@ -90,41 +88,83 @@ class Lamb(LayerWiseOptimizer):
         super().__init__(params, options)
 
     def check_options(self, group: dict[str, Any]) -> None:
-        for name in ("lr", "weight_decay", "eps"):
-            bounds.at_least(name, float(group[name]), 0)
+        super().check_options(group)
         for index, beta in enumerate(group["betas"]):
             bounds.between(f"betas[{index}]", beta, 0, 1, with_high=False)
-        check_clip(group["trust_clip"])
 
     def first_state(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
 
-    @torch.no_grad()
-    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
-        """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        work = list(self.with_gradients())
-        weight_norms = []
-        for _, params, grads in work:
-            weight_norms.append(norms(params))
-            of_gradients = norms(grads)
-            for parameter, of_weight, of_gradient in zip(params, weight_norms[-1], of_gradients, strict=True):
-                if not math.isfinite(of_weight + of_gradient):
-                    self.refuse(parameter, **{"weight norm": of_weight, "gradient norm": of_gradient})
-        for (group, params, grads), of_weights in zip(work, weight_norms, strict=True):
-            states = [self.state[parameter] for parameter in params]
-            for state in states:
-                state["step"] += 1
-            foreach = group["foreach"]
-            if on_gpu(params) if foreach is None else foreach:
-                _step_foreach(group, params, grads, states, of_weights)
-            else:
-                for each in zip(params, grads, states, of_weights, strict=True):
-                    _step_one(group, *each)
-        return loss
+    def prepare(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> list[float]:
+        """Return each layer's norm of weights."""
+        return [of_weight for of_weight, _ in self.finite_norms(params, grads)]
+
+    def step_one(
+        self,
+        group: dict[str, Any],
+        weight: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, Any],
+        prepared: float,
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        state["step"] += 1
+        factor, eps = _corrections(group, state["step"])
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        update = square.sqrt().mul_(factor).add_(eps)
+        torch.div(mean, update, out=update)
+        decay = group["weight_decay"]
+        if decay and not group["decoupled"]:
+            update.add_(weight, alpha=decay)
+        rate = self._rate(group, weight, prepared, float(norm(update)) if group["layer_wise"] else 1.0)
+        if decay and group["decoupled"]:
+            weight.mul_(1 - float(group["lr"]) * decay)
+        weight.sub_(update, alpha=rate)
+
+    def step_foreach(
+        self,
+        group: dict[str, Any],
+        weights: Tensors,
+        gradients: Tensors,
+        states: list[dict[str, Any]],
+        prepared: list[float],
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        updates = list(torch._foreach_sqrt(squares))
+        for state in states:
+            state["step"] += 1
+        corrections = [_corrections(group, state["step"]) for state in states]
+        torch._foreach_mul_(updates, [factor for factor, _ in corrections])
+        torch._foreach_add_(updates, [eps for _, eps in corrections])
+        updates = list(torch._foreach_div(means, updates))
+        decay = group["weight_decay"]
+        if decay and not group["decoupled"]:
+            torch._foreach_add_(updates, weights, alpha=decay)
+        update_norms = norms(updates) if group["layer_wise"] else [1.0] * len(updates)
+        torch._foreach_mul_(
+            updates,
+            [-self._rate(group, *each) for each in zip(weights, prepared, update_norms, strict=True)],
+        )
+        if decay and group["decoupled"]:
+            torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
+        torch._foreach_add_(weights, updates)
+
+    def _rate(
+        self, group: dict[str, Any], weight: torch.Tensor, weight_norm: float, update_norm: float
+    ) -> float:
+        """Return what the update is multiplied by."""
+        rate = float(group["lr"])
+        if not group["layer_wise"]:
+            return rate
+        if not math.isfinite(update_norm):
+            self.refuse(weight, f"update norm {update_norm:g} with eps={group['eps']:g}")
+        return rate * clipped(lamb_trust_ratio(weight_norm, update_norm), group["trust_clip"])
 
 
 def _corrections(group: dict[str, Any], step: int) -> tuple[float, float]:
@@ -133,63 +173,3 @@ def _corrections(group: dict[str, Any], step: int) -> tuple[float, float]:
         return 1.0, group["eps"]
     first, second = (1 - beta**step for beta in group["betas"])
     return first / math.sqrt(second), group["eps"] * first
-
-
-def _rate(group: dict[str, Any], weight_norm: float, update_norm: float) -> float:
-    """Return what the update is multiplied by."""
-    rate = float(group["lr"])
-    if not group["layer_wise"]:
-        return rate
-    return rate * clipped(lamb_trust_ratio(weight_norm, update_norm), group["trust_clip"])
-
-
-def _step_one(
-    group: dict[str, Any],
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: dict[str, Any],
-    weight_norm: float,
-) -> None:
-    beta1, beta2 = group["betas"]
-    factor, eps = _corrections(group, state["step"])
-    mean, square = state["exp_avg"], state["exp_avg_sq"]
-    mean.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    update = square.sqrt().mul_(factor).add_(eps)
-    torch.div(mean, update, out=update)
-    decay = group["weight_decay"]
-    if decay and not group["decoupled"]:
-        update.add_(weight, alpha=decay)
-    rate = _rate(group, weight_norm, float(norm(update)) if group["layer_wise"] else 1.0)
-    if decay and group["decoupled"]:
-        weight.mul_(1 - float(group["lr"]) * decay)
-    weight.sub_(update, alpha=rate)
-
-
-def _step_foreach(
-    group: dict[str, Any],
-    weights: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    states: list[dict[str, Any]],
-    weight_norms: list[float],
-) -> None:
-    beta1, beta2 = group["betas"]
-    means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
-    torch._foreach_lerp_(means, gradients, 1 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-    updates = list(torch._foreach_sqrt(squares))
-    corrections = [_corrections(group, state["step"]) for state in states]
-    torch._foreach_mul_(updates, [factor for factor, _ in corrections])
-    torch._foreach_add_(updates, [eps for _, eps in corrections])
-    updates = list(torch._foreach_div(means, updates))
-    decay = group["weight_decay"]
-    if decay and not group["decoupled"]:
-        torch._foreach_add_(updates, weights, alpha=decay)
-    update_norms = norms(updates) if group["layer_wise"] else [1.0] * len(updates)
-    torch._foreach_mul_(
-        updates, [-_rate(group, *each) for each in zip(weight_norms, update_norms, strict=True)]
-    )
-    if decay and group["decoupled"]:
-        torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
-    torch._foreach_add_(weights, updates)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.layer_wise import (
-    Closure,
     LayerWiseOptimizer,
+    Tensors,
     TrustClip,
-    check_clip,
     clipped,
-    norms,
-    on_gpu,
 )
 
 
@@ -98,11 +94,9 @@ class Lars(LayerWiseOptimizer):
         super().__init__(params, options)
 
     def check_options(self, group: dict[str, Any]) -> None:
-        for name in ("lr", "weight_decay", "eps"):
-            bounds.at_least(name, float(group[name]), 0)
+        super().check_options(group)
         bounds.between("momentum", group["momentum"], 0, 1, with_high=False)
         bounds.more_than("trust", group["trust"], 0)
-        check_clip(group["trust_clip"])
         if group["nesterov"] and group["momentum"] == 0:
             raise bounds.HyperparameterError("momentum must be more than 0 with nesterov, got 0")
 
@@ -110,98 +104,74 @@ class Lars(LayerWiseOptimizer):
         # A state without tensors keeps hvd.broadcast_optimizer_state from making one by a step.
         return {"momentum_buffer": torch.zeros_like(parameter) if group["momentum"] else None}
 
-    @torch.no_grad()
-    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
-        """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        work = [
-            (group, params, grads, self._ratios(group, params, grads))
-            for group, params, grads in self.with_gradients()
-        ]
-        for group, params, grads, ratios in work:
-            buffers = [self.state[parameter]["momentum_buffer"] for parameter in params]
-            foreach = group["foreach"]
-            if on_gpu(params) if foreach is None else foreach:
-                _step_foreach(group, params, grads, buffers, ratios)
-            else:
-                for each in zip(params, grads, buffers, ratios, strict=True):
-                    _step_one(group, *each)
-        return loss
-
-    def _ratios(
-        self, group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
-    ) -> list[float]:
+    def prepare(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> list[float]:
         """Return each layer's trust ratio."""
         if not group["layer_wise"]:
             return [1.0] * len(params)
-        decay = 0.0 if group["decoupled"] else group["weight_decay"]
-        ratios = []
-        for parameter, of_weight, of_gradient in zip(params, norms(params), norms(grads), strict=True):
-            if not math.isfinite(of_weight + of_gradient):
-                self.refuse(parameter, **{"weight norm": of_weight, "gradient norm": of_gradient})
-            ratio = lars_trust_ratio(
-                of_weight, of_gradient, trust=group["trust"], weight_decay=decay, eps=group["eps"]
-            )
-            ratios.append(clipped(ratio, group["trust_clip"]))
-        return ratios
+        options = {
+            "trust": group["trust"],
+            "weight_decay": 0.0 if group["decoupled"] else group["weight_decay"],
+            "eps": group["eps"],
+        }
+        ratios = [lars_trust_ratio(*each, **options) for each in self.finite_norms(params, grads)]
+        return [clipped(ratio, group["trust_clip"]) for ratio in ratios]
+
+    def step_one(
+        self,
+        group: dict[str, Any],
+        weight: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, Any],
+        prepared: float,
+    ) -> None:
+        buffer = state["momentum_buffer"]
+        decay, momentum = group["weight_decay"], group["momentum"]
+        inside, outside = _factors(group, prepared)
+        if group["decoupled"]:
+            weight.mul_(1 - float(group["lr"]) * decay)
+            decay = 0.0
+        if buffer is not None:
+            buffer.mul_(momentum).add_(gradient, alpha=inside)
+            if decay:
+                buffer.add_(weight, alpha=inside * decay)
+            if not group["nesterov"]:
+                weight.sub_(buffer, alpha=outside)
+                return
+        if decay:
+            weight.mul_(1 - outside * inside * decay)
+        if buffer is not None:
+            weight.sub_(buffer, alpha=outside * momentum)
+        weight.sub_(gradient, alpha=outside * inside)
+
+    def step_foreach(
+        self,
+        group: dict[str, Any],
+        weights: Tensors,
+        gradients: Tensors,
+        states: list[dict[str, Any]],
+        prepared: list[float],
+    ) -> None:
+        buffers = [state["momentum_buffer"] for state in states]
+        decay, momentum = group["weight_decay"], group["momentum"]
+        inside = [_factors(group, ratio)[0] for ratio in prepared]
+        outside = _factors(group, 1.0)[1]
+        if group["decoupled"]:
+            torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
+            decay = 0.0
+        steps: list[Any] = list(torch._foreach_mul(gradients, inside))
+        if decay:
+            torch._foreach_add_(steps, torch._foreach_mul(weights, [factor * decay for factor in inside]))
+        if momentum:
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, steps)
+            if group["nesterov"]:
+                torch._foreach_add_(steps, buffers, alpha=momentum)
+            else:
+                steps = buffers
+        torch._foreach_add_(weights, steps, alpha=-outside)
 
 
 def _factors(group: dict[str, Any], ratio: float) -> tuple[float, float]:
     """Return what gradients are multiplied by on their way into the buffer, and the buffer on its way out."""
     rate = float(group["lr"])
     return (rate * ratio, 1.0) if group["rate_in_momentum"] else (ratio, rate)
-
-
-def _step_one(
-    group: dict[str, Any],
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    buffer: torch.Tensor | None,
-    ratio: float,
-) -> None:
-    decay, momentum = group["weight_decay"], group["momentum"]
-    inside, outside = _factors(group, ratio)
-    if group["decoupled"]:
-        weight.mul_(1 - float(group["lr"]) * decay)
-        decay = 0.0
-    if buffer is not None:
-        buffer.mul_(momentum).add_(gradient, alpha=inside)
-        if decay:
-            buffer.add_(weight, alpha=inside * decay)
-        if not group["nesterov"]:
-            weight.sub_(buffer, alpha=outside)
-            return
-    if decay:
-        weight.mul_(1 - outside * inside * decay)
-    if buffer is not None:
-        weight.sub_(buffer, alpha=outside * momentum)
-    weight.sub_(gradient, alpha=outside * inside)
-
-
-def _step_foreach(
-    group: dict[str, Any],
-    weights: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    buffers: list[Any],
-    ratios: list[float],
-) -> None:
-    decay, momentum = group["weight_decay"], group["momentum"]
-    inside = [_factors(group, ratio)[0] for ratio in ratios]
-    outside = _factors(group, 1.0)[1]
-    if group["decoupled"]:
-        torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
-        decay = 0.0
-    steps: list[Any] = list(torch._foreach_mul(gradients, inside))
-    if decay:
-        torch._foreach_add_(steps, torch._foreach_mul(weights, [factor * decay for factor in inside]))
-    if momentum:
-        torch._foreach_mul_(buffers, momentum)
-        torch._foreach_add_(buffers, steps)
-        if group["nesterov"]:
-            torch._foreach_add_(steps, buffers, alpha=momentum)
-        else:
-            steps = buffers
-    torch._foreach_add_(weights, steps, alpha=-outside)

@@ -1,8 +1,9 @@
-"""What `Lars` and `Lamb` share: options, checks of gradients, trust ratios."""
+"""What `Lars` and `Lamb` share: options, checks of gradients, the step around each layer's own."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,10 +12,15 @@ import torch
 from horovod_tune.large_batch import bounds
 
 TrustClip = tuple[float, float] | None
+Closure = Callable[[], float] | None
+Tensors = list[torch.Tensor]
 
 
 class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
-    """A weight, gradient or trust ratio is not finite: says of which parameter. Nothing was changed."""
+    """A weight, gradient or trust ratio is not finite: says of which parameter.
+
+    Nothing was changed, except where it is LAMB's ``eps=0`` that divides by a second moment of 0.
+    """
 
 
 def clipped(ratio: float, clip: TrustClip) -> float:
@@ -40,7 +46,7 @@ def check_clip(clip: Any) -> None:
         )
 
 
-class LayerWiseOptimizer(torch.optim.Optimizer):
+class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
     """A torch optimiser whose groups have ``layer_wise``, and ``names`` of their parameters where known."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
@@ -70,13 +76,71 @@ class LayerWiseOptimizer(torch.optim.Optimizer):
 
     def check_options(self, group: dict[str, Any]) -> None:
         """Raise HyperparameterError where an option of the group is out of bounds."""
-        raise NotImplementedError
+        for name in ("lr", "weight_decay", "eps"):
+            bounds.at_least(name, float(group[name]), 0)
+        check_clip(group["trust_clip"])
 
+    @abstractmethod
     def first_state(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return a parameter's state before its first step."""
-        raise NotImplementedError
 
-    def with_gradients(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor], list[torch.Tensor]]]:
+    @abstractmethod
+    def prepare(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> list[float]:
+        """Return what a step has to know of each layer beforehand, from `finite_norms`; changes nothing."""
+
+    @abstractmethod
+    def step_one(
+        self,
+        group: dict[str, Any],
+        weight: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, Any],
+        prepared: float,
+    ) -> None:
+        """Step one layer."""
+
+    @abstractmethod
+    def step_foreach(
+        self,
+        group: dict[str, Any],
+        weights: Tensors,
+        gradients: Tensors,
+        states: list[dict[str, Any]],
+        prepared: list[float],
+    ) -> None:
+        """Step all layers of a group, each operation for all of them."""
+
+    @torch.no_grad()
+    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
+        """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        work = [(*each, self.prepare(*each)) for each in self.with_gradients()]
+        for group, params, grads, prepared in work:
+            states = [self.state[parameter] for parameter in params]
+            foreach = group["foreach"]
+            if on_gpu(params) if foreach is None else foreach:
+                self.step_foreach(group, params, grads, states, prepared)
+            else:
+                for each in zip(params, grads, states, prepared, strict=True):
+                    self.step_one(group, *each)
+        return loss
+
+    def finite_norms(self, params: Tensors, grads: Tensors) -> list[tuple[float, float]]:
+        """Return the norms of each weight and gradient; raises TrustRatioError where one is not finite."""
+        found = list(zip(norms(params), norms(grads), strict=True))
+        for parameter, (of_weight, of_gradient) in zip(params, found, strict=True):
+            if not math.isfinite(of_weight + of_gradient):
+                self.refuse(parameter, f"weight norm {of_weight:g}, gradient norm {of_gradient:g}")
+        return found
+
+    def refuse(self, parameter: torch.Tensor, values: str) -> None:
+        """Raise TrustRatioError with the values that the ratio was to be made of."""
+        raise TrustRatioError(f"the trust ratio of {self._name_of[parameter]} must be finite, got {values}")
+
+    def with_gradients(self) -> Iterator[tuple[dict[str, Any], Tensors, Tensors]]:
         """Give each group with its parameters that have gradients, and those."""
         found = []
         for group in self.param_groups:
@@ -90,11 +154,6 @@ class LayerWiseOptimizer(torch.optim.Optimizer):
             if params:
                 found.append((group, params, [parameter.grad for parameter in params]))
         yield from found
-
-    def refuse(self, parameter: torch.Tensor, **norms: float) -> None:
-        """Raise TrustRatioError, with the norms that the ratio was to be made of."""
-        values = ", ".join(f"{name} {value:g}" for name, value in norms.items())
-        raise TrustRatioError(f"the trust ratio of {self._name_of[parameter]} must be finite, got {values}")
 
 
 def on_gpu(tensors: Sequence[torch.Tensor]) -> bool:
@@ -119,10 +178,13 @@ def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
 
 def norm(tensor: torch.Tensor) -> torch.Tensor:
     """Return the Euclidean norm, shape ()."""
-    # On a CPU this takes a fifth of torch.linalg.vector_norm's time for a tensor in the cache.
-    return torch._foreach_norm([tensor.float() if tensor.dtype in _HALF else tensor])[0]
+    wide = tensor.float() if tensor.dtype in _HALF else tensor
+    if not wide.is_contiguous():
+        return torch.linalg.vector_norm(wide)
+    # On a CPU this takes three quarters of torch.linalg.vector_norm's time, and is more exact: in single
+    # precision that is off by 3e-4 for ten million elements.
+    flat = wide.view(-1)
+    return torch.dot(flat, flat).sqrt()
 
 
 _HALF = (torch.half, torch.bfloat16)
-
-Closure = Callable[[], float] | None

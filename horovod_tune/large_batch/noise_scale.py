@@ -56,9 +56,9 @@ class NoiseScale:
     a ratio of means, with the averages' own (co)variances and Student's t for their effective number of
     steps; it is open upwards where the gradient cannot be told from 0.
 
-    Give one to `GradientAccumulator`, which updates it from what Horovod averages anyway: gradients of single
-    passes on single ranks, and of the whole batch. On one rank that takes two passes or more. Reading all
-    gradients once more costs time; hence `every`.
+    Give one to `GradientAccumulator`, which updates it from what Horovod averages anyway: the gradients of
+    each rank's first pass, and of the whole batch. On one rank that takes two passes or more. Reading all
+    gradients twice more costs time; hence `every`.
 
     Args:
         every: Optimiser steps from one measurement to the next. 1 gives the narrowest interval.
@@ -74,7 +74,7 @@ class NoiseScale:
     16.0
     """
 
-    def __init__(self, *, every: int = 4, decay: float = 0.99, confidence: float = 0.95) -> None:
+    def __init__(self, *, every: int = 8, decay: float = 0.99, confidence: float = 0.95) -> None:
         self.every = bounds.count("every", every)
         self.decay = bounds.between("decay", decay, 0, 1, with_high=False)
         self.confidence = bounds.between("confidence", confidence, 0, 1, with_high=False)

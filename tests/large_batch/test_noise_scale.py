@@ -85,7 +85,7 @@ def test_at_the_minimum_the_interval_is_open() -> None:
 
 def test_accumulation_on_one_rank_finds_the_known_scale() -> None:
     theta = torch.nn.Parameter(torch.from_numpy(THETA))
-    meter = NoiseScale(decay=0.999, confidence=0.999)
+    meter = NoiseScale(every=1, decay=0.999, confidence=0.999)
     accumulator = GradientAccumulator(
         torch.optim.SGD([theta], lr=0.0), passes=2, local_batch_size=64, noise_scale=meter
     )

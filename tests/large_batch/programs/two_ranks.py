@@ -155,31 +155,65 @@ def compressed(kind: str) -> float:
     return distance(model, whole) / distance(whole, start)
 
 
-def adasum(kind: str) -> dict[str, object]:
-    """Adasum's wrapper steps one parameter at a time and combines the changes of the ranks.
+def adasum_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Maleki et al. 2020 (arXiv:2006.02924): the sum of two steps less what they have in common."""
+    product = (a * b).sum()
+    of_a, of_b = (1 - product / (2 * each.square().sum()) if each.any() else 1.0 for each in (a, b))
+    return of_a * a + of_b * b
 
-    Gloo has no Adasum, so that the changes are averaged here; all ranks having the same batch, the result is
-    that of one rank.
+
+def adasum(kind: str) -> dict[str, object]:
+    """Adasum's wrapper steps one parameter at a time and combines the steps of the ranks.
+
+    Gloo has no Adasum, so that its formula is computed here of what Horovod gathers. The reference makes both
+    ranks' steps on one rank.
     """
     import horovod.torch.optimizer as wrappers
 
     send = wrappers.allreduce_async_
-    wrappers.allreduce_async_ = lambda tensor, name, op: send(tensor, name=name, op=hvd.Average)
-    model, whole = new_model(), new_model()
+
+    def combine(tensor: torch.Tensor, name: str, op: object) -> int:
+        tensor.copy_(adasum_of(*hvd.allgather(tensor[None], name=f"adasum.{name}")))
+        return send(tensor, name=name, op=hvd.Average)  # Equal on both.
+
+    wrappers.allreduce_async_ = combine
+    model = new_model()
     optimizer = distributed(model, kind, op=hvd.Adasum)
-    reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
+    wholes = [new_model() for _ in range(SIZE)]
+    references = [OPTIMIZERS[kind](parameter_groups(each, weight_decay=0.01)) for each in wholes]
     for step in range(6):
-        for each, stepping in ((model, optimizer), (whole, reference)):
-            stepping.zero_grad()
-            loss_of(each, [(step + row) % 24 for row in range(8)]).backward()
-            stepping.step()
+        rows = [(step * 5 + row) % 24 for row in range(8)]
+        optimizer.zero_grad()
+        loss_of(model, rows[RANK::SIZE]).backward()
+        optimizer.step()
+        starts = [parameter.detach().clone() for parameter in wholes[0].parameters()]
+        for number, (each, reference) in enumerate(zip(wholes, references, strict=True)):
+            reference.zero_grad()
+            loss_of(each, rows[number::SIZE]).backward()
+            reference.step()
+        for start, *parts in zip(starts, *(each.parameters() for each in wholes), strict=True):
+            after = start + adasum_of(*(part.detach() - start for part in parts))
+            for part in parts:
+                part.data.copy_(after)
     wrappers.allreduce_async_ = send
     try:
         GradientAccumulator(optimizer, passes=2, local_batch_size=4)
         refused = ""
     except HyperparameterError as error:
         refused = str(error)
-    return {"distance": distance(model, whole), "refused": refused}
+    return {"distance": distance(model, wholes[0]), "refused": refused}
+
+
+def no_adasum(kind: str) -> str:
+    """What this build of Horovod says to Adasum itself."""
+    model = new_model()
+    optimizer = distributed(model, kind, op=hvd.Adasum)
+    try:
+        loss_of(model, list(range(4))).backward()
+        optimizer.step()
+    except hvd.mpi_ops.HorovodInternalError as error:
+        return str(error)
+    return ""
 
 
 def broadcast(kind: str) -> dict[str, object]:
@@ -233,7 +267,7 @@ def noise() -> dict[str, object]:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([parameter], lr=0.0), named_parameters=[("parameter", parameter)]
     )
-    meter = NoiseScale(decay=0.999, confidence=0.999)
+    meter = NoiseScale(every=1, decay=0.999, confidence=0.999)
     accumulator = GradientAccumulator(optimizer, passes=2, local_batch_size=8, noise_scale=meter)
     draw = torch.Generator().manual_seed(RANK)
     for _ in range(300):
@@ -312,6 +346,7 @@ results = {
     "curvature": curvature(),
     "configured": configured(),
     "refusals": refusals(),
+    "no_adasum": {kind: no_adasum(kind) for kind in ("lars", "lamb")},
 }
 hvd.shutdown()
 print(json.dumps(results), flush=True)

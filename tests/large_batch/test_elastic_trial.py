@@ -1,0 +1,174 @@
+"""Elastic trials that lose a rank and get it back: batch, passes and rate follow the world by themselves."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+from horovod_tune import DistributedTrainableCreator, commit, get_state, large_batch, report
+
+pytest.importorskip("horovod")
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SAMPLES, EPOCHS = 60, 12
+BASE = {"lr": 0.05, "epochs": EPOCHS, "base_batch_size": 8, "momentum": 0.9, "warmup_epochs": 2}
+BASE |= {"max_micro_batch_size": 4, "scaling": "linear", "max_norm": 5.0}
+
+
+def new_model() -> torch.nn.Module:
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)]
+    return torch.nn.Sequential(*layers).double()
+
+
+def epoch_of(model: torch.nn.Module, setup: large_batch.TrainingSetup, epoch: int) -> None:
+    rows = torch.randn(SAMPLES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))
+    for passes in setup.batches(order):
+        for part in passes:
+            loss = (model(rows[part]) - rows[part].sum(1, keepdim=True)).square().mean()
+            setup.backward(loss, samples=len(part))
+        setup.step()
+
+
+def growth_of(setup: large_batch.TrainingSetup) -> large_batch.BatchGrowth:
+    policy = large_batch.FixedGrowth([3])
+    return large_batch.BatchGrowth(policy, setup.batch, max_global_batch_size=64)
+
+
+def tell(model: torch.nn.Module, setup: large_batch.TrainingSetup, epoch: int) -> None:
+    split = setup.split
+    report(
+        epoch=epoch, weights=checksum(model), passes=split.passes, world=split.world_size, **setup.metrics()
+    )
+
+
+def checksum(model: torch.nn.Module) -> float:
+    return float(sum((parameter.detach() ** 2).sum() for parameter in model.parameters()))
+
+
+def die_once(folder: str) -> None:
+    try:
+        (Path(folder) / "died").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(config: dict[str, Any]) -> None:
+    """Called again in each new world: everything is made anew, and goes on from what was committed."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    model = new_model()
+    setup = large_batch.from_config(model, config, num_samples=SAMPLES, elastic=True)
+    growth = growth_of(setup)
+    state = get_state() or {"epoch": 0, "waited": 0}
+    if "model" in state:
+        model.load_state_dict(state["model"])
+        setup.load_state_dict(state["setup"])
+        growth.load_state_dict(state["growth"])
+    while state["epoch"] < EPOCHS:
+        if state["epoch"] == 8 and hvd.size() < 3 and state["waited"] < 5000:
+            time.sleep(0.02)  # the third rank starts
+            commit({**state, "waited": state["waited"] + 1})
+            state["waited"] += 1
+            continue
+        epoch = state["epoch"] + 1
+        if epoch == 6 and hvd.rank() == 1:
+            die_once(config["folder"])
+        epoch_of(model, setup, epoch)
+        growth.update()
+        tell(model, setup, epoch)
+        parts = {"model": model.state_dict(), "setup": setup.state_dict(), "growth": growth.state_dict()}
+        state = {"epoch": epoch, "waited": 0, **parts}
+        commit(state)
+
+
+def train_with_horovods_api(config: dict[str, Any]) -> None:
+    """The objects stay in those processes that stay, and follow the world when Horovod resets them."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    model = new_model()
+    setup = large_batch.from_config(model, config, num_samples=SAMPLES, elastic=True)
+
+    @hvd.elastic.run
+    def loop(state: Any) -> None:
+        setup.load_state_dict({**setup.state_dict(), "scheduler": state.scheduler})
+        while state.epoch < EPOCHS:
+            if state.epoch == 5 and hvd.rank() == 1:
+                die_once(config["folder"])
+            epoch_of(model, setup, state.epoch + 1)
+            state.epoch += 1
+            state.scheduler = setup.scheduler.state_dict()
+            tell(model, setup, state.epoch)
+            state.commit()
+
+    state = hvd.elastic.TorchState(
+        model=model, optimizer=setup.optimizer, epoch=0, scheduler=setup.scheduler.state_dict()
+    )
+    state.register_reset_callbacks([setup.follow_world])
+    loop(state)
+
+
+def alone(config: dict[str, Any], *, grows: bool) -> dict[int, tuple[float, float]]:
+    """Weights and rate after each epoch of one rank with the whole batch."""
+    model = new_model()
+    setup = large_batch.from_config(model, config, num_samples=SAMPLES)
+    growth = growth_of(setup)
+    found = {}
+    for epoch in range(1, EPOCHS + 1):
+        epoch_of(model, setup, epoch)
+        if grows:
+            growth.update()
+        found[epoch] = checksum(model), setup.metrics()["lr"]
+    return found
+
+
+def run(tune_run: Any, function: Any, config: dict[str, Any]) -> list[dict[str, Any]]:
+    trainable = DistributedTrainableCreator(function, num_slots=3, min_workers=2)
+    analysis = tune_run(trainable, config=config)
+    (trial,) = analysis.trials
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    (frame,) = analysis.trial_dataframes.values()
+    records = frame.to_dict("records")
+    assert {each["world"] for each in records} >= {2, 3}
+    assert all(each["world"] == each["world_size"] for each in records)
+    return records
+
+
+@pytest.mark.parametrize("function", [train, train_with_horovods_api])
+def test_the_same_global_batch_trains_to_the_same_weights_whatever_happens_to_the_world(
+    tune_run: Any, tmp_path: Path, function: Any
+) -> None:
+    """20 samples a step, 40 after the growth: 3 ranks do not divide them, nor 2 as 3 do."""
+    config = {**BASE, "global_batch_size": 20, "folder": str(tmp_path)}
+    reference = alone(config, grows=function is train)
+    records = run(tune_run, function, config)
+    if function is train:
+        assert [records[each]["world"] for each in (0, 6, -1)] == [3, 2, 3]
+    for each in records:
+        weights, rate = reference[each["epoch"]]
+        assert each["weights"] == pytest.approx(weights, rel=1e-11)
+        assert each["lr"] == rate
+        batch = 40 if function is train and each["epoch"] >= 3 else 20
+        assert each["global_batch_size"] == batch
+        assert each["passes"] == math.ceil(math.ceil(batch / each["world"]) / 4)
+
+
+def test_the_same_local_batch_takes_the_rate_with_the_world(tune_run: Any, tmp_path: Path) -> None:
+    config = {**BASE, "local_batch_size": 8, "schedule": "constant", "warmup_epochs": 0}
+    for each in run(tune_run, train_with_horovods_api, {**config, "folder": str(tmp_path)}):
+        assert each["passes"] == 2
+        assert each["global_batch_size"] == 8 * each["world"]
+        assert each["lr"] == pytest.approx(0.05 * each["world"])

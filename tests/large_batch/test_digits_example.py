@@ -23,14 +23,14 @@ def test_a_search_over_batch_rate_warm_up_and_optimiser(monkeypatch: Any, tmp_pa
         # The trials' processes were started by pytest and cannot import examples.
         cloudpickle.register_pickle_by_value(module)
     try:
-        analysis = modules[1].main(num_samples=3, epochs=2, storage_path=str(tmp_path))
+        analysis = modules[1].main(num_samples=3, epochs=4, storage_path=str(tmp_path))
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
     assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * 3
     for trial in analysis.trials:
         reports = [json.loads(line) for line in Path(trial.path, "result.json").read_text().splitlines()]
-        assert [report["epoch"] for report in reports] == [1, 2]
+        assert [report["epoch"] for report in reports] == [1, 2, 3, 4]
         last = reports[-1]
         assert last["noise_scale_low"] <= last["noise_scale"] <= last["noise_scale_high"]
         assert last["noise_scale"] > 0 and math.isclose(last["lr"], 0, abs_tol=1e-9)

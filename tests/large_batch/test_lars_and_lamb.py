@@ -317,3 +317,15 @@ def test_a_grad_scaler_skips_an_overflow_and_unscales_the_rest(kind: str) -> Non
 def test_bad_options_are_named_with_their_bound(make: Any, message: str) -> None:
     with pytest.raises(HyperparameterError, match=message):
         make([torch.nn.Parameter(torch.ones(2, 2))])
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_second_moment_of_0_without_eps_is_named_and_poisons_no_weight(foreach: bool) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = Lamb([weight], lr=0.1, eps=0.0, foreach=foreach)
+    weight.grad = torch.tensor([1.0, 0.0])
+    with pytest.raises(
+        TrustRatioError, match="parameter 0 of group 0 must be finite, got update norm nan with eps=0"
+    ):
+        optimizer.step()
+    assert weight.tolist() == [1.0, 1.0]

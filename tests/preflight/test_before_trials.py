@@ -1,0 +1,97 @@
+"""A search looks at the machines once, before its first trial across several of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod_tune import ray_adapter
+from horovod_tune.errors import PreflightFailed
+from horovod_tune.preflight import before_trials
+from horovod_tune.preflight.before_trials import Preflight
+from horovod_tune.preflight.judge import Problem
+from horovod_tune.preflight.preflight_report import PreflightReport
+from horovod_tune.spec import Placement, TrialSpec, make_spec
+
+
+class Shipped:
+    token = "a function"
+
+    def modules(self) -> list[str]:
+        return ["json"]
+
+
+class Cluster:
+    """A cluster of some nodes, and what a look at them finds; ``looks`` are the looks so far."""
+
+    def __init__(self) -> None:
+        self.nodes: list[dict[str, float]] = [{"CPU": 2.0}] * 2
+        self.problems: tuple[Problem, ...] = ()
+        self.looks: list[dict[str, Any]] = []
+        self.gcs_address = "10.0.0.1:6379"
+
+    def check(self, modules: list[str], **arguments: Any) -> PreflightReport:
+        self.looks.append({"modules": modules, **arguments})
+        return PreflightReport((), self.problems)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    monkeypatch.setattr(before_trials.ray, "get_runtime_context", lambda: made)
+    monkeypatch.setattr(before_trials, "check", made.check)
+    monkeypatch.setattr(before_trials, "_looked_at", set())
+    monkeypatch.setattr(ray_adapter, "resources_of_nodes", lambda: made.nodes)
+    monkeypatch.setattr(ray_adapter, "check_cluster_holds", lambda placement: None)
+    return made
+
+
+def search(spec: TrialSpec, steps: int = 3) -> None:
+    placement: Placement = spec.placement()
+    callback = Preflight(spec, Shipped(), placement)  # type: ignore[arg-type]
+    for step in range(steps):
+        callback.on_step_begin(step, [])
+
+
+TWO_HOSTS = make_spec(num_hosts=2, num_slots=2, nics=["eth1"])
+
+
+def test_the_machines_are_looked_at_once_a_cluster(cluster: Cluster) -> None:
+    search(TWO_HOSTS)
+    search(TWO_HOSTS)
+    assert cluster.looks == [{"modules": ["json"], "num_hosts": 2, "nics": TWO_HOSTS.nics, "use_tpu": False}]
+    cluster.gcs_address = "10.0.0.2:6379"
+    search(TWO_HOSTS)
+    assert len(cluster.looks) == 2
+
+
+def test_a_cluster_that_grows_is_looked_at_when_it_has_enough_machines(cluster: Cluster) -> None:
+    cluster.nodes = [{"CPU": 2.0}]
+    search(TWO_HOSTS)
+    assert not cluster.looks
+    cluster.nodes *= 2
+    search(TWO_HOSTS)
+    assert len(cluster.looks) == 1
+
+
+def test_trials_that_may_land_on_one_machine_need_no_look(cluster: Cluster) -> None:
+    cluster.nodes = [{"CPU": 4.0}] * 3
+    search(make_spec(num_workers=4))
+    assert not cluster.looks
+    cluster.nodes = [{"CPU": 3.0}] * 3
+    search(make_spec(num_workers=4))
+    assert len(cluster.looks) == 1
+
+
+def test_a_machine_that_cannot_take_part_ends_the_search(cluster: Cluster) -> None:
+    cluster.problems = (Problem("n2", "Horovod is not installed", "install it"),)
+    with pytest.raises(PreflightFailed, match="Horovod is not installed"):
+        search(TWO_HOSTS)
+    assert not before_trials._looked_at, "the next search looks again"
+
+
+def test_a_warning_is_logged_and_ends_nothing(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.problems = (Problem("n2", "its import is slow", "wait", "warning"),)
+    search(TWO_HOSTS)
+    assert "its import is slow" in caplog.text and len(cluster.looks) == 1

@@ -151,6 +151,13 @@ PARTS = {
             ),
         ),
     ),
+    "resize": Part(
+        "A trial resized from 2 to 4 ranks, 10 MB of state: seconds from the decision to the next report",
+        "s",
+        "resize_s",
+        {OURS: "resize"},
+        bounds=(Bound("seconds from the decision to the next report", "resize_s", OURS, at_most=3),),
+    ),
     "checkpoint": Part(
         "A checkpoint of 1 GB to local storage: time / time of a plain copy",
         "of a copy",

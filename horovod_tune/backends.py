@@ -32,12 +32,12 @@ def make_group(spec: TrialSpec, node_id: str) -> WorkerGroup:
     launcher = _make_launcher(spec, node_id)
     if not spec.is_elastic:
         return WorkerGroup(launcher, timeout_s=spec.timeout_s)
-    assert spec.min_workers is not None and spec.max_workers is not None
+    assert spec.min_workers is not None
     return ElasticGroup(
         launcher,
         timeout_s=spec.timeout_s,
         min_workers=spec.min_workers,
-        max_workers=spec.max_workers,
+        max_workers=spec.most_workers,
         wait_s=spec.min_workers_timeout_s,
     )
 

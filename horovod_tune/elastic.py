@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Callable
 from typing import Any, Protocol
+
+import cloudpickle
 
 from horovod_tune.errors import HorovodTuneError, NotInTraining
 from horovod_tune.session import Session, current, refuse_below_a_rank
@@ -22,11 +26,33 @@ class Collectives(Protocol):
     def newest(self, number: int, state: Any) -> tuple[int, Any]: ...
 
 
-class CommittedState:
-    """What one rank has committed in one trial."""
+class States(Protocol):
+    """The states of `hvd.elastic.run` in this process, which hold what was committed by themselves."""
 
-    def __init__(self, collectives: Collectives) -> None:
+    def dump(self) -> Any: ...
+
+    def load_later(self, dumped: Any) -> None: ...
+
+
+class CommittedState:
+    """What one rank has committed in one trial.
+
+    Args:
+        collectives: what the ranks agree through.
+        states: those of Horovod's own elastic API.
+        stored: returns what `dump` of an earlier start of the trial returned, None where there is none.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        states: States,
+        stored: Callable[[], bytes | None] = lambda: None,
+    ) -> None:
         self._collectives = collectives
+        self._states = states
+        self._stored: Callable[[], bytes | None] | None = stored
+        states.load_later(None)  # of the trial before
         self._state: Any = None
         self._number = 0
         # Whether more ranks wait to join at the next commit; set by the actor's thread.
@@ -39,14 +65,32 @@ class CommittedState:
 
     def commit(self, state: Any) -> None:
         """Keep a copy of ``state``; raises `WorldChanges` on every rank when any knows that more may join."""
+        self.load_stored()
         self._state, self._number = copy.deepcopy(state), self._number + 1
         if self._collectives.any(self.may_grow):
             raise WorldChanges
 
     def get(self) -> Any:
         """Return a copy of the newest state that any rank of the world has."""
+        self.load_stored()
         self._number, self._state = self._collectives.newest(self._number, self._state)
         return copy.deepcopy(self._state)
+
+    def dump(self) -> bytes | None:
+        """Return what was committed, for ranks of a later start of the trial; None where nothing was."""
+        states = self._states.dump()
+        if not self._number and states is None:
+            return None
+        return cloudpickle.dumps((self._number, self._state, states))
+
+    def load_stored(self) -> None:
+        """Take up what an earlier start of the trial had committed, once."""
+        if self._stored is None:
+            return
+        stored, self._stored = self._stored(), None
+        if stored is not None:
+            self._number, self._state, states = pickle.loads(stored)
+            self._states.load_later(states)
 
 
 def commit(state: Any) -> None:

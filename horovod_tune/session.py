@@ -25,6 +25,8 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 MAX_DEPTH = 32
 # The most that the metrics of one report may take, about; a checkpoint is the place for more.
 MAX_METRICS_BYTES = 64 << 20
+# In a checkpoint that is made of what the ranks have committed, see `elastic.CommittedState.dump`.
+COMMIT_FILE = "horovod_tune_commit.pkl"
 # Set to RANK:PID while a rank's training function runs, for the processes that the function starts.
 _RANK_VARIABLE = "HOROVOD_TUNE_RANK"
 
@@ -156,9 +158,24 @@ class Session:
     def get_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint of the trial, or None where there is none."""
         self._refuse_in_a_fork("get_checkpoint()")
-        if self._place is None:
+        checkpoint = self._newest_checkpoint()
+        if checkpoint is not None and os.path.exists(os.path.join(checkpoint.path, COMMIT_FILE)):
+            return None  # for `get_state`: the function has saved none itself
+        return checkpoint
+
+    def stored_commit(self) -> bytes | None:
+        """Return what ranks of an earlier start had committed, where the trial's checkpoint is made of it."""
+        checkpoint = self._newest_checkpoint()
+        if checkpoint is None:
             return None
-        if self._checkpoint is None:
+        try:
+            with open(os.path.join(checkpoint.path, COMMIT_FILE), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def _newest_checkpoint(self) -> Checkpoint | None:
+        if self._place is not None and self._checkpoint is None:
             self._checkpoint = self._fetch(self._place)
         return self._checkpoint
 

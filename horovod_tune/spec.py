@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError
@@ -60,6 +60,8 @@ class TrialSpec:
     min_workers: int | None = None
     max_workers: int | None = None
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S
+    # The ranks in each bundle of a trial that a scheduler has resized; None before.
+    resized_slots: tuple[int, ...] | None = None
 
     @property
     def is_elastic(self) -> bool:
@@ -67,12 +69,24 @@ class TrialSpec:
         return self.min_workers is not None
 
     @property
-    def world_size(self) -> int:
+    def slots(self) -> tuple[int, ...]:
+        """The number of ranks in each bundle: one a host, or one a rank where hosts do not matter."""
+        if self.resized_slots is not None:
+            return self.resized_slots
         if self.num_hosts is None:
             assert self.num_workers is not None
-            return self.num_workers
-        assert self.num_slots is not None, "the world size of a TPU trial is known when its hosts are"
-        return self.num_hosts * self.num_slots
+            return (1,) * self.num_workers
+        assert self.num_slots is not None, "the slots of a TPU trial are known when its hosts are"
+        return (self.num_slots,) * self.num_hosts
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.slots)
+
+    @property
+    def most_workers(self) -> int:
+        """The most ranks that an elastic trial grows to by itself."""
+        return self.world_size if self.max_workers is None else self.max_workers
 
     @property
     def slot_resources(self) -> dict[str, float]:
@@ -90,12 +104,11 @@ class TrialSpec:
         >>> make_spec(num_workers=3).placement().strategy
         'PACK'
         """
-        if self.num_hosts is None:
-            # PACK, not STRICT_PACK: a trial may be larger than one node.
-            return Placement((self.slot_resources,) * self.world_size, "PACK")
-        assert self.num_slots is not None
-        host = {name: amount * self.num_slots for name, amount in self.slot_resources.items()}
-        return Placement((host,) * self.num_hosts, "STRICT_SPREAD" if self.num_hosts > 1 else "PACK")
+        bundles = tuple(
+            {name: amount * count for name, amount in self.slot_resources.items()} for count in self.slots
+        )
+        # PACK, not STRICT_PACK: a trial may be larger than one node.
+        return Placement(bundles, "STRICT_SPREAD" if (self.num_hosts or 1) > 1 else "PACK")
 
 
 def make_spec(
@@ -170,7 +183,7 @@ def make_spec(
 
 
 def _with_checked_range(spec: TrialSpec) -> TrialSpec:
-    """Return the spec with ``max_workers`` filled in, once its range of sizes holds together."""
+    """Return the spec, once its range of sizes holds together."""
     if spec.min_workers is None:
         if spec.max_workers is not None:
             raise SpecError(f"max_workers needs min_workers, got max_workers={spec.max_workers} alone")
@@ -184,13 +197,12 @@ def _with_checked_range(spec: TrialSpec) -> TrialSpec:
             f"min_workers must be at most the {spec.world_size} rank(s) that the trial starts with, got "
             f"{spec.min_workers}"
         )
-    most = spec.world_size if spec.max_workers is None else spec.max_workers
-    if most < spec.world_size:
+    if spec.most_workers < spec.world_size:
         raise SpecError(
             f"max_workers must be at least the {spec.world_size} rank(s) that the trial starts with, got "
-            f"{most}"
+            f"{spec.max_workers}"
         )
-    return replace(spec, max_workers=most)
+    return spec
 
 
 def _hosts_and_slots(

@@ -27,6 +27,7 @@ from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
 from horovod_tune.gloo.early_start import EarlyRanks
 from horovod_tune.messages import TrialOrder
 from horovod_tune.ray_adapter.training_result import TrainingResult
+from horovod_tune.resizing import request_for, resized, resized_request
 from horovod_tune.spec import TrialSpec
 from horovod_tune.with_parameters import ShippedParameters
 
@@ -68,9 +69,7 @@ class DistributedTrainable(FunctionTrainable):
         patch_tune(cls._spec.reuse_workers)
         placement = placement_of(cls._spec)
         ray_adapter.check_cluster_holds(placement)
-        return PlacementGroupFactory(
-            [{}, *[dict(bundle) for bundle in placement.bundles]], strategy=placement.strategy
-        )
+        return request_for(placement)
 
     def setup(self, config: dict[str, Any]) -> None:
         EarlyRanks.imports_are_done()
@@ -81,6 +80,11 @@ class DistributedTrainable(FunctionTrainable):
                 f"tune.Tuner({name}, param_space=...).fit(). One configuration is a search of one trial."
             )
         ray_adapter.drop_advice_on_reuse()
+        group = ray.util.get_current_placement_group()
+        assert group is not None
+        if not self._spec.use_tpu:
+            # ResourceChangingScheduler may have given this trial others than those that it began with.
+            self._spec = resized(self._spec, group.bundle_specs)  # type: ignore[misc]
         self._node_id = ray.get_runtime_context().get_node_id()
         self._last_training_result: TrainingResult | None = None
         self._coordinator = Coordinator(
@@ -94,6 +98,8 @@ class DistributedTrainable(FunctionTrainable):
         self._trial_storage.begin()
 
     def _set_trial(self, config: dict[str, Any]) -> None:
+        # Whether the training function has reported a checkpoint, and whether the trial leaves its host.
+        self._saves_itself = self._moves = False
         storage = self._storage
         assert storage is not None, "Tune gives every trial its storage"
         order = TrialOrder(
@@ -113,6 +119,10 @@ class DistributedTrainable(FunctionTrainable):
 
     def step(self) -> dict[str, Any]:
         """Return rank 0's next report, as Tune's own function trainables do (see FunctionTrainable.step)."""
+        if self._moves:
+            from horovod_tune.ray_adapter.preemption import HostPreempted
+
+            raise HostPreempted("pre-empted: the trial's host is about to go; it goes on elsewhere")
         try:
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
@@ -125,6 +135,12 @@ class DistributedTrainable(FunctionTrainable):
         if result is None:
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
         metrics, checkpoint = result
+        self._saves_itself = self._saves_itself or checkpoint is not None
+        if self._coordinator.must_move(self._node_id):
+            if checkpoint is None and not self._saves_itself:
+                checkpoint = self._coordinator.store_commit(metrics)
+            # With the next step, when Tune has noted the checkpoint.
+            self._moves = checkpoint is not None
         self._last_training_result = TrainingResult(checkpoint=checkpoint, metrics=metrics)
         if checkpoint is not None:
             metrics = {**metrics, SHOULD_CHECKPOINT: True}
@@ -137,7 +153,11 @@ class DistributedTrainable(FunctionTrainable):
 
     # FunctionTrainable uses these two in its own way too: with a result in place of a directory.
     def save_checkpoint(self, checkpoint_dir: str = "") -> TrainingResult | None:  # type: ignore[override]
-        return self._last_training_result
+        """Return the last report's checkpoint; where ranks only commit, one made of their last commit."""
+        last = self._last_training_result
+        if last is not None and last.checkpoint is None and not self._saves_itself:
+            last.checkpoint = self._coordinator.store_commit(last.metrics)
+        return last
 
     def restore(self, checkpoint_path: Any) -> None:
         """Let the trial start from a checkpoint that this host, or else the driver's, can read."""
@@ -191,11 +211,16 @@ def patch_tune(reuse_workers: bool) -> None:
     ray_adapter.accept_trials_without_results()
     ray_adapter.count_each_death_once(is_distributed)
     ray_adapter.shorten_errors(is_distributed)
+    ray_adapter.check_resized_trials(_placement_in)
 
 
 def is_distributed(trainable: Any) -> bool:
     """Whether Tune's ``trainable`` was made by `DistributedTrainableCreator`."""
     return isinstance(trainable, type) and issubclass(trainable, DistributedTrainable)
+
+
+def _placement_in(trainable: Any, resources: Any) -> Any:
+    return resized_request(trainable._spec, resources) if is_distributed(trainable) else resources
 
 
 def wants_reuse(trainable: type[DistributedTrainable]) -> bool:

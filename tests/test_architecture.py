@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "experiment_facts", "messages", "error_text"},
     {"tpu_types", "function", "files"},
     {"spec", "session", "horovod_build", "large_batch"},
-    {"elastic", "with_parameters"},
+    {"elastic", "resizing", "with_parameters"},
     {"ray_adapter", "channel", "doctor"},
     {"transfer"},
     {"rank"},

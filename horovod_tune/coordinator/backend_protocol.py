@@ -78,8 +78,11 @@ class Launcher(Protocol):
 class ElasticLauncher(Launcher, Protocol):
     """A launcher whose world may change: single actors come and go."""
 
-    def create_one(self, place: int) -> Any:
-        """Create the actor of slot ``place`` and return its handle, without waiting for it."""
+    def create_one(self, place: int, *, elsewhere: bool = False) -> Any:
+        """Create the actor of slot ``place`` and return its handle, without waiting for it.
+
+        ``elsewhere``: not on the host that the trial's placement group has for it, which is about to go.
+        """
 
     def assign(
         self, workers: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None

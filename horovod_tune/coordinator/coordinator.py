@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.coordinator.host_slots import write_slots
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialOrder
+from horovod_tune.session import COMMIT_FILE
 
 if TYPE_CHECKING:
     from ray.tune import Checkpoint
@@ -133,6 +136,21 @@ class Coordinator:
         # Rank 0 waits in its report until Tune asks for the next result: only then is the trial to go on.
         self._group.proceed(index, place)
         return metrics, checkpoint
+
+    def must_move(self, node_id: str) -> bool:
+        """Whether the trial is to start again elsewhere, since hosts of it are about to go."""
+        return self._group.must_move(node_id)
+
+    def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
+        """Make a checkpoint of what the ranks have committed last; None where they have committed nothing."""
+        dumped = self._group.dump_commit() if self._started else None
+        if dumped is None:
+            return None
+        assert self._storage is not None
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, COMMIT_FILE).write_bytes(dumped)
+            checkpoint, _ = self._storage.persist(folder, metrics)
+        return checkpoint
 
     def _keep_logs(self, *, publish: bool = False, at_end: bool = False) -> None:
         """Bring what the ranks have printed to the trial's storage.

@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 
 from horovod_tune.coordinator import actor_processes, failures
 from horovod_tune.coordinator.backend_protocol import ElasticLauncher
+from horovod_tune.coordinator.draining import DrainingHosts
 from horovod_tune.coordinator.reforming import Decision, decide
 from horovod_tune.coordinator.worker import Worker, ping_all
 from horovod_tune.coordinator.worker_group import PING_S, WorkerGroup
@@ -66,6 +67,7 @@ class ElasticGroup(WorkerGroup):
         self._min_workers, self._max_workers, self._wait_s = min_workers, max_workers, wait_s
         self._joining: list[Worker] = []
         self._offered: set[Worker] = set()
+        self._draining = DrainingHosts()
 
     def _forget_trial(self) -> None:
         super()._forget_trial()
@@ -87,8 +89,43 @@ class ElasticGroup(WorkerGroup):
             if place not in taken:
                 self._start_one(place)
 
-    def _start_one(self, place: int) -> None:
-        self._joining.append(Worker(self._launcher.create_one(place), place))
+    def _start_one(self, place: int, *, elsewhere: bool = False) -> None:
+        self._joining.append(Worker(self._launcher.create_one(place, elsewhere=elsewhere), place))
+
+    def _is_going(self, worker: Worker) -> bool:
+        """Whether the worker's host is about to go."""
+        return worker.facts is not None and worker.facts.node_id in self._draining.nodes
+
+    @property
+    def _staying(self) -> list[Worker]:
+        return [worker for worker in self.workers if not self._is_going(worker)]
+
+    def must_move(self, node_id: str) -> bool:
+        """Whether the coordinator's host goes, or so many ranks' hosts that the others are too few."""
+        if node_id in self._draining.nodes:
+            return True
+        return any(map(self._is_going, self.workers)) and not self._can_do_without(self._ready_to_join())
+
+    def _can_do_without(self, joining: Sequence[Worker]) -> bool:
+        """Whether the trial goes on without ranks whose hosts go; one that stays has what was committed."""
+        staying = len(self._staying)
+        return staying > 0 and staying + len(joining) >= self._min_workers
+
+    def _prepare_to_leave_hosts(self) -> None:
+        """Start others in place of those whose host goes, and let the next commit end this world."""
+        if not self._draining.look() or self._finished:
+            return
+        going = [worker for worker in self.workers if self._is_going(worker)]
+        started = {worker.place for worker in self._joining}
+        for worker in going:
+            if worker.place not in started:
+                self._start_one(worker.place, elsewhere=True)
+        if going and self._change is None and self._can_do_without([]):
+            self._offer_change()
+
+    def _offer_change(self) -> None:
+        for worker in self.workers:
+            worker.actor.offer_growth.remote()
 
     @property
     def _listen_s(self) -> float:
@@ -98,13 +135,13 @@ class ElasticGroup(WorkerGroup):
         super()._tend(since)
         if self._failures or not self._running:
             return
+        self._prepare_to_leave_hosts()
         ready = self._ready_to_join()
         if self._change is None:
             new = [worker for worker in ready if worker not in self._offered]
             if new and not self._finished:
                 self._offered.update(new)
-                for worker in self.workers:
-                    worker.actor.offer_growth.remote()
+                self._offer_change()
             return
         change = self._change
         if self._finished:
@@ -151,8 +188,11 @@ class ElasticGroup(WorkerGroup):
                 # It died while it started: another takes its place.
                 self._joining.remove(worker)
                 self._start_one(worker.place)
-        ready = [worker for worker in self._joining if worker.facts is not None]
-        return ready[: self._max_workers - len(self.workers)]
+        ready = [
+            worker for worker in self._joining if worker.facts is not None and not self._is_going(worker)
+        ]
+        kept = self._staying if self._can_do_without(ready) else self.workers
+        return ready[: max(0, self._max_workers - len(kept))]
 
     def _find_silent(self, workers: Sequence[Worker]) -> None:
         silent, dead = ping_all(workers, timeout_s=PING_S)
@@ -166,9 +206,15 @@ class ElasticGroup(WorkerGroup):
             super()._take_other(worker, message)
             return
         if self._change is None:
-            self._leave_world("more workers join" if self._offered else f"{worker.name} lost contact")
+            self._leave_world(self._reason_of_leaving(worker))
         assert self._change is not None
         self._change.waiting.add(worker)
+
+    def _reason_of_leaving(self, first: Worker) -> str:
+        going = ", ".join(worker.name for worker in self.workers if self._is_going(worker))
+        if going:
+            return f"the host of {going} is about to go"
+        return "more workers join" if self._offered else f"{first.name} lost contact"
 
     def _note_report(self, report: Report) -> None:
         super()._note_report(report)
@@ -215,6 +261,16 @@ class ElasticGroup(WorkerGroup):
             if not worker.is_asked:
                 self._ask(worker)
 
+    def dump_commit(self) -> bytes | None:
+        """Return what the ranks have committed last, as bytes; None where they have committed nothing."""
+        for worker in self.workers:
+            try:
+                dumped: bytes | None = ray.get(worker.actor.dump_commit.remote(), timeout=self._timeout_s)
+            except RayError:
+                continue  # it is noted as lost when it is listened to
+            return dumped
+        return None
+
     def _fail(self, text: str) -> None:
         """End the trial: ranks that were lost are the cause, ``text`` says why the others cannot go on."""
         lost = self._dropped or [
@@ -233,6 +289,8 @@ class ElasticGroup(WorkerGroup):
             self._fail(f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported")
             return
         reasons = "; ".join(self._change.reasons)
+        if self._can_do_without(joining):
+            self._end_those_who_go()
         stayed = list(self.workers)
         workers = [*stayed, *joining]
         facts: list[WorkerFacts] = [worker.facts for worker in workers if worker.facts is not None]
@@ -284,6 +342,14 @@ class ElasticGroup(WorkerGroup):
             if not worker.is_asked:
                 self._ask(worker)
         self.world_changes.append(reasons)
+
+    def _end_those_who_go(self) -> None:
+        going = [worker for worker in self.workers if self._is_going(worker)]
+        self.workers = self._staying
+        for worker in going:
+            self._inbox.close_channel(worker.channel)
+            assert worker.facts is not None
+            actor_processes.end_actors([worker.actor], [worker.facts])
 
     def _lose_those_that_died(self, workers: Sequence[Worker], calls: Sequence[Any]) -> None:
         ray.wait(list(calls), num_returns=len(calls), timeout=self._timeout_s) if calls else None

@@ -265,6 +265,14 @@ class WorkerGroup:
     def _note_ended(self) -> None:
         """A rank's training function has returned, or was unwound."""
 
+    def must_move(self, node_id: str) -> bool:
+        """Whether an elastic trial is to start again elsewhere; ``node_id`` is the coordinator's."""
+        return False
+
+    def dump_commit(self) -> bytes | None:
+        """Return what the ranks of an elastic trial have committed last."""
+        return None
+
     def _take_other(self, worker: Worker, message: Any) -> None:
         raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
 

@@ -15,6 +15,7 @@ import ray
 
 from horovod_tune import ray_adapter
 from horovod_tune.gloo.start_slots import SLOT_TIMEOUT_S, StartSlot, import_slot
+from horovod_tune.resizing import resized
 from horovod_tune.spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class EarlyRanks:
 
             group = ray.util.get_current_placement_group()
             if group is not None:
-                cls._start = RankStart(spec, group)
+                cls._start = RankStart(resized(spec, group.bundle_specs), group)
                 # The trial that starts first should import first: it asks before those that wait here.
                 cls._start.has_slot_within(SOON_S)
             directory = ray_adapter.private_directory()

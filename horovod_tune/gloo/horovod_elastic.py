@@ -23,6 +23,8 @@ from horovod_tune.private_parts import Patch, part
 logger = logging.getLogger(__name__)
 
 _HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler")
+# Where each of them keeps what was committed.
+_SAVED = ("_saved_model_state", "_saved_optimizer_state", "_saved_sampler_state")
 _ELASTIC = Patch(
     "elastic API",
     "hvd.elastic.run is refused: Horovod's own could open a service that unpickles what strangers send",
@@ -33,6 +35,11 @@ _ELASTIC = Patch(
         part("horovod.torch.elastic:run", "func", uses="run_fn _reset"),
         part("horovod.runner.elastic.worker:HostUpdateResult.added"),
         *(part(f"horovod.torch.elastic.state:{name}.sync", "self") for name in _HANDLERS),
+        part("horovod.torch.elastic.state:TorchState", uses="_handlers _saved_state"),
+        *(
+            part(f"horovod.torch.elastic.state:{name}", uses=saved)
+            for name, saved in zip(_HANDLERS, _SAVED, strict=True)
+        ),
     ),
 )
 
@@ -42,15 +49,31 @@ class Notifications:
 
     def __init__(self) -> None:
         self._listeners: list[Any] = []
+        self._dumped: Any = None
 
     def init(self, *_: Any, **__: Any) -> None:
         """Do nothing: Horovod's would open a service here."""
 
     def register_listener(self, listener: Any) -> None:
+        """Know a state of `hvd.elastic.run`, which calls this before it synchronises the state first."""
+        live = session.current()
+        if live is not None:
+            live.committed.load_stored()
+        dumped, self._dumped = self._dumped, None
+        if dumped is not None:
+            _load(listener, dumped)
         self._listeners.append(listener)
 
     def remove_listener(self, listener: Any) -> None:
         self._listeners = [each for each in self._listeners if each is not listener]
+
+    def dump(self) -> Any:
+        """Return what the state has committed last; None where there is no state."""
+        return _dump(self._listeners[-1]) if self._listeners else None
+
+    def load_later(self, dumped: Any) -> None:
+        """Let the next state begin with what `dump` returned in an earlier start of the trial."""
+        self._dumped = dumped
 
     def offer_growth(self) -> None:
         """Let every state's next `commit` raise `HostsUpdatedInterrupt`."""
@@ -61,6 +84,23 @@ class Notifications:
 
 
 notifications = Notifications()
+
+
+def _dump(state: Any) -> dict[str, Any]:
+    handlers = getattr(state, "_handlers", {})
+    saved = {
+        name: {key: value for key, value in vars(handler).items() if key in _SAVED}
+        for name, handler in handlers.items()
+    }
+    return {"values": state._saved_state, "handlers": saved}
+
+
+def _load(state: Any, dumped: dict[str, Any]) -> None:
+    state._saved_state = {**state._saved_state, **dumped["values"]}
+    for name, saved in dumped["handlers"].items():
+        if name in state._handlers:
+            vars(state._handlers[name]).update(saved)
+    state.restore()
 
 
 def install() -> None:

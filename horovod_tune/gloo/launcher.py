@@ -14,7 +14,7 @@ from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server, ranks
 from horovod_tune.gloo.early_start import EarlyRanks
-from horovod_tune.gloo.rank_start import RankStart, create_actor, environments_of
+from horovod_tune.gloo.rank_start import RankStart, bundle_of_places, create_actor, environments_of
 from horovod_tune.gloo.rendezvous import Rendezvous
 from horovod_tune.messages import Assignment, WorkerFacts
 from horovod_tune.spec import TrialSpec
@@ -38,14 +38,14 @@ class GlooLauncher:
         start = EarlyRanks.take(self._group) or RankStart(self._spec, self._group)
         return start.actors()
 
-    def create_one(self, place: int) -> Any:
+    def create_one(self, place: int, *, elsewhere: bool = False) -> Any:
         """Start the actor of one slot: where one was lost, or beyond those that the trial began with.
 
         A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
+        So has one whose host is about to go (``elsewhere``).
         """
-        per_bundle = self._spec.num_slots or 1
-        if place < self._spec.world_size:
-            bundle = place // per_bundle
+        if place < self._spec.world_size and not elsewhere:
+            bundle = bundle_of_places(self._spec)[place]
             environment = environments_of(self._spec, self._group, ray_adapter.private_directory())[bundle]
             return create_actor(self._spec, self._group, bundle, environment)
         if place not in self._more:

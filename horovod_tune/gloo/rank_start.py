@@ -30,8 +30,7 @@ class RankStart:
         self._spec = spec
         self._group = placement_group
         self._directory = directory = ray_adapter.private_directory()
-        ranks_here = spec.world_size if spec.num_hosts is None else spec.num_slots
-        assert ranks_here is not None
+        ranks_here = spec.world_size if spec.num_hosts is None else max(spec.slots)
         self._slot = start_slot(directory, ranks_here).request() if directory is not None else None
         self._actors: Future[list[Any]] = Future()
         # In a thread, so that the coordinator can import meanwhile and Tune sees a running trial.
@@ -100,12 +99,14 @@ def environments_of(
 def _create(
     spec: TrialSpec, placement_group: PlacementGroup, environments: Sequence[dict[str, str] | None]
 ) -> list[Any]:
-    per_bundle = spec.num_slots if spec.num_hosts is not None else 1
-    assert per_bundle is not None
     return [
-        create_actor(spec, placement_group, index // per_bundle, environments[index // per_bundle])
-        for index in range(spec.world_size)
+        create_actor(spec, placement_group, bundle, environments[bundle]) for bundle in bundle_of_places(spec)
     ]
+
+
+def bundle_of_places(spec: TrialSpec) -> list[int]:
+    """Return the index of each training actor's bundle."""
+    return [bundle for bundle, count in enumerate(spec.slots) for _ in range(count)]
 
 
 def create_actor(

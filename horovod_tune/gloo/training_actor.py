@@ -145,7 +145,7 @@ class TrainingActor:
         self._output.mark()
         live = Session(order, self._world, send=self._send, fetch=self._open_checkpoint)
         live.world_error = _collective_error
-        live.committed = CommittedState(Collectives())
+        live.committed = CommittedState(Collectives(), notifications, live.stored_commit)
         self._training = Training(
             live,
             self._function,
@@ -227,6 +227,10 @@ class TrainingActor:
         notifications.offer_growth()
         if self._training is not None:
             self._training.session.committed.may_grow = True
+
+    def dump_commit(self) -> bytes | None:
+        """Return what this rank has committed last; None where it has committed nothing."""
+        return self._training.session.committed.dump() if self._training is not None else None
 
     def ping(self) -> int:
         """Return how often this rank has reported: a sign of life."""

@@ -18,6 +18,7 @@ from horovod_tune.ray_adapter.patches.failure_count import count_each_death_once
 from horovod_tune.ray_adapter.patches.idle_processes import start_in_idle_processes
 from horovod_tune.ray_adapter.patches.lost_coordinator import name_lost_hosts
 from horovod_tune.ray_adapter.patches.paused_trials import end_waits_of_paused_trials
+from horovod_tune.ray_adapter.patches.resized_trials import check_resized_trials
 from horovod_tune.ray_adapter.patches.result_files import keep_longer_results
 from horovod_tune.ray_adapter.patches.tune_advice import corrected_advice, drop_advice_on_reuse
 from horovod_tune.ray_adapter.patches.tune_run import (
@@ -31,6 +32,7 @@ from horovod_tune.ray_adapter.patches.tune_run import (
 from horovod_tune.ray_adapter.queries import (
     check_cluster_holds,
     drain_as_preempted,
+    draining_nodes,
     driver_node_id,
     environment_of_workers,
     is_preempted,
@@ -44,9 +46,11 @@ __all__ = [
     "Prepare",
     "accept_trials_without_results",
     "check_cluster_holds",
+    "check_resized_trials",
     "corrected_advice",
     "count_each_death_once",
     "drain_as_preempted",
+    "draining_nodes",
     "driver_node_id",
     "drop_advice_on_reuse",
     "end_waits_of_paused_trials",

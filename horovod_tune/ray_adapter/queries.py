@@ -129,6 +129,15 @@ def check_cluster_holds(placement: Placement) -> None:
         check_fits(placement, resources_of_nodes())
 
 
+def draining_nodes() -> set[str]:
+    """Return the ids of the nodes that are about to go."""
+    if not _PREEMPTION.fits:
+        return set()
+    from ray._private.state import state
+
+    return set(state.get_draining_nodes())
+
+
 def is_preempted(node_ids: Iterable[str]) -> bool:
     """Return whether one of these nodes was taken away, or is about to be.
 
@@ -139,9 +148,8 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
     if not wanted or not _PREEMPTION.fits:
         return False
     import ray
-    from ray._private.state import state
 
-    if wanted & set(state.get_draining_nodes()):
+    if wanted & draining_nodes():
         return True
     common_pb2: Any = importlib.import_module("ray.core.generated.common_pb2")  # compiled, without types
     taken_away = common_pb2.NodeDeathInfo.Reason.Value("AUTOSCALER_DRAIN_PREEMPTED")
@@ -168,7 +176,6 @@ def drain_as_preempted(address: str, node_address: str, *, in_s: float) -> list[
         raise RuntimeError(_DRAINING.without)
     # Compiled modules without types.
     _raylet: Any = importlib.import_module("ray._raylet")
-    autoscaler_pb2: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
     gcs_pb2: Any = importlib.import_module("ray.core.generated.gcs_pb2")
 
     gcs = _raylet.GcsClient(address=address)
@@ -179,13 +186,23 @@ def drain_as_preempted(address: str, node_address: str, *, in_s: float) -> list[
     ]
     if not nodes:
         raise RuntimeError(f"no alive node of {address} has the address {node_address}")
+    drain_nodes(gcs, nodes, in_s=in_s)
+    return nodes
+
+
+def drain_nodes(gcs: Any, nodes: Iterable[str], *, in_s: float) -> None:
+    """Let Ray drain nodes as pre-empted, through a ``GcsClient``; they go in ``in_s`` seconds.
+
+    Raises:
+        RuntimeError: Ray refuses.
+    """
+    autoscaler_pb2: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
     reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     deadline_ms = int((time.time() + in_s) * 1000)
     for node in nodes:
         accepted, why = gcs.drain_node(node, reason, "the cloud takes the machine away", deadline_ms)
         if not accepted:
             raise RuntimeError(f"Ray refuses to drain {node}: {why}")
-    return nodes
 
 
 def environment_of_workers() -> tuple[dict[str, str], int] | None:

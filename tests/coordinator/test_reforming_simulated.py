@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from horovod_tune.coordinator import actor_processes, elastic_group, worker, worker_group
+from horovod_tune.coordinator import actor_processes, draining, elastic_group, worker, worker_group
+from horovod_tune.coordinator.draining import DrainingHosts
 from horovod_tune.coordinator.elastic_group import ElasticGroup
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.gloo.ranks import assign_worlds
@@ -60,6 +61,7 @@ class FakeActor:
     def __init__(self, cluster: FakeCluster, place: int) -> None:
         self.cluster, self.place = cluster, place
         self.is_alive = self.starts = True
+        self.elsewhere = False
         self.world: World | None = None
         self.number = -1
         self.waits = False
@@ -94,7 +96,7 @@ class FakeActor:
             future.set_exception(RayActorError())
 
     def do_describe(self) -> WorkerFacts:
-        host = f"host{self.place // SLOTS}"
+        host = "spare" if self.elsewhere else f"host{self.place // SLOTS}"
         return WorkerFacts(host, "10.0.0.1", host, 1000 + self.cluster.actors.index(self), 0.0)
 
     def do_load(self) -> None:
@@ -150,6 +152,7 @@ class FakeCluster:
         self.alive: set[FakeActor] = set()
         self.calls = 0
         self.doomed: dict[str, int] = {}
+        self.draining: set[str] = set()
 
     def note(self, event: str) -> None:
         """A rank goes through ``event``; now and then another one dies of it."""
@@ -172,8 +175,9 @@ class FakeCluster:
     def create(self) -> list[FakeActor]:
         return [self._actor(place) for place in range(self.size)]
 
-    def create_one(self, place: int) -> FakeActor:
+    def create_one(self, place: int, *, elsewhere: bool = False) -> FakeActor:
         actor = self._actor(place)
+        actor.elsewhere = elsewhere
         actor.starts = self.come_back
         if not actor.starts:
             self.alive.discard(actor)
@@ -212,7 +216,13 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         cluster = FakeCluster(size, come_back=come_back)
         for module in (elastic_group, worker, worker_group):
             monkeypatch.setattr(module, "ray", cluster)
-        monkeypatch.setattr(actor_processes, "end_actors", lambda actors, facts, **_: None)
+        monkeypatch.setattr(
+            actor_processes, "end_actors", lambda actors, facts, **_: [a.die() for a in actors]
+        )
+        monkeypatch.setattr(draining, "LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr(
+            elastic_group, "DrainingHosts", lambda: DrainingHosts(lambda: set(cluster.draining))
+        )
         limits = {"timeout_s": 60.0, "min_workers": 1, "max_workers": size, "wait_s": 60.0, **options}
         group = ElasticGroup(cluster, **limits)  # type: ignore[arg-type]
         group.begin(TrialOrder("t", "t", "", "", "", {}, b""))
@@ -302,3 +312,31 @@ def test_too_few_ranks_wait_and_then_fail_with_those_who_died(begin: Any) -> Non
     cluster.actors[200].die()
     with pytest.raises(TrainingFailed, match=r"rank 200 of 256 on host25(.|\n)*255 rank\(s\) are left"):
         go_on(group, report)
+
+
+@pytest.mark.parametrize("come_back", [True, False])
+def test_ranks_leave_a_host_that_is_about_to_go_at_a_commit_and_others_come_elsewhere(
+    begin: Any, come_back: bool
+) -> None:
+    group, cluster, report = begin(24, come_back=come_back, min_workers=16)
+    cluster.draining = {"host1"}
+    report = go_on(group, report)
+    while not is_settled(group, cluster):
+        report = go_on(group, report)
+    hosts = [worker.facts.host for worker in group.workers]
+    assert "host1" not in hosts and len(hosts) == (24 if come_back else 16)
+    assert "ranks 8" not in group.world_changes[0] and "rank 8 on host1" in group.world_changes[0]
+    assert "about to go" in group.world_changes[0]
+    assert not group.must_move("host0") and group.must_move("host1")
+    assert group._lost_nodes == [], "nobody was lost"
+
+
+def test_a_trial_that_cannot_do_without_a_host_stays_until_it_moves_as_a_whole(begin: Any) -> None:
+    for gone in ({"host0", "host1", "host2"}, {"host1"}):
+        group, cluster, report = begin(24, come_back=False, min_workers=20)
+        cluster.draining = gone
+        group.proceed(report.index, None)
+        group._listen(0)
+        group._tend(0.0)
+        assert group.must_move("another") and len(group.workers) == 24
+        assert group.world_changes == [], "a world of the same ranks would be no better"

@@ -43,7 +43,7 @@ def train(config):
     ],
     ids=["trials that pause", "trials that get more CPUs", "trials that do both"],
 )
-def test_trials_keep_their_ranks_and_go_on_where_they_were(tune_run, scheduler):
+def test_trials_go_on_where_they_were(tune_run, scheduler):
     from ray import tune
 
     analysis = tune_run(
@@ -58,4 +58,5 @@ def test_trials_keep_their_ranks_and_go_on_where_they_were(tune_run, scheduler):
     assert max(history["step"].max() for history in histories) == STEPS
     for history in histories:
         assert history["step"].tolist() == list(range(1, len(history) + 1)), "no step twice, none left out"
-        assert set(history["ranks"]) == {2}
+        assert set(history["ranks"]) <= ({2} if isinstance(scheduler, HyperBandScheduler) else {2, 3, 4})
+        assert history["ranks"].tolist() == history["world_size"].tolist()

@@ -1,0 +1,124 @@
+"""A trial whose resources a scheduler has changed: as many ranks as the new ones hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from horovod_tune.errors import SpecError
+from horovod_tune.spec import Placement, TrialSpec
+
+if TYPE_CHECKING:
+    from ray.tune import PlacementGroupFactory
+
+# Amounts are sums of floats.
+_TOLERANCE = 1e-6
+
+
+def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpec:
+    """Return the spec of a trial that holds these bundles (resource name to amount).
+
+    One that holds what it began with is returned as it is.
+
+    Raises:
+        SpecError: the bundles are not those of a whole number of ranks, or of more or fewer than the trial
+            may have.
+
+    >>> from horovod_tune.spec import make_spec
+    >>> resized(make_spec(num_slots=2), [{"CPU": 4.0}]).world_size
+    4
+    >>> resized(make_spec(num_slots=2), [{"CPU": 2.0}, {"CPU": 1.0}]).slots
+    (2, 1)
+    """
+    held = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+    slots = tuple(_ranks_in(spec, bundle) for bundle in held if bundle)
+    if not slots:
+        raise SpecError(f"cannot resize a trial to {_text(bundles)}: that holds no rank{_hint(spec)}")
+    if spec.use_tpu:
+        raise SpecError(f"cannot resize a trial to {_text(bundles)}: with use_tpu, a slice keeps its size")
+    if slots == spec.slots:
+        return spec
+    size = sum(slots)
+    if spec.min_workers is not None and size < spec.min_workers:
+        raise SpecError(
+            f"cannot resize a trial to {_text(bundles)}: {size} rank(s) are fewer than "
+            f"min_workers={spec.min_workers}"
+        )
+    if spec.max_workers is not None and size > spec.max_workers:
+        raise SpecError(
+            f"cannot resize a trial to {_text(bundles)}: {size} rank(s) are more than "
+            f"max_workers={spec.max_workers}. DistributeResources(increase_by=..., increase_by_times=...) "
+            "bounds what a trial gets"
+        )
+    if spec.num_hosts is None or (spec.num_hosts == 1 and len(slots) > 1):
+        # It is not known on how many hosts the bundles land.
+        return replace(spec, num_hosts=None, num_slots=None, num_workers=size, resized_slots=slots)
+    if len(set(slots)) > 1:
+        raise SpecError(
+            f"cannot resize a trial to {_text(bundles)}: with num_hosts={spec.num_hosts} every host has as "
+            "many ranks. Give num_workers without num_hosts where hosts do not matter"
+        )
+    return replace(spec, num_hosts=len(slots), num_slots=slots[0], num_workers=None, resized_slots=slots)
+
+
+def with_workers(spec: TrialSpec, workers: int) -> TrialSpec:
+    """Return the spec of a trial with as many ranks, on as many hosts as it has.
+
+    >>> from horovod_tune.spec import make_spec
+    >>> with_workers(make_spec(num_hosts=2, num_slots=1), 4).slots
+    (2, 2)
+    """
+    hosts = spec.num_hosts or workers
+    bundle = {name: amount * (workers // hosts) for name, amount in spec.slot_resources.items()}
+    return resized(spec, [bundle] * hosts)
+
+
+def request_for(placement: Placement) -> PlacementGroupFactory:
+    """Return what Tune asks Ray for: an empty bundle for the coordinator, and the training actors'."""
+    from ray.tune import PlacementGroupFactory
+
+    bundles = [{}, *[dict(bundle) for bundle in placement.bundles]]
+    return PlacementGroupFactory(bundles, strategy=placement.strategy)
+
+
+def resized_request(
+    spec: TrialSpec, resources: PlacementGroupFactory | dict[str, float]
+) -> PlacementGroupFactory:
+    """Return what a trial asks for that a scheduler gives these resources, in either form that Tune has.
+
+    Raises:
+        SpecError: a trial cannot run with them.
+    """
+    if isinstance(resources, dict):
+        upper = {name.upper() if name in ("cpu", "gpu") else name: each for name, each in resources.items()}
+        bundles = [upper]
+    else:
+        bundles = resources.bundles
+    return request_for(resized(spec, bundles).placement())
+
+
+def _ranks_in(spec: TrialSpec, bundle: Mapping[str, float]) -> int:
+    each = spec.slot_resources
+    counts = [bundle.get(name, 0.0) / amount for name, amount in each.items()]
+    count = round(counts[0]) if math.isfinite(counts[0]) else 0
+    whole = all(abs(other - count) < _TOLERANCE for other in counts)
+    if count < 1 or not whole or set(bundle) - set(each):
+        raise SpecError(
+            f"cannot resize a trial to {_text([bundle])}: a rank holds {_text([each])}, and a bundle must "
+            f"hold a whole number of ranks{_hint(spec)}"
+        )
+    return count
+
+
+def _hint(spec: TrialSpec) -> str:
+    return f". DistributeResources(increase_by={spec.slot_resources}) adds whole ranks"
+
+
+def _text(bundles: Sequence[Mapping[str, float]]) -> str:
+    parts = [
+        ", ".join(f"{amount:g} {name}" for name, amount in sorted(bundle.items())) or "nothing"
+        for bundle in bundles
+    ]
+    return " + ".join(parts) or "nothing"

@@ -1,0 +1,107 @@
+"""A node that is about to go: an elastic trial leaves it at a commit, or moves, and no retry is used up."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from sessions import simulated_nodes
+
+from horovod_tune import DistributedTrainableCreator, commit, get_state, report
+
+pytest.importorskip("horovod")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without CPUs, and three nodes of 1."""
+    host = {"num_cpus": 1}
+    with simulated_nodes(host, host, host) as nodes:
+        yield nodes
+
+
+@pytest.fixture(autouse=True)
+def by_value() -> Iterator[None]:
+    """The ranks cannot import this file, so its functions travel as code."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def drain_this_node() -> None:
+    """Do what the watch on a spot machine does, for this one of the simulated nodes."""
+    import ray
+    from ray._raylet import GcsClient
+
+    from horovod_tune.ray_adapter.queries import drain_nodes
+
+    context = ray.get_runtime_context()
+    drain_nodes(GcsClient(address=context.gcs_address), [context.get_node_id()], in_s=600.0)
+
+
+def train(config: dict[str, Any]) -> None:
+    """Sum the epochs' numbers until no rank is on the node that the last rank drains at epoch 3."""
+    import horovod.torch as hvd
+    import ray
+    import torch
+
+    hvd.init()
+    node = ray.get_runtime_context().get_node_id()
+    state = get_state() or {"epoch": 0, "sum": 0.0, "drained": None}
+    while state["epoch"] < 2000:
+        epoch = state["epoch"] + 1
+        mean = hvd.allreduce(torch.tensor([float(epoch)], dtype=torch.float64)).item()
+        nodes = hvd.allgather_object(node)
+        if epoch == 3 and hvd.rank() == hvd.size() - 1:
+            drain_this_node()
+        drained = nodes[-1] if epoch == 3 else state["drained"]
+        state = {"epoch": epoch, "sum": state["sum"] + mean, "drained": drained}
+        is_away = drained is not None and drained not in nodes
+        report(epoch=epoch, sum=state["sum"], size=hvd.size(), pid=os.getpid(), is_away=is_away)
+        commit(state)
+        if is_away and hvd.size() == config["ranks"]:
+            return
+        if epoch > 3:
+            time.sleep(0.05)  # Ray is asked now and then, and others start
+
+
+def run(folder: Path, ranks: int) -> tuple[Any, list[dict[str, Any]]]:
+    from ray import tune
+
+    analysis = tune.run(
+        DistributedTrainableCreator(train, num_workers=ranks, min_workers=1),
+        config={"ranks": ranks},
+        storage_path=str(folder),
+        verbose=0,
+        raise_on_failed_trial=False,
+    )
+    (trial,) = analysis.trials
+    error = Path(trial.error_file).read_text() if trial.error_file else ""
+    assert trial.status == "TERMINATED" and trial.num_failures == 0, error
+    records = next(iter(analysis.trial_dataframes.values())).to_dict("records")
+    assert sorted({each["epoch"] for each in records}) == list(range(1, records[-1]["epoch"] + 1))
+    assert all(each["sum"] == sum(range(each["epoch"] + 1)) for each in records)
+    assert records[-1]["is_away"] and records[-1]["size"] == ranks
+    return trial, records
+
+
+def test_ranks_leave_a_node_that_is_about_to_go_and_the_others_go_on(cluster: Any, tmp_path: Path) -> None:
+    _, records = run(tmp_path, ranks=2)
+    assert "rank 1 on" in str([each["world_change"] for each in records])
+    assert "about to go" in str([each["world_change"] for each in records])
+    assert len({each["pid"] for each in records}) == 1, "rank 0 keeps its process"
+
+
+def test_a_trial_whose_only_node_is_about_to_go_moves_with_its_last_commit(
+    cluster: Any, tmp_path: Path
+) -> None:
+    _, records = run(tmp_path, ranks=1)
+    assert len({each["pid"] for each in records}) == 2
+    epochs = [each["epoch"] for each in records]
+    assert len(epochs) - len(set(epochs)) <= 1, "at most the epoch that was reported last is done again"

@@ -1,0 +1,216 @@
+"""Trials that ResourceChangingScheduler resizes: as many ranks as their new resources hold."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from ray import tune
+from ray.tune import PlacementGroupFactory, TuneError
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, ResourceChangingScheduler
+from ray.tune.schedulers.resource_changing_scheduler import DistributeResources, DistributeResourcesToTopJob
+
+from horovod_tune import DistributedTrainableCreator, commit, get_checkpoint, get_state, report
+from horovod_tune.search import DistributeByNoiseScale
+
+pytest.importorskip("horovod")
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Run = Callable[..., Any]
+
+
+def train(config: dict[str, Any]) -> None:
+    """Sum the steps' numbers, with a checkpoint a step, until ``steps`` and some ranks are reached."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    start = get_checkpoint()
+    state = {"step": 0, "sum": 0.0}
+    if start is not None:
+        state = torch.load(Path(start.path, "state.pt"))
+    while state["step"] < config["steps"] or (hvd.size() < config.get("until", 1) and state["step"] < 2000):
+        step = state["step"] + 1
+        mean = hvd.allreduce(torch.tensor([float(step)], dtype=torch.float64)).item()
+        state = {"step": step, "sum": state["sum"] + mean}
+        with tempfile.TemporaryDirectory() as folder:
+            if hvd.rank() == 0:
+                torch.save(state, Path(folder, "state.pt"))
+            report(
+                **state,
+                loss=config["x"] / step,
+                ranks=hvd.size(),
+                noise_scale_low=config.get("noise", 1.0),
+                checkpoint=folder,
+            )
+
+
+def check_sums(analysis: Any) -> list[list[int]]:
+    """Every trial has each step once, with an undisturbed run's sum; return their numbers of ranks."""
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * len(analysis.trials)
+    assert all(trial.num_failures == 0 for trial in analysis.trials)
+    sizes = []
+    for trial in analysis.trials:
+        (records,) = [
+            frame.to_dict("records")
+            for path, frame in analysis.trial_dataframes.items()
+            if trial.trial_id in str(path)
+        ]
+        assert [each["step"] for each in records] == list(range(1, len(records) + 1))
+        assert all(each["sum"] == sum(range(each["step"] + 1)) for each in records)
+        assert all(each["ranks"] == each["world_size"] for each in records)
+        sizes.append([each["ranks"] for each in records])
+    return sizes
+
+
+def at(**resources: Any) -> Any:
+    """An allocation function that gives these resources at these reports ("after_2")."""
+    return lambda controller, trial, result, scheduler: resources.get(f"after_{result['training_iteration']}")
+
+
+@pytest.mark.parametrize(
+    ("options", "resources", "sizes"),
+    [
+        (
+            {"num_slots": 2},
+            {"after_2": {"cpu": 4}, "after_4": PlacementGroupFactory([{"CPU": 1}])},
+            [2, 2, 4, 4, 1, 1],
+        ),
+        ({"num_workers": 1}, {"after_2": PlacementGroupFactory([{}, {"CPU": 2}, {"CPU": 1}])}, [1, 1, 3, 3]),
+    ],
+    ids=["grows and shrinks", "several bundles"],
+)
+def test_a_trial_has_the_ranks_of_its_new_resources(
+    tune_run: Run, options: dict[str, Any], resources: dict[str, Any], sizes: list[int]
+) -> None:
+    analysis = tune_run(
+        DistributedTrainableCreator(train, **options),
+        config={"steps": len(sizes), "x": 1},
+        scheduler=ResourceChangingScheduler(FIFOScheduler(), at(**resources)),
+    )
+    assert check_sums(analysis) == [sizes]
+
+
+# The trial with x=1, which is the best one, trains until it has all four.
+ONE_TRAINS_ON = {
+    "steps": 8,
+    "x": tune.grid_search([1, 2, 3]),
+    "until": tune.sample_from(lambda spec: 4 if spec.config.x == 1 else 1),
+}
+
+
+def asha() -> ASHAScheduler:
+    return ASHAScheduler(metric="loss", mode="min", max_t=3000, grace_period=2, reduction_factor=2)
+
+
+@pytest.mark.parametrize(
+    ("base", "allocate", "options"),
+    [
+        (FIFOScheduler(), DistributeResources(add_bundles=True), {"num_workers": 1}),
+        (asha(), DistributeResources(), {"num_slots": 1}),
+        (asha(), DistributeResourcesToTopJob(metric="loss", mode="min"), {"num_slots": 1}),
+    ],
+    ids=["FIFO", "ASHA", "ASHA, the top job"],
+)
+def test_free_places_go_to_the_trials_that_are_left(
+    tune_run: Run, base: Any, allocate: Any, options: dict[str, Any]
+) -> None:
+    analysis = tune_run(
+        DistributedTrainableCreator(train, **options),
+        config=ONE_TRAINS_ON,
+        scheduler=ResourceChangingScheduler(base, allocate),
+    )
+    sizes = check_sums(analysis)
+    assert sizes[0][0] == 1 and sizes[0][-1] == 4
+
+
+def test_the_trial_with_the_large_noise_scale_grows_as_asha_frees_places(tune_run: Run) -> None:
+    analysis = tune_run(
+        DistributedTrainableCreator(train, num_slots=1),
+        config={
+            **ONE_TRAINS_ON,
+            "batch_size": 32,
+            "noise": tune.sample_from(lambda spec: 1e6 if spec.config.x == 1 else 1.0),
+        },
+        scheduler=ResourceChangingScheduler(asha(), DistributeByNoiseScale()),
+    )
+    sizes = check_sums(analysis)
+    assert sizes[0][0] == 1 and sizes[0][-1] == 4
+    assert sizes[0] == sorted(sizes[0]), "nobody takes what it has"
+    assert {size for each in sizes[1:] for size in each} == {1}
+
+
+def test_resources_that_make_no_sense_end_the_search_and_say_why(tune_run: Run) -> None:
+    with pytest.raises(TuneError, match="SpecError: cannot resize a trial to 3 CPU: a rank holds 2 CPU"):
+        tune_run(
+            DistributedTrainableCreator(train, num_slots=1, num_cpus_per_slot=2),
+            config={"steps": 4, "x": 1},
+            scheduler=ResourceChangingScheduler(FIFOScheduler(), at(after_1={"CPU": 3})),
+        )
+
+
+def train_with_commits(config: dict[str, Any]) -> None:
+    """The same, with no checkpoint: what was committed is what goes on."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    assert get_checkpoint() is None
+    state = get_state() or {"step": 0, "sum": 0.0}
+    while state["step"] < config["steps"]:
+        step = state["step"] + 1
+        mean = hvd.allreduce(torch.tensor([float(step)], dtype=torch.float64)).item()
+        state = {"step": step, "sum": state["sum"] + mean}
+        report(**state, ranks=hvd.size())
+        commit(state)
+
+
+def train_with_horovods_api(config: dict[str, Any]) -> None:
+    """The same with Horovod's elastic API."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+
+    @hvd.elastic.run
+    def loop(state: Any) -> None:
+        while state.step < config["steps"]:
+            mean = hvd.allreduce(torch.tensor([float(state.step + 1)]))
+            with torch.no_grad():
+                state.model.weight += mean
+            state.step += 1
+            report(step=state.step, sum=state.model.weight.item(), ranks=hvd.size())
+            state.commit()
+
+    loop(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
+
+
+@pytest.mark.parametrize("function", [train_with_commits, train_with_horovods_api])
+def test_ranks_that_only_commit_go_on_from_their_last_commit(tune_run: Run, function: Any) -> None:
+    analysis = tune_run(
+        DistributedTrainableCreator(function, num_slots=2, min_workers=1),
+        config={"steps": 6},
+        scheduler=ResourceChangingScheduler(FIFOScheduler(), at(after_3={"CPU": 4})),
+    )
+    (trial,) = analysis.trials
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    records = next(iter(analysis.trial_dataframes.values())).to_dict("records")
+    # The scheduler resizes at a report, which comes before the commit: the last step is done again.
+    assert [(each["step"], each["ranks"]) for each in records] == [
+        (1, 2),
+        (2, 2),
+        (3, 2),
+        (3, 4),
+        (4, 4),
+        (5, 4),
+        (6, 4),
+    ]
+    assert all(each["sum"] == sum(range(each["step"] + 1)) for each in records)

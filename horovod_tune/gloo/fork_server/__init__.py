@@ -37,8 +37,9 @@ SWITCH = "HOROVOD_TUNE_FORK"
 # How long the start of a server may take; it answers when it has loaded torch, which is not waited for.
 START_S = 10.0
 
-# How long the server may take to note how a process has ended.
-DEATH_NOTED_S = 0.5
+# How long the server may take to note how a process has ended: it may hear of it after Ray,
+# above all on a busy machine.
+DEATH_NOTED_S = 2.0
 
 _CLIENT = Path(__file__).with_name("client.py")
 _KNOWN_FIELDS = {"env_vars", "working_dir", "py_modules", "excludes", "config", "py_executable"}

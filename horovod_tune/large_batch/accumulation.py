@@ -111,8 +111,8 @@ class GradientAccumulator:
         Raises:
             HyperparameterError: A number is out of bounds, or the group has begun.
         """
-        bounds.count("passes", passes)
-        bounds.count("local_batch_size", local_batch_size, passes)
+        passes = bounds.count("passes", passes)
+        local_batch_size = bounds.count("local_batch_size", local_batch_size, passes)
         if self._done:
             raise bounds.HyperparameterError(
                 f"a group must not change after it has begun, {self._done} of {self.passes} passes are done"
@@ -149,7 +149,7 @@ class GradientAccumulator:
         Raises:
             HyperparameterError: `samples` is below 1, or the group is full.
         """
-        bounds.count("samples", samples)
+        samples = bounds.count("samples", samples)
         if self.full:
             raise bounds.HyperparameterError(
                 f"step() must be called after {self.passes} passes, got another backward()"

@@ -59,8 +59,8 @@ size 6, such as 4092 or 4098, got 4096
     >>> split_batch(4096, 6, even=False).local_batch_size
     683
     """
-    bounds.count("global_batch_size", global_batch_size)
-    bounds.count("world_size", world_size)
+    global_batch_size = bounds.count("global_batch_size", global_batch_size)
+    world_size = bounds.count("world_size", world_size)
     local, rest = divmod(global_batch_size, world_size)
     if rest and even:
         below = f"{global_batch_size - rest} or " if local else ""
@@ -72,7 +72,7 @@ size 6, such as 4092 or 4098, got 4096
     if max_micro_batch_size is None:
         max_micro_batch_size = local
     passes = -(-local // bounds.count("max_micro_batch_size", max_micro_batch_size))
-    return BatchSplit(int(global_batch_size), int(world_size), passes, -(-local // passes))
+    return BatchSplit(global_batch_size, world_size, passes, -(-local // passes))
 
 
 def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterator[list[torch.Tensor]]:
@@ -115,8 +115,8 @@ def steps_per_epoch(num_samples: int, global_batch_size: int, *, drop_last: bool
     >>> steps_per_epoch(1000, 128), steps_per_epoch(1000, 128, drop_last=True)
     (8, 7)
     """
-    bounds.count("num_samples", num_samples)
-    bounds.count("global_batch_size", global_batch_size)
+    num_samples = bounds.count("num_samples", num_samples)
+    global_batch_size = bounds.count("global_batch_size", global_batch_size)
     if drop_last and global_batch_size > num_samples:
         raise bounds.HyperparameterError(
             f"global_batch_size must be at most num_samples ({num_samples}) with drop_last, "

@@ -70,11 +70,14 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
                 f"{other}={values[other]}"
             )
     if values["local_batch_size"] is not None:
-        bounds.count("local_batch_size", values["local_batch_size"])
+        values["local_batch_size"] = bounds.count("local_batch_size", values["local_batch_size"])
     if values["lr"] is None:
         bounds.more_than("relative_lr", values["relative_lr"], 0)
         values["lr"] = values["relative_lr"] * USUAL_RATE[values["optimizer"]]
-    bounds.more_than("lr", values["lr"], 0)
+    # Python's own numbers: a checkpoint with NumPy's is refused by torch.load(weights_only=True).
+    values["lr"] = bounds.more_than("lr", values["lr"], 0)
+    for name in ("weight_decay", "momentum", "trust", "eps"):
+        values[name] = bounds.at_least(name, values[name], 0)
     bounds.more_than("epochs", values["epochs"], 0)
     bounds.at_least("warmup_epochs", values["warmup_epochs"], 0)
     if values["warmup_epochs"] >= values["epochs"]:

@@ -42,11 +42,10 @@ class GlobalBatch:
         keep: str = "global",
         even: bool = True,
     ) -> None:
-        bounds.count("num_samples", num_samples)
         self.split = split
         self.keep = bounds.one_of("keep", keep, KEEPS)
         self._accumulator, self.scheduler = accumulator, scheduler
-        self._num_samples = num_samples
+        self._num_samples = bounds.count("num_samples", num_samples)
         self._max_micro_batch_size = max_micro_batch_size or split.micro_batch_size
         self._even = even
 

@@ -70,10 +70,9 @@ def scaled_adam(
     >>> scaled_adam(1e-3, (0.75, 0.9375), 2e-8, global_batch_size=1024, base_batch_size=256)
     AdamHyperparameters(lr=0.002, betas=(0.0, 0.75), eps=1e-08)
     """
-    bounds.at_least("lr", lr, 0)
-    bounds.at_least("eps", eps, 0)
+    lr, eps = bounds.at_least("lr", lr, 0), bounds.at_least("eps", eps, 0)
     root = scaling_factor(global_batch_size, base_batch_size, "sqrt")
-    k = global_batch_size / base_batch_size
+    k = scaling_factor(global_batch_size, base_batch_size)
     scaled = []
     for index, beta in enumerate(betas):
         bounds.between(f"betas[{index}]", beta, 0, 1, with_high=False)

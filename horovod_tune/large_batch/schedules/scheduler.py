@@ -74,6 +74,9 @@ class LargeBatchLR(LRScheduler):
         self.rule = rule
         self.base_batch_size = base_batch_size
         self.global_batch_size = global_batch_size
+        if global_batch_size is not None:
+            self.global_batch_size = bounds.count("global_batch_size", global_batch_size)
+            self.base_batch_size = bounds.count("base_batch_size", base_batch_size)
         self.steps_per_epoch = bounds.count("steps_per_epoch", steps_per_epoch)
         self._check_scale()
         # The time is `_anchor` epochs and `_since` steps of the present length.
@@ -128,9 +131,9 @@ class LargeBatchLR(LRScheduler):
         Raises:
             HyperparameterError: A number is out of bounds; nothing is changed then.
         """
-        bounds.count("steps_per_epoch", steps_per_epoch)
+        steps_per_epoch = bounds.count("steps_per_epoch", steps_per_epoch)
         if global_batch_size is not None:
-            bounds.count("global_batch_size", global_batch_size)
+            global_batch_size = bounds.count("global_batch_size", global_batch_size)
             if self.base_batch_size is None:
                 raise bounds.HyperparameterError(
                     "base_batch_size must be given to LargeBatchLR before the batch can change, got None"

@@ -1,0 +1,171 @@
+"""Faults that other implementations were reported to have, curves of other libraries, and hostile numbers."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from horovod_tune.large_batch import (
+    AdamHyperparameters,
+    Cosine,
+    FixedGrowth,
+    GradientAccumulator,
+    HyperparameterError,
+    Lamb,
+    LargeBatchLR,
+    Lars,
+    NoiseScale,
+    Warmup,
+    from_config,
+    scaled_adam,
+    scaling_factor,
+    split_batch,
+    steps_per_epoch,
+)
+
+
+def one_step(optimizer_of: Any, values: list[float], gradient: list[float]) -> list[float]:
+    weight = torch.nn.Parameter(torch.tensor(values, dtype=torch.float64))
+    optimizer = optimizer_of([weight])
+    weight.grad = torch.tensor(gradient, dtype=torch.float64)
+    optimizer.step()
+    return list(weight.tolist())
+
+
+def test_lars_scales_without_weight_decay_too() -> None:
+    """PaddlePaddle #40892: no decay meant no trust ratio."""
+    after = one_step(lambda p: Lars(p, lr=1.0, momentum=0.0, trust=0.1), [3.0, 4.0], [0.0, 2.0])
+    assert after == pytest.approx([3.0, 3.5])
+
+
+@pytest.mark.parametrize("kind", [Lars, Lamb])
+def test_weights_of_0_leave_0(kind: Any) -> None:
+    """SimCLR #27: a layer that starts at 0 was never updated."""
+    after = one_step(lambda p: kind(p, lr=0.5), [0.0, 0.0], [1.0, -1.0])
+    assert after[0] < 0 < after[1]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_groups_with_and_without_momentum_do_not_mix(foreach: bool) -> None:
+    """bitsandbytes #2079: without momentum a step crashed, or made that of the parameter before again."""
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": params[:1], "momentum": 0.9}, {"params": params[1:], "momentum": 0.0}]
+    optimizer = Lars(groups, lr=0.1, trust=1.0, foreach=foreach)
+    for _ in range(2):
+        for parameter, sign in zip(params, (1.0, -1.0), strict=True):
+            parameter.grad = torch.full((2,), sign)
+        optimizer.step()
+    # Each step is a tenth of the weights' norm, as the gradient's is 2 ** 0.5.
+    assert params[1].tolist() == pytest.approx([1.21, 1.21])
+    assert params[0].tolist() == pytest.approx([1 - 0.1 - (0.09 + 0.09)] * 2)
+
+
+@pytest.mark.parametrize("beta", [1.0, -0.1, math.nan])
+def test_a_beta_that_divides_by_0_is_named(beta: float) -> None:
+    """tinygrad #15724: a beta of 1 gave NaN without a word."""
+    with pytest.raises(HyperparameterError, match=r"betas\[1\] must be"):
+        Lamb([torch.nn.Parameter(torch.ones(1))], betas=(0.9, beta))
+
+
+def test_warm_up_and_cosine_are_those_of_optax() -> None:
+    """`warmup_cosine_decay_schedule(0.1, 1.5, 10, 50, 0.3)`, whose 50 steps include the warm-up."""
+    peak, start, end = 1.5, 0.1, 0.3
+    schedule = Warmup(10, Cosine(40, end=end / peak), start=start / peak)
+    for step in range(70):
+        if step < 10:
+            expected = start + (peak - start) * step / 10
+        else:
+            done = min(step - 10, 40) / 40
+            expected = peak * ((1 - end / peak) * 0.5 * (1 + np.cos(np.pi * done)) + end / peak)
+        assert peak * schedule(step) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_minute_long_imagenet_recipe() -> None:
+    """Goyal et al. 2017: 8192 images a step, 0.1 for 256; five epochs from 0.1 to 3.2, then steps of 0.1."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    config = {"lr": 0.1, "base_batch_size": 256, "global_batch_size": 8192, "epochs": 90, "warmup_epochs": 5}
+    config |= {"schedule": "multi_step", "milestones": [30, 60, 80], "max_micro_batch_size": 32}
+    model = torch.nn.Module()
+    model.weight = weight
+    setup = from_config(model, config, num_samples=1_281_167)
+    assert (setup.scheduler.steps_per_epoch, setup.split.passes) == (157, 256)
+    rates = []
+    for step in range(90 * 157):
+        if step % 157 == 0:
+            rates.append(setup.optimizer.param_groups[0]["lr"])
+        setup.optimizer.step()
+        setup.scheduler.step()
+    assert rates[:7] == pytest.approx([0.1, 0.72, 1.34, 1.96, 2.58, 3.2, 3.2])
+    assert [rates[each] for each in (29, 30, 60, 80)] == pytest.approx([3.2, 0.32, 0.032, 0.0032])
+
+
+def accumulator(**options: Any) -> GradientAccumulator:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    return GradientAccumulator(optimizer, **{"passes": 2, "local_batch_size": 8, **options})
+
+
+def scheduler(**options: Any) -> LargeBatchLR:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    return LargeBatchLR(optimizer, Cosine(3), **{"steps_per_epoch": 2, **options})
+
+
+COUNTS: dict[str, Any] = {
+    "global_batch_size": lambda value: split_batch(value, 1),
+    "world_size": lambda value: split_batch(64, value),
+    "max_micro_batch_size": lambda value: split_batch(64, 1, value),
+    "base_batch_size": lambda value: scaling_factor(64, value),
+    "num_samples": lambda value: steps_per_epoch(value, 64),
+    "passes": lambda value: accumulator(passes=value),
+    "local_batch_size": lambda value: accumulator(local_batch_size=value),
+    "steps_per_epoch": lambda value: scheduler(steps_per_epoch=value),
+    "every": lambda value: NoiseScale(every=value),
+    "factor": lambda value: FixedGrowth([1], factor=value),
+}
+
+
+@pytest.mark.parametrize("value", [0, -4, True, 2.0, math.nan, math.inf, "8", None, np.float64(8), [8]])
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_is_an_integer_or_named(name: str, value: Any) -> None:
+    if name == "max_micro_batch_size" and value is None:
+        return
+    with pytest.raises(HyperparameterError, match=f"{name} must be an integer of at least"):
+        COUNTS[name](value)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
+@pytest.mark.parametrize("name", COUNTS)
+def test_integers_of_numpy_are_counts(name: str, kind: Any) -> None:
+    COUNTS[name](kind(8))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, True, "0.1"])
+@pytest.mark.parametrize("key", ["lr", "warmup_epochs", "epochs", "max_norm", "weight_decay"])
+def test_a_configuration_with_a_hostile_number_names_its_key(key: str, value: Any) -> None:
+    config = {"lr": 0.1, "epochs": 4, "base_batch_size": 32, "global_batch_size": 64, key: value}
+    with pytest.raises(HyperparameterError, match=f"{key} must be"):
+        from_config(torch.nn.Linear(2, 1), config, num_samples=640)
+
+
+def test_numbers_of_numpy_train_like_pythons() -> None:
+    found = scaled_adam(
+        np.float32(0.5), (0.75, 0.9375), 2e-8, global_batch_size=np.int64(4), base_batch_size=1
+    )
+    assert found == AdamHyperparameters(1.0, (0.0, 0.75), 1e-8)
+    config = {"lr": np.float64(0.1), "epochs": np.int64(4), "base_batch_size": np.int32(32)}
+    setup = from_config(torch.nn.Linear(2, 1), {**config, "global_batch_size": np.int64(64)}, num_samples=640)
+    assert setup.optimizer.param_groups[0]["lr"] == 0.2 and setup.scheduler.scale == 2.0
+    saved = io.BytesIO()
+    torch.save(setup.state_dict(), saved)
+    saved.seek(0)
+    setup.load_state_dict(torch.load(saved, weights_only=True))
+
+
+@pytest.mark.parametrize("batch", [200, 250, 255])
+def test_small_integers_of_numpy_do_not_overflow(batch: int) -> None:
+    assert split_batch(np.uint8(batch), np.uint8(1), np.uint8(100)) == split_batch(batch, 1, 100)
+    assert steps_per_epoch(np.uint8(batch), np.uint8(90)) == 3

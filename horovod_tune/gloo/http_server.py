@@ -31,6 +31,10 @@ MAX_STRANGERS = 512
 ACCEPTS_AT_ONCE = 256
 # How long a peer may take to read some of its answer.
 ANSWER_S = 30.0
+# How much is read at a time: what a rank of a world of 1,700 puts.
+READ_BYTES = 1 << 18
+# How often connections are looked at that may have waited too long.
+EXPIRY_S = 0.1
 # How long nobody is accepted after the process had no file for another connection.
 NO_FILES_S = 0.2
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -88,6 +92,7 @@ class SecretHttpServer:
         self._thread.join(timeout=5.0)
 
     def _serve(self) -> None:
+        looks_at = 0.0
         try:
             while not self._closing:
                 for key, _ in self._selector.select(self._patience_s()):
@@ -99,7 +104,9 @@ class SecretHttpServer:
                         if connection is not None:
                             (self._send if connection.unsent else self._read)(connection)
                 now = time.monotonic()
-                self._expire(now)
+                if now >= looks_at:
+                    looks_at = now + EXPIRY_S
+                    self._expire(now)
                 if self._accepts_at is not None and now >= self._accepts_at:
                     self._accepts_at = None
                     self._selector.register(self._listener, selectors.EVENT_READ)
@@ -155,7 +162,7 @@ class SecretHttpServer:
 
     def _read(self, connection: Connection) -> None:
         try:
-            received = connection.socket.recv(65536)
+            received = connection.socket.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -173,13 +180,15 @@ class SecretHttpServer:
                 return
             connection.is_known = True
             del self._strangers[connection.socket]
-        head, separator, body = bytes(connection.data).partition(b"\r\n\r\n")
-        if not separator:
+        end = connection.data.find(b"\r\n\r\n")
+        if end < 0:
             return
+        head = bytes(connection.data[:end])
         length = _content_length(head)
         if length is None or length > MAX_REQUEST_BYTES:
             self.drop(connection)
-        elif len(body) >= length:
+        elif len(connection.data) >= end + 4 + length:
+            body = bytes(memoryview(connection.data)[end + 4 :])
             method, _, rest = head.partition(b" ")
             path = rest.partition(b" ")[0].lstrip(b"/").partition(b"/")[2]
             self._answer(connection, method, path.decode("ascii", "replace"), body)

@@ -192,7 +192,7 @@ def test_the_patch_level_is_raised_with_every_change_of_a_patch() -> None:
         for patch in patches.patches_for((2, 13), gpu)
     }
     digest = hashlib.sha256("".join(sorted(every)).encode()).hexdigest()[:12]
-    assert (patches.PATCH_LEVEL, digest) == ("ht6", "66505593e619")
+    assert (patches.PATCH_LEVEL, digest) == ("ht7", "4867068cc68f")
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from horovod_tune.horovod_build.patches.compiling import ANY_FOLDER, CPU_ONLY, CXX17, NO_DEBUG_INFORMATION
+from horovod_tune.horovod_build.patches.exchange import GATHER, WAITS_END
 from horovod_tune.horovod_build.patches.running import IDLE_CYCLES, STALL_INSPECTOR, WAITING_SLEEPS, ZERO_GRAD
 from horovod_tune.horovod_build.patches.starting import GLOO_INTERFACE, INIT_RAISES, ONE_MESH
 from horovod_tune.horovod_build.patches.strangers import STRANGERS
 from horovod_tune.horovod_build.patching import Patch
 
-# Stands in the built version (``0.28.1+ht6.cpu``); raised whenever a patch below changes.
-PATCH_LEVEL = "ht6"
+# Stands in the built version (``0.28.1+ht7.cpu``); raised whenever a patch below changes.
+PATCH_LEVEL = "ht7"
 
 
 def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
@@ -18,6 +19,8 @@ def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
         GLOO_INTERFACE,
         *ONE_MESH,
         *STRANGERS,
+        *GATHER,
+        *WAITS_END,
         *INIT_RAISES,
         *ZERO_GRAD,
         STALL_INSPECTOR,

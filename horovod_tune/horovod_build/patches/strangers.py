@@ -243,10 +243,10 @@ void Pair::acceptPeer() {
 
   const auto& token = self_.getToken();
   const bool timeoutSet = timeout_ != kNoTimeout;
-  // As in waitUntil, longer than the timeout and not so long that it overflows.
+  // As in waitUntil, not so long that it overflows.
   const auto end = std::chrono::steady_clock::now() +
       std::min(
-          timeout_ * 5,
+          timeout_,
           std::chrono::duration_cast<std::chrono::milliseconds>(
               kLargeTimeDuration));
   int peer = FD_INVALID;

@@ -1,0 +1,101 @@
+"""Worlds of up to 512 ranks against the real rendezvous, without 512 processes.
+
+    python -m benchmarks.scale                    # 16 to 512 ranks: about a minute
+    python -m benchmarks.scale --sizes 16,64      # some
+    python -m benchmarks.scale --before           # as it was, too: ten minutes
+    python -m benchmarks.scale picture            # draw results/scale.csv again
+
+Two processes play 8 ranks a host, see `scale_rendezvous.py`. Results: results/scale.csv and scale.png. With
+``--before`` the rendezvous is also asked for each pair of ranks, as Horovod does without our patch (up to 256
+ranks: beyond, it takes many minutes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import scale_rendezvous
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SIZES = (16, 64, 128, 256, 512)
+LARGEST_OF_PAIRS = 256
+FIELDS = ("part", "way", "ranks", "figure", "value")
+# On two cores, at 512 ranks.
+RENDEZVOUS_CPU_S = 5.0
+
+
+def measure(sizes: Sequence[int], *, before: bool) -> list[tuple[str, str, int, str, float]]:
+    rows = []
+
+    def note(part: str, way: str, ranks: int, figures: dict[str, float]) -> None:
+        said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        print(f"{part:10} {way:8} {ranks:4} ranks: {said}", flush=True)
+        rows.extend((part, way, ranks, name, value) for name, value in figures.items())
+
+    for size in sizes:
+        note("rendezvous", "gathers", size, scale_rendezvous.measure(size, gathers=True))
+        if before and size <= LARGEST_OF_PAIRS:
+            note("rendezvous", "pairs", size, scale_rendezvous.measure(size, gathers=False))
+    return rows
+
+
+def write(rows: Sequence[tuple[str, str, int, str, float]], path: Path) -> None:
+    """Put the rows into the file, in place of those of the same part, way and number of ranks."""
+    kept = {}
+    if path.exists():
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                kept[row["part"], row["way"], int(row["ranks"]), row["figure"]] = float(row["value"])
+    kept |= {row[:4]: row[4] for row in rows}
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(FIELDS)
+        writer.writerows((*name, f"{value:.6g}") for name, value in sorted(kept.items()))
+
+
+def draw(source: Path, path: Path) -> None:
+    """Draw the CPU that the rendezvous takes over the number of ranks."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with source.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["figure"] == "cpu_s"]
+    figure, axis = plt.subplots(figsize=(6, 3.4))
+    for way, label, color in (
+        ("gathers", "one exchange", "#1f77b4"),
+        ("pairs", "a question a pair", "#b8bcc2"),
+    ):
+        points = sorted((int(row["ranks"]), float(row["value"])) for row in rows if row["way"] == way)
+        if points:
+            axis.plot(*zip(*points, strict=True), "o-", label=label, color=color)
+    axis.axhline(RENDEZVOUS_CPU_S, color="#30343a", linewidth=0.8, linestyle=":", label="goal at 512")
+    axis.set(xscale="log", yscale="log", xlabel="ranks, 8 a host", ylabel="CPU seconds of the rendezvous")
+    axis.set_xticks(SIZES, [str(size) for size in SIZES])
+    axis.minorticks_off()
+    axis.legend(frameon=False, fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=["measure", "picture"], default="measure")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="default: %(default)s")
+    parser.add_argument("--before", action="store_true", help="measure as it was, too")
+    arguments = parser.parse_args()
+    results = RESULTS / "scale.csv"
+    if arguments.what == "measure":
+        sizes = [int(size) for size in arguments.sizes.split(",")]
+        write(measure(sizes, before=arguments.before), results)
+    draw(results, RESULTS / "scale.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -98,8 +98,8 @@ class DistributedTrainable(FunctionTrainable):
         self._trial_storage.begin()
 
     def _set_trial(self, config: dict[str, Any]) -> None:
-        # Whether the training function has reported a checkpoint, and whether the trial leaves its host.
-        self._saves_itself = self._moves = False
+        # Whether the training function has reported a checkpoint.
+        self._saves_itself = False
         storage = self._storage
         assert storage is not None, "Tune gives every trial its storage"
         order = TrialOrder(
@@ -119,10 +119,6 @@ class DistributedTrainable(FunctionTrainable):
 
     def step(self) -> dict[str, Any]:
         """Return rank 0's next report, as Tune's own function trainables do (see FunctionTrainable.step)."""
-        if self._moves:
-            from horovod_tune.ray_adapter.preemption import HostPreempted
-
-            raise HostPreempted("pre-empted: the trial's host is about to go; it goes on elsewhere")
         try:
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
@@ -136,11 +132,8 @@ class DistributedTrainable(FunctionTrainable):
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
         metrics, checkpoint = result
         self._saves_itself = self._saves_itself or checkpoint is not None
-        if self._coordinator.must_move(self._node_id):
-            if checkpoint is None and not self._saves_itself:
-                checkpoint = self._coordinator.store_commit(metrics)
-            # With the next step, when Tune has noted the checkpoint.
-            self._moves = checkpoint is not None
+        if checkpoint is None and not self._saves_itself and self._coordinator.may_end_soon(self._node_id):
+            checkpoint = self._coordinator.store_commit(metrics)
         self._last_training_result = TrainingResult(checkpoint=checkpoint, metrics=metrics)
         if checkpoint is not None:
             metrics = {**metrics, SHOULD_CHECKPOINT: True}

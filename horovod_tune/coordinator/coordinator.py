@@ -137,9 +137,9 @@ class Coordinator:
         self._group.proceed(index, place)
         return metrics, checkpoint
 
-    def must_move(self, node_id: str) -> bool:
-        """Whether the trial is to start again elsewhere, since hosts of it are about to go."""
-        return self._group.must_move(node_id)
+    def may_end_soon(self, node_id: str) -> bool:
+        """Whether the trial will have to start again, since hosts of it are about to go."""
+        return self._group.may_end_soon(node_id)
 
     def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
         """Make a checkpoint of what the ranks have committed last; None where they have committed nothing."""

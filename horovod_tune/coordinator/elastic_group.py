@@ -100,7 +100,7 @@ class ElasticGroup(WorkerGroup):
     def _staying(self) -> list[Worker]:
         return [worker for worker in self.workers if not self._is_going(worker)]
 
-    def must_move(self, node_id: str) -> bool:
+    def may_end_soon(self, node_id: str) -> bool:
         """Whether the coordinator's host goes, or so many ranks' hosts that the others are too few."""
         if node_id in self._draining.nodes:
             return True
@@ -116,6 +116,8 @@ class ElasticGroup(WorkerGroup):
         if not self._draining.look() or self._finished:
             return
         going = [worker for worker in self.workers if self._is_going(worker)]
+        if not self._staying:
+            return  # the trial will start again elsewhere as a whole
         started = {worker.place for worker in self._joining}
         for worker in going:
             if worker.place not in started:

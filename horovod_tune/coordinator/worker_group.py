@@ -265,8 +265,8 @@ class WorkerGroup:
     def _note_ended(self) -> None:
         """A rank's training function has returned, or was unwound."""
 
-    def must_move(self, node_id: str) -> bool:
-        """Whether an elastic trial is to start again elsewhere; ``node_id`` is the coordinator's."""
+    def may_end_soon(self, node_id: str) -> bool:
+        """Whether an elastic trial will have to start again; ``node_id`` is the coordinator's."""
         return False
 
     def dump_commit(self) -> bytes | None:

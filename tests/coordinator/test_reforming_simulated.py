@@ -327,16 +327,16 @@ def test_ranks_leave_a_host_that_is_about_to_go_at_a_commit_and_others_come_else
     assert "host1" not in hosts and len(hosts) == (24 if come_back else 16)
     assert "ranks 8" not in group.world_changes[0] and "rank 8 on host1" in group.world_changes[0]
     assert "about to go" in group.world_changes[0]
-    assert not group.must_move("host0") and group.must_move("host1")
+    assert not group.may_end_soon("host0") and group.may_end_soon("host1")
     assert group._lost_nodes == [], "nobody was lost"
 
 
-def test_a_trial_that_cannot_do_without_a_host_stays_until_it_moves_as_a_whole(begin: Any) -> None:
+def test_a_trial_that_cannot_do_without_a_host_stays_until_the_host_goes(begin: Any) -> None:
     for gone in ({"host0", "host1", "host2"}, {"host1"}):
         group, cluster, report = begin(24, come_back=False, min_workers=20)
         cluster.draining = gone
         group.proceed(report.index, None)
         group._listen(0)
         group._tend(0.0)
-        assert group.must_move("another") and len(group.workers) == 24
+        assert group.may_end_soon("another") and len(group.workers) == 24
         assert group.world_changes == [], "a world of the same ranks would be no better"

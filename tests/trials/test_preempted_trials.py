@@ -1,4 +1,4 @@
-"""A node that is about to go: an elastic trial leaves it at a commit, or moves, and no retry is used up."""
+"""A node that is about to go: an elastic trial leaves it at a commit, and no retry is used up."""
 
 from __future__ import annotations
 
@@ -96,12 +96,3 @@ def test_ranks_leave_a_node_that_is_about_to_go_and_the_others_go_on(cluster: An
     assert "rank 1 on" in str([each["world_change"] for each in records])
     assert "about to go" in str([each["world_change"] for each in records])
     assert len({each["pid"] for each in records}) == 1, "rank 0 keeps its process"
-
-
-def test_a_trial_whose_only_node_is_about_to_go_moves_with_its_last_commit(
-    cluster: Any, tmp_path: Path
-) -> None:
-    _, records = run(tmp_path, ranks=1)
-    assert len({each["pid"] for each in records}) == 2
-    epochs = [each["epoch"] for each in records]
-    assert len(epochs) - len(set(epochs)) <= 1, "at most the epoch that was reported last is done again"

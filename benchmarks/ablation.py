@@ -159,6 +159,8 @@ def main() -> None:
     if not options.tricks or "reset" in options.tricks:
         for part, cost_ms in sorted(run_program("reset_parts").items(), key=lambda item: -item[1]):
             print(f"reset: {part}: {cost_ms:.3f} ms")
+    if not tricks:
+        return
     rows = [row for row in read_results() if row["without"] not in tricks]
     rows += measure(tricks, options.runs)
     with RESULTS_FILE.open("w", newline="") as file:

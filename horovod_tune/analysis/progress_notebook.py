@@ -9,9 +9,7 @@ from typing import Any
 
 from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.progress_state import Progress, TrialProgress
-from horovod_tune.analysis.progress_view import settings, summary
-from horovod_tune.analysis.report.run_facts import duration
-from horovod_tune.analysis.sparkline import sparkline
+from horovod_tune.analysis.progress_view import running_trials, summary, table_cells
 
 _ROWS = 16
 _BETWEEN_S = 0.5  # every drawing is a message to the browser
@@ -49,25 +47,15 @@ class NotebookView:
 
 def running_html(progress: Progress, now: float) -> str:
     """The search while it runs, as a piece of HTML without scripts."""
-    running = [trial for trial in progress.trials.values() if trial.state in ("running", "restarting")]
-    rows = "".join(_row(trial, progress, now) for trial in running[-_ROWS:])
-    more = len(running) - _ROWS
+    shown, more = running_trials(progress, _ROWS)
+    rows = "".join(_row(trial, now) for trial in shown)
     table = f"<table><tbody>{rows}</tbody></table>" if rows else ""
-    left = f"<div>and {more} more running</div>" if more > 0 else ""
+    left = f"<div>and {more} more running</div>" if more else ""
     return f"<div>{table}{left}<div><strong>{_text(summary(progress, now))}</strong></div></div>"
 
 
-def _row(trial: TrialProgress, progress: Progress, now: float) -> str:
-    left = trial.left_s(now)
-    cells = (
-        trial.trial_id,
-        f"{trial.iteration}" + (f"/{trial.goal:g}" if trial.goal is not None else ""),
-        f"{trial.values[-1]:.5g}" if trial.values else "",
-        sparkline(trial.values, 16),
-        f"{duration(left)} left" if left is not None else duration(now - trial.began),
-        settings(trial.config)[:200],
-    )
-    return f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
+def _row(trial: TrialProgress, now: float) -> str:
+    return f"<tr>{''.join(f'<td>{_text(cell[:200])}</td>' for cell in table_cells(trial, now))}</tr>"
 
 
 def _text(value: str) -> str:

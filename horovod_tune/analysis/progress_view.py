@@ -62,6 +62,25 @@ def trial_text(trial: TrialProgress, metric: str | None, now: float) -> str:
     return " · ".join(parts)
 
 
+def running_trials(progress: Progress, most: int) -> tuple[list[TrialProgress], int]:
+    """The newest running trials, and how many more there are."""
+    running = [trial for trial in progress.trials.values() if trial.state in ("running", "restarting")]
+    return running[-most:], max(0, len(running) - most)
+
+
+def table_cells(trial: TrialProgress, now: float) -> tuple[str, str, str, str, str, str]:
+    """A running trial in the cells of a table: name, iteration, value, curve, time, configuration."""
+    left = trial.left_s(now)
+    return (
+        one_line(trial.trial_id),
+        f"{trial.iteration}" + (f"/{trial.goal:g}" if trial.goal is not None else ""),
+        f"{trial.values[-1]:.5g}" if trial.values else "",
+        sparkline(trial.values, 16),
+        f"{duration(left)} left" if left is not None else duration(now - trial.began),
+        one_line(settings(trial.config)),
+    )
+
+
 class PlainView:
     """Plain lines: starts, ends, new best values, and each trial's progress now and then."""
 
@@ -143,22 +162,19 @@ class LiveView:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, show_header=False)
-        running = [trial for trial in progress.trials.values() if trial.state in ("running", "restarting")]
-        most = max(1, min(_ROWS, self._console.height - 5))
-        for trial in running[-most:]:
-            left = trial.left_s(now)
+        shown, more = running_trials(progress, max(1, min(_ROWS, self._console.height - 5)))
+        for trial in shown:
+            name, iteration, value, curve, left, config = table_cells(trial, now)
             table.add_row(
-                Text(one_line(trial.trial_id), style="bold" if trial.trial_id == progress.best_trial else ""),
-                Text(f"{trial.iteration}" + (f"/{trial.goal:g}" if trial.goal is not None else "")),
-                Text(f"{trial.values[-1]:.5g}" if trial.values else ""),
-                Text(sparkline(trial.values, 16), style="cyan"),
-                Text(
-                    f"{duration(left)} left" if left is not None else duration(now - trial.began), style="dim"
-                ),
-                Text(one_line(settings(trial.config)), style="dim", overflow="ellipsis", no_wrap=True),
+                Text(name, style="bold" if trial.trial_id == progress.best_trial else ""),
+                Text(iteration),
+                Text(value),
+                Text(curve, style="cyan"),
+                Text(left, style="dim"),
+                Text(config, style="dim", overflow="ellipsis", no_wrap=True),
             )
         parts: list[Any] = [table]
-        if len(running) > most:
-            parts.append(Text(f"and {len(running) - most} more running", style="dim"))
+        if more:
+            parts.append(Text(f"and {more} more running", style="dim"))
         parts.append(Text(one_line(summary(progress, now)), style="bold"))
         return Group(*parts)

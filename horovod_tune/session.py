@@ -7,7 +7,6 @@ The way of a report begins here: `Session.report()` sends it on (2: `gloo/traini
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import threading
 import warnings
@@ -16,15 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_tune.errors import MetricsError, NotElastic, NotInTraining
 from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialOrder, World
+from horovod_tune.reported_values import checkpoint_path, plain_metrics
 
 if TYPE_CHECKING:
     from ray.tune import Checkpoint
 
-_PLAIN = (bool, int, float, str, bytes, type(None))
-# How deep lists, tuples and dicts may be nested in a metric.
-MAX_DEPTH = 32
-# The most that the metrics of one report may take, about; a checkpoint is the place for more.
-MAX_METRICS_BYTES = 64 << 20
 # In a checkpoint that is made of what the ranks have committed, see `elastic.CommittedState.dump`.
 COMMIT_FILE = "horovod_tune_commit.pkl"
 # Set to RANK:PID while a rank's training function runs, for the processes that the function starts.
@@ -82,7 +77,7 @@ class Session:
         """Send rank 0's metrics and wait, on every rank, until Tune has decided that the trial goes on."""
         self._refuse_in_a_fork("report()")
         plain = plain_metrics(metrics)
-        path = _checkpoint_path(checkpoint)
+        path = checkpoint_path(checkpoint)
         if self._world_is_broken:
             raise self.world_error("report() in a world that has lost a rank")
         self._reports += 1
@@ -310,99 +305,6 @@ def _is_plain_tune_function() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own, where there is no trial
         return tune.get_context().get_trial_id() is not None
-
-
-def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as they are sent: NumPy scalars and one-element tensors as Python numbers.
-
-    Raises:
-        MetricsError: a name is not a string, or a value cannot be sent.
-
-    >>> import numpy
-    >>> plain_metrics({"loss": numpy.float32(0.5), "epoch": 1, "name": "a"})
-    {'loss': 0.5, 'epoch': 1, 'name': 'a'}
-    """
-    plain, total = {}, 0
-    for name, value in metrics.items():
-        if not isinstance(name, str):
-            raise MetricsError(f"the name of a metric must be a string, got {name!r}")
-        plain[name] = _plain_value(name, value)
-        total += _size(plain[name])
-        if total > MAX_METRICS_BYTES:
-            raise MetricsError(
-                f"the metrics of a report may take {MAX_METRICS_BYTES >> 20} MB, and with {name!r} these "
-                "take more; put large results into a checkpoint"
-            )
-    return plain
-
-
-def _size(value: Any) -> int:
-    """Return about how many bytes a metric takes on its way."""
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_size(key) + _size(item) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return sum(map(_size, value))
-    return int(getattr(value, "nbytes", 8))
-
-
-def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
-    if type(value) in _PLAIN:
-        if type(value) is int and not -(2**63) <= value < 2**64:
-            raise MetricsError(
-                f"metric {name!r} is an integer of {value.bit_length()} bits, and Tune takes those of 64; "
-                "report it as a float, or as a string"
-            )
-        return value
-    if depth >= MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
-        raise MetricsError(f"metric {name[:60]!r}... is nested more than {MAX_DEPTH} deep")
-    if isinstance(value, Mapping):
-        return {key: _plain_value(f"{name}/{key}", item, depth + 1) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain_value(f"{name}[{i}]", item, depth + 1) for i, item in enumerate(value))
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise MetricsError(
-                f"metric {name!r} is a tensor of shape {tuple(value.shape)}; report a number, or a list "
-                "made with .tolist()"
-            )
-        return value.item()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and value.ndim == 0:
-        return value.item()
-    try:
-        pickle.dumps(value)
-    except Exception as error:
-        raise MetricsError(
-            f"metric {name!r} cannot be sent to Tune: {type(value).__name__}: {error}"
-        ) from error
-    return value
-
-
-def _checkpoint_path(checkpoint: Any) -> str | None:
-    if checkpoint is None:
-        return None
-    # Ray's Checkpoint passes for an os.PathLike, but its __fspath__ raises: so it is asked first.
-    if hasattr(checkpoint, "path") and hasattr(checkpoint, "filesystem"):
-        kind = getattr(checkpoint.filesystem, "type_name", "local")
-        if kind != "local":
-            raise MetricsError(
-                f"checkpoint must be a directory on this host, got {checkpoint!r}, which lies on a {kind} "
-                "file system: report what checkpoint.to_directory() returns"
-            )
-        checkpoint = checkpoint.path
-    if not isinstance(checkpoint, (str, os.PathLike)):
-        raise MetricsError(
-            "checkpoint must be a directory on this host, as a path or a ray.tune.Checkpoint, "
-            f"got {checkpoint!r:.200}"
-        )
-    path = os.path.abspath(os.fsdecode(checkpoint))
-    if not os.path.isdir(path):
-        what = "is a file" if os.path.exists(path) else "does not exist"
-        raise MetricsError(f"checkpoint must be a directory on this host, but {path!r} {what}")
-    return path
 
 
 def handle_output(session: Session, output: Any) -> None:

@@ -19,14 +19,15 @@ from horovod_tune import session as session_module
 from horovod_tune.errors import MetricsError, NotInTraining
 from horovod_tune.messages import CheckpointPlace, TrialOrder, World
 from horovod_tune.ray_adapter import tune_session
-from horovod_tune.session import Session, StopTraining, plain_metrics
+from horovod_tune.reported_values import MAX_DEPTH, plain_metrics
+from horovod_tune.session import Session, StopTraining
 
 
 def make_session(rank=0):
     order = TrialOrder("id", "name", "dir", "work", "experiment", {"lr": 0.1}, b"")
     sent = []
     world = World(rank, 2, rank, 2, 0, 1)
-    return Session(order, world, send=sent.append, fetch=lambda place: place.path), sent
+    return Session(order, world, send=sent.append, fetch=lambda place: place), sent
 
 
 def test_outside_a_trial_each_says_so():
@@ -221,7 +222,7 @@ def test_a_rank_that_lags_behind_finds_the_checkpoint_of_its_own_time():
     for _ in range(2):
         live.report({"loss": 1})
         found.append(live.get_checkpoint())
-    assert found == [None, "/first", "/second"]
+    assert [each and each.path for each in found] == [None, "/first", "/second"]
 
 
 def nested(levels, kind):
@@ -233,8 +234,8 @@ def nested(levels, kind):
 
 @pytest.mark.parametrize("kind", [lambda v: [v], lambda v: (v,), lambda v: {"k": v}])
 def test_a_metric_that_is_nested_too_deep_is_refused_by_name(kind):
-    assert plain_metrics({"deep": nested(session_module.MAX_DEPTH, kind)})
-    for levels in (session_module.MAX_DEPTH + 1, 500):
+    assert plain_metrics({"deep": nested(MAX_DEPTH, kind)})
+    for levels in (MAX_DEPTH + 1, 500):
         with pytest.raises(MetricsError, match=r"'deep.*nested more than 32 deep"):
             plain_metrics({"deep": nested(levels, kind)})
 

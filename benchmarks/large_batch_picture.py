@@ -67,7 +67,7 @@ def _growing(axis: Any, name: str, found: Mapping[str, list[Mapping[str, float]]
     axis.set_yticks([-number for number in range(len(found))], list(found), fontsize=8)
     # The right half is for the text.
     steps = [run["steps"] for runs in found.values() for run in runs if math.isfinite(run["steps"])]
-    axis.set_xlim(0, 2.1 * max(steps, default=1))
+    axis.set_xlim(0, 2.5 * max(steps, default=1))
     axis.margins(y=0.15)
     axis.set_xlabel("optimiser steps to the target, a dot a seed; median marked", fontsize=9)
     axis.set_title(f"batches that grow: {name}", fontsize=10, loc="left")

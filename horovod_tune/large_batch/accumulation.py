@@ -11,7 +11,7 @@ import torch
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.layer_wise import norms
 from horovod_tune.large_batch.noise_scale import GradientNorms, NoiseScale
-from horovod_tune.large_batch.world import gather_async, horovod, world_size
+from horovod_tune.large_batch.world import averages, gather_async, world_size
 
 
 class StepResult(NamedTuple):
@@ -84,7 +84,7 @@ class GradientAccumulator:
         self._process_set = getattr(optimizer, "process_set", None)
         self._world_size = world_size(self._process_set)
         self._made_alone = self._world_size == 1
-        self._averages = _check_optimizer(optimizer, self._world_size)
+        self._averages = averages(optimizer, self._world_size)
         if max_norm is not None:
             bounds.more_than("max_norm", max_norm, 0)
         self.optimizer = optimizer
@@ -246,20 +246,3 @@ class GradientAccumulator:
         self._scaler.update()
         # The scaler lowers its scale after an overflow, and never otherwise.
         return bool(self._scaler.get_scale() >= before)
-
-
-def _check_optimizer(optimizer: Any, size: int) -> bool:
-    """Return whether the optimiser averages over the ranks, rather than summing."""
-    hvd = horovod()
-    if hvd is None or size == 1:
-        return True
-    if not hasattr(optimizer, "synchronize"):
-        raise bounds.HyperparameterError(
-            f"optimizer must be a hvd.DistributedOptimizer in a world of {size} ranks, "
-            f"got {type(optimizer).__name__}"
-        )
-    if getattr(optimizer, "op", None) not in (hvd.Average, hvd.Sum):
-        raise bounds.HyperparameterError(
-            "op of hvd.DistributedOptimizer must be Average or Sum, got Adasum, which has no weighted mean"
-        )
-    return bool(optimizer.op == hvd.Average)

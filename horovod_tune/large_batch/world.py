@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from horovod_tune.large_batch import bounds
+
 
 def horovod() -> Any | None:
     """Return ``horovod.torch`` where the training function has imported and initialised it, else None."""
@@ -69,3 +71,24 @@ def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> An
     tensor = torch.tensor([list(row)], dtype=torch.float64)
     handle = hvd.allgather_async(tensor, name=f"horovod_tune.large_batch.{name}", **options)
     return lambda: hvd.synchronize(handle).tolist()
+
+
+def averages(optimizer: Any, size: int) -> bool:
+    """Return whether the optimiser averages over the ranks, rather than summing.
+
+    Raises:
+        HyperparameterError: It does neither.
+    """
+    hvd = horovod()
+    if hvd is None or size == 1:
+        return True
+    if not hasattr(optimizer, "synchronize"):
+        raise bounds.HyperparameterError(
+            f"optimizer must be a hvd.DistributedOptimizer in a world of {size} ranks, "
+            f"got {type(optimizer).__name__}"
+        )
+    if getattr(optimizer, "op", None) not in (hvd.Average, hvd.Sum):
+        raise bounds.HyperparameterError(
+            "op of hvd.DistributedOptimizer must be Average or Sum, got Adasum, which has no weighted mean"
+        )
+    return bool(optimizer.op == hvd.Average)

@@ -204,10 +204,10 @@ def adasum(kind: str) -> dict[str, object]:
     return {"distance": distance(model, wholes[0]), "refused": refused}
 
 
-def no_adasum(kind: str) -> str:
-    """What this build of Horovod says to Adasum itself."""
-    model = new_model()
-    optimizer = distributed(model, kind, op=hvd.Adasum)
+def no_adasum() -> str:
+    """What this build of Horovod says to Adasum itself; its world has ended then."""
+    model = torch.nn.Linear(6, 2, bias=False).double()
+    optimizer = distributed(model, "lamb", op=hvd.Adasum)
     try:
         loss_of(model, list(range(4))).backward()
         optimizer.step()
@@ -346,7 +346,7 @@ results = {
     "curvature": curvature(),
     "configured": configured(),
     "refusals": refusals(),
-    "no_adasum": {kind: no_adasum(kind) for kind in ("lars", "lamb")},
+    "no_adasum": no_adasum(),  # The last, as it ends the world.
 }
 hvd.shutdown()
 print(json.dumps(results), flush=True)

@@ -1,19 +1,23 @@
-"""Worlds of up to 512 ranks against the real rendezvous, without 512 processes.
+"""Worlds of up to 512 ranks against the real rendezvous and the real coordinator, without 512 processes.
 
-    python -m benchmarks.scale                    # 16 to 512 ranks: about a minute
+    python -m benchmarks.scale                    # 16 to 512 ranks: about three minutes
     python -m benchmarks.scale --sizes 16,64      # some
-    python -m benchmarks.scale --before           # as it was, too: ten minutes
+    python -m benchmarks.scale --before           # as it was, too: 20 minutes
     python -m benchmarks.scale picture            # draw results/scale.csv again
 
-Two processes play 8 ranks a host, see `scale_rendezvous.py`. Results: results/scale.csv and scale.png. With
-``--before`` the rendezvous is also asked for each pair of ranks, as Horovod does without our patch (up to 256
-ranks: beyond, it takes many minutes).
+Two cores play 8 ranks a host: `scale_rendezvous.py` and `scale_reports.py` say what is real and what is
+played. Results go to results/scale.csv and scale.png. With ``--before`` the rendezvous is also asked for each
+pair of ranks, as Horovod does without our patch (up to 256 ranks: beyond, it takes many minutes), and each
+rank on another host also let go by a call of Ray's.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,9 +26,11 @@ from benchmarks import scale_rendezvous
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = (16, 64, 128, 256, 512)
 LARGEST_OF_PAIRS = 256
+SECONDS = 5.0
+TIMEOUT_S = 600
 FIELDS = ("part", "way", "ranks", "figure", "value")
 # On two cores, at 512 ranks.
-RENDEZVOUS_CPU_S = 5.0
+RENDEZVOUS_CPU_S, REPORTS_PER_S = 5.0, 200.0
 
 
 def measure(sizes: Sequence[int], *, before: bool) -> list[tuple[str, str, int, str, float]]:
@@ -39,7 +45,16 @@ def measure(sizes: Sequence[int], *, before: bool) -> list[tuple[str, str, int, 
         note("rendezvous", "gathers", size, scale_rendezvous.measure(size, gathers=True))
         if before and size <= LARGEST_OF_PAIRS:
             note("rendezvous", "pairs", size, scale_rendezvous.measure(size, gathers=False))
+        for way in ("relays", "ray") if before else ("relays",):
+            note("reports", way, size, _reports(way, size))
     return rows
+
+
+def _reports(way: str, size: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.scale_reports", way, str(size), str(SECONDS)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=TIMEOUT_S)
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def write(rows: Sequence[tuple[str, str, int, str, float]], path: Path) -> None:
@@ -57,28 +72,48 @@ def write(rows: Sequence[tuple[str, str, int, str, float]], path: Path) -> None:
 
 
 def draw(source: Path, path: Path) -> None:
-    """Draw the CPU that the rendezvous takes over the number of ranks."""
+    """Draw CPU of the rendezvous and of a report over the number of ranks."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     with source.open() as file:
-        rows = [row for row in csv.DictReader(file) if row["figure"] == "cpu_s"]
-    figure, axis = plt.subplots(figsize=(6, 3.4))
-    for way, label, color in (
-        ("gathers", "one exchange", "#1f77b4"),
-        ("pairs", "a question a pair", "#b8bcc2"),
-    ):
-        points = sorted((int(row["ranks"]), float(row["value"])) for row in rows if row["way"] == way)
-        if points:
-            axis.plot(*zip(*points, strict=True), "o-", label=label, color=color)
-    axis.axhline(RENDEZVOUS_CPU_S, color="#30343a", linewidth=0.8, linestyle=":", label="goal at 512")
-    axis.set(xscale="log", yscale="log", xlabel="ranks, 8 a host", ylabel="CPU seconds of the rendezvous")
-    axis.set_xticks(SIZES, [str(size) for size in SIZES])
-    axis.minorticks_off()
-    axis.legend(frameon=False, fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
+        rows = list(csv.DictReader(file))
+    figure, axes = plt.subplots(1, 2, figsize=(11, 3.6))
+    panels = (
+        ("rendezvous", "cpu_s", "CPU seconds of the rendezvous", RENDEZVOUS_CPU_S, "goal: 5 s at 512"),
+        (
+            "reports",
+            "cpu_ms_per_report",
+            "coordinator's CPU, ms a report",
+            1000 / REPORTS_PER_S,
+            "goal: 200 reports a second",
+        ),
+    )
+    names = {
+        "gathers": "one exchange",
+        "pairs": "a question a pair",
+        "relays": "one message a host",
+        "ray": "a Ray call a rank",
+    }
+    for axis, (part, name, label, goal, goal_label) in zip(axes, panels, strict=True):
+        for way in dict.fromkeys(row["way"] for row in rows if row["part"] == part):
+            points = sorted(
+                (int(row["ranks"]), float(row["value"]))
+                for row in rows
+                if (row["part"], row["way"], row["figure"]) == (part, way, name)
+            )
+            ours = way in {"gathers", "relays"}
+            axis.plot(
+                *zip(*points, strict=True), "o-", label=names[way], color="#1f77b4" if ours else "#b8bcc2"
+            )
+        axis.axhline(goal, color="#30343a", linewidth=0.8, linestyle=":", label=goal_label)
+        axis.set(xscale="log", yscale="log", xlabel="ranks, 8 a host", ylabel=label)
+        axis.set_xticks(SIZES, [str(size) for size in SIZES])
+        axis.minorticks_off()
+        axis.legend(frameon=False, fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)

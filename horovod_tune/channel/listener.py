@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from dataclasses import dataclass
 
 CONNECT_S = 5.0
@@ -20,10 +21,15 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class ChannelToken:
-    """The address that a rank connects to and the secret that it shows there; for one rank, used once."""
+    """The address that a rank connects to and the secret that it shows there; for one rank, used once.
 
-    address: bytes
+    A pair of an IP address and a port is that of a coordinator on another host; ``by_rank`` tells that a rank
+    listens there, which may still have to begin (`remote_listener`).
+    """
+
+    address: bytes | tuple[str, int]
     secret: bytes
+    by_rank: bool = False
 
 
 class Listener:
@@ -75,9 +81,21 @@ def connect(token: ChannelToken) -> socket.socket:
     """Connect a rank to the listener that gave ``token``, and show the secret.
 
     Raises:
-        OSError: no coordinator listens there on this host.
+        OSError: nobody listens there.
     """
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    gives_up = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return _connect(token)
+        except ConnectionRefusedError:
+            if not token.by_rank or time.monotonic() > gives_up:
+                raise
+        time.sleep(0.01)
+
+
+def _connect(token: ChannelToken) -> socket.socket:
+    is_remote = isinstance(token.address, tuple)
+    end = socket.socket(socket.AF_INET if is_remote else socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         end.settimeout(CONNECT_S)
         end.connect(token.address)

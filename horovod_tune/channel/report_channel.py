@@ -26,6 +26,8 @@ class CoordinatorChannel:
     def __init__(self, end: socket.socket) -> None:
         self._channel = Channel(end, REPORTS, MAX_REPORT_BYTES)
         self.is_open = True
+        # The trial and the report that were let go last.
+        self.released: tuple[int, float] = (0, 0)
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -35,7 +37,10 @@ class CoordinatorChannel:
         if not self.is_open or (checkpoint is not None and checkpoint.filesystem is not None):
             return False
         place = None if checkpoint is None else (checkpoint.path, checkpoint.node_id, checkpoint.report)
-        return self._channel.send_at_once("proceed", run=run, index=index, checkpoint=place)
+        is_sent = self._channel.send_at_once("proceed", run=run, index=index, checkpoint=place)
+        if is_sent:
+            self.released = (run, index)
+        return is_sent
 
     def receive(self) -> list[tuple[int, Report]]:
         """Return the reports that have arrived, each with the number of its trial; does not wait.

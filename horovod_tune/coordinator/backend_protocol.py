@@ -19,8 +19,12 @@ class WorkerActor(Protocol):
     def describe(self) -> WorkerFacts:
         """Return where the actor landed."""
 
-    def assign(self, assignment: Assignment) -> None:
-        """Take the ranks and their environment; once in the actor's life."""
+    def assign(self, assignment: Assignment) -> bool | None:
+        """Take the ranks and their environment; once in the actor's life.
+
+        Returns:
+            whether it is connected to where its token leads; None where it has none.
+        """
 
     def begin(self, order: TrialOrder) -> None:
         """Start the training function on every rank of the worker; returns at once."""

@@ -23,8 +23,8 @@ class Worker:
     """Everything that the coordinator knows of one training actor.
 
     ``facts`` is None until the actor has said where it landed, ``ranks`` is empty until it was given them,
-    ``channel`` is None where it is reached through Ray only. ``running`` holds its ranks whose training
-    function runs. ``place`` is the slot of the trial that the actor takes.
+    ``channel`` is None where it is not connected to this process; it may hear what is sent to ``relay``.
+    ``running`` holds its ranks whose training function runs. ``place`` is its slot of the trial.
     """
 
     def __init__(self, actor: Any, place: int) -> None:
@@ -34,6 +34,7 @@ class Worker:
         self.facts: WorkerFacts | None = None
         self.ranks: tuple[int, ...] = ()
         self.channel: CoordinatorChannel | None = None
+        self.relay: CoordinatorChannel | None = None
         self.running: set[int] = set()
         self.description = actor.describe.remote()
         self._question: int | None = None
@@ -95,7 +96,10 @@ class Worker:
 
     def release(self, run: int, index: int, checkpoint: CheckpointPlace | None) -> bool:
         """Let reports up to ``index`` of trial ``run`` return without Ray; False where it must be a call."""
-        return self.channel is not None and self.channel.release(run, index, checkpoint)
+        if self.channel is not None:
+            return self.channel.release(run, index, checkpoint)
+        # The relay's own worker comes before those that it hands on to.
+        return self.relay is not None and self.relay.released == (run, index)
 
 
 def call_all(workers: Sequence[Worker], refs: Sequence[Any], doing: str, *, timeout_s: float) -> list[Any]:

@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayError
 
 from horovod_tune import error_text
 from horovod_tune.channel.packing import MalformedMessage
+from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator import actor_processes, failures
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.inbox import Inbox, Mail
@@ -113,7 +114,7 @@ class WorkerGroup:
         for worker, fact in zip(self.workers, facts, strict=True):
             worker.facts = fact
         assignments = self._launcher.assign([worker.actor for worker in self.workers], facts)
-        self._call_all(
+        connected = self._call_all(
             [
                 worker.actor.assign.remote(each)
                 for worker, each in zip(self.workers, assignments, strict=True)
@@ -124,8 +125,19 @@ class WorkerGroup:
         for place, (worker, assignment) in enumerate(zip(self.workers, assignments, strict=True)):
             worker.ranks = tuple(world.rank for world in assignment.worlds)
             worker.channel = channels.get(place)
+        self._note_relays(connected)
         self._inbox.add_channels(channels.values())
         self._world_size = len(self.hosts)
+
+    def _note_relays(self, connected: Sequence[bool | None]) -> None:
+        """Note through whom workers are reached that are connected, but not to this process."""
+        first: dict[str, CoordinatorChannel] = {}
+        for worker, is_connected in zip(self.workers, connected, strict=True):
+            assert worker.facts is not None
+            if worker.channel is not None:
+                first.setdefault(worker.facts.node_id, worker.channel)
+            elif is_connected:
+                worker.relay = first.get(worker.facts.node_id)
 
     def _call_all(self, refs: Sequence[Any], doing: str) -> list[Any]:
         return call_all(self.workers, refs, doing, timeout_s=self._timeout_s)
@@ -214,6 +226,10 @@ class WorkerGroup:
                 # Rank 0's worker, if it has no channel, gets both in one call.
                 self._ask(worker, *(() if released else self._released))
 
+    def _released_to(self, worker: Worker) -> tuple[Any, ...]:
+        """Return what a worker was told other than through Ray, which may have been lost."""
+        return self._released if worker.channel is not None or worker.relay is not None else ()
+
     def _listen(self, wait_s: float) -> None:
         """Take in what workers say within ``wait_s``, and ask them again."""
         mail = self._open_mail(wait_s)
@@ -233,7 +249,7 @@ class WorkerGroup:
             self._take(worker, messages)
             waits_for_us = any(isinstance(message, Report) for message in messages)
             if not waits_for_us and worker.running and not worker.is_asked:
-                self._ask(worker, *(self._released if worker.channel is not None else ()))
+                self._ask(worker, *self._released_to(worker))
 
     def _open_mail(self, wait_s: float) -> Mail:
         try:

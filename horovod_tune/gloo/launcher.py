@@ -9,7 +9,8 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from horovod_tune import ray_adapter
-from horovod_tune.channel.listener import Listener
+from horovod_tune.channel.listener import ChannelToken, Listener
+from horovod_tune.channel.remote_listener import RemoteListener, listen_for_hosts, relay_tokens
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server, ranks
@@ -32,6 +33,7 @@ class GlooLauncher:
         self._node_id = node_id
         self._rendezvous: Rendezvous | None = None
         self._listener: Listener | None = None
+        self._remote_listener: RemoteListener | None = None
         self._more: dict[int, PlacementGroup] = {}
 
     def create(self) -> list[Any]:
@@ -65,7 +67,7 @@ class GlooLauncher:
         self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
         gpus = ranks.visible_gpus(facts, worlds)
         interfaces = self._interfaces(actors, facts, single_host=single_host)
-        self._listener = Listener()
+        tokens, hands_on_to = self._tokens(facts)
         assignments = []
         for actor, (fact, world, interface, visible) in enumerate(
             zip(facts, worlds, interfaces, gpus, strict=True)
@@ -83,10 +85,33 @@ class GlooLauncher:
             nccl = ranks.nccl_environment(interface) if spec.use_gpu else {}
             if spec.nics:
                 environment |= nccl
-            channel = self._listener.create_token(actor) if fact.node_id == self._node_id else None
             # Without nics= a machine's own setting stands, since it knows more than we do.
-            assignments.append(Assignment((world,), environment, {} if spec.nics else nccl, channel))
+            defaults = {} if spec.nics else nccl
+            assignments.append(
+                Assignment((world,), environment, defaults, tokens.get(actor), hands_on_to.get(actor, {}))
+            )
         return assignments
+
+    def _tokens(
+        self, facts: Sequence[WorkerFacts]
+    ) -> tuple[dict[int, ChannelToken], dict[int, dict[int, ChannelToken]]]:
+        """Return how each actor is reached without Ray, and whom the first one of a host hands it on to.
+
+        In an elastic trial, whose worlds come and go, ranks on other hosts are reached through Ray.
+        """
+        by_node: dict[str, list[int]] = {}
+        for actor, fact in enumerate(facts):
+            by_node.setdefault(fact.node_id, []).append(actor)
+        self._listener = Listener()
+        tokens = {actor: self._listener.create_token(actor) for actor in by_node.pop(self._node_id, [])}
+        hands_on_to = {}
+        if by_node and not self._spec.is_elastic:
+            self._remote_listener = listen_for_hosts(ray.util.get_node_ip_address())
+            for first, *others in by_node.values():
+                tokens[first] = self._remote_listener.create_token(first)
+                hands_on_to[first] = relay_tokens(others)
+                tokens |= hands_on_to[first]
+        return tokens, hands_on_to
 
     def _interfaces(
         self, actors: Sequence[Any], facts: Sequence[WorkerFacts], *, single_host: bool
@@ -110,6 +135,9 @@ class GlooLauncher:
     def channels(self) -> dict[int, CoordinatorChannel]:
         listener, self._listener = self._listener, None
         ends = listener.accept() if listener is not None else {}
+        remote_listener, self._remote_listener = self._remote_listener, None
+        if remote_listener is not None:
+            ends |= remote_listener.accept()
         return {place: CoordinatorChannel(end) for place, end in ends.items()}
 
     def death_of(self, facts: WorkerFacts) -> str:
@@ -128,6 +156,9 @@ class GlooLauncher:
         self._end_rendezvous()
 
     def _end_rendezvous(self) -> None:
+        if self._remote_listener is not None:
+            self._remote_listener.close()
+            self._remote_listener = None
         for channel in self.channels().values():  # not taken yet
             channel.close()
         if self._rendezvous is not None:

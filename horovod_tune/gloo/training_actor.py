@@ -20,6 +20,7 @@ import ray
 
 from horovod_tune import ray_adapter
 from horovod_tune.channel.listener import ChannelToken
+from horovod_tune.channel.relay import Relay
 from horovod_tune.channel.report_channel import RankChannel
 from horovod_tune.elastic import CommittedState
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
@@ -71,6 +72,7 @@ class TrainingActor:
         self._environment: dict[str, str] = {}
         self._baseline: Baseline | None = None
         self._channel: RankChannel | None = None
+        self._relay: Relay | None = None
         self._run = 0
         self._prepared = threading.Lock()
         self._forming = threading.Lock()
@@ -111,26 +113,30 @@ class TrainingActor:
             for name, addresses in psutil.net_if_addrs().items()
         }
 
-    def assign(self, assignment: Assignment) -> None:
-        """Take this actor's place in the world."""
+    def assign(self, assignment: Assignment) -> bool:
+        """Take this actor's place in the world; return whether it is connected without Ray."""
         (self._world,) = assignment.worlds
         self._environment = assignment.environment
         os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
-        if assignment.channel_token is not None:
-            self._open_channel(assignment.channel_token)
+        if assignment.hands_on_to:
+            self._relay = Relay(assignment.hands_on_to)
+        return assignment.channel_token is not None and self._open_channel(assignment.channel_token)
 
-    def _open_channel(self, token: ChannelToken) -> None:
+    def _open_channel(self, token: ChannelToken) -> bool:
         try:
-            self._channel = RankChannel(token)
+            channel = RankChannel(token)
         except OSError as error:
             # For example a coordinator in another container. Every rank can report through Ray.
             logger.warning("reports go through Ray: could not connect to the coordinator directly: %s", error)
-            return
-        threading.Thread(
-            target=self._channel.listen, args=(self._release,), name="channel", daemon=True
-        ).start()
+            return False
+        if not token.by_rank:
+            self._channel = channel
+        threading.Thread(target=channel.listen, args=(self._release,), name="channel", daemon=True).start()
+        return True
 
     def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
+        if self._relay is not None:
+            self._relay.release(run, index, checkpoint)
         training = self._training
         if training is not None and training.session.order.run == run:
             training.session.proceed(index, checkpoint)

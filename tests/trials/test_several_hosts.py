@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,3 +233,51 @@ def test_a_trial_on_other_nodes_appends_to_its_logs_and_removes_what_a_kill_left
     (tmp_path / "trial" / "checkpoint_000001.5f.part" / "sub").mkdir(parents=True)
     node_transfer.remove_parts(worker_node, str(tmp_path / "trial"), timeout_s=60)
     assert [each.name for each in (tmp_path / "trial").iterdir()] == ["rank_3.log"]
+
+
+def report_often(config):
+    import horovod.torch as hvd
+
+    from horovod_tune import report
+
+    hvd.init()
+    for step in range(config["reports"]):
+        report(step=step)
+
+
+def test_ranks_on_other_hosts_are_let_go_by_one_message_a_host(cluster, tmp_path):
+    import cloudpickle
+    import ray
+
+    from horovod_tune.coordinator.worker_group import POLL_S, WorkerGroup
+    from horovod_tune.gloo.launcher import GlooLauncher
+    from horovod_tune.messages import Report, TrialOrder
+    from horovod_tune.spec import make_spec
+
+    spec = make_spec(num_hosts=2, num_slots=2)
+    placement = spec.placement()
+    placement_group = ray.util.placement_group([dict(each) for each in placement.bundles], placement.strategy)
+    ray.get(placement_group.ready(), timeout=60)
+    here = ray.get_runtime_context().get_node_id()  # the head, which has no ranks
+    group = WorkerGroup(GlooLauncher(spec, placement_group, node_id=here), timeout_s=60.0)
+    try:
+        order = TrialOrder("id", "trial", str(tmp_path), str(tmp_path), "experiment", {"reports": 100}, None)
+        group.begin(replace(order, function=cloudpickle.dumps(report_often)))
+        reached = {}
+        for worker in group.workers:
+            ways = reached.setdefault(worker.facts.node_id, [])
+            ways.append(
+                "connected" if worker.channel else "through a neighbour" if worker.relay else "by Ray"
+            )
+        assert list(reached.values()) == [["connected", "through a neighbour"]] * 2
+        began = time.monotonic()
+        steps = []
+        while isinstance(event := group.next_event(), Report):
+            steps.append(event.metrics["step"])
+            group.proceed(event.index, None)
+        assert steps == list(range(100))
+        # Where a neighbour handed nothing on, each report would wait for a poll.
+        assert time.monotonic() - began < 10 * POLL_S
+    finally:
+        group.close()
+        ray.util.remove_placement_group(placement_group)

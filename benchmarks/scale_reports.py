@@ -1,0 +1,282 @@
+"""Plays 8 ranks a host against the real coordinator: protocol only, without torch, Horovod or 512 processes.
+
+The coordinator, its worker group and inbox are the real ones, and so are the sockets. The training actors are
+stand-ins: Ray's part of a start is left out, and each answers its poll when the wait is over. Rank 0 reports,
+waits until it may go on, and reports again, in a process of its own; another one reads what is sent to the
+other ranks of this host and to the first rank of each other host. What that hands on to its neighbours costs
+the coordinator nothing, and is left out. With ``ray``, every rank on another host is let go by a call of a
+real Ray actor, as it was before.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import heapq
+import itertools
+import json
+import pickle
+import resource
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from benchmarks.scale_rendezvous import RANKS_PER_HOST
+from horovod_tune.channel import listener
+from horovod_tune.channel.listener import Listener
+from horovod_tune.channel.remote_listener import listen_for_hosts
+from horovod_tune.channel.report_channel import CoordinatorChannel, RankChannel
+from horovod_tune.coordinator import actor_processes, worker_group
+from horovod_tune.coordinator.coordinator import Coordinator
+from horovod_tune.coordinator.worker_group import WorkerGroup
+from horovod_tune.gloo import ranks
+from horovod_tune.messages import Assignment, Report, TrialOrder, WorkerFacts
+
+METRICS = {"loss": 0.25, "accuracy": 0.5, "epoch": 3, "lr": 0.1}
+FUNCTION_BYTES = 100_000
+
+
+class Answer:
+    """The answer to a call of a stand-in."""
+
+    def __init__(self) -> None:
+        self.value: Future[Any] = Future()
+
+    def future(self) -> Future[Any]:
+        return self.value
+
+
+class Later:
+    """Answers polls when their time is over, in one thread."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._due: list[tuple[float, int, Answer]] = []
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def add(self, wait_s: float, answer: Answer) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (time.monotonic() + wait_s, next(self._numbers), answer))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                left_s = self._due[0][0] - time.monotonic() if self._due else None
+                if left_s is None or left_s > 0:
+                    self._changed.wait(left_s)
+                    continue
+                _, _, answer = heapq.heappop(self._due)
+            answer.value.set_result([])
+
+
+class StandIn:
+    """A training actor as the worker group calls it."""
+
+    def __init__(self, facts: WorkerFacts, later: Later, calls: collections.Counter[str], sink: Any) -> None:
+        self._facts, self._later, self._calls, self._sink = facts, later, calls, sink
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> Answer:
+            self._calls[name] += 1
+            answer = Answer()
+            if name == "proceed" and self._sink is not None:
+                self._sink.proceed.remote(*arguments)
+            if name == "poll":
+                self._later.add(arguments[0], answer)
+            else:
+                answer.value.set_result({"describe": self._facts, "assign": self._sink is None}.get(name))
+            return answer
+
+        return type("Method", (), {"remote": staticmethod(remote)})
+
+
+class StandInLauncher:
+    """Gives stand-ins their ranks as `GlooLauncher` does, and starts the programs that play them."""
+
+    def __init__(self, size: int, *, sink: Any, stack: contextlib.ExitStack) -> None:
+        later = Later()
+        self.calls: collections.Counter[str] = collections.Counter()
+        self._actors = []
+        for rank in range(size):
+            host = rank // RANKS_PER_HOST
+            facts = WorkerFacts(f"node{host}", f"10.0.0.{host}", f"host{host}", 1000 + rank, 0.0)
+            self._actors.append(StandIn(facts, later, self.calls, sink))
+        self._reaches_others = sink is None
+        self._stack = stack
+        self.players: list[subprocess.Popen[bytes]] = []
+
+    def create(self) -> Sequence[Any]:
+        return self._actors
+
+    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerFacts]) -> list[Assignment]:
+        worlds = ranks.assign_worlds([each.node_id for each in facts], first_node="node0")
+        self._here, self._elsewhere = Listener(), listen_for_hosts("127.0.0.1")
+        assignments = []
+        for number, (fact, world) in enumerate(zip(facts, worlds, strict=True)):
+            environment = ranks.horovod_environment(
+                world,
+                host_key=fact.node_id,
+                rendezvous="10.0.0.0:10000/secret",
+                interface="eth0",
+                gloo_timeout_s=60,
+                stall_timeout_s=60,
+            )
+            token = None
+            if fact.node_id == "node0":
+                token = self._here.create_token(number)
+            elif self._reaches_others and world.local_rank == 0:
+                token = self._elsewhere.create_token(number)
+            assignments.append(Assignment((world,), environment, channel_token=token))
+        tokens = [each.channel_token for each in assignments if each.channel_token is not None]
+        self.players = [
+            self._stack.enter_context(_player("first", tokens[:1])),
+            self._stack.enter_context(_player("others", tokens[1:])),
+        ]
+        return assignments
+
+    def channels(self) -> dict[int, CoordinatorChannel]:
+        for player in self.players:
+            assert player.stdout is not None and player.stdout.readline() == b"connected\n"
+        ends = {**self._here.accept(), **self._elsewhere.accept()}
+        return {number: CoordinatorChannel(end) for number, end in ends.items()}
+
+    def processes_below(self) -> list[WorkerFacts]:
+        return []
+
+    def death_of(self, facts: WorkerFacts) -> str:
+        return ""
+
+    def close(self) -> None:
+        """The programs end with the measurement."""
+
+
+class NoStorage:
+    """A trial without checkpoints or output."""
+
+    def append_log(self, rank: int, text: bytes) -> None: ...
+
+    def publish_logs(self, *, at_end: bool = False) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def _player(part: str, tokens: list[Any]) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "benchmarks.scale_reports", part]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    pickle.dump(tokens, process.stdin)
+    process.stdin.flush()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def play_first() -> None:
+    """Be rank 0: report, wait until the report may return, report again."""
+    (token,) = pickle.load(sys.stdin.buffer)
+    channel = RankChannel(token)
+    allowed, changed = [0.0], threading.Condition()
+
+    def on_release(run: int, index: float, checkpoint: Any) -> None:
+        with changed:
+            allowed[0] = max(allowed[0], index)
+            changed.notify()
+
+    threading.Thread(target=channel.listen, args=(on_release,), daemon=True).start()
+    print("connected", flush=True)
+    for index in itertools.count(1):
+        if not channel.report(1, Report(index, METRICS)):
+            return
+        with changed:
+            changed.wait_for(lambda index=index: allowed[0] >= index)  # type: ignore[misc]
+
+
+def play_others() -> None:
+    """Be all other ranks: take what comes."""
+    ends = [listener.connect(token) for token in pickle.load(sys.stdin.buffer)]
+    print("connected", flush=True)
+    with selectors.DefaultSelector() as selector:
+        for end in ends:
+            selector.register(end, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if not key.fileobj.recv(1 << 16):  # type: ignore[union-attr]
+                    selector.unregister(key.fileobj)
+
+
+def _answers(workers: Any, refs: Sequence[Answer], doing: str, *, timeout_s: float) -> list[Any]:
+    return [ref.value.result(timeout_s) for ref in refs]
+
+
+def measure(size: int, *, by_ray: bool, seconds: float) -> dict[str, float]:
+    """Return what a trial of ``size`` ranks costs its coordinator: its start, and each report."""
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (worker_group, "call_all", _answers),
+        (actor_processes, "end_actors", lambda *_, **__: None),
+    ]
+    for module, name, stand_in in replaced:
+        setattr(module, name, stand_in)
+    with contextlib.ExitStack() as stack:
+        launcher = StandInLauncher(size, sink=_ray_sink(stack) if by_ray else None, stack=stack)
+        group = WorkerGroup(launcher, timeout_s=60.0)
+        group._share = lambda order: order  # type: ignore[method-assign]  # there is no object store
+        coordinator = Coordinator(group, bytes(FUNCTION_BYTES), reuse_workers=True)
+        order = TrialOrder("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
+        coordinator.begin_workers()
+        coordinator.set_trial(order, NoStorage())  # type: ignore[arg-type]
+        cpu_s = _cpu_s()
+        assert coordinator.next_result() is not None
+        start_cpu_s = _cpu_s() - cpu_s
+        linked = sum(worker.channel is not None for worker in group.workers)
+        calls_before = launcher.calls.copy()
+        cpu_s, began, reports = _cpu_s(), time.monotonic(), 0
+        while time.monotonic() - began < seconds:
+            assert coordinator.next_result() is not None
+            reports += 1
+        took_s, used_s = time.monotonic() - began, _cpu_s() - cpu_s
+        calls = launcher.calls - calls_before
+        return {
+            "start_cpu_s": start_cpu_s,
+            "connected": linked,
+            "reports_per_s": reports / took_s,
+            "cpu_ms_per_report": 1000 * used_s / reports,
+            "ray_calls_per_report": (calls["proceed"]) / reports,
+            "polls_per_s": calls["poll"] / took_s,
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+
+
+def _ray_sink(stack: contextlib.ExitStack) -> Any:
+    import ray
+
+    class Sink:
+        def proceed(self, index: float, checkpoint: Any) -> None: ...
+
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    stack.callback(ray.shutdown)
+    return ray.remote(Sink).remote()
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["first"]:
+            play_first()
+        case ["others"]:
+            play_others()
+        case [way, size, seconds]:
+            print(json.dumps(measure(int(size), by_ray=way == "ray", seconds=float(seconds))))

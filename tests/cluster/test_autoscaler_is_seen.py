@@ -7,7 +7,14 @@ import json
 import pytest
 import ray
 
-from horovod_tune.ray_adapter import cluster_can_grow
+from horovod_tune.ray_adapter.queries import cluster_can_grow
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, status: str | None) -> None:
+    def get(key: bytes, *, namespace: str | None = None) -> bytes | None:
+        return None if status is None else status.encode()
+
+    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", get)
 
 
 @pytest.mark.parametrize(
@@ -27,14 +34,12 @@ def test_only_an_autoscaler_with_a_cluster_file_makes_a_cluster_grow(
     labels = {"ray.io/node-id": "5f1c"} | ({"ray.io/node-group": label} if label else {})
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": labels}])
     status = None if published is None else json.dumps({"autoscaler_report": {"active_nodes": published}})
-    monkeypatch.setattr(
-        "ray.experimental.internal_kv._internal_kv_get", lambda _: status.encode() if status else None
-    )
+    publish(monkeypatch, status)
     assert cluster_can_grow() is grows
 
 
 def test_an_autoscaler_that_has_not_reported_yet_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {}}])
-    report = json.dumps({"autoscaler_report": None}).encode()
-    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", lambda _: report)
+    report = json.dumps({"autoscaler_report": None})
+    publish(monkeypatch, report)
     assert not cluster_can_grow()

@@ -50,6 +50,8 @@ class LogExpectedImprovement(ExpectedImprovement):
 
     def slopes(self, mean: FloatArray, std: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return `base_acq` and its derivatives by the mean and by the standard deviation."""
+        if self.y_max is None:
+            raise ValueError("y_max must be set before slopes() is called")
         z = (mean - self.y_max - self.xi) / std
         log_part = log_h(z)
         by_mean = np.exp(log_ndtr(z) - log_part) / std

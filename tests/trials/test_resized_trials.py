@@ -34,7 +34,7 @@ def train(config: dict[str, Any]) -> None:
     state = {"step": 0, "sum": 0.0}
     if start is not None:
         state = torch.load(Path(start.path, "state.pt"))
-    while state["step"] < config["steps"] or (hvd.size() < config.get("until", 1) and state["step"] < 2000):
+    while True:
         step = state["step"] + 1
         mean = hvd.allreduce(torch.tensor([float(step)], dtype=torch.float64)).item()
         state = {"step": step, "sum": state["sum"] + mean}
@@ -48,6 +48,9 @@ def train(config: dict[str, Any]) -> None:
                 noise_scale_low=config.get("noise", 1.0),
                 checkpoint=folder,
             )
+        # After a step: a trial that has just got its last size shows it in one more report.
+        if step >= config["steps"] and (hvd.size() >= config.get("until", 1) or step >= 2000):
+            return
 
 
 def check_sums(analysis: Any) -> list[list[int]]:

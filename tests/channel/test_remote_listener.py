@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import random
 import socket
 import threading
@@ -30,17 +31,10 @@ def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteListener]:
     house.close()
 
 
-def hear(channel: RankChannel, count: int) -> list[tuple[Any, ...]]:
-    heard: list[tuple[Any, ...]] = []
-    done = threading.Event()
-
-    def note(*release: Any) -> None:
-        heard.append(release)
-        if len(heard) == count:
-            done.set()
-
-    threading.Thread(target=channel.listen, args=(note,), daemon=True).start()
-    assert done.wait(WAIT_S)
+def listen(channel: RankChannel) -> queue.Queue[tuple[Any, ...]]:
+    """Listen until the channel ends; one thread a channel, or they would take each other's releases."""
+    heard: queue.Queue[tuple[Any, ...]] = queue.Queue()
+    threading.Thread(target=channel.listen, args=(lambda *said: heard.put(said),), daemon=True).start()
     return heard
 
 
@@ -50,8 +44,8 @@ def test_each_rank_gets_what_is_sent_to_it(house: RemoteListener) -> None:
     assert ends.keys() == ranks.keys()
     place = CheckpointPlace("/storage/c", None, "node", 4)
     assert ends[3].release(1, 4, place) and ends[70_000].release(2, 5, None)
-    assert hear(ranks[3], 1) == [(1, 4, place)]
-    assert hear(ranks[70_000], 1) == [(2, 5, None)]
+    assert listen(ranks[3]).get(timeout=WAIT_S) == (1, 4, place)
+    assert listen(ranks[70_000]).get(timeout=WAIT_S) == (2, 5, None)
     assert ends[3].released == (1, 4)
     for end in ends.values():
         end.close()
@@ -75,7 +69,7 @@ def test_strangers_are_turned_away_and_hold_up_nobody(house: RemoteListener) -> 
                 assert stranger.recv(1) == b"", "it is not let in, and not kept"
     channel = CoordinatorChannel(ends[1])
     assert channel.release(1, 1, None)
-    assert hear(rank, 1) == [(1, 1, None)]
+    assert listen(rank).get(timeout=WAIT_S) == (1, 1, None)
     channel.close()
 
 
@@ -132,11 +126,11 @@ def test_the_first_rank_of_a_host_hands_on_what_it_hears() -> None:
         neighbours = [each.result(timeout=WAIT_S) for each in connecting]
         relay._accepting.join(WAIT_S)
         relay.release(1, 7, None)
-        heard = list(pool.map(lambda channel: hear(channel, 1), neighbours))
-    assert heard == [[(1, 7, None)]] * 3
+    heard = [listen(channel) for channel in neighbours]
+    assert [each.get(timeout=WAIT_S) for each in heard] == [(1, 7, None)] * 3
     neighbours[0].close()
     relay.release(1, 8, None)  # one that is gone is no reason not to tell the others
-    assert hear(neighbours[1], 1) == [(1, 8, None)]
+    assert [each.get(timeout=WAIT_S) for each in heard[1:]] == [(1, 8, None)] * 2
 
 
 def test_nobody_listening_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

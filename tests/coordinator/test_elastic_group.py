@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_workers import ORDER, TIMEOUT_S, Clock, FakeActor, FakeLauncher
 
+from horovod_tune.coordinator.draining import DrainingHosts
 from horovod_tune.coordinator.elastic_group import WORLDS_WITHOUT_REPORT, ElasticGroup
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.gloo.training_actor import TrainingActor
@@ -38,7 +39,8 @@ class ElasticLauncher(FakeLauncher):
         self.world = list(self.actors)
         self.is_full = False
 
-    def create_one(self, place: int) -> ElasticActor:
+    def create_one(self, place: int, *, elsewhere: bool = False) -> ElasticActor:
+        assert not elsewhere, "no host is about to go"
         actor = ElasticActor(len(self.everybody))
         actor.is_silent = self.is_full
         self.everybody.append(actor)
@@ -63,6 +65,7 @@ class Elastic:
         self.group = ElasticGroup(
             self.launcher, timeout_s=TIMEOUT_S, min_workers=least, max_workers=most, wait_s=WAIT_S
         )
+        self.group._draining = DrainingHosts(set)  # there is no Ray to ask
         self.group.begin(ORDER)
         self._let_them_live()
 

@@ -24,6 +24,7 @@ from sessions import simulated_nodes
 from xla_processes import rank_processes, see_them_gone
 
 import horovod_tune
+from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.spec import Placement, make_spec
 from horovod_tune.trainable import DistributedTrainable
@@ -49,8 +50,16 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+def by_cpus(spec: Any) -> Placement:
+    """Ask for the hosts by their CPUs."""
+    strategy = "STRICT_SPREAD" if spec.num_hosts > 1 else "PACK"
+    return Placement(({"CPU": float(spec.num_slots)},) * spec.num_hosts, strategy)
+
+
 @pytest.fixture
-def tune_run(cluster: Cluster, tmp_path: Path) -> Callable[..., Any]:
+def tune_run(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr(horovod_tune.trainable, "placement_of", by_cpus)
+
     def run(trainable: Any, **arguments: Any) -> Any:
         settings = {
             "storage_path": str(tmp_path),
@@ -65,22 +74,28 @@ def tune_run(cluster: Cluster, tmp_path: Path) -> Callable[..., Any]:
 
 
 class OnPlainProcesses(DistributedTrainable):
-    """A TPU trial in all but its runtime."""
+    """A TPU trial in all but its runtime and its places."""
 
-    def _make_launcher(self) -> Any:
+
+def set_up_on_plain_processes(self: Any, config: dict[str, Any]) -> None:
+    def make_group(spec: Any, node_id: str) -> WorkerGroup:
         group = ray.util.get_current_placement_group()
-        return PlainLauncher(self._spec, group, node_id=self._node_id)
+        return WorkerGroup(PlainLauncher(spec, group, node_id=node_id), timeout_s=spec.timeout_s)
+
+    horovod_tune.trainable.make_group = make_group  # in the coordinator's process
+    DistributedTrainable.setup(self, config)
+
+
+# Not in the class's body, where it would be taken for tune.with_parameters.
+OnPlainProcesses.setup = set_up_on_plain_processes  # type: ignore[method-assign]
 
 
 def trainable(func: Callable[..., Any], *, num_hosts: int = 2, num_slots: int = 2, **options: Any) -> type:
-    """As DistributedTrainableCreator makes it, on hosts that are asked for by their CPUs."""
-    bundles = ({"CPU": float(num_slots)},) * num_hosts
-    strategy = "STRICT_SPREAD" if num_hosts > 1 else "PACK"
+    """As DistributedTrainableCreator makes it."""
     body = {
         "_spec": make_spec(use_tpu=True, num_hosts=num_hosts, num_slots=num_slots, **options),
         "_shipped": ShippedFunction(func, uuid.uuid4().hex),
         "_parameters": parameters_of(func),
-        "_placement": classmethod(lambda cls: Placement(bundles, strategy)),
     }
     return type("trial", (OnPlainProcesses,), body)
 

@@ -59,6 +59,8 @@ def by_cpus(spec: Any) -> Placement:
 @pytest.fixture
 def tune_run(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(horovod_tune.trainable, "placement_of", by_cpus)
+    # As for one machine: no preflight, which would miss torch_xla on these hosts.
+    monkeypatch.setattr("horovod_tune.creator.placement_of", lambda spec: Placement(({"CPU": 1.0},), "PACK"))
 
     def run(trainable: Any, **arguments: Any) -> Any:
         settings = {

@@ -67,7 +67,7 @@ def test_groups_with_and_without_momentum_do_not_mix(foreach: bool) -> None:
 
 @pytest.mark.parametrize("beta", [1.0, -0.1, math.nan])
 def test_a_beta_that_divides_by_0_is_named(beta: float) -> None:
-    """tinygrad #15724: a beta of 1 gave NaN without a word."""
+    """tinygrad #15724: a beta of 1 gave NaN silently."""
     with pytest.raises(HyperparameterError, match=r"betas\[1\] must be"):
         Lamb([torch.nn.Parameter(torch.ones(1))], betas=(0.9, beta))
 

@@ -1,6 +1,6 @@
 """What Ray's tests claim of its `BayesOptSearch`, tried on ours; `docs/peers.md` has the list.
 
-Those claims that other tests of ours hold already are not repeated here.
+Claims that other tests cover already are not repeated here.
 """
 
 from __future__ import annotations

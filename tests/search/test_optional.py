@@ -1,4 +1,4 @@
-"""The searchers of extras: an absence names the extra, and Ray's BOHB is mended."""
+"""The searchers of extras: an absence names the extra, and Ray's BOHB works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray's TuneBOHB, made to work with ConfigSpace 1.x and NumPy 2. Checked with Ray 2.60 and hpbandster 0.7.4."""
+"""Ray's TuneBOHB for ConfigSpace 1.x and NumPy 2. Checked with Ray 2.60 and hpbandster 0.7.4."""
 
 from __future__ import annotations
 

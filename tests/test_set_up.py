@@ -79,7 +79,7 @@ def test_a_torch_choice_that_does_not_exist_is_named(tmp_path: Path) -> None:
     [
         ("pyproject.toml", lambda path: path.write_text("")),
         ("constraints.txt", lambda path: path.write_text("ray==1")),
-        ("horovod_tune/horovod_build/patches.py", lambda path: path.write_text("PATCH_LEVEL = 'ht9'")),
+        ("horovod_tune/horovod_build/patches/starting.patch", lambda path: path.write_text("")),
         ("README.md", None),
     ],
 )

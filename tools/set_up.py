@@ -46,6 +46,7 @@ SAYS_HOW = (
     "constraints.txt",
     "tools/set_up.py",
     "horovod_tune/horovod_build/*.py",
+    "horovod_tune/horovod_build/patches/*.p*",
 )
 
 

@@ -2,8 +2,8 @@
 
 install_command.py ─► install.py ─┬─ prerequisites.py   compiler, CMake, CUDA, NCCL: found, or a cure for each
                                   ├─ plan.py            what is built: key, environment, commands (pure)
-                                  ├─ patches/           what Horovod 0.28.1 needs on a current torch
-                                  ├─ patching.py        each change an exact text, found exactly once
+                                  ├─ patches/           what Horovod 0.28.1 needs on a current torch, as diffs
+                                  ├─ patching.py        each text that a diff replaces is found exactly once
                                   ├─ wheel_cache.py     the wheel that is kept, and the lock around it
                                   ├─ compiler.py        runs pip and the compilers, and ends them
                                   ├─ build_progress.py  the compiler's output: percentage, first error (pure)

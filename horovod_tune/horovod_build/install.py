@@ -8,11 +8,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,11 +37,9 @@ class Request:
     force: bool = False
     jobs: int | None = None
     cache: Path = field(default_factory=lambda: default_cache(os.environ))
-    use_cache: bool = True
     wheel_dir: Path | None = None
     install: bool = True
     source: Path | None = None
-    horovod_version: str = plan.HOROVOD_VERSION
 
 
 def install_horovod(request: Request) -> None:
@@ -59,16 +54,13 @@ def install_horovod(request: Request) -> None:
             f"There is no torch in {sys.prefix}. Horovod is compiled for the torch that is installed: "
             "install torch first."
         )
-    built = plan.Plan(
-        horovod_version=request.horovod_version,
-        torch_version=torch.version,
-        gpu=request.gpu,
-        machine=plan.machine_tag(_text("/proc/cpuinfo")),
-    )
+    machine = plan.machine_tag(_text("/proc/cpuinfo"))
+    built = plan.Plan(torch_version=torch.version, gpu=request.gpu, machine=machine)
     if request.install and not request.force and request.wheel_dir is None and is_installed(built):
         _check_installed(built)
         return
-    with _cache_of(request) as cache, cache.lock(built.key) as lock:
+    cache = WheelCache(request.cache)
+    with cache.lock(built.key) as lock:
         wheel = None if request.force else cache.find(built.key)
         if wheel is None:
             wheel = _build(built, torch, request, cache, lock)
@@ -90,17 +82,6 @@ def is_installed(built: plan.Plan) -> bool:
     )
 
 
-@contextmanager
-def _cache_of(request: Request) -> Iterator[WheelCache]:
-    if request.use_cache:
-        yield WheelCache(request.cache)
-        return
-    with tempfile.TemporaryDirectory(prefix="horovod_tune_build_") as folder:
-        temporary = WheelCache(Path(folder))
-        temporary.logs = request.cache / "logs"  # A failed build's log is wanted all the same.
-        yield temporary
-
-
 def _build(built: plan.Plan, torch: InstalledTorch, request: Request, cache: WheelCache, lock: int) -> Path:
     machine = prerequisites.look_around(os.environ)
     prerequisites.check(machine, torch, request.gpu)
@@ -111,8 +92,8 @@ def _build(built: plan.Plan, torch: InstalledTorch, request: Request, cache: Whe
     cmake = machine.cmake or _fetch_cmake(work / "cmake")
     if built.gpu == "nccl":
         built = _with_cuda(built, machine, work)
-    print(f"Fetching Horovod {built.horovod_version} ...", flush=True)
-    source = _source(built, request, work)
+    print(f"Fetching Horovod {plan.HOROVOD_VERSION} ...", flush=True)
+    source = _source(request.source, work)
     apply(patches.patches_for(torch.release, built.gpu), source)
     environment = plan.compile_environment(built, os.environ, jobs=request.jobs or _jobs(), cmake=cmake)
     made = work / "wheel"
@@ -133,18 +114,17 @@ def _has_library(wheel: Path) -> bool:
         return any(name.startswith("horovod/torch/mpi_lib_v2.") for name in archive.namelist())
 
 
-def _source(built: plan.Plan, request: Request, work: Path) -> Path:
-    archive = request.source
+def _source(archive: Path | None, work: Path) -> Path:
     if archive is None:
         folder = work / "archive"
         folder.mkdir()
         wanted = folder / "requirement.txt"
-        wanted.write_text(plan.source_requirement(built.horovod_version))
+        wanted.write_text(plan.SOURCE_REQUIREMENT)
         run_pip(plan.download_command(sys.executable, wanted, folder))
         archive = next(iter(sorted(folder.glob("horovod-*.tar.gz"))), None)
     if archive is None or not archive.is_file():
         raise BuildError(
-            f"No source archive of Horovod {built.horovod_version} at {archive or 'the package index'}."
+            f"No source archive of Horovod {plan.HOROVOD_VERSION} at {archive or 'the package index'}."
         )
     with tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later.

@@ -45,7 +45,6 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="DIR",
         help="where wheels and the logs of failed builds are kept (default: ~/.cache/horovod_tune)",
     )
-    parser.add_argument("--no-cache", action="store_true", help="take no kept wheel and keep none")
     parser.add_argument("--wheel-dir", type=Path, metavar="DIR", help="put a copy of the wheel into DIR")
     parser.add_argument("--no-install", action="store_true", help="stop when the wheel is there")
     parser.add_argument(
@@ -53,12 +52,6 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         type=Path,
         metavar="FILE",
         help="Horovod's source archive, for hosts without internet",
-    )
-    parser.add_argument(
-        "--horovod-version",
-        default=HOROVOD_VERSION,
-        metavar="V",
-        help=f"default: {HOROVOD_VERSION} (newest)",
     )
     parser.set_defaults(run=run)
 
@@ -72,11 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         force=arguments.force,
         jobs=arguments.jobs,
         cache=(arguments.cache_dir or default_cache(os.environ)).absolute(),
-        use_cache=not arguments.no_cache,
         wheel_dir=arguments.wheel_dir,
         install=not arguments.no_install,
         source=arguments.source,
-        horovod_version=arguments.horovod_version,
     )
     try:
         install_horovod(request)

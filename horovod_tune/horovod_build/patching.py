@@ -1,12 +1,12 @@
-"""What a patch is: an exact text that must be found exactly once, and what takes its place.
+"""Applies patches: each text that one replaces must be found exactly once, wherever in its file.
 
-A text that is not found means that this is another Horovod than the one the change was written for. That
+A text that is not found means that this is another Horovod than the one the patch was written for. That
 is an error: a build without its patches would fail later, or worse, run and misbehave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,10 @@ from horovod_tune.horovod_build import BuildError
 
 
 @dataclass(frozen=True)
-class Patch:
+class Hunk:
     """One replacement in one file of Horovod's source tree."""
 
-    name: str
-    why: str
+    patch: str
     path: str
     before: str
     after: str
@@ -32,25 +31,39 @@ class Patch:
         found = text.count(self.before)
         if found != 1:
             raise BuildError(
-                f"The patch {self.name!r} expects this text once in Horovod's {self.path}, "
+                f"{self.patch} expects this text once in Horovod's {self.path}, "
                 f"found it {found} times:\n"
                 f"{self.before.rstrip()}\n"
-                "The patches were written for Horovod 0.28.1: leave out --horovod-version, or give 0.28.1."
+                "The patches were written for Horovod 0.28.1: give --source its archive, or leave it out."
             )
         return text.replace(self.before, self.after)
 
 
-def apply(patches: Iterable[Patch], source: Path) -> None:
+def hunks(patch: Path) -> Iterator[Hunk]:
+    """Give the hunks of a unified diff; what stands before its first file is left out."""
+    path, lines = "", None
+    for line in [*patch.read_text().splitlines(keepends=True), "@@\n"]:
+        if line.startswith(("--- ", "+++ ", "@@")) and lines:
+            before, after = ("".join(part[1:] for part in lines if part[0] in kept) for kept in (" -", " +"))
+            yield Hunk(patch.name, path, before, after)
+            lines = None
+        if line.startswith("+++ "):
+            path = line.rstrip("\n").partition("/")[2]
+        elif line.startswith("@@"):
+            lines = []
+        elif lines is not None:
+            lines.append(line)
+
+
+def apply(patches: Iterable[Path], source: Path) -> None:
     """Change the files under `source`: all of them, or none where one does not match."""
     changed: dict[Path, str] = {}
-    for patch in patches:
-        path = source / patch.path
+    for hunk in (hunk for patch in patches for hunk in hunks(patch)):
+        path = source / hunk.path
         if path not in changed:
             if not path.is_file():
-                raise BuildError(
-                    f"The patch {patch.name!r} is for {patch.path}, which Horovod's source lacks."
-                )
+                raise BuildError(f"{hunk.patch} is for {hunk.path}, which Horovod's source lacks.")
             changed[path] = path.read_text()
-        changed[path] = patch.applied_to(changed[path])
+        changed[path] = hunk.applied_to(changed[path])
     for path, text in changed.items():
         path.write_text(text)

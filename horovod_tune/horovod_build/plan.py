@@ -16,8 +16,12 @@ from horovod_tune.horovod_build.patches import PATCH_LEVEL
 # The newest release, and the one that the patches are written for.
 HOROVOD_VERSION = "0.28.1"
 
-# What is compiled is what was looked at: the archives' checksums, as the package index states them.
-_SOURCE_SHA256 = {"0.28.1": "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"}
+# A line of a requirements file. What is compiled is what was looked at: the checksum is that of the archive
+# on the package index.
+SOURCE_REQUIREMENT = (
+    f"horovod=={HOROVOD_VERSION} "
+    "--hash=sha256:92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+)
 
 GPU_CHOICES = ("none", "nccl")
 
@@ -51,7 +55,6 @@ class NcclPlace:
 class Plan:
     """One build of Horovod: everything that makes its wheel differ from another's."""
 
-    horovod_version: str
     torch_version: str
     gpu: str = "none"
     python: str = f"{sys.implementation.cache_tag}"
@@ -63,7 +66,7 @@ class Plan:
     def local_version(self) -> str:
         """What Horovod's version carries after its plus sign, so that `pip list` shows what was built.
 
-        >>> Plan("0.28.1", "2.13.0+cu128", gpu="nccl").local_version.split(".")[-1]
+        >>> Plan("2.13.0+cu128", gpu="nccl").local_version.split(".")[-1]
         'nccl'
         """
         return f"{PATCH_LEVEL}.{'cpu' if self.gpu == 'none' else self.gpu}"
@@ -71,13 +74,13 @@ class Plan:
     @property
     def full_version(self) -> str:
         """Horovod's version as `pip list` shows it after the build."""
-        return f"{self.horovod_version}+{self.local_version}"
+        return f"{HOROVOD_VERSION}+{self.local_version}"
 
     @property
     def key(self) -> str:
         """The folder of this build's wheel in the cache.
 
-        >>> Plan("0.28.1", "2.13.0+cpu", python="cpython-311", machine="linux-x86_64").key.split("_", 1)[1]
+        >>> Plan("2.13.0+cpu", python="cpython-311", machine="linux-x86_64").key.split("_", 1)[1]
         'torch-2.13.0+cpu_cpython-311_linux-x86_64'
         """
         return f"horovod-{self.full_version}_torch-{self.torch_version}_{self.python}_{self.machine}"
@@ -133,16 +136,6 @@ def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, cm
             kept["HOROVOD_NCCL_INCLUDE"] = str(plan.nccl.include)
             kept["HOROVOD_NCCL_LIB"] = str(plan.nccl.library.parent)
     return kept
-
-
-def source_requirement(version: str) -> str:
-    """Return the line of a requirements file that names Horovod's source archive.
-
-    >>> source_requirement("0.28.1")
-    'horovod==0.28.1 --hash=sha256:92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0'
-    """
-    checksum = _SOURCE_SHA256.get(version)
-    return f"horovod=={version}" + (f" --hash=sha256:{checksum}" if checksum else "")
 
 
 def download_command(python: str, requirements: Path, folder: Path) -> list[str]:

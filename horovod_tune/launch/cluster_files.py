@@ -66,6 +66,7 @@ def _metadata(version: str) -> str:
             f"dependencies = {json.dumps(needs)}\n",
             '[project.scripts]\nhorovod-tune = "horovod_tune.cli:main"\n',
             '[tool.setuptools.packages.find]\ninclude = ["horovod_tune*"]\n',
-            '[tool.setuptools.package-data]\nhorovod_tune = ["py.typed", "launch/files/*"]\n',
+            "[tool.setuptools.package-data]",
+            'horovod_tune = ["py.typed", "launch/files/*", "horovod_build/patches/*"]\n',
         ]
     )

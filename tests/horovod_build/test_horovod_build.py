@@ -80,7 +80,7 @@ def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
 
 
 def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
-    environment = plan.compile_environment(plan.Plan("0.28.1", "2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake")
+    environment = plan.compile_environment(plan.Plan("2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake")
     assert environment == {
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_MPI": "1",
@@ -96,7 +96,6 @@ def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
 
 def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
     built = plan.Plan(
-        "0.28.1",
         "2.13.0+cu128",
         gpu="nccl",
         cuda_home=Path("/cuda"),
@@ -113,7 +112,7 @@ def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
 
 def test_the_users_variables_cannot_make_another_wheel_than_the_plan_says() -> None:
     theirs = {"HOROVOD_WITH_MPI": "1", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_BUILD_ARCH_FLAGS": "-mavx2"}
-    environment = plan.compile_environment(plan.Plan("0.28.1", "2.13.0"), theirs, jobs=1, cmake="cmake")
+    environment = plan.compile_environment(plan.Plan("2.13.0"), theirs, jobs=1, cmake="cmake")
     assert "HOROVOD_WITH_MPI" not in environment and "HOROVOD_GPU_OPERATIONS" not in environment
     assert environment["HOROVOD_BUILD_ARCH_FLAGS"] == "-mavx2"
 

@@ -1,36 +1,22 @@
-"""The patches of Horovod 0.28.1: for current torch, and for how it starts, runs and fails."""
+"""The patches of Horovod 0.28.1: for current torch, and for how it starts, runs and fails.
+
+Each is a `.patch` file beside this one, in the format of `diff -u` (``patch -p1`` takes them too), and begins
+with what goes wrong without it.
+"""
 
 from __future__ import annotations
 
-from horovod_tune.horovod_build.patches.compiling import ANY_FOLDER, CPU_ONLY, CXX17, NO_DEBUG_INFORMATION
-from horovod_tune.horovod_build.patches.exchange import GATHER, WAITS_END
-from horovod_tune.horovod_build.patches.running import IDLE_CYCLES, STALL_INSPECTOR, WAITING_SLEEPS, ZERO_GRAD
-from horovod_tune.horovod_build.patches.starting import GLOO_INTERFACE, INIT_RAISES, ONE_MESH
-from horovod_tune.horovod_build.patches.strangers import STRANGERS
-from horovod_tune.horovod_build.patching import Patch
+from pathlib import Path
 
-# Stands in the built version (``0.28.1+ht7.cpu``); raised whenever a patch below changes.
+# Stands in the built version (``0.28.1+ht7.cpu``); raised whenever a patch changes.
 PATCH_LEVEL = "ht7"
 
 
-def patches_for(torch_version: tuple[int, int], gpu: str) -> tuple[Patch, ...]:
+def patches_for(torch_version: tuple[int, int], gpu: str) -> list[Path]:
     """Return the patches of a build against torch `torch_version` (major, minor) with `gpu` operations."""
-    chosen: tuple[Patch, ...] = (
-        GLOO_INTERFACE,
-        *ONE_MESH,
-        *STRANGERS,
-        *GATHER,
-        *WAITS_END,
-        *INIT_RAISES,
-        *ZERO_GRAD,
-        STALL_INSPECTOR,
-        *IDLE_CYCLES,
-        *WAITING_SLEEPS,
-        NO_DEBUG_INFORMATION,
-        *ANY_FOLDER,
-    )
+    names = ["starting", "strangers", "exchange", "running", "compiling"]
     if torch_version >= (2, 1):
-        chosen = (*CXX17, *chosen)
+        names.insert(0, "cxx17")
     if gpu == "none":
-        chosen = (*chosen, CPU_ONLY)
-    return chosen
+        names.append("cpu_only")
+    return [Path(__file__).with_name(f"{name}.patch") for name in names]

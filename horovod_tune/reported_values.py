@@ -79,7 +79,7 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
         return value.item()
     try:
         pickle.dumps(value)
-    except Exception as error:
+    except Exception as error:  # whatever a __reduce__ of the user's raises
         raise MetricsError(
             f"metric {name!r} cannot be sent to Tune: {type(value).__name__}: {error}"
         ) from error

@@ -174,3 +174,24 @@ def test_large_batch_knows_nothing_of_trials_or_ray() -> None:
 
 def test_the_package_ships_its_type_information() -> None:
     assert (PACKAGE / "py.typed").is_file()
+
+
+def _is_broad(caught: ast.expr | None) -> bool:
+    names = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(
+        each is None or (isinstance(each, ast.Name) and each.id in ("Exception", "BaseException"))
+        for each in names
+    )
+
+
+def test_whoever_catches_everything_raises_again_or_says_why_not() -> None:
+    silent = []
+    for path in modules():
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "except" in text else ():
+            if isinstance(node, ast.ExceptHandler) and _is_broad(node.type):
+                # On the line itself, or between it and what it does.
+                head = text.splitlines()[node.lineno - 1 : node.body[0].lineno - 1]
+                if not isinstance(node.body[-1], ast.Raise) and not any("#" in line for line in head):
+                    silent.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert not silent

@@ -95,7 +95,7 @@ class Coordinator:
         self._keep_logs(at_end=True)
         try:
             self.close()
-        except Exception as error:
+        except Exception as error:  # any: the cause of the failure must not be hidden by what follows it
             logger.exception("the workers could not be ended after %r", cause)
             if sys.version_info >= (3, 11):
                 cause.add_note(f"The workers could not be ended either: {error!r}")
@@ -165,7 +165,7 @@ class Coordinator:
                 self._storage.append_log(chunk.rank, chunk.text)
             if publish or at_end:
                 self._storage.publish_logs(at_end=at_end)
-        except Exception as error:
+        except Exception as error:  # any of the storage's: a trial does not fail for a log
             if not self._log_is_lost:
                 self._log_is_lost = True
                 logger.warning("the ranks' logs cannot be stored, which ends nothing else: %r", error)

@@ -224,7 +224,7 @@ class HorovodWorld:
                     return [f"a collective of all ranks did not complete within {timeout_s:g} s"]
                 time.sleep(0.0002)
             mpi_ops.synchronize(handle)
-        except Exception as error:
+        except Exception as error:  # any: the caller then replaces this process, and says why
             return [f"a collective of all ranks failed: {error}"]
         self._kept = True
         return []

@@ -81,11 +81,9 @@ class TrainingActor:
         threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
 
     def _import_quietly(self) -> None:
-        # The training thread imports the same modules again, and reports the error.
         try:
-            with self._prepared:
-                self._horovod.load()
-        except Exception:
+            self.load()
+        except Exception:  # any: the training thread imports the same modules again, and reports it
             return
 
     def load(self) -> None:

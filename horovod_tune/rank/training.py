@@ -71,7 +71,7 @@ class Training:
         except StopTraining:
             ending = Stopped(self.session.world.rank)
         except BaseException as error:
-            # SystemExit too: a function that calls sys.exit() has not finished its training.
+            # The coordinator raises it. SystemExit too: a function that exits has not finished its training.
             kind, more = self._describe_failure(error)
             text = _own_traceback(error) + more + advice_on(error)
             ending = Failed(self.session.world.rank, self._host, kind, text)
@@ -89,7 +89,7 @@ class Training:
                 return
             except WorldChanges:
                 self.session.committed.may_grow = False
-            except Exception as error:
+            except Exception as error:  # whatever the function raises over a rank that was lost
                 kind, _ = self._describe_failure(error)
                 if kind is not FailureKind.DISCONNECTED or not self._may_be_called_again(error):
                     raise

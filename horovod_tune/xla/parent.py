@@ -49,7 +49,7 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
         give_up = functools.partial(rank.give_up, registry_fd)
         runtime.launch(rank.serve, plan, (registry_fd, runtime_path, os.getpid(), heartbeat_s), give_up)
-    except Exception:
+    except Exception:  # any: sent to the host actor, which raises it
         error = traceback.format_exc(limit=-12)
     exits = {process.pid: process.exitcode for process in _started if process.pid is not None}
     registry.send(json.dumps({"kind": "ended", "exits": exits, "error": error[-20000:]}).encode())

@@ -67,7 +67,7 @@ def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartb
         with _one_at_a_time:
             runtime.open_cache()
         _Rank(runtime, _join(registry_fd, runtime)).run(heartbeat_s)
-    except BaseException:
+    except BaseException:  # any: sent to the host actor, which raises it
         give_up(registry_fd)
     # At once, since the runtime's own exit may wait for other hosts.
     os._exit(0)

@@ -173,7 +173,7 @@ def _give_up_without_a_device(give_up: Callable[[], NoReturn]) -> None:
     def initialize_or_give_up(local_rank: int, local_world_size: int) -> None:
         try:
             initialize(local_rank, local_world_size)
-        except Exception:
+        except Exception:  # any: sent to the host actor, which raises it
             give_up()
 
     pjrt.initialize_multiprocess = initialize_or_give_up

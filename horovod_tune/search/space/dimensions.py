@@ -300,6 +300,5 @@ Parameter = FloatRange | Grid | Levels | Categories
 def _equal(left: Any, right: Any) -> bool:
     try:
         return bool(left == right)
-    except Exception:
-        # Arrays and tensors compare elementwise; `is` has been tried before.
+    except Exception:  # whatever a user's type raises; arrays and tensors compare elementwise
         return bool(np.array_equal(np.asarray(left), np.asarray(right)))

@@ -25,7 +25,8 @@ class Part:
         path: its module and, after a colon, its name there: ``"ray.tune.tune:run"``.
         parameters: a function's, in this order and no others; None compares nothing.
         accepts: parameters that a function has at least.
-        uses: names that its code uses; of a class, that of its methods and of its base classes'.
+        uses: names that its code uses; of a class, that of its methods and of its base classes'. A method
+            that also a base class has needs one, to be told from it where it is gone.
     """
 
     path: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from ray import cloudpickle, tune
@@ -36,6 +38,24 @@ class Member(tune.Trainable):
 
     def load_checkpoint(self, checkpoint):
         pass
+
+
+def wait_for(mark: Path) -> None:
+    end = time.monotonic() + PATIENCE_S / 2
+    while not mark.exists():
+        assert time.monotonic() < end, f"no {mark.name}"
+        time.sleep(0.02)
+
+
+class Tells(tune.Callback):
+    """Leaves a mark for trials when Tune, in the driver, has come so far."""
+
+    def __init__(self, mark: Path, holds: Callable[[list], bool]) -> None:
+        self.mark, self.holds = mark, holds
+
+    def on_step_end(self, iteration, trials, **info):
+        if self.holds(trials):
+            self.mark.touch()
 
 
 def population_based():
@@ -82,62 +102,65 @@ def iterations(trials):
     return [trial.last_result["training_iteration"] for trial in trials]
 
 
-def test_a_trial_that_is_exploited_while_it_is_saved_goes_on(trials_of):
-    class SlowlySaved(Member):
-        """The weak one of the two is still being saved when the strong one reports, and is then exploited."""
+@pytest.fixture
+def slowly_saved(tmp_path):
+    """Make a `Member` whose weak one is being saved at `iteration` until the strong one's report has come."""
 
-        def step(self):
-            time.sleep(0.5 if self.strong else 0)
-            return super().step()
+    def make(iteration):
+        saves, reported = tmp_path / "saves", tmp_path / "reported"
 
-        def save_checkpoint(self, checkpoint_dir):
-            if self.iteration == 2 and not self.strong:
-                time.sleep(3)
+        class SlowlySaved(Member):
+            def step(self):
+                if self.strong and self.iteration + 1 == iteration:
+                    wait_for(saves)
+                return super().step()
 
-    trials = trials_of(SlowlySaved, [0, 1], scheduler=population_based(), stop={"training_iteration": 6})
+            def save_checkpoint(self, checkpoint_dir):
+                if not self.strong and self.iteration == iteration:
+                    saves.touch()
+                    wait_for(reported)
+
+        def has_reported(trials):
+            return trials[1].last_result.get("training_iteration", 0) >= iteration
+
+        return SlowlySaved, Tells(reported, has_reported)
+
+    return make
+
+
+def test_a_trial_that_is_exploited_while_it_is_saved_goes_on(trials_of, slowly_saved):
+    member, tells = slowly_saved(2)
+    trials = trials_of(
+        member, [0, 1], scheduler=population_based(), stop={"training_iteration": 6}, callbacks=[tells]
+    )
     assert iterations(trials) == [6, 6]
 
 
-def test_a_trial_that_is_being_saved_when_its_bracket_ends_ends_too(trials_of):
-    class SlowlySaved(Member):
-        """Both reach their bracket's end, the weak one first; it is being paused when the strong one does."""
-
-        def step(self):
-            time.sleep(0.5 if self.strong else 0)
-            return super().step()
-
-        def save_checkpoint(self, checkpoint_dir):
-            if self.iteration == 4 and not self.strong:
-                time.sleep(5)
-
-    trials = trials_of(SlowlySaved, [0, 1], scheduler=hyper_band())
+def test_a_trial_that_is_being_saved_when_its_bracket_ends_ends_too(trials_of, slowly_saved):
+    member, tells = slowly_saved(4)
+    trials = trials_of(member, [0, 1], scheduler=hyper_band(), callbacks=[tells])
     assert iterations(trials) == [4, 4]
     assert [trial.status for trial in trials] == ["TERMINATED"] * 2
     assert trials[0].checkpoint.path.endswith("3"), "the save that was waited for is lost"
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "meeting", "stop"), [(hyper_band, 4, {}), (population_based, 2, {"score": 7})]
-)
+@pytest.mark.parametrize(("scheduler", "stop"), [(hyper_band, {}), (population_based, {"score": 7})])
 @pytest.mark.parametrize("end", ["fails", "ends early"])
-def test_the_others_go_on_without_one_that(trials_of, tmp_path, scheduler, meeting, stop, end):
+def test_the_others_go_on_without_one_that(trials_of, tmp_path, scheduler, stop, end):
+    both_wait = tmp_path / "both wait"
+
     class Leaves(Member):
         """The first has had enough when the others wait for its report at the point where they meet."""
 
         def step(self):
             if not self.strong:
-                while len(list(tmp_path.glob("waits-*"))) < 2:
-                    time.sleep(0.1)
-                time.sleep(2)
+                wait_for(both_wait)
                 if end == "fails":
                     raise RuntimeError("enough")
             return {"done": not self.strong, **super().step()}
 
-        def save_checkpoint(self, checkpoint_dir):
-            if self.iteration == meeting:
-                (tmp_path / f"waits-{self.strong}").touch()
-
-    trials = trials_of(Leaves, [0, 1, 2], scheduler=scheduler(), stop=stop)
+    tells = Tells(both_wait, lambda trials: [trial.status for trial in trials].count("PAUSED") == 2)
+    trials = trials_of(Leaves, [0, 1, 2], scheduler=scheduler(), stop=stop, callbacks=[tells])
     assert [trial.status for trial in trials] == [
         "ERROR" if end == "fails" else "TERMINATED",
         *["TERMINATED"] * 2,

@@ -39,7 +39,12 @@ _POPULATIONS = Patch(
     "populations that wait",
     "PopulationBasedTraining(synch=True) may wait for ever for a trial that failed or ended early",
     (
-        part("ray.tune.schedulers:PopulationBasedTraining.choose_trial_to_run", "self", "tune_controller"),
+        part(
+            "ray.tune.schedulers:PopulationBasedTraining.choose_trial_to_run",
+            "self",
+            "tune_controller",
+            uses="_trial_state",
+        ),
         part(
             "ray.tune.schedulers:PopulationBasedTraining", uses="_synch _trial_state _time_attr last_result"
         ),
@@ -49,6 +54,7 @@ _POPULATIONS = Patch(
             "tune_controller",
             "trial",
             "result",
+            uses="_time_attr",
         ),
         part(f"{_CONTROLLER}.get_live_trials", "self"),
         part("ray.tune.experiment.trial:Trial.is_finished", "self"),

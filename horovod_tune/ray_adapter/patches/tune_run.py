@@ -41,9 +41,15 @@ _REPORTER = Patch(
     "Tune prints a box when a search starts and a table when a trial fails",
     (
         part(f"{_OUTPUT}:_detect_reporter"),
-        part(f"{_OUTPUT}:TuneTerminalReporter.experiment_started"),
+        part(f"{_OUTPUT}:TuneTerminalReporter.experiment_started", uses="tabulate"),
         part(
-            f"{_OUTPUT}:TuneTerminalReporter.on_trial_error", "self", "iteration", "trials", "trial", "info"
+            f"{_OUTPUT}:TuneTerminalReporter.on_trial_error",
+            "self",
+            "iteration",
+            "trials",
+            "trial",
+            "info",
+            uses="_start_block",
         ),
         part("ray.tune.utils.callback:_create_default_callbacks", uses="_detect_reporter"),
     ),

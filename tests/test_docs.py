@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import os
 import re
 import shlex
@@ -108,6 +109,64 @@ def test_names_and_arguments_in_python_blocks_exist(page: Path) -> None:
                     continue
                 unknown = {each.arg for each in node.keywords if each.arg} - set(parameters)
                 assert not unknown, f"{ast.unparse(node.func)} has no {sorted(unknown)}"
+
+
+def searches() -> Iterator[Any]:
+    """Whatever starts a search when a user runs it: whole programs of the pages, examples, the notebook."""
+    for page in PAGES:
+        for about, text in blocks(page, "python"):
+            # A block without its training function, or with gaps, is a part of a program.
+            if 'title="' in about or ("def train(" in text and starts_a_search(text) and "..." not in text):
+                yield pytest.param(text, id=f"{page.name}:{text.count(chr(10))} lines")
+    for path in sorted((ROOT / "examples").iterdir()):
+        text = path.read_text() if path.suffix in (".py", ".ipynb") else ""
+        if path.suffix == ".ipynb":
+            cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+            lines = "\n".join("".join(cell["source"]) for cell in cells).splitlines()
+            text = "\n".join(line for line in lines if not line.startswith("%"))
+        if starts_a_search(text):
+            yield pytest.param(text, id=path.name)
+
+
+def starts_a_search(text: str) -> bool:
+    """Whether a program calls `tune.run` or makes a tuner: then it is one that starts Ray, or joins it."""
+    called = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+    return not called.isdisjoint({"tune.run", "tune.Tuner", "resume_or_start"})
+
+
+def own_rays(text: str) -> tuple[list[str], list[str]]:
+    """Return a program's calls of `ray.init` that start a Ray of its own, and those that may join another."""
+    tree = ast.parse(text)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    local_by_default = any(
+        each.arg == "default" and ast.unparse(each.value) == "'local'"
+        for call in calls
+        if call.args and ast.unparse(call.args[0]) == "'--address'"
+        for each in call.keywords
+    )
+    own, joining = [], []
+    for call in (each for each in calls if ast.unparse(each.func) == "ray.init"):
+        is_own = bool(call.args) and ast.unparse(call.args[0]) == "'local'"
+        (own if is_own or (local_by_default and "address" in ast.unparse(call)) else joining).append(
+            ast.unparse(call)
+        )
+    return own, joining
+
+
+@pytest.mark.parametrize("text", list(searches()))
+def test_a_program_joins_no_ray_that_it_was_not_told_to(text: str) -> None:
+    """Where somebody else's Ray runs on the machine, Tune joins it unasked."""
+    own, joining = own_rays(text)
+    assert own, "says nowhere ray.init('local')"
+    assert not [call for call in joining if "args.address" not in call], "joins any Ray"
+
+
+def test_a_program_that_would_join_any_ray_is_seen() -> None:
+    assert own_rays("ray.init()") == ([], ["ray.init()"])
+    assert own_rays("ray.init(num_cpus=2)\nray.init('local')") == (
+        ["ray.init('local')"],
+        ["ray.init(num_cpus=2)"],
+    )
 
 
 def commands() -> Iterator[Any]:

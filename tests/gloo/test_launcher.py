@@ -1,0 +1,63 @@
+"""What the launcher hands its ranks, without Ray: the actors are fakes that know their interfaces."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from horovod_tune.gloo.launcher import GlooLauncher
+from horovod_tune.gloo.training_actor import TrainingActor
+from horovod_tune.messages import Assignment, WorkerFacts
+from horovod_tune.spec import make_spec
+
+INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
+
+
+@pytest.fixture
+def assign(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return rank 0's assignment in a world of two ranks on this host."""
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+    launchers = []
+
+    def assign(**settings: Any) -> Assignment:
+        launchers.append(GlooLauncher(make_spec(num_slots=2, **settings), None, node_id="a"))  # type: ignore[arg-type]
+        actor = SimpleNamespace(interfaces=SimpleNamespace(remote=lambda: INTERFACES))
+        facts = [WorkerFacts("a", "10.0.0.5", "host", 7 + each, 0.0, (str(each),)) for each in (0, 1)]
+        return launchers[-1].assign([actor, actor], facts)[0]
+
+    yield assign
+    for launcher in launchers:
+        launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("nics", "of_the_machine", "in_the_rank"),
+    [
+        (None, None, "=lo"),
+        (None, "eth9", "eth9"),  # the machine's own setting knows more than we do
+        ("ib0", None, "=ib0"),
+        ("ib0", "eth9", "=ib0"),
+    ],
+)
+def test_what_a_rank_with_a_gpu_tells_nccl(
+    assign: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    nics: str | None,
+    of_the_machine: str | None,
+    in_the_rank: str,
+) -> None:
+    monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": of_the_machine} if of_the_machine else {})
+    rank = object.__new__(TrainingActor)
+    rank.assign(replace(assign(use_gpu=True, nics=nics), channel_token=None))
+    assert os.environ["NCCL_SOCKET_IFNAME"] == in_the_rank
+    assert os.environ["HOROVOD_GLOO_IFACE"] == (nics or "lo")
+
+
+def test_a_rank_without_a_gpu_tells_nccl_nothing(assign: Any) -> None:
+    assignment = assign(nics="ib0")
+    assert "NCCL_SOCKET_IFNAME" not in assignment.environment | assignment.defaults

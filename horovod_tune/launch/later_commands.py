@@ -70,12 +70,11 @@ def find(arguments: argparse.Namespace) -> LaunchRecord:
         LaunchError: there is none.
     """
     from horovod_tune.launch.launch_record import LaunchRecord, all_records, load_record
-    from horovod_tune.launch.values import LaunchError
+    from horovod_tune.launch.values import LaunchError, head_of_option
 
     if arguments.head is not None:
-        user, _, host = arguments.head.rpartition("@")
-        if not user or not arguments.name:
-            raise LaunchError("--head must be USER@HOST, with the launch's name before it")
+        if not arguments.name:
+            raise LaunchError("with --head the launch's name must be given")
         record = LaunchRecord(
             arguments.name,
             "elsewhere",
@@ -83,7 +82,7 @@ def find(arguments: argparse.Namespace) -> LaunchRecord:
             time.time(),
             phase="submitted",
             results=str(Path("ray_results").resolve()),
-            head={"host": host, "user": user, "key": arguments.ssh_key or ""},
+            head=head_of_option(arguments.head, arguments.ssh_key),
             keep_up=True,
             machines="its machines",
         )
@@ -247,6 +246,11 @@ def down(record: LaunchRecord, *, lose_results: bool) -> int:
         )
     if record.phase == "over" and not lose_results:
         ray_up_end.bring_results(record)
+    if record.target == "running":  # the cluster is not this launch's to end
+        if record.phase == "submitted":
+            ray_up_end.shell_of(record).ask("stop", record.name)
+        record.note(phase="down")
+        return 0
     if record.target == "elsewhere":
         line = "python -m horovod_tune.node.autostop --now --cloud $(cat ~/.horovod-tune/cloud)"
         ray_up_end.shell_of(record).run(line, timeout_s=600)

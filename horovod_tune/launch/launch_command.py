@@ -27,6 +27,7 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description=DESCRIPTION,
     )
     targets = launch.add_subparsers(title="targets", metavar="TARGET", required=True)
+    _add_running(targets)
     _add_slurm(targets)
     for target, text in {
         "local": "your own machines, by ssh",
@@ -46,10 +47,30 @@ def _add_target(targets: Any, name: str, text: str) -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="show the file and the commands, start nothing"
     )
     parser.add_argument("--name", help="of the launch (your name, the script's and a short id)")
-    parser.add_argument("--file", help="a file of yours in place of the one that ships with horovod-tune")
+    if name != "running":
+        parser.add_argument("--file", help="a file of yours in place of the one that ships with horovod-tune")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- python SCRIPT.py …")
     parser.set_defaults(run=run, target=name, launch_options=parser)
     return parser
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    """What becomes of a job of Ray's, wherever its cluster comes from."""
+    parser.add_argument(
+        "--storage", metavar="URI", help="s3:// or gs:// folder that Tune writes the results to"
+    )
+    parser.add_argument(
+        "--fetch", action="append", default=[], metavar="PATH", help="of the head, beside Tune's experiments"
+    )
+    parser.add_argument("--ssh-key", help="path of the private key")
+
+
+def _add_running(targets: Any) -> None:
+    parser = _add_target(targets, "running", "a Ray cluster that is up already")
+    parser.add_argument("--head", metavar="USER@HOST", help="the cluster's head, which ssh reaches")
+    parser.add_argument("--nodes", type=int, help="wait until it has so many machines")
+    _add_working_dir(parser)
+    _add_job(parser)
 
 
 def _add_working_dir(parser: argparse.ArgumentParser) -> None:
@@ -92,12 +113,7 @@ def _add_ray_up(targets: Any, name: str, text: str) -> None:
         parser.add_argument("--nodes", type=int, help="machines at most, the head among them")
         parser.add_argument("--gpus-per-node", type=int, help="the machine type follows; 0: CPUs only (0)")
     _add_working_dir(parser)
-    parser.add_argument(
-        "--storage", metavar="URI", help="s3:// or gs:// folder that Tune writes the results to"
-    )
-    parser.add_argument(
-        "--fetch", action="append", default=[], metavar="PATH", help="of the head, beside Tune's experiments"
-    )
+    _add_job(parser)
     parser.add_argument("--keep-up", action="store_true", help="leave the cluster up at the end")
     parser.add_argument(
         "--autostop",
@@ -106,7 +122,6 @@ def _add_ray_up(targets: Any, name: str, text: str) -> None:
         help="after the job, and so long without a fetch, the cluster ends (720; 30 with --storage; 0: no)",
     )
     parser.add_argument("--ssh-user")
-    parser.add_argument("--ssh-key", help="path of the private key")
     if name == "local":
         parser.add_argument("--hosts", help="addresses, comma-separated, the head first")
         return
@@ -141,7 +156,7 @@ def _add_kuberay(targets: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `horovod-tune launch TARGET`; return its exit status."""
-    from horovod_tune.launch import kuberay_target, ray_up_target, slurm_target
+    from horovod_tune.launch import kuberay_target, ray_up_target, running_target, slurm_target
     from horovod_tune.launch.console import StepFailed
     from horovod_tune.launch.values import LaunchError, checked, checked_count
 
@@ -153,6 +168,8 @@ def run(arguments: argparse.Namespace) -> int:
             checked_count("--nodes", arguments.nodes, least=1, most=MOST_NODES)
         if getattr(arguments, "gpus_per_node", None) is not None:
             checked_count("--gpus-per-node", arguments.gpus_per_node, least=0, most=MOST_GPUS)
+        if arguments.target == "running":
+            return running_target.run_running(arguments)
         if arguments.target == "slurm":
             return slurm_target.run_slurm(arguments)
         if arguments.target == "kuberay":

@@ -47,6 +47,8 @@ def attach(record: LaunchRecord) -> int:
                 say(ended["message"].strip().splitlines()[0])
         if record.phase == "over":
             bring_results(record)
+        if record.phase == "fetched" and record.target == "running":
+            record.note(phase="down")  # its cluster goes on
         if record.phase == "fetched" and not record.keep_up:
             take_down(record)
     except KeyboardInterrupt:

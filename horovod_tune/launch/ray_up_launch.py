@@ -1,4 +1,4 @@
-"""A launch on a cluster that `ray up` brings up: machines of one's own, or a cloud's.
+"""A launch on a cluster that `ray up` brings up (machines of one's own, or a cloud's), or that is up already.
 
     checked ─► up ─► submitted ─► over ─► fetched ─► down
 
@@ -8,6 +8,7 @@ interrupt only ends the showing. The cluster goes down after its results are her
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import subprocess
@@ -28,6 +29,10 @@ from horovod_tune.launch.working_dir import stage
 
 # How long the machines may take to come and to be set up: compiling Horovod is part of it.
 JOIN_TIMEOUT_S = 1800.0
+
+
+# A cluster that is up already must have this package, in the environment of the head's login shell.
+LOOK = "python -c 'import horovod_tune.node.head_job'"
 
 
 def nodes_at_the_start(config: Mapping[str, Any]) -> int:
@@ -112,17 +117,23 @@ def launch(
     record: LaunchRecord,
     script: Script,
     files: dict[str, Path],
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
     asked: Mapping[str, Any],
 ) -> int:
     """Do a whole launch, the cluster file being written; return the job's exit status.
+
+    Without a `config` the cluster is up, and `record` says how its head is reached.
 
     Raises:
         LaunchError: it could not be started; then nothing of it is up, or the error says so.
     """
     try:
-        bring_up(record, config)
-        submit(record, script, files, {**asked, "nodes": nodes_at_the_start(config)})
+        if config is None:
+            shell_of(record).run(LOOK)
+        else:
+            bring_up(record, config)
+            asked = {**asked, "nodes": nodes_at_the_start(config)}
+        submit(record, script, files, asked)
     except (KeyboardInterrupt, LaunchError, Unreachable) as error:
         try:
             _undo(record)
@@ -140,7 +151,11 @@ def launch(
 
 def _undo(record: LaunchRecord) -> None:
     """Nothing has run yet, so there is nothing to lose: leave nothing up."""
-    if record.phase == "up":
+    if record.target == "running":
+        with contextlib.suppress(LaunchError, Unreachable):  # it may be submitted, and its answer lost
+            shell_of(record).ask("stop", record.name, timeout_s=30.0)
+        record.note(phase="down")
+    elif record.phase == "up":
         take_down(record)
     else:
         if record.hosts:

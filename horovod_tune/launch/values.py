@@ -92,6 +92,22 @@ def checked_network(option: str, value: str) -> str:
     return str(network)
 
 
+def head_of_option(value: str, key: str | None) -> dict[str, str]:
+    """Return how the head named by ``--head USER@HOST`` is reached: host, user, key.
+
+    Raises:
+        LaunchError: it is not of this form.
+    """
+    user, _, host = value.rpartition("@")
+    if not user:
+        raise LaunchError(f"--head must be USER@HOST, got {value!r}")
+    return {
+        "host": checked("--head", "host", host),
+        "user": checked("--head", "user", user),
+        "key": key or "",
+    }
+
+
 def checked_hosts(option: str, value: str) -> list[str]:
     """Return the machines of a comma-separated list, each once, the head first.
 

@@ -163,6 +163,21 @@ def _follow(record: LaunchRecord) -> str:
         time.sleep(POLL_S)
 
 
+def logs(record: LaunchRecord) -> None:
+    """Print the job's output so far.
+
+    Raises:
+        LaunchError: kubectl cannot.
+    """
+    if subprocess.run(["kubectl", "logs", f"job/{record.name}"]).returncode:
+        raise LaunchError(f"kubectl cannot show the output of {record.name}")
+
+
+def state_in_words(record: LaunchRecord) -> str:
+    """Return the operator's word for the job's state."""
+    return (job_status(record.name) or "no answer").lower()
+
+
 def job_status(name: str) -> str | None:
     """Return the operator's word for the job's state; None where kubectl gives no answer.
 

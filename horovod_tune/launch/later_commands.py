@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +51,17 @@ def run(arguments: argparse.Namespace) -> int:
         record = find(arguments)
         if getattr(arguments, "results", None):
             record.note(results=str(Path(arguments.results).resolve()))
-        action: dict[str, Callable[..., int]] = {
-            "attach": attach, "logs": logs, "status": status, "fetch": fetch, "stop": stop,
-        }  # fmt: skip
-        if arguments.later == "down":
-            return down(record, lose_results=arguments.lose_results)
-        return action[arguments.later](record)
+        match arguments.later:
+            case "status":
+                print(f"{record.name}  {' '.join(record.command)}  {state_in_words(record)}")
+                print(f"results: {record.results or '(on the cluster)'}   log: {record.log}")
+            case "attach":
+                return int(kind_of(record).attach(record))
+            case "down":
+                kind_of(record).down(record, lose_results=arguments.lose_results)
+            case _:
+                getattr(kind_of(record), arguments.later)(record)
+        return 0
     except (LaunchError, Unreachable) as error:
         print(f"horovod-tune {arguments.later}: {error}", file=sys.stderr)
         return 1
@@ -96,60 +100,17 @@ def find(arguments: argparse.Namespace) -> LaunchRecord:
     return records[-1]
 
 
-def attach(record: LaunchRecord) -> int:
-    """Follow it as the launch did."""
+def kind_of(record: LaunchRecord) -> Any:
+    """Return the module with what this launch's kind of cluster does later."""
     from horovod_tune.launch import kuberay_launch, ray_up_end, slurm_launch
-    from horovod_tune.launch.console import say
-    from horovod_tune.launch.values import LaunchError
 
-    if record.target == "slurm":
-        return slurm_launch.attach(record)
-    if record.target == "kuberay":
-        return kuberay_launch.attach(record)
-    if record.phase in ("new", "up"):
-        raise LaunchError(
-            f"{record.name} was interrupted before its job was submitted (log: {record.log}). "
-            f"End what is up: horovod-tune down {record.name}"
-        )
-    if record.phase == "down":
-        say(f"{record.name} is over and down: exit status {record.exit_code}, results in {record.results}")
-        return record.exit_code or 0
-    return ray_up_end.attach(record)
-
-
-def logs(record: LaunchRecord) -> int:
-    """Print the output so far."""
-    import subprocess
-
-    from horovod_tune.launch.ray_up_end import shell_of
-
-    if record.target == "slurm":
-        sys.stdout.write(Path(record.log_file).read_text(errors="replace"))
-    elif record.target == "kuberay":
-        return subprocess.run(["kubectl", "logs", f"job/{record.name}"]).returncode
-    else:
-        here = Path(record.results) / f"job-driver-{record.name}.log"
-        if here.is_file():
-            sys.stdout.write(here.read_text(errors="replace"))
-        else:
-            path = f"/tmp/ray/session_latest/logs/job-driver-{record.name}.log"
-            sys.stdout.write(shell_of(record).run(f"cat {path}"))
-    return 0
-
-
-def status(record: LaunchRecord) -> int:
-    """Print one line, and where the log is."""
-    print(f"{record.name}  {' '.join(record.command)}  {state_in_words(record)}")
-    print(f"results: {record.results or '(on the cluster)'}   log: {record.log}")
-    return 0
+    kinds: dict[str, Any] = {"slurm": slurm_launch, "kuberay": kuberay_launch}
+    return kinds.get(record.target, ray_up_end)
 
 
 def state_in_words(record: LaunchRecord) -> str:
     """Return how a launch stands, asking where it runs."""
-    from horovod_tune.launch import kuberay_launch, slurm_launch
     from horovod_tune.launch.head_shell import Unreachable
-    from horovod_tune.launch.launch_record import age
-    from horovod_tune.launch.ray_up_end import shell_of
     from horovod_tune.launch.values import LaunchError
 
     if record.phase == "down":
@@ -157,15 +118,7 @@ def state_in_words(record: LaunchRecord) -> str:
     if record.phase in ("new", "up"):
         return f"being brought up, or interrupted at that: {record.machines}"
     try:
-        if record.target == "slurm":
-            return slurm_launch.tasks_in_words(record.job)
-        if record.target == "kuberay":
-            return (kuberay_launch.job_status(record.name) or "no answer").lower()
-        (answer,) = shell_of(record).ask("status", record.name, timeout_s=60)
-        over: dict[str, Any] = answer["state"]
-        fetched = ", results fetched" if answer["fetched"] else ", results not fetched yet"
-        words = over["status"].lower() + (fetched if over["status"] not in ("RUNNING", "PENDING") else "")
-        return f"{words}; up: {record.machines}, for {age(time.time() - record.created_s)}"
+        return str(kind_of(record).state_in_words(record))
     except (Unreachable, LaunchError) as error:
         return f"no answer from its machines: {str(error).splitlines()[0]}"
 
@@ -184,77 +137,4 @@ def list_launches(*, everything: bool) -> int:
         states = list(pool.map(state_in_words, records))
     for record, state in zip(records, states, strict=True):
         print(f"{record.name}  {record.target}  {age(time.time() - record.created_s)} old  {state}")
-    return 0
-
-
-def fetch(record: LaunchRecord) -> int:
-    """Bring what is there, also of a job that still runs."""
-    from horovod_tune.launch import fetching, kuberay_launch
-    from horovod_tune.launch.console import say
-    from horovod_tune.launch.ray_up_end import shell_of
-
-    if record.target == "slurm":
-        say(f"The results are where the script put them, on this file system; the log is {record.log_file}")
-    elif record.target == "kuberay":
-        kuberay_launch.fetch(record)
-    else:
-        head = shell_of(record)
-        (answer,) = head.ask("status", record.name)
-        running = answer["state"]["status"] in ("RUNNING", "PENDING")
-        where = fetching.fetch(head, record.name, Path(record.results), record.log, final=not running)
-        say(f"The results {'so far ' if running else ''}are in {', '.join(where)}")
-        if not running:
-            record.note(phase="fetched")
-            say(f"Take the cluster down: horovod-tune down {record.name}")
-    return 0
-
-
-def stop(record: LaunchRecord) -> int:
-    """End the job."""
-    from horovod_tune.launch import kuberay_launch, slurm_launch
-    from horovod_tune.launch.console import say
-    from horovod_tune.launch.ray_up_end import shell_of
-
-    if record.target == "slurm":
-        slurm_launch.stop(record)
-    elif record.target == "kuberay":
-        kuberay_launch.stop(record)
-    else:
-        shell_of(record).ask("stop", record.name)
-        say(f"{record.name} is being stopped. Its results and the cluster: horovod-tune attach {record.name}")
-    return 0
-
-
-def down(record: LaunchRecord, *, lose_results: bool) -> int:
-    """Take the cluster down; results that are not here keep it up unless they may be lost."""
-    from horovod_tune.launch import kuberay_launch, ray_up_end, slurm_launch
-    from horovod_tune.launch.values import LaunchError
-
-    if record.target == "slurm":
-        if slurm_launch.tasks_in_words(record.job) != "ended":
-            slurm_launch.stop(record)
-        record.note(phase="down")
-        return 0
-    if record.target == "kuberay":
-        kuberay_launch.down(record, lose_results=lose_results)
-        return 0
-    if record.phase == "submitted" and not lose_results:
-        raise LaunchError(
-            f"{record.name} has results that are not here. Stop it: horovod-tune stop {record.name}, "
-            f"and bring them: horovod-tune attach {record.name}; "
-            f"or lose them: horovod-tune down --lose-results {record.name}"
-        )
-    if record.phase == "over" and not lose_results:
-        ray_up_end.bring_results(record)
-    if record.target == "running":  # the cluster is not this launch's to end
-        if record.phase == "submitted":
-            ray_up_end.shell_of(record).ask("stop", record.name)
-        record.note(phase="down")
-        return 0
-    if record.target == "elsewhere":
-        line = "python -m horovod_tune.node.autostop --now --cloud $(cat ~/.horovod-tune/cloud)"
-        ray_up_end.shell_of(record).run(line, timeout_s=600)
-        record.note(phase="down")
-        return 0
-    ray_up_end.take_down(record)
     return 0

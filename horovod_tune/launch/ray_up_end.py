@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from horovod_tune.launch.launch_record import LaunchRecord, age
 from horovod_tune.launch.values import LaunchError
 
 T = TypeVar("T")
+# Ray's words for a job that is not over.
+RUNNING = ("pending", "running")
 # Exit status when an interrupt ended the showing: the job's own is not known yet.
 DETACHED = 130
 # How long a command that needs the head tries to reach it.
@@ -37,7 +40,18 @@ def attach(record: LaunchRecord) -> int:
     """Follow a submitted job to its end, then bring its results and take the cluster down.
 
     Returns the job's exit status; an interrupt detaches.
+
+    Raises:
+        LaunchError: there is nothing to follow, or its results cannot be fetched.
     """
+    if record.phase in ("new", "up"):
+        raise LaunchError(
+            f"{record.name} was interrupted before its job was submitted (log: {record.log}). "
+            f"End what is up: horovod-tune down {record.name}"
+        )
+    if record.phase == "down":
+        say(f"{record.name} is over and down: exit status {record.exit_code}, results in {record.results}")
+        return record.exit_code or 0
     try:
         if record.phase == "submitted":
             ended = _follow(record)
@@ -113,6 +127,70 @@ def bring_results(record: LaunchRecord) -> None:
         ) from None
     record.note(phase="fetched")
     say(f"The results are in {', '.join(where)}")
+
+
+def logs(record: LaunchRecord) -> None:
+    """Print the job's output so far, from here if it is here."""
+    name = f"job-driver-{record.name}.log"
+    here = Path(record.results) / name
+    if here.is_file():
+        sys.stdout.write(here.read_text(errors="replace"))
+    else:
+        sys.stdout.write(shell_of(record).run(f"cat /tmp/ray/session_latest/logs/{name}"))
+
+
+def state_in_words(record: LaunchRecord) -> str:
+    """Ask the head how the job stands; return it with what is up, and for how long."""
+    (answer,) = shell_of(record).ask("status", record.name, timeout_s=60)
+    words = str(answer["state"]["status"].lower())
+    if words not in RUNNING:
+        words += ", results fetched" if answer["fetched"] else ", results not fetched yet"
+    return f"{words}; up: {record.machines}, for {age(time.time() - record.created_s)}"
+
+
+def fetch(record: LaunchRecord) -> None:
+    """Bring what is there, also of a job that still runs."""
+    head = shell_of(record)
+    (answer,) = head.ask("status", record.name)
+    running = answer["state"]["status"].lower() in RUNNING
+    where = fetching.fetch(head, record.name, Path(record.results), record.log, final=not running)
+    say(f"The results {'so far ' if running else ''}are in {', '.join(where)}")
+    if not running:
+        record.note(phase="fetched")
+        say(f"Take the cluster down: horovod-tune down {record.name}")
+
+
+def stop(record: LaunchRecord) -> None:
+    """End the job."""
+    shell_of(record).ask("stop", record.name)
+    say(f"{record.name} is being stopped. Its results and the cluster: horovod-tune attach {record.name}")
+
+
+def down(record: LaunchRecord, *, lose_results: bool) -> None:
+    """Take the cluster down; results that are not here keep it up unless they may be lost.
+
+    Raises:
+        LaunchError: results are not here, or the cluster may still be up.
+    """
+    if record.phase == "submitted" and not lose_results:
+        raise LaunchError(
+            f"{record.name} has results that are not here. Stop it: horovod-tune stop {record.name}, "
+            f"and bring them: horovod-tune attach {record.name}; "
+            f"or lose them: horovod-tune down --lose-results {record.name}"
+        )
+    if record.phase == "over" and not lose_results:
+        bring_results(record)
+    match record.target:
+        case "running":  # the cluster is not this launch's to end
+            if record.phase == "submitted":
+                stop(record)
+            record.note(phase="down")
+        case "elsewhere":
+            line = "python -m horovod_tune.node.autostop --now --cloud $(cat ~/.horovod-tune/cloud)"
+            shell_of(record).run(line, timeout_s=600)
+            record.note(phase="down")
+        case _:
+            take_down(record)
 
 
 def patiently(do: Callable[[], T]) -> T:

@@ -159,9 +159,19 @@ def job_facts(line: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", line.strip()))
 
 
-def tasks_in_words(job: str) -> str:
+def logs(record: LaunchRecord) -> None:
+    """Print the job's output so far."""
+    sys.stdout.write(Path(record.log_file).read_text(errors="replace"))
+
+
+def fetch(record: LaunchRecord) -> None:
+    """Say where the results are: nothing has to come."""
+    say(f"The results are where the script put them, on this file system; the log is {record.log_file}")
+
+
+def state_in_words(record: LaunchRecord) -> str:
     """Return how many tasks of a job, or of a job array, are in which state."""
-    shown = subprocess.run(["scontrol", "show", "job", "-o", job], capture_output=True, text=True)
+    shown = subprocess.run(["scontrol", "show", "job", "-o", record.job], capture_output=True, text=True)
     states: dict[str, int] = {}
     for line in shown.stdout.splitlines():
         state = job_facts(line).get("JobState", "?")
@@ -179,3 +189,10 @@ def stop(record: LaunchRecord) -> None:
     if ended.returncode:
         raise LaunchError(ended.stderr.strip())
     say(f"Job {record.job} is being ended.")
+
+
+def down(record: LaunchRecord, *, lose_results: bool) -> None:
+    """End the job if it has not ended; results are where the script put them, in any case."""
+    if state_in_words(record) != "ended":
+        stop(record)
+    record.note(phase="down")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from pathlib import Path
 
@@ -13,8 +14,17 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text()
 
 
-def our_errors() -> set[str]:
-    """Return the names of the package's classes that derive from HorovodTuneError, and of that itself."""
+# Exceptions of ours that no caller meets, and what becomes of them.
+KEPT_INSIDE = {
+    "StopTraining": "unwinds the function of a trial that Tune has stopped",
+    "WorldChanges": "unwinds the function of an elastic trial, which is then called again",
+    "WorldBroken": "a Horovod rank raises Horovod's own error in its place",
+    "UnusableFile": "one of an analysis's `problems`",
+    "UnreadablePickle": "one of an analysis's `problems`",
+}
+
+
+def bases_of_classes() -> dict[str, set[str]]:
     bases: dict[str, set[str]] = {}
     for path in (ROOT / "horovod_tune").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -24,10 +34,25 @@ def our_errors() -> set[str]:
                     for each in node.bases
                 }
                 bases.setdefault(node.name, set()).update(names)
-    found = {"HorovodTuneError"}
+    return bases
+
+
+def below(found: set[str]) -> set[str]:
+    """Return the names of the package's classes that derive from those in ``found``, and these."""
+    bases = bases_of_classes()
     while more := {name for name, own in bases.items() if own & found} - found:
-        found |= more
+        found = found | more
     return found
+
+
+def our_errors() -> set[str]:
+    return below({"HorovodTuneError"})
+
+
+def test_whoever_catches_our_errors_catches_every_one_that_a_caller_meets():
+    kinds = {name: each for name, each in vars(builtins).items() if isinstance(each, type)}
+    builtin = {name for name, each in kinds.items() if issubclass(each, BaseException)}
+    assert below(builtin) - builtin - our_errors() == set(KEPT_INSIDE)
 
 
 def test_every_error_has_its_entry():

@@ -9,6 +9,7 @@ import numpy as np
 
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
+from horovod_tune.errors import HorovodTuneError
 
 METHOD = "permutation importance on a random forest (scikit-learn), out of fold"
 MIN_TRIALS = 10
@@ -33,7 +34,7 @@ class Importances:
     trials: int
 
 
-class TooFewTrials(ValueError):
+class TooFewTrials(HorovodTuneError, ValueError):
     """Raised where there is nothing to learn importances from."""
 
 

@@ -18,6 +18,7 @@ from horovod_tune.analysis.reader.tune_fields import TUNES_OWN
 from horovod_tune.analysis.reader.tune_files import read_experiment
 from horovod_tune.analysis.scoring import Score, best_index, score
 from horovod_tune.analysis.trial_facts import config_changes, plain_text
+from horovod_tune.errors import HorovodTuneError
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.pareto import ParetoFront
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
 
 
-class MetricUnknown(ValueError):
+class MetricUnknown(HorovodTuneError, ValueError):
     """Raised where trials are to be compared and nobody said by which metric, or which way is better."""
 
 

@@ -41,7 +41,8 @@ class Hunk:
 
 def hunks(patch: Path) -> Iterator[Hunk]:
     """Give the hunks of a unified diff; what stands before its first file is left out."""
-    path, lines = "", None
+    path = ""
+    lines: list[str] | None = None
     for line in [*patch.read_text().splitlines(keepends=True), "@@\n"]:
         if line.startswith(("--- ", "+++ ", "@@")) and lines:
             before, after = ("".join(part[1:] for part in lines if part[0] in kept) for kept in (" -", " +"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from horovod_tune.errors import HorovodTuneError
 from horovod_tune.launch.values import LaunchError
 
 CONNECT_TIMEOUT_S = 10
@@ -18,7 +19,7 @@ CONNECT_TIMEOUT_S = 10
 SSH_FAILED = 255
 
 
-class Unreachable(OSError):
+class Unreachable(HorovodTuneError, OSError):
     """There is no connection to the head now; there may be one later."""
 
 

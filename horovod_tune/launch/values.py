@@ -9,8 +9,10 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from horovod_tune.errors import HorovodTuneError
 
-class LaunchError(ValueError):
+
+class LaunchError(HorovodTuneError, ValueError):
     """An option of `horovod-tune launch` cannot be: says the name, what it may be and what it was."""
 
 

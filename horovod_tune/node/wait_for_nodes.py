@@ -12,10 +12,12 @@ import socket
 import sys
 import time
 
+from horovod_tune.errors import HorovodTuneError
+
 POLL_S = 0.5
 
 
-class NodesMissing(TimeoutError):
+class NodesMissing(HorovodTuneError, TimeoutError):
     """Not all nodes joined in time."""
 
 

@@ -10,6 +10,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from horovod_tune.errors import HorovodTuneError
+
 #: Searcher: the module it comes from, the packages it needs, and the extra of horovod_tune that has them.
 OPTIONAL = {
     "TuneBOHB": ("horovod_tune.search.bohb", ("hpbandster", "ConfigSpace"), "bohb"),
@@ -18,7 +20,7 @@ OPTIONAL = {
 }
 
 
-class MissingExtra(ImportError):
+class MissingExtra(HorovodTuneError, ImportError):
     """A searcher's package is not installed; the message says which extra brings it."""
 
 

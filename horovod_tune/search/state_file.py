@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from horovod_tune.errors import HorovodTuneError
+
 FORMAT = "horovod_tune.BayesOptSearch"
 VERSION = 1
 
 _FIELDS = {"metric", "mode", "space", "seed", "drawn", "queue", "trials"}
 
 
-class StateFileError(ValueError):
+class StateFileError(HorovodTuneError, ValueError):
     """A file is not a saved search, or not of this search; the message says in which way."""
 
 

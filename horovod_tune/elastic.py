@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import cloudpickle
 
 from horovod_tune.errors import HorovodTuneError, NotInTraining
-from horovod_tune.session import Session, current, refuse_below_a_rank
+from horovod_tune.outside_training import refuse_below_a_rank
+from horovod_tune.session import Session, current
 
 
 class WorldChanges(BaseException):

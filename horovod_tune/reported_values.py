@@ -17,6 +17,23 @@ MAX_DEPTH = 32
 MAX_METRICS_BYTES = 64 << 20
 
 
+def merge_metrics(metrics: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `report(metrics, **keywords)` reports, also for ``ray.tune.report``.
+
+    Raises:
+        MetricsError: ``metrics`` is not a dict.
+
+    >>> merge_metrics({"loss": 0.5}, {"epoch": 1})
+    {'loss': 0.5, 'epoch': 1}
+    """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise MetricsError(
+            f"the argument metrics of report() must be a dict, got {type(metrics).__name__}; a metric that "
+            "is called 'metrics' goes into that dict: report({'metrics': ...})"
+        )
+    return {**(metrics or {}), **keywords}
+
+
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics as they are sent: NumPy scalars and one-element tensors as Python numbers.
 

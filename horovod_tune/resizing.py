@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from horovod_tune.errors import SpecError
-from horovod_tune.spec import Placement, TrialSpec
+from horovod_tune.placement import Placement
+from horovod_tune.spec import TrialSpec
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory

@@ -1,29 +1,31 @@
 """Runs in each rank: the session behind `report()` and `get_checkpoint()`; ray.tune's own land here too.
 
-The way of a report begins here: `Session.report()` sends it on (2: `gloo/training_actor.py` or
+First on the way of a report: `Session.report()` sends it on (2: `gloo/training_actor.py` or
 `xla/host_actor.py`) and waits until Tune has decided.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.errors import MetricsError, NotElastic, NotInTraining
 from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialOrder, World
-from horovod_tune.reported_values import checkpoint_path, plain_metrics
+from horovod_tune.outside_training import (
+    RANK_VARIABLE,
+    is_plain_tune_function,
+    of_another_process,
+    refuse_below_a_rank,
+)
+from horovod_tune.reported_values import checkpoint_path, merge_metrics, plain_metrics
 
 if TYPE_CHECKING:
     from ray.tune import Checkpoint
 
 # In a checkpoint that is made of what the ranks have committed, see `elastic.CommittedState.dump`.
 COMMIT_FILE = "horovod_tune_commit.pkl"
-# Set to RANK:PID while a rank's training function runs, for the processes that the function starts.
-_RANK_VARIABLE = "HOROVOD_TUNE_RANK"
 
 
 class StopTraining(BaseException):
@@ -177,24 +179,7 @@ class Session:
     def _refuse_in_a_fork(self, caller: str) -> None:
         # A fork has our memory, this session with it, but nobody listens to what it says.
         if os.getpid() != self._pid:
-            raise NotInTraining(_of_another_process(caller, self.world.rank, self._pid))
-
-
-def _of_another_process(caller: str, rank: int, pid: int) -> str:
-    return (
-        f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} (process "
-        f"{pid}) started. Only the function itself can speak to Tune. It runs in every rank already: one "
-        "process per slot, or per TPU chip. So give DistributedTrainableCreator the function that a launcher "
-        "(torch_xla.launch, xmp.spawn, notebook_launcher, mp.spawn) is to run, without the launcher; or "
-        "bring what such a process finds out back to the function, and report it there."
-    )
-
-
-def refuse_below_a_rank(caller: str) -> None:
-    """Raise NotInTraining where a training function has started this process, which is no rank itself."""
-    rank, _, pid = os.environ.get(_RANK_VARIABLE, "").partition(":")
-    if pid and int(pid) != os.getpid():
-        raise NotInTraining(_of_another_process(caller, int(rank), int(pid)))
+            raise NotInTraining(of_another_process(caller, self.world.rank, self._pid))
 
 
 # The sessions of this process, the newest last: a TPU v2 or v3 has two ranks in a process.
@@ -214,9 +199,9 @@ def activate(session: Session | None) -> None:
     if session is not None:
         _active.append(session)
     if _active:
-        os.environ[_RANK_VARIABLE] = f"{_active[-1].world.rank}:{os.getpid()}"
+        os.environ[RANK_VARIABLE] = f"{_active[-1].world.rank}:{os.getpid()}"
     else:
-        os.environ.pop(_RANK_VARIABLE, None)
+        os.environ.pop(RANK_VARIABLE, None)
 
 
 def current() -> Session | None:
@@ -255,23 +240,6 @@ def report(
     _require("report()").report(merge_metrics(metrics, keywords), checkpoint)
 
 
-def merge_metrics(metrics: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `report(metrics, **keywords)` reports, also for ``ray.tune.report``.
-
-    Raises:
-        MetricsError: ``metrics`` is not a dict.
-
-    >>> merge_metrics({"loss": 0.5}, {"epoch": 1})
-    {'loss': 0.5, 'epoch': 1}
-    """
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise MetricsError(
-            f"the argument metrics of report() must be a dict, got {type(metrics).__name__}; a metric that "
-            "is called 'metrics' goes into that dict: report({'metrics': ...})"
-        )
-    return {**(metrics or {}), **keywords}
-
-
 def get_checkpoint() -> Checkpoint | None:
     """Return the checkpoint that this trial starts from, or its newest one; None where there is none.
 
@@ -288,23 +256,13 @@ def _require(caller: str) -> Session:
     live = current()
     if live is None:
         refuse_below_a_rank(caller)
-        if _is_plain_tune_function():
+        if is_plain_tune_function():
             raise NotInTraining(
                 f"{caller} was called in a function that Tune runs by itself, with no ranks. Give Tune "
                 "DistributedTrainableCreator(train, num_slots=...) in place of train"
             )
         raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
     return live
-
-
-def _is_plain_tune_function() -> bool:
-    """Whether this process runs a function that was given to Tune without `DistributedTrainableCreator`."""
-    tune = sys.modules.get("ray.tune")
-    if tune is None:
-        return False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's own, where there is no trial
-        return tune.get_context().get_trial_id() is not None
 
 
 def handle_output(session: Session, output: Any) -> None:

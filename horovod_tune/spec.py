@@ -1,4 +1,4 @@
-"""TrialSpec: what one trial asks for, validated once, frozen; and its placement."""
+"""TrialSpec: what one trial asks for, validated once, frozen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 
-from horovod_tune.errors import ResourcesUnavailable, SpecError
+from horovod_tune.errors import SpecError
+from horovod_tune.placement import Placement
 from horovod_tune.tpu_types import shape_of
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -24,14 +25,6 @@ def start_timeout_s(timeout_s: float, workers: int) -> float:
     (60.5, 188.0)
     """
     return timeout_s + START_S_PER_WORKER * workers
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Bundles of a Ray placement group (resource name to amount), and its strategy."""
-
-    bundles: tuple[dict[str, float], ...]
-    strategy: str
 
 
 @dataclass(frozen=True)
@@ -250,57 +243,3 @@ def _interface_names(nics: object) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
         raise SpecError(f"nics must be the name of a network interface or a list of such names, got {nics!r}")
     return tuple(names)
-
-
-def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:
-    """Raise ResourcesUnavailable where no node of these total resources can ever hold a bundle of the trial.
-
-    ``nodes`` are the total (not the free) resources of the cluster's nodes: a trial that fits but finds
-    the nodes busy waits its turn.
-
-    >>> check_fits(Placement(({"CPU": 2.0},), "PACK"), [{"CPU": 4.0}])
-    """
-    room = [dict(node) for node in nodes]
-    spread = placement.strategy == "STRICT_SPREAD"
-    taken: set[int] = set()
-    for bundle in sorted(placement.bundles, key=lambda b: -sum(b.values())):
-        for index, node in enumerate(room):
-            if spread and index in taken:
-                continue
-            if all(node.get(name, 0.0) >= amount for name, amount in bundle.items()):
-                for name, amount in bundle.items():
-                    node[name] -= amount
-                taken.add(index)
-                break
-        else:
-            raise ResourcesUnavailable(_shortage(placement, nodes))
-
-
-def fits_one_node(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:
-    """Whether a trial may land on one node alone, so that nothing of it goes between machines.
-
-    >>> fits_one_node(Placement(({"CPU": 2.0},) * 3, "PACK"), [{"CPU": 4.0}, {"CPU": 4.0}])
-    False
-    """
-    if placement.strategy == "STRICT_SPREAD":
-        return False
-    names = {name for bundle in placement.bundles for name in bundle}
-    total = {name: sum(bundle.get(name, 0.0) for bundle in placement.bundles) for name in names}
-    return any(all(node.get(name, 0.0) >= amount for name, amount in total.items()) for node in nodes)
-
-
-def _shortage(placement: Placement, nodes: Sequence[dict[str, float]]) -> str:
-    count, bundle = len(placement.bundles), placement.bundles[0]
-    where = " on different machines" if placement.strategy == "STRICT_SPREAD" else ""
-    asked = f"{count} x {_amounts(bundle)}{where}" if count > 1 else _amounts(bundle)
-    names = sorted({name for each in placement.bundles for name in each})
-    there = "; ".join(_amounts({name: node.get(name, 0.0) for name in names}) for node in nodes)
-    return (
-        f"a trial asks for {asked}, which this cluster can never give: its {len(nodes)} node(s) have "
-        f"{there}. "
-        "Lower num_slots, num_hosts or num_cpus_per_slot, or start Ray with more."
-    )
-
-
-def _amounts(resources: dict[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()))

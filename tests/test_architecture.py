@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 LAYERS = [
     {"private_parts"},
     {"errors", "experiment_facts", "messages", "error_text"},
-    {"tpu_types", "function", "files", "reported_values"},
+    {"tpu_types", "function", "files", "reported_values", "placement", "outside_training"},
     {"spec", "session", "horovod_build", "large_batch"},
     {"elastic", "resizing", "with_parameters"},
     {"ray_adapter", "channel", "doctor"},

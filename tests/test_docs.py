@@ -189,3 +189,21 @@ def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
     named = re.findall(r"(?:^|`)make ([a-z-]+(?: [a-z-]+)*)(?=`|$|  )", page.read_text(), re.M)
     assert {word for words in named for word in words.split()} <= targets
+
+
+def test_the_map_of_the_house_has_every_folder_and_no_file_that_is_gone() -> None:
+    package, text = ROOT / "horovod_tune", (ROOT / "docs" / "how_it_works.md").read_text()
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert folders <= set(re.findall(r"`([a-z_]+)/`", text))
+    there = {path.name for path in [*package.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]}
+    named = set(re.findall(r"([a-z_]+\.py)\b", text + (ROOT / "CONTRIBUTING.md").read_text()))
+    assert not named - there - {"x.py"}
+
+
+def test_the_files_on_the_way_of_a_report_say_where_they_stand() -> None:
+    text = (ROOT / "docs" / "how_it_works.md").read_text().partition("## The way of a report")[2]
+    for number, word in enumerate(("First", "Second", "Third", "Fourth", "Last"), 1):
+        (line,) = re.findall(rf"^{number}\. .*$", text, re.M)
+        for name in re.findall(r"`([a-z_/]+\.py)`", line.split(" runs)")[0])[:2]:
+            head = ast.get_docstring(ast.parse((ROOT / "horovod_tune" / name).read_text())) or ""
+            assert f"{word} on the way of a report" in head, name

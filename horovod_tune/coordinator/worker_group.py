@@ -9,7 +9,6 @@ every rank from it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,10 +19,11 @@ from ray.exceptions import RayActorError, RayError
 
 from horovod_tune import error_text
 from horovod_tune.channel.packing import MalformedMessage
-from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator import actor_processes, failures
 from horovod_tune.coordinator.backend_protocol import Launcher
+from horovod_tune.coordinator.first_world import form_world
 from horovod_tune.coordinator.inbox import Inbox, Mail
+from horovod_tune.coordinator.releases import Releases
 from horovod_tune.coordinator.worker import Worker, call_all, ping_all
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import (
@@ -78,10 +78,7 @@ class WorkerGroup:
         self._forget_trial()
 
     def _forget_trial(self) -> None:
-        self._to_proceed: tuple[int, CheckpointPlace | None] | None = None
-        self._newest: CheckpointPlace | None = None
-        # What was let go last: what a channel has lost comes with the next poll.
-        self._released: tuple[Any, ...] = ()
+        self._releases = Releases()
         self._reports: list[Report] = []
         self._logs: list[LogChunk] = []
         self._failures: list[Failed] = []
@@ -108,40 +105,6 @@ class WorkerGroup:
         """Begin to start the workers, in the trial's start slot; does not wait for them."""
         self.workers = [Worker(actor, place) for place, actor in enumerate(self._launcher.create())]
 
-    def _form_world(self) -> None:
-        """Wait until all workers are there, and give each its ranks."""
-        facts = self._call_all([worker.description for worker in self.workers], "to start")
-        for worker, fact in zip(self.workers, facts, strict=True):
-            worker.facts = fact
-        assignments = self._launcher.assign([worker.actor for worker in self.workers], facts)
-        connected = self._call_all(
-            [
-                worker.actor.assign.remote(each)
-                for worker, each in zip(self.workers, assignments, strict=True)
-            ],
-            "to take their ranks",
-        )
-        channels = self._launcher.channels()
-        for place, (worker, assignment) in enumerate(zip(self.workers, assignments, strict=True)):
-            worker.ranks = tuple(world.rank for world in assignment.worlds)
-            worker.channel = channels.get(place)
-        self._note_relays(connected)
-        self._inbox.add_channels(channels.values())
-        self._world_size = len(self.hosts)
-
-    def _note_relays(self, connected: Sequence[bool | None]) -> None:
-        """Note through whom workers are reached that are connected, but not to this process."""
-        first: dict[str, CoordinatorChannel] = {}
-        for worker, is_connected in zip(self.workers, connected, strict=True):
-            assert worker.facts is not None
-            if worker.channel is not None:
-                first.setdefault(worker.facts.node_id, worker.channel)
-            elif is_connected:
-                worker.relay = first.get(worker.facts.node_id)
-
-    def _call_all(self, refs: Sequence[Any], doing: str) -> list[Any]:
-        return call_all(self.workers, refs, doing, timeout_s=self._timeout_s)
-
     def begin(self, order: TrialOrder) -> None:
         """Start a trial on all ranks, as soon as they are there.
 
@@ -151,12 +114,14 @@ class WorkerGroup:
         if not self.workers:
             self.create()
         if not self._have_ranks:
-            self._form_world()
+            form_world(self.workers, self._launcher, self._inbox, timeout_s=self._timeout_s)
+            self._world_size = len(self.hosts)
         self._forget_trial()
         self._run += 1
         order = replace(order, run=self._run)
         shared = self._share(order)
-        self._call_all([worker.actor.begin.remote(shared) for worker in self.workers], "to begin the trial")
+        begun = [worker.actor.begin.remote(shared) for worker in self.workers]
+        call_all(self.workers, begun, "to begin the trial", timeout_s=self._timeout_s)
         for worker in self.workers:
             worker.running = set(worker.ranks)
             self._ask(worker)
@@ -175,7 +140,7 @@ class WorkerGroup:
         Raises:
             TrainingFailed: a rank raised, died, fell silent or lost the others.
         """
-        self._let_go()
+        self._releases.send(self.workers, self._run, self._ask)
         entered = time.monotonic()
         while True:
             if self._reports:
@@ -207,28 +172,11 @@ class WorkerGroup:
 
     def proceed(self, index: int, checkpoint: CheckpointPlace | None) -> None:
         """Let every rank go on after report ``index`` when `next_event` is called again."""
-        self._to_proceed = (index, replace(checkpoint, report=index) if checkpoint else None)
+        self._releases.note(index, checkpoint)
 
-    def _let_go(self) -> None:
-        if self._to_proceed is None:
-            return
-        index, checkpoint = self._to_proceed
-        # The newest goes with every call, since a call may overtake the one that brought it first.
-        self._newest = checkpoint or self._newest
-        self._released = (index, self._newest)
-        self._to_proceed = None
-        for worker in self.workers:
-            released = worker.release(self._run, index, self._newest)
-            if worker.is_asked:
-                if not released:
-                    worker.actor.proceed.remote(index, self._newest)
-            elif worker.running:
-                # Rank 0's worker, if it has no channel, gets both in one call.
-                self._ask(worker, *(() if released else self._released))
-
-    def _released_to(self, worker: Worker) -> tuple[Any, ...]:
-        """Return what a worker was told other than through Ray, which may have been lost."""
-        return self._released if worker.channel is not None or worker.relay is not None else ()
+    @property
+    def _newest(self) -> CheckpointPlace | None:
+        return self._releases.newest
 
     def _listen(self, wait_s: float) -> None:
         """Take in what workers say within ``wait_s``, and ask them again."""
@@ -249,7 +197,7 @@ class WorkerGroup:
             self._take(worker, messages)
             waits_for_us = any(isinstance(message, Report) for message in messages)
             if not waits_for_us and worker.running and not worker.is_asked:
-                self._ask(worker, *self._released_to(worker))
+                self._ask(worker, *self._releases.lost_to(worker))
 
     def _open_mail(self, wait_s: float) -> Mail:
         try:
@@ -266,7 +214,7 @@ class WorkerGroup:
                     worker.running.discard(rank)
                     self._note_ended()
                     if rank == 0:
-                        self._release_reports()
+                        self._releases.send_last(self.workers)
                 case Failed(rank=rank):
                     worker.running.discard(rank)
                     self._failures.append(message)
@@ -291,11 +239,6 @@ class WorkerGroup:
 
     def _take_other(self, worker: Worker, message: Any) -> None:
         raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
-
-    def _release_reports(self) -> None:
-        """Rank 0 has returned: ranks that report more often than it have nothing to wait for."""
-        for worker in self.workers:
-            worker.actor.proceed.remote(math.inf, self._newest)
 
     def _lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
         fact = worker.facts

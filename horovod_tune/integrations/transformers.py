@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from horovod_tune import session
+from horovod_tune.outside_training import refuse_below_a_rank
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -53,7 +54,7 @@ class TuneReporterCallback(TrainerCallback):
         """Report, or have the Trainer save first."""
         live = session.current()
         if live is None:
-            session.refuse_below_a_rank("TuneReporterCallback")
+            refuse_below_a_rank("TuneReporterCallback")
             if not self._said:
                 logger.info("no trial runs this training: TuneReporterCallback reports nothing")
                 self._said = True

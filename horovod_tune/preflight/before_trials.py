@@ -11,8 +11,9 @@ from ray.tune import Callback
 from horovod_tune import ray_adapter
 from horovod_tune.errors import PreflightFailed
 from horovod_tune.function.shipping import ShippedFunction
+from horovod_tune.placement import Placement, fits_one_node
 from horovod_tune.preflight.check import check
-from horovod_tune.spec import Placement, TrialSpec, fits_one_node
+from horovod_tune.spec import TrialSpec
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from horovod_tune.placement import Placement, check_fits
 from horovod_tune.private_parts import Part, Patch, part
-from horovod_tune.spec import Placement, check_fits
 
 _STATE = "ray._private.state:state"
 _DRIVERS_NODE = Patch(

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from horovod_tune.private_parts import Patch, part
 from horovod_tune.ray_adapter.patches.idle_processes import LIGHTNING_VARIABLE
-from horovod_tune.session import Session, current, merge_metrics
+from horovod_tune.reported_values import merge_metrics
+from horovod_tune.session import Session, current
 
 _SESSION_MODULE = "ray.train._internal.session"
 _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"

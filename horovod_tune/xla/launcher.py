@@ -16,7 +16,8 @@ from horovod_tune import error_text
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, WorkerFacts
-from horovod_tune.spec import Placement, TrialSpec
+from horovod_tune.placement import Placement
+from horovod_tune.spec import TrialSpec
 from horovod_tune.xla import slices, topology
 from horovod_tune.xla.host_actor import METHODS_AT_ONCE, HostActor
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals

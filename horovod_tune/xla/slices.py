@@ -13,7 +13,8 @@ from typing import Any
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
 from horovod_tune.messages import WorkerFacts
-from horovod_tune.spec import Placement, TrialSpec
+from horovod_tune.placement import Placement
+from horovod_tune.spec import TrialSpec
 from horovod_tune.tpu_types import generation_of, shape_of
 
 # What Ray lets one actor ask for: TPU_VALID_CHIP_OPTIONS.

@@ -8,11 +8,12 @@ import pytest
 
 from horovod_tune import ray_adapter
 from horovod_tune.errors import PreflightFailed
+from horovod_tune.placement import Placement
 from horovod_tune.preflight import before_trials
 from horovod_tune.preflight.before_trials import Preflight
 from horovod_tune.preflight.judge import Problem
 from horovod_tune.preflight.preflight_report import PreflightReport
-from horovod_tune.spec import Placement, TrialSpec, make_spec
+from horovod_tune.spec import TrialSpec, make_spec
 
 
 class Shipped:

@@ -26,7 +26,8 @@ from xla_processes import rank_processes, see_them_gone
 import horovod_tune
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function.shipping import ShippedFunction
-from horovod_tune.spec import Placement, make_spec
+from horovod_tune.placement import Placement
+from horovod_tune.spec import make_spec
 from horovod_tune.trainable import DistributedTrainable
 from horovod_tune.with_parameters import parameters_of, with_parameters
 

@@ -14,7 +14,7 @@ from typing import Any
 from ray.tune.search.sample import Categorical, Domain
 from ray.tune.search.variant_generator import parse_spec_vars
 
-from horovod_tune.search.space.dimensions import Categories, Parameter
+from horovod_tune.search.space.choices import Categories, Parameter
 from horovod_tune.search.space.domains import Path, SpaceError, parameter_of, path_name
 
 _GRID_CURE = (

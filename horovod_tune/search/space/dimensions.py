@@ -1,8 +1,7 @@
-"""The model's view of one hyperparameter: which values exist, and where each lies for the Gaussian process.
+"""Hyperparameters with numbers as values, as the model sees them: which exist, and where each lies.
 
-Four kinds. A `FloatRange` is continuous; a `Grid` is a finite, ordered set of evenly spaced numbers (integers
-and quantised values); `Levels` are the numbers of a `tune.choice`; `Categories` are a finite set without an
-order. Each translates between
+A `FloatRange` is continuous; a `Grid` is a finite, ordered set of evenly spaced numbers (integers and
+quantised values). With those of `choices` they are all the kinds that there are. Each translates between
 
 * a *value*: what the training function gets,
 * a *coordinate*: a float in [0, 1] on the scale the model works in (the log for log domains); for
@@ -15,8 +14,6 @@ All array arguments and results are one-dimensional and of equal length.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -157,148 +154,3 @@ class Grid:
 
     def describe(self) -> str:
         return f"grid[{self.first}..{self.last} x {self.step!r}{', log' if self.log else ''}]"
-
-
-class Choice:
-    """What `Levels` and `Categories` share: values of a `tune.choice`, one that is repeated being
-    likelier."""
-
-    is_continuous = False
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values: list[Any] = []
-        counts: list[int] = []
-        for value in values:
-            index = self._find(value, strict=True)
-            if index is None:
-                self.values.append(value)
-                counts.append(1)
-            else:
-                counts[index] += 1
-        self.cardinality: float = len(self.values)
-        self._shares = np.cumsum(counts) / sum(counts)
-        self._given = list(values)
-
-    def _find(self, value: Any, strict: bool = False) -> int | None:
-        # Type first: 1, 1.0 and True are equal to Python and may all be among the values.
-        for same_type in (True,) if strict else (True, False):
-            for index, candidate in enumerate(self.values):
-                if same_type and type(candidate) is not type(value):
-                    continue
-                if candidate is value or _equal(candidate, value):
-                    return index
-        return None
-
-    def _drawn(self, quantiles: FloatArray) -> FloatArray:
-        """Return the indices of the values at `quantiles`."""
-        return np.minimum(np.searchsorted(self._shares, quantiles, side="right"), self.cardinality - 1)
-
-    def complaint(self, value: Any) -> str | None:
-        """Say why `value` does not belong here, or return None where it does."""
-        return None if self._find(value) is not None else f"must be one of {self._given!r}, got {value!r}"
-
-    def describe(self) -> str:
-        # Addresses differ from process to process; the choice among the same functions is the same.
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", f"choice{self._given!r}")
-
-
-class Categories(Choice):
-    """A choice among values of any kind, which have no order and need not be hashable.
-
-    >>> act = Categories(["relu", None, {"leak": 0.1}])
-    >>> act.to_coordinate({"leak": 0.1}), act.to_value(1.0)
-    (2.0, None)
-    """
-
-    def to_value(self, coordinate: float) -> Any:
-        return self.values[round(coordinate)]
-
-    def to_coordinate(self, value: Any) -> float:
-        index = self._find(value)
-        assert index is not None, f"{value!r} is not one of {self.values!r}"
-        return float(index)
-
-    def snap(self, coordinates: FloatArray) -> FloatArray:
-        return np.clip(np.rint(coordinates), 0, self.cardinality - 1)
-
-    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
-        return self._drawn(quantiles).astype(float)
-
-    def neighbours(self, coordinate: float) -> FloatArray:
-        others = self.every_coordinate()
-        return others[others != round(coordinate)]
-
-    def every_coordinate(self) -> FloatArray:
-        return np.arange(self.cardinality)
-
-
-class Levels(Choice):
-    """A choice among at least three numbers: they have an order, and distances.
-
-    Distances are those of the values or of their logarithms, whichever spaces them more evenly; where neither
-    does, those of their ranks.
-
-    >>> sizes = Levels([64, 16, 32])
-    >>> [round(sizes.to_coordinate(size), 3) for size in (16, 32, 64)]
-    [0.0, 0.5, 1.0]
-    >>> [round(Levels([0.0, 1e-4, 1e-3, 1e-2]).to_coordinate(v), 3) for v in (0.0, 1e-4)]
-    [0.0, 0.333]
-    """
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        super().__init__(sorted(values))
-        numbers = np.asarray(self.values, dtype=float)
-        scales = [numbers, np.log(numbers)] if numbers[0] > 0 else [numbers]
-        scale = min(scales, key=_unevenness)
-        if _unevenness(scale) > 1.0:
-            scale = np.arange(len(numbers), dtype=float)
-        self._coordinates = (scale - scale[0]) / (scale[-1] - scale[0])
-
-    @staticmethod
-    def fits(values: Sequence[Any]) -> bool:
-        """Whether `values` are at least three different finite numbers, True and False not among them."""
-        kinds = (int, float, np.integer, np.floating)
-        return (
-            all(isinstance(v, kinds) and not isinstance(v, bool) and np.isfinite(float(v)) for v in values)
-            and len({float(v) for v in values}) >= 3
-            and len({float(v) for v in values}) == len(Choice(values).values)
-        )
-
-    def _nearest(self, coordinates: FloatArray) -> NDArray[np.intp]:
-        return np.abs(np.asarray(coordinates)[:, None] - self._coordinates).argmin(axis=1)
-
-    def to_value(self, coordinate: float) -> Any:
-        return self.values[int(self._nearest(np.asarray([coordinate]))[0])]
-
-    def to_coordinate(self, value: Any) -> float:
-        index = self._find(value)
-        assert index is not None, f"{value!r} is not one of {self.values!r}"
-        return float(self._coordinates[index])
-
-    def snap(self, coordinates: FloatArray) -> FloatArray:
-        return self._coordinates[self._nearest(coordinates)]
-
-    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
-        return self._coordinates[self._drawn(quantiles).astype(int)]
-
-    def neighbours(self, coordinate: float) -> FloatArray:
-        return np.delete(self._coordinates, self._nearest(np.asarray([coordinate])))
-
-    def every_coordinate(self) -> FloatArray:
-        return self._coordinates
-
-
-def _unevenness(scale: FloatArray) -> float:
-    """Return the coefficient of variation of the gaps between sorted numbers."""
-    gaps = np.diff(scale)
-    return float(np.std(gaps) / np.mean(gaps))
-
-
-Parameter = FloatRange | Grid | Levels | Categories
-
-
-def _equal(left: Any, right: Any) -> bool:
-    try:
-        return bool(left == right)
-    except Exception:  # whatever a user's type raises; arrays and tensors compare elementwise
-        return bool(np.array_equal(np.asarray(left), np.asarray(right)))

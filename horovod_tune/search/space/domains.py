@@ -11,12 +11,14 @@ from bayes_opt.parameter import CategoricalParameter, FloatParameter, IntParamet
 from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized, Uniform
 from ray.tune.search.variant_generator import parse_spec_vars
 
-from horovod_tune.search.space.dimensions import Categories, FloatRange, Grid, Levels, Parameter
+from horovod_tune.errors import HorovodTuneError
+from horovod_tune.search.space.choices import Categories, Levels, Parameter
+from horovod_tune.search.space.dimensions import FloatRange, Grid
 
 Path = tuple[Any, ...]
 
 
-class SpaceError(ValueError):
+class SpaceError(HorovodTuneError, ValueError):
     """A search space, or a configuration for it, cannot be used; the message names the parameter."""
 
 

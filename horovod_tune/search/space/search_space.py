@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
 from ray.tune.search.variant_generator import assign_value
 
+from horovod_tune.search.space.choices import Categories, Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
-from horovod_tune.search.space.dimensions import Categories, FloatArray, FloatRange, Parameter
+from horovod_tune.search.space.dimensions import FloatArray, FloatRange
 from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, value_at
 from horovod_tune.search.space.encoding import decode, encode
 from horovod_tune.search.space.sampled import draw_sampled

@@ -1,0 +1,40 @@
+"""Runs wherever `report()` is called and no rank is: finds out where that is, for the error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+from horovod_tune.errors import NotInTraining
+
+# Set to RANK:PID while a rank's training function runs, for the processes that the function starts.
+RANK_VARIABLE = "HOROVOD_TUNE_RANK"
+
+
+def of_another_process(caller: str, rank: int, pid: int) -> str:
+    """Return the error of a call in a process that the training function of ``rank`` has started."""
+    return (
+        f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} (process "
+        f"{pid}) started. Only the function itself can speak to Tune. It runs in every rank already: one "
+        "process per slot, or per TPU chip. So give DistributedTrainableCreator the function that a launcher "
+        "(torch_xla.launch, xmp.spawn, notebook_launcher, mp.spawn) is to run, without the launcher; or "
+        "bring what such a process finds out back to the function, and report it there."
+    )
+
+
+def refuse_below_a_rank(caller: str) -> None:
+    """Raise NotInTraining where a training function has started this process, which is no rank itself."""
+    rank, _, pid = os.environ.get(RANK_VARIABLE, "").partition(":")
+    if pid and int(pid) != os.getpid():
+        raise NotInTraining(of_another_process(caller, int(rank), int(pid)))
+
+
+def is_plain_tune_function() -> bool:
+    """Whether this process runs a function that was given to Tune without `DistributedTrainableCreator`."""
+    tune = sys.modules.get("ray.tune")
+    if tune is None:
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own, where there is no trial
+        return tune.get_context().get_trial_id() is not None

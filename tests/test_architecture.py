@@ -195,3 +195,16 @@ def test_whoever_catches_everything_raises_again_or_says_why_not() -> None:
                 if not isinstance(node.body[-1], ast.Raise) and not any("#" in line for line in head):
                     silent.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert not silent
+
+
+# Folders of tests that belong to no folder of the package: what they need, or what they look at, is wider.
+WIDER_TESTS = {"cluster", "gpu", "peers", "soak", "trials"}
+
+
+def test_the_tests_mirror_the_package() -> None:
+    tests = Path(__file__).resolve().parent
+    folders = {path.name for path in tests.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert folders - WIDER_TESTS <= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    for folder in folders - WIDER_TESTS:
+        below = {path.name for path in (tests / folder).iterdir() if any(path.glob("test_*.py"))}
+        assert below <= {path.name for path in (PACKAGE / folder).iterdir() if path.is_dir()}, folder

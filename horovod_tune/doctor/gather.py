@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -82,7 +81,6 @@ def gather_facts() -> NodeFacts:
         shared_memory=shared.total if shared else None,
         shared_memory_free=shared.free if shared else None,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        clock_s=time.time(),
     )
 
 

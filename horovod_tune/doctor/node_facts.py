@@ -38,7 +38,7 @@ class HorovodFacts:
 class NodeFacts:
     """One machine and the Python environment in which the facts were gathered.
 
-    Sizes are in bytes, `clock_s` is the machine's own time in seconds since 1970, when it was asked.
+    Sizes are in bytes.
     """
 
     host: str
@@ -68,7 +68,6 @@ class NodeFacts:
     shared_memory_free: int | None = None
     # How many files a process may have open, at most (the hard limit).
     open_files: int = 0
-    clock_s: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts as what `json.dumps` takes."""

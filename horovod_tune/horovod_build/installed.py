@@ -22,7 +22,6 @@ class InstalledTorch:
     version: str
     # The CUDA release it was built for, such as ``"12.8"``; None for a CPU build.
     cuda: str | None
-    hip: str | None
 
     @property
     def release(self) -> tuple[int, int]:
@@ -47,13 +46,6 @@ class InstalledHorovod:
         level = local.split(".")[0]
         return level if level.startswith("ht") else None
 
-    @property
-    def gpu(self) -> str | None:
-        """``"none"`` or ``"nccl"``, or None where another build made it."""
-        if self.patch_level is None:
-            return None
-        return "nccl" if self.version.endswith(".nccl") else "none"
-
 
 def installed_torch() -> InstalledTorch | None:
     """Return this environment's torch, or None where it has none."""
@@ -62,7 +54,7 @@ def installed_torch() -> InstalledTorch | None:
         return None
     said = _assignments((package / "version.py").read_text())
     version = said.get("__version__")
-    return None if version is None else InstalledTorch(version, said.get("cuda"), said.get("hip"))
+    return None if version is None else InstalledTorch(version, said.get("cuda"))
 
 
 def installed_horovod() -> InstalledHorovod | None:

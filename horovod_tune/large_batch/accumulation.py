@@ -176,7 +176,8 @@ class GradientAccumulator:
 
         Raises:
             HyperparameterError: On all ranks, where no rank has samples,
-                or the gradient is not finite and is to be clipped, without a scaler to skip the step.
+                or the gradient is not finite and is to be clipped or measured, without a scaler to skip the
+                step.
         """
         measures = self._measures
         row = [self._samples, self._done, self._square, self._inverse, self._steps, measures]
@@ -221,11 +222,9 @@ class GradientAccumulator:
         norm = None
         if measures or self._max_norm is not None:
             norm = factor * math.hypot(*norms(gradients))
-        if self._max_norm is not None and norm is not None:
             if not math.isfinite(norm) and self._scaler is None:
-                raise bounds.HyperparameterError(
-                    f"the gradient's norm must be finite to be clipped, got {norm}"
-                )
+                raise bounds.HyperparameterError(f"the gradient's norm must be finite, got {norm}")
+        if self._max_norm is not None and norm is not None:
             # As torch.nn.utils.clip_grad_norm_ does it.
             factor *= min(1.0, self._max_norm / (norm + 1e-6))
         if factor != 1 and math.isfinite(factor):

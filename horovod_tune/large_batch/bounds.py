@@ -62,9 +62,29 @@ def count(name: str, value: Any, bound: int = 1) -> int:
     return int(value)
 
 
+def betas(values: Any) -> tuple[float, float]:
+    """Return Adam's betas: two numbers of [0, 1)."""
+    if not isinstance(values, (tuple, list)) or len(values) != 2:
+        raise HyperparameterError(f"betas must be two numbers, got {values!r}")
+    first, second = (between(f"betas[{i}]", each, 0, 1, with_high=False) for i, each in enumerate(values))
+    return first, second
+
+
+def increasing(name: str, values: Any) -> tuple[float, ...]:
+    """Return numbers of at least 0 that increase."""
+    try:
+        listed = tuple(values)
+    except TypeError:
+        raise HyperparameterError(f"{name} must be a list of numbers, got {values!r}") from None
+    numbers = tuple(at_least(f"{name}[{index}]", each, 0) for index, each in enumerate(listed))
+    if list(numbers) != sorted(set(numbers)):
+        raise HyperparameterError(f"{name} must increase, got {values!r}")
+    return numbers
+
+
 def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     """Return `value`, one of `choices`."""
     known = sorted(choices)
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise HyperparameterError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     return str(value)

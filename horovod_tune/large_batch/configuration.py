@@ -12,7 +12,7 @@ from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.lamb import Lamb
 from horovod_tune.large_batch.lars import Lars
 from horovod_tune.large_batch.layer_groups import parameter_groups
-from horovod_tune.large_batch.scaling import RULE_OF_OPTIMIZER
+from horovod_tune.large_batch.scaling import RULE_OF_OPTIMIZER, RULES
 from horovod_tune.large_batch.schedules import curves
 
 # What `relative_lr` is relative to, for batches of some dozens to some hundreds of samples: SGD as in Goyal
@@ -84,7 +84,10 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
         raise bounds.HyperparameterError(
             f"warmup_epochs must be less than epochs ({values['epochs']:g}), got {values['warmup_epochs']!r}"
         )
-    values["scaling"] = values["scaling"] or RULE_OF_OPTIMIZER[values["optimizer"]]
+    if values["scaling"] is None:
+        values["scaling"] = RULE_OF_OPTIMIZER[values["optimizer"]]
+    bounds.one_of("scaling", values["scaling"], RULES)
+    values["betas"] = bounds.betas(values["betas"])
     return values
 
 
@@ -93,7 +96,7 @@ def optimizer_of(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.
     groups = parameter_groups(model, weight_decay=values["weight_decay"])
     lr, kind = values["lr"], values["optimizer"]
     momentum = {"momentum": values["momentum"], "nesterov": values["nesterov"]}
-    adam = {"betas": tuple(values["betas"]), "eps": values["eps"]}
+    adam = {"betas": values["betas"], "eps": values["eps"]}
     if kind == "sgd":
         return torch.optim.SGD(groups, lr=lr, **momentum)
     if kind == "lars":
@@ -126,7 +129,7 @@ def schedule_of(values: dict[str, Any], scale: float, steps: int) -> curves.Sche
     elif kind == "restarts":
         if values["cycle_epochs"] is None:
             raise bounds.HyperparameterError("config must have cycle_epochs with restarts, got None")
-        then = curves.CosineRestarts(values["cycle_epochs"])
+        then = curves.CosineRestarts(bounds.more_than("cycle_epochs", values["cycle_epochs"], 0))
     elif kind == "inverse_sqrt":
         then = curves.InverseSqrt(max(warmup, 1 / steps))
     else:

@@ -9,7 +9,10 @@ import torch
 
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.layer_wise import (
+    Group,
     LayerWiseOptimizer,
+    State,
+    Tensor,
     Tensors,
     TrustClip,
     clipped,
@@ -82,31 +85,20 @@ class Lamb(LayerWiseOptimizer):
         foreach: bool | None = None,
         layer_wise: bool = True,
     ) -> None:
-        options = {
-            name: value for name, value in locals().items() if name not in ("self", "params", "__class__")
-        }
-        super().__init__(params, options)
+        super().__init__(params, locals())
 
-    def check_options(self, group: dict[str, Any]) -> None:
+    def check_options(self, group: Group) -> None:
         super().check_options(group)
-        for index, beta in enumerate(group["betas"]):
-            bounds.between(f"betas[{index}]", beta, 0, 1, with_high=False)
+        bounds.betas(group["betas"])
 
-    def first_state(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    def first_state(self, parameter: Tensor) -> State:
         return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
 
-    def prepare(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> list[float]:
+    def prepare(self, group: Group, params: Tensors, grads: Tensors) -> list[float]:
         """Return each layer's norm of weights."""
         return [of_weight for of_weight, _ in self.finite_norms(params, grads)]
 
-    def step_one(
-        self,
-        group: dict[str, Any],
-        weight: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, Any],
-        prepared: float,
-    ) -> None:
+    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
         beta1, beta2 = group["betas"]
         state["step"] += 1
         factor, eps = _corrections(group, state["step"])
@@ -124,12 +116,7 @@ class Lamb(LayerWiseOptimizer):
         weight.sub_(update, alpha=rate)
 
     def step_foreach(
-        self,
-        group: dict[str, Any],
-        weights: Tensors,
-        gradients: Tensors,
-        states: list[dict[str, Any]],
-        prepared: list[float],
+        self, group: Group, weights: Tensors, gradients: Tensors, states: list[State], prepared: list[float]
     ) -> None:
         beta1, beta2 = group["betas"]
         means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
@@ -155,9 +142,7 @@ class Lamb(LayerWiseOptimizer):
             torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
         torch._foreach_add_(weights, updates)
 
-    def _rate(
-        self, group: dict[str, Any], weight: torch.Tensor, weight_norm: float, update_norm: float
-    ) -> float:
+    def _rate(self, group: Group, weight: Tensor, weight_norm: float, update_norm: float) -> float:
         """Return what the update is multiplied by."""
         rate = float(group["lr"])
         if not group["layer_wise"]:
@@ -167,7 +152,7 @@ class Lamb(LayerWiseOptimizer):
         return rate * clipped(lamb_trust_ratio(weight_norm, update_norm), group["trust_clip"])
 
 
-def _corrections(group: dict[str, Any], step: int) -> tuple[float, float]:
+def _corrections(group: Group, step: int) -> tuple[float, float]:
     """Return a and b of m / (a sqrt(v) + b), which is Adam's step."""
     if not group["bias_correction"]:
         return 1.0, group["eps"]

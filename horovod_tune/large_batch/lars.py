@@ -8,7 +8,10 @@ import torch
 
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.layer_wise import (
+    Group,
     LayerWiseOptimizer,
+    State,
+    Tensor,
     Tensors,
     TrustClip,
     clipped,
@@ -88,23 +91,20 @@ class Lars(LayerWiseOptimizer):
         foreach: bool | None = None,
         layer_wise: bool = True,
     ) -> None:
-        options = {
-            name: value for name, value in locals().items() if name not in ("self", "params", "__class__")
-        }
-        super().__init__(params, options)
+        super().__init__(params, locals())
 
-    def check_options(self, group: dict[str, Any]) -> None:
+    def check_options(self, group: Group) -> None:
         super().check_options(group)
         bounds.between("momentum", group["momentum"], 0, 1, with_high=False)
         bounds.more_than("trust", group["trust"], 0)
         if group["nesterov"] and group["momentum"] == 0:
             raise bounds.HyperparameterError("momentum must be more than 0 with nesterov, got 0")
 
-    def first_state(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        # A state without tensors keeps hvd.broadcast_optimizer_state from making one by a step.
-        return {"momentum_buffer": torch.zeros_like(parameter) if group["momentum"] else None}
+    def first_state(self, parameter: Tensor) -> State:
+        # Also without momentum, which a changed configuration may bring later.
+        return {"momentum_buffer": torch.zeros_like(parameter)}
 
-    def prepare(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> list[float]:
+    def prepare(self, group: Group, params: Tensors, grads: Tensors) -> list[float]:
         """Return each layer's trust ratio."""
         if not group["layer_wise"]:
             return [1.0] * len(params)
@@ -116,40 +116,25 @@ class Lars(LayerWiseOptimizer):
         ratios = [lars_trust_ratio(*each, **options) for each in self.finite_norms(params, grads)]
         return [clipped(ratio, group["trust_clip"]) for ratio in ratios]
 
-    def step_one(
-        self,
-        group: dict[str, Any],
-        weight: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, Any],
-        prepared: float,
-    ) -> None:
+    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
         buffer = state["momentum_buffer"]
         decay, momentum = group["weight_decay"], group["momentum"]
         inside, outside = _factors(group, prepared)
         if group["decoupled"]:
             weight.mul_(1 - float(group["lr"]) * decay)
             decay = 0.0
-        if buffer is not None:
-            buffer.mul_(momentum).add_(gradient, alpha=inside)
-            if decay:
-                buffer.add_(weight, alpha=inside * decay)
-            if not group["nesterov"]:
-                weight.sub_(buffer, alpha=outside)
-                return
+        buffer.mul_(momentum).add_(gradient, alpha=inside)
+        if decay:
+            buffer.add_(weight, alpha=inside * decay)
+        if not group["nesterov"]:
+            weight.sub_(buffer, alpha=outside)
+            return
         if decay:
             weight.mul_(1 - outside * inside * decay)
-        if buffer is not None:
-            weight.sub_(buffer, alpha=outside * momentum)
-        weight.sub_(gradient, alpha=outside * inside)
+        weight.sub_(buffer, alpha=outside * momentum).sub_(gradient, alpha=outside * inside)
 
     def step_foreach(
-        self,
-        group: dict[str, Any],
-        weights: Tensors,
-        gradients: Tensors,
-        states: list[dict[str, Any]],
-        prepared: list[float],
+        self, group: Group, weights: Tensors, gradients: Tensors, states: list[State], prepared: list[float]
     ) -> None:
         buffers = [state["momentum_buffer"] for state in states]
         decay, momentum = group["weight_decay"], group["momentum"]
@@ -161,17 +146,16 @@ class Lars(LayerWiseOptimizer):
         steps: list[Any] = list(torch._foreach_mul(gradients, inside))
         if decay:
             torch._foreach_add_(steps, torch._foreach_mul(weights, [factor * decay for factor in inside]))
-        if momentum:
-            torch._foreach_mul_(buffers, momentum)
-            torch._foreach_add_(buffers, steps)
-            if group["nesterov"]:
-                torch._foreach_add_(steps, buffers, alpha=momentum)
-            else:
-                steps = buffers
+        torch._foreach_mul_(buffers, momentum)
+        torch._foreach_add_(buffers, steps)
+        if group["nesterov"]:
+            torch._foreach_add_(steps, buffers, alpha=momentum)
+        else:
+            steps = buffers
         torch._foreach_add_(weights, steps, alpha=-outside)
 
 
-def _factors(group: dict[str, Any], ratio: float) -> tuple[float, float]:
+def _factors(group: Group, ratio: float) -> tuple[float, float]:
     """Return what gradients are multiplied by on their way into the buffer, and the buffer on its way out."""
     rate = float(group["lr"])
     return (rate * ratio, 1.0) if group["rate_in_momentum"] else (ratio, rate)

@@ -13,7 +13,10 @@ from horovod_tune.large_batch import bounds
 
 TrustClip = tuple[float, float] | None
 Closure = Callable[[], float] | None
+Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
+Group = dict[str, Any]
+State = dict[str, Any]
 
 
 class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
@@ -40,7 +43,9 @@ def check_clip(clip: Any) -> None:
         raise bounds.HyperparameterError(f"trust_clip must be None or (lowest, highest), got {clip!r}")
     low, high = clip
     bounds.at_least("trust_clip[0]", low, 0)
-    if math.isnan(high) or high < low or high <= 0:
+    if high != math.inf:
+        bounds.number("trust_clip[1]", high)
+    if high < low or high <= 0:
         raise bounds.HyperparameterError(
             f"trust_clip[1] must be more than 0 and at least trust_clip[0] ({low:g}), got {high!r}"
         )
@@ -49,11 +54,14 @@ def check_clip(clip: Any) -> None:
 class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
     """A torch optimiser whose groups have ``layer_wise``, and ``names`` of their parameters where known."""
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._name_of: dict[torch.Tensor, str] = {}
-        super().__init__(params, defaults)
+    def __init__(self, params: Any, options: dict[str, Any]) -> None:
+        """Options are the subclass's ``locals()``: each but these two is one of its own."""
+        super().__init__(
+            params,
+            {name: options[name] for name in options if name not in ("self", "params", "__class__")},
+        )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Add a group and give its parameters their state.
 
         State is made now and not in the first step: `hvd.broadcast_optimizer_state` would make it by a step
@@ -62,51 +70,45 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self.check_options(group)
-        for index, parameter in enumerate(group["params"]):
-            names = group.get("names") or group.get("param_names") or ()
-            name = (
-                repr(names[index]) if index < len(names) else f"{index} of group {len(self.param_groups) - 1}"
-            )
-            self._name_of[parameter] = f"parameter {name}"
+        for parameter in group["params"]:
             if parameter.is_complex() or not parameter.is_floating_point():
                 raise bounds.HyperparameterError(
-                    f"{self._name_of[parameter]} must be real, got {parameter.dtype}"
+                    f"{self.name_of(parameter)} must be real, got {parameter.dtype}"
                 )
-            self.state[parameter] = self.first_state(parameter, group)
+            self.state[parameter] = self.first_state(parameter)
 
-    def check_options(self, group: dict[str, Any]) -> None:
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """Return what errors call a parameter: looked up, so that copies of the optimiser know it too."""
+        for number, group in enumerate(self.param_groups):
+            names = group.get("names") or group.get("param_names") or ()
+            for index, each in enumerate(group["params"]):
+                if each is parameter:
+                    name = repr(names[index]) if index < len(names) else f"{index} of group {number}"
+                    return f"parameter {name}"
+        return "a parameter of no group"
+
+    def check_options(self, group: Group) -> None:
         """Raise HyperparameterError where an option of the group is out of bounds."""
         for name in ("lr", "weight_decay", "eps"):
-            bounds.at_least(name, float(group[name]), 0)
+            value = group[name]
+            bounds.at_least(name, value.item() if isinstance(value, torch.Tensor) else value, 0)
         check_clip(group["trust_clip"])
 
     @abstractmethod
-    def first_state(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    def first_state(self, parameter: torch.Tensor) -> State:
         """Return a parameter's state before its first step."""
 
     @abstractmethod
-    def prepare(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> list[float]:
+    def prepare(self, group: Group, params: Tensors, grads: Tensors) -> list[float]:
         """Return what a step has to know of each layer beforehand, from `finite_norms`; changes nothing."""
 
     @abstractmethod
-    def step_one(
-        self,
-        group: dict[str, Any],
-        weight: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, Any],
-        prepared: float,
-    ) -> None:
+    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
         """Step one layer."""
 
     @abstractmethod
     def step_foreach(
-        self,
-        group: dict[str, Any],
-        weights: Tensors,
-        gradients: Tensors,
-        states: list[dict[str, Any]],
-        prepared: list[float],
+        self, group: Group, weights: Tensors, gradients: Tensors, states: list[State], prepared: list[float]
     ) -> None:
         """Step all layers of a group, each operation for all of them."""
 
@@ -138,9 +140,9 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
 
     def refuse(self, parameter: torch.Tensor, values: str) -> None:
         """Raise TrustRatioError with the values that the ratio was to be made of."""
-        raise TrustRatioError(f"the trust ratio of {self._name_of[parameter]} must be finite, got {values}")
+        raise TrustRatioError(f"the trust ratio of {self.name_of(parameter)} must be finite, got {values}")
 
-    def with_gradients(self) -> Iterator[tuple[dict[str, Any], Tensors, Tensors]]:
+    def with_gradients(self) -> Iterator[tuple[Group, Tensors, Tensors]]:
         """Give each group with its parameters that have gradients, and those."""
         found = []
         for group in self.param_groups:
@@ -148,7 +150,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
             for parameter in params:
                 if parameter.grad.layout != torch.strided:
                     raise bounds.HyperparameterError(
-                        f"{self._name_of[parameter]} must have a dense gradient, got a sparse one; "
+                        f"{self.name_of(parameter)} must have a dense gradient, got a sparse one; "
                         "use nn.Embedding(sparse=False), or sparse_as_dense=True of hvd.DistributedOptimizer"
                     )
             if params:

@@ -75,6 +75,7 @@ class TrainingSetup:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parts, which ``torch.load(weights_only=True)`` reads."""
         return {
+            "kind": type(self.optimizer).__name__,
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "noise_scale": None if self.noise_scale is None else self.noise_scale.state_dict(),
@@ -83,10 +84,12 @@ class TrainingSetup:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from `state_dict` at the same epoch, with the rates and the batch of this configuration.
 
-        So a trial goes on after population based training has changed its configuration, too.
+        So a trial goes on after population based training has changed its configuration, too. An optimiser of
+        another kind starts with a state of its own.
         """
-        fresh = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({**state_dict["optimizer"], "param_groups": fresh})
+        if state_dict["kind"] == type(self.optimizer).__name__:
+            fresh = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({**state_dict["optimizer"], "param_groups": fresh})
         base = self.scheduler.base_batch_size
         self.scheduler.load_state_dict({**state_dict["scheduler"], "base_batch_size": base})
         self.batch.resize(self.split.global_batch_size)
@@ -100,6 +103,7 @@ def from_config(
     *,
     num_samples: int,
     scaler: Any = None,
+    noise_scale: NoiseScale | None = None,
     elastic: bool = False,
     **distributed: Any,
 ) -> TrainingSetup:
@@ -128,6 +132,8 @@ def from_config(
         config: A trial's configuration.
         num_samples: Of the training set, over all ranks.
         scaler: A ``torch.amp.GradScaler``.
+        noise_scale: By default ``NoiseScale()``; one with ``every=1`` is sure enough sooner to drive a batch.
+            Not used where there is but one pass a step, on one rank.
         elastic: Whether the world may change its size. A global batch that a world does not divide is then
             shared as evenly as can be, instead of an error.
         **distributed: For ``hvd.DistributedOptimizer``, such as ``compression``.
@@ -161,7 +167,7 @@ def from_config(
         base_batch_size=values["base_batch_size"],
         rule=rule,
     )
-    noise_scale = NoiseScale() if world * split.passes > 1 else None
+    noise_scale = (noise_scale or NoiseScale()) if world * split.passes > 1 else None
     accumulator = GradientAccumulator(
         optimizer,
         passes=split.passes,

@@ -74,8 +74,7 @@ def scaled_adam(
     root = scaling_factor(global_batch_size, base_batch_size, "sqrt")
     k = scaling_factor(global_batch_size, base_batch_size)
     scaled = []
-    for index, beta in enumerate(betas):
-        bounds.between(f"betas[{index}]", beta, 0, 1, with_high=False)
+    for index, beta in enumerate(bounds.betas(betas)):
         if k * (1 - beta) > 1:
             raise bounds.HyperparameterError(
                 f"global_batch_size must be at most {1 / (1 - beta):g} times base_batch_size for "

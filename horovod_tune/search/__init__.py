@@ -7,8 +7,8 @@
 from typing import Any
 
 from horovod_tune.search.bayesopt import BayesOptSearch
+from horovod_tune.search.free_workers import DistributeByGlobalBatch, DistributeByNoiseScale
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
-from horovod_tune.search.noise_scale_resources import DistributeByNoiseScale
 from horovod_tune.search.optional import OPTIONAL, MissingExtra, load
 from horovod_tune.search.scaling_space import large_batch_space
 from horovod_tune.search.space.domains import SpaceError
@@ -16,6 +16,7 @@ from horovod_tune.search.state_file import StateFileError
 
 __all__ = [
     "BayesOptSearch",
+    "DistributeByGlobalBatch",
     "DistributeByNoiseScale",
     "LogExpectedImprovement",
     "MissingExtra",

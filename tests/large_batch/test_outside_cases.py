@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from horovod_tune.large_batch import (
     Lamb,
     LargeBatchLR,
     Lars,
+    MultiStep,
     NoiseScale,
     Warmup,
     from_config,
@@ -104,6 +107,20 @@ def test_the_minute_long_imagenet_recipe() -> None:
     assert [rates[each] for each in (29, 30, 60, 80)] == pytest.approx([3.2, 0.32, 0.032, 0.0032])
 
 
+@pytest.mark.parametrize("size", [1, 2, 8, 256])
+def test_the_rates_of_horovods_imagenet_example(size: int) -> None:
+    """`pytorch_imagenet_resnet50.py`: each batch has the rate of the time at its end."""
+    steps, base, warmup = 7, 0.0125, 5
+    schedule = Warmup(warmup, MultiStep([30, 60, 80]), start=1 / size, overlap=True)
+    for step in range(90 * steps):
+        epoch = (step + 1) / steps
+        if epoch < warmup:
+            adjusted = 1 / size * (epoch * (size - 1) / warmup + 1)
+        else:
+            adjusted = 10.0 ** -sum(epoch >= each for each in (30, 60, 80))
+        assert base * size * schedule(epoch) == pytest.approx(base * size * adjusted, rel=1e-12)
+
+
 def accumulator(**options: Any) -> GradientAccumulator:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     return GradientAccumulator(optimizer, **{"passes": 2, "local_batch_size": 8, **options})
@@ -169,3 +186,66 @@ def test_numbers_of_numpy_train_like_pythons() -> None:
 def test_small_integers_of_numpy_do_not_overflow(batch: int) -> None:
     assert split_batch(np.uint8(batch), np.uint8(1), np.uint8(100)) == split_batch(batch, 1, 100)
     assert steps_per_epoch(np.uint8(batch), np.uint8(90)) == 3
+
+
+@pytest.mark.parametrize("kind", [Lars, Lamb])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_of_an_optimiser_steps_and_names_as_it_did(kind: Any, copied: Any) -> None:
+    """torch's pickle of an optimiser has groups and state only: what else it needs has to come from those."""
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    original = kind([{"params": [weight], "names": ["weight"]}], lr=0.1)
+    twin = copied(original)
+    (other,) = twin.param_groups[0]["params"]
+    weight.grad, other.grad = torch.ones(2, 2), torch.ones(2, 2)
+    original.step()
+    twin.step()
+    assert torch.equal(weight, other) and weight[0, 0] < 1
+    other.grad[1, 1] = math.nan
+    with pytest.raises(HyperparameterError, match="the trust ratio of parameter 'weight' must be finite"):
+        twin.step()
+
+
+def test_a_group_that_is_added_later_follows_the_schedule() -> None:
+    """Layers that are unfrozen in mid-training."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    options = {"steps_per_epoch": 1, "global_batch_size": 64, "base_batch_size": 32}
+    schedule = LargeBatchLR(optimizer, Cosine(4), **options)
+    rates = []
+    for step in range(4):
+        if step == 1:
+            late = [torch.nn.Parameter(torch.ones(1))]
+            optimizer.add_param_group({"params": late, "lr": 0.3})
+        optimizer.step()
+        schedule.step()
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    for step, (first, *others) in enumerate(rates, start=1):
+        assert first == pytest.approx(0.2 * Cosine(4)(step))
+        assert others == [pytest.approx(3 * first)][: step - 1]
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"noise_scale": NoiseScale(every=1)}])
+def test_a_gradient_that_is_not_finite_is_refused_before_the_step(options: dict[str, Any]) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    each = GradientAccumulator(torch.optim.SGD([weight], lr=0.1), passes=2, local_batch_size=2, **options)
+    for factor in (1.0, math.inf):
+        each.backward((factor * weight).sum(), samples=1)
+    with pytest.raises(HyperparameterError, match="the gradient's norm must be finite, got inf"):
+        each.step()
+    assert weight.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p: Lars(p, lr=None), "lr must be a finite number, got None"),
+        (lambda p: Lamb(p, lr="0.1"), "lr must be a finite number, got '0.1'"),
+        (lambda p: Lamb(p, betas=0.9), "betas must be two numbers, got 0.9"),
+        (lambda p: Lamb(p, betas=(0.9, 0.99, 0.999)), r"betas must be two numbers, got \(0.9, 0.99, 0.999\)"),
+        (lambda p: Lars(p, trust_clip=(0, None)), r"trust_clip\[1\] must be a finite number, got None"),
+        (lambda p: MultiStep(30), "milestones must be a list of numbers, got 30"),
+        (lambda p: FixedGrowth(30), "milestones must be a list of numbers, got 30"),
+    ],
+)
+def test_values_of_another_shape_are_named(call: Any, message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        call([torch.nn.Parameter(torch.ones(2, 2))])

@@ -160,7 +160,7 @@ def test_the_ready_search_space_is_what_it_reads() -> None:
         ({"schedule": "multi_step"}, "config must have milestones with multi_step, got None"),
         ({"schedule": "restarts"}, "config must have cycle_epochs with restarts, got None"),
         ({"global_batch_size": 64.0}, "global_batch_size must be an integer of at least 1, got 64.0"),
-        ({"scaling": "cubic"}, "rule must be one of linear, none, sqrt, got 'cubic'"),
+        ({"scaling": "cubic"}, "scaling must be one of linear, none, sqrt, got 'cubic'"),
         ({"optimizer": "lars", "momentum": 1}, "momentum must be at least 0 and less than 1, got 1"),
     ],
 )

@@ -44,11 +44,7 @@ class FixedGrowth:
     """
 
     def __init__(self, milestones: Sequence[float], *, factor: int = 2) -> None:
-        self.milestones = [
-            bounds.more_than(f"milestones[{index}]", each, 0) for index, each in enumerate(milestones)
-        ]
-        if self.milestones != sorted(set(self.milestones)):
-            raise bounds.HyperparameterError(f"milestones must increase, got {list(milestones)!r}")
+        self.milestones = bounds.increasing("milestones", milestones)
         self.factor = bounds.count("factor", factor, 2)
         self._passed = 0
 

@@ -41,11 +41,7 @@ class MultiStep:
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "milestones", tuple(self.milestones))
-        for index, milestone in enumerate(self.milestones):
-            bounds.at_least(f"milestones[{index}]", milestone, 0)
-        if list(self.milestones) != sorted(set(self.milestones)):
-            raise bounds.HyperparameterError(f"milestones must increase, got {self.milestones!r}")
+        object.__setattr__(self, "milestones", bounds.increasing("milestones", self.milestones))
         bounds.more_than("gamma", self.gamma, 0)
 
     def __call__(self, time: float) -> float:
@@ -114,12 +110,12 @@ class CosineRestarts:
         bounds.at_least("end", self.end, 0)
 
     def __call__(self, time: float) -> float:
-        start, length = 0.0, float(self.length)
+        length = float(self.length)
         if self.multiplier == 1:
-            start = length * (time // length)
-        while time >= start + length:
-            start, length = start + length, length * self.multiplier
-        return self.end + (1 - self.end) * _half_cosine((time - start) / length)
+            time %= length
+        while time >= length:
+            time, length = time - length, length * self.multiplier
+        return self.end + (1 - self.end) * _half_cosine(time / length)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from fractions import Fraction
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from horovod_tune.large_batch import bounds
-from horovod_tune.large_batch.scaling import scaling_factor
+from horovod_tune.large_batch.scaling import RULES, scaling_factor
 from horovod_tune.large_batch.schedules.curves import Schedule
 
 
@@ -117,6 +118,9 @@ class LargeBatchLR(LRScheduler):
             raise bounds.HyperparameterError(
                 f"schedule must be finite and at least 0, got {part!r} at epoch {float(self.epoch):g}"
             )
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # Added since, with a base rate.
+            self.base_lrs.append(copy.copy(group["lr"]))
+            self._reductions.append(1.0)
         factor = self.scale * part
         groups = zip(self.base_lrs, self._reductions, strict=True)
         return [base * (factor * reduction) for base, reduction in groups]
@@ -191,7 +195,7 @@ class LargeBatchLR(LRScheduler):
         self._set_rates()
 
     def _check_scale(self) -> None:
-        bounds.one_of("rule", self.rule, ("linear", "sqrt", "none"))
+        bounds.one_of("rule", self.rule, RULES)
         _ = self.scale
 
     def _set_rates(self) -> None:

@@ -1,17 +1,18 @@
-"""Which trial gets free workers by its gradient noise scale; made-up trials, no Ray is started."""
+"""Which trial gets free workers, by its noise scale or its batch; made-up trials, no Ray is started."""
 
 from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from horovod_tune.errors import MetricsError, SpecError
 from horovod_tune.resizing import request_for, with_workers
-from horovod_tune.search import DistributeByNoiseScale, noise_scale_resources
-from horovod_tune.search.noise_scale_resources import Demand, share_out
+from horovod_tune.search import DistributeByGlobalBatch, DistributeByNoiseScale, free_workers
+from horovod_tune.search.free_workers import Demand, share_out
 from horovod_tune.spec import TrialSpec, make_spec
 
 
@@ -38,7 +39,10 @@ def test_shares_are_bounded_whole_and_no_better_elsewhere() -> None:
         step, most = choose.randint(1, 3), choose.choice([None, 4, 7])
         demands = {
             name: Demand(
-                choose.randint(1, 4), choose.choice([8, 64]), choose.choice([0, 5, 70, 900, math.inf])
+                choose.randint(1, 4),
+                choose.choice([8, 64]),
+                choose.choice([0, 5, 70, 900, math.inf]),
+                choose.choice([None, None, 1, 100, 1024]),
             )
             for name in "abcd"[: choose.randint(1, 4)]
         }
@@ -51,10 +55,10 @@ def test_shares_are_bounded_whole_and_no_better_elsewhere() -> None:
         for name, each in demands.items():
             if given[name]:
                 assert most is None or shares[name] <= most
-                before = Demand(shares[name] - step, each.batch_size, each.noise_scale)
+                before = replace(each, workers=shares[name] - step)
                 assert before.gain(step) > 0
                 others = [
-                    Demand(shares[other], demands[other].batch_size, demands[other].noise_scale).gain(step)
+                    replace(demands[other], workers=shares[other]).gain(step)
                     for other in demands
                     if other != name and (most is None or shares[other] + step <= most)
                 ]
@@ -81,14 +85,14 @@ class FakeController:
         return set(self.trials)
 
 
-def ask(allocate: DistributeByNoiseScale, trial: FakeTrial, *others: FakeTrial) -> Any:
+def ask(allocate: Any, trial: FakeTrial, *others: FakeTrial) -> Any:
     placement = allocate(FakeController(trial, *others), trial, trial.last_result or {}, None)
     return placement and [bundle["CPU"] for bundle in placement.bundles]
 
 
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise_scale_resources.ray, "cluster_resources", lambda: {"CPU": 6.0})
+    monkeypatch.setattr(free_workers.ray, "cluster_resources", lambda: {"CPU": 6.0})
 
 
 NOISY = {"noise_scale_low": 1e6, "batch_size": 32}
@@ -128,6 +132,35 @@ def test_the_batch_may_be_a_hyperparameter_and_has_to_be_there(cpus: None) -> No
     for wrong in ({}, {"b": 0}, {"b": "32"}):
         with pytest.raises(MetricsError, match="batch_size='b'"):
             ask(allocate, FakeTrial("a", spec, noisy, **wrong))
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "workers"), [(16, 1), (32, 1), (33, 2), (64, 2), (96, 3), (128, 4), (1024, 6)]
+)
+def test_a_global_batch_gets_a_worker_for_each_pass(cpus: None, global_batch_size: int, workers: int) -> None:
+    trial = FakeTrial(
+        "a", make_spec(num_slots=1), {"global_batch_size": global_batch_size}, max_micro_batch_size=32
+    )
+    assert ask(DistributeByGlobalBatch(), trial) == (None if workers == 1 else [float(workers)])
+    few = None if workers == 1 else [float(min(workers, 3))]
+    assert ask(DistributeByGlobalBatch(max_workers=3), trial) == few
+
+
+def test_the_largest_step_in_speed_comes_first(cpus: None) -> None:
+    """Two workers are free of six: one batch is worked through in 2 passes on 3 ranks, one in 4 on 1."""
+    spec, allocate = make_spec(num_slots=1), DistributeByGlobalBatch()
+    options = {"max_micro_batch_size": 8}
+    many = FakeTrial("a", make_spec(num_slots=3), {"global_batch_size": 48}, **options)
+    few = FakeTrial("b", spec, {"global_batch_size": 32}, **options)
+    assert ask(allocate, many, few) is None
+    assert ask(allocate, few, many) == [3.0]
+
+
+def test_a_growing_batch_needs_to_be_told_with_that_of_a_rank(cpus: None) -> None:
+    spec = make_spec(num_slots=1)
+    assert ask(DistributeByGlobalBatch(), FakeTrial("a", spec, {"accuracy": 0.5})) is None
+    with pytest.raises(MetricsError, match=r"DistributeByGlobalBatch\(batch_size='max_micro_batch_size'\)"):
+        ask(DistributeByGlobalBatch(), FakeTrial("a", spec, {"global_batch_size": 64}))
 
 
 def test_what_is_not_distributed_is_refused() -> None:

@@ -48,6 +48,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise MetricsError(f"the name of a metric must be a string, got {name!r}")
+        _check_plain(repr(name), name)
         plain[name] = _plain_value(name, value)
         total += _size(plain[name])
         if total > MAX_METRICS_BYTES:
@@ -71,15 +72,13 @@ def _size(value: Any) -> int:
 
 def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
     if type(value) in _PLAIN:
-        if type(value) is int and not -(2**63) <= value < 2**64:
-            raise MetricsError(
-                f"metric {name!r} is an integer of {value.bit_length()} bits, and Tune takes those of 64; "
-                "report it as a float, or as a string"
-            )
+        _check_plain(repr(name), value)
         return value
     if depth >= MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
         raise MetricsError(f"metric {name[:60]!r}... is nested more than {MAX_DEPTH} deep")
     if isinstance(value, Mapping):
+        for key in value:
+            _check_plain(f"{name!r}, in the key of a dict,", key)
         return {key: _plain_value(f"{name}/{key}", item, depth + 1) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_plain_value(f"{name}[{i}]", item, depth + 1) for i, item in enumerate(value))
@@ -90,10 +89,14 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
                 f"metric {name!r} is a tensor of shape {tuple(value.shape)}; report a number, or a list "
                 "made with .tolist()"
             )
+        if value.is_meta:
+            raise MetricsError(f"metric {name!r} is a tensor on the meta device, which has no value")
         return value.item()
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and value.ndim == 0:
-        return value.item()
+        # An array of objects may hold anything; a longdouble has no other form than its own.
+        item = value.item()
+        return item if isinstance(item, numpy.generic) else _plain_value(name, item, depth)
     try:
         pickle.dumps(value)
     except Exception as error:  # whatever a __reduce__ of the user's raises
@@ -101,6 +104,22 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
             f"metric {name!r} cannot be sent to Tune: {type(value).__name__}: {error}"
         ) from error
     return value
+
+
+def _check_plain(name: str, value: Any) -> None:
+    """Refuse numbers and text that Tune or its loggers cannot take."""
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        raise MetricsError(
+            f"metric {name} is an integer of {value.bit_length()} bits, and Tune takes those of 64; "
+            "report it as a float, or as a string"
+        )
+    if type(value) is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise MetricsError(
+                f"metric {name} is not text: {error}; bytes that were read as text may be the reason"
+            ) from error
 
 
 def checkpoint_path(checkpoint: Any) -> str | None:

@@ -67,6 +67,13 @@ def test_numbers_of_numpy_and_torch_become_pythons():
         ({"inner": {"lock": threading.Lock()}}, ["'inner/lock'", "lock"]),
         ({"f": [lambda: 1]}, ["'f[0]'", "function"]),
         ({3: 1.0}, ["name of a metric", "3"]),
+        ({"count": numpy.array(2**70, dtype=object)}, ["'count'", "71 bits"]),
+        ({"lock": numpy.array(threading.Lock(), dtype=object)}, ["'lock'", "lock"]),
+        ({"counts": {2**64: 1}}, ["'counts'", "key", "65 bits"]),
+        ({"text": "\ud800"}, ["'text'", "surrogates"]),
+        ({"\udcff": 1.0}, ["\\udcff", "surrogates"]),
+        ({"inner": {"\udcff": 1.0}}, ["'inner'", "key", "surrogates"]),
+        ({"loss": torch.empty(1, device="meta")}, ["'loss'", "meta"]),
     ],
 )
 def test_what_cannot_be_sent_is_named(metrics, parts):

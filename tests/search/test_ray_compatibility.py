@@ -76,6 +76,19 @@ def test_huge_integers_stay_below_their_bound() -> None:
         search.on_trial_complete(str(number), {"m": float(x)})
 
 
+@pytest.mark.parametrize("first", [-(2**62), 2**53, 2**62 - 3])
+def test_neighbouring_integers_are_told_apart_however_large(first: int) -> None:
+    domains = {"one": tune.randint(first, first + 1), "three": tune.randint(first, first + 3)}
+    search = BayesOptSearch(domains, metric="m", mode="max")
+    seen = set()
+    for number in range(6):
+        config = search.suggest(str(number))
+        assert config["one"] == first
+        seen.add(config["three"])
+        search.on_trial_complete(str(number), {"m": float(number)})
+    assert seen == {first, first + 1, first + 2}
+
+
 @pytest.mark.parametrize("value", [10**400, -(10**400), [10**400]])
 def test_a_metric_too_large_for_a_float_is_a_failure(value: Any) -> None:
     search = BayesOptSearch({"x": tune.uniform(0, 1)}, metric="m", mode="max")

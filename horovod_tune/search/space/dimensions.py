@@ -74,6 +74,10 @@ class FloatRange:
         return f"float[{self.lower!r}, {self.upper!r}{', log' if self.log else ''}]"
 
 
+# Up to here each integer is a float of its own.
+_EXACT = 2**53
+
+
 class Grid:
     """The numbers `step * k` for the integers k from `first` to `last`, on a linear or a log scale.
 
@@ -91,13 +95,19 @@ class Grid:
     def __init__(self, first: int, last: int, step: float = 1, log: bool = False) -> None:
         self.first, self.last, self.step, self.log = int(first), int(last), step, log
         self.cardinality: float = self.last - self.first + 1
-        if log:
+        # Floats do not tell neighbours apart there, so a narrow grid's are counted from its first; over so
+        # little a log scale is a linear one.
+        is_far = max(abs(self.first), abs(self.last)) > _EXACT and self.cardinality < _EXACT
+        self._base = self.first if is_far and (not log or self.cardinality < self.first * 1e-6) else 0
+        self._in_log = log and not self._base
+        self._k_low, self._k_high = self.first - self._base, self.last - self._base
+        if self._in_log:
             self._low, self._high = math.log(self.first), math.log(self.last)
             # Half a step beyond either end, so that the end values are drawn as often as they deserve.
             self._draw_low, self._draw_high = math.log(self.first - 0.5), math.log(self.last + 0.5)
         else:
-            self._low, self._high = float(self.first), float(self.last)
-            self._draw_low, self._draw_high = self.first - 0.5, self.last + 0.5
+            self._low, self._high = float(self._k_low), float(self._k_high)
+            self._draw_low, self._draw_high = self._k_low - 0.5, self._k_high + 0.5
 
     def _value(self, k: int) -> Any:
         if isinstance(self.step, int):
@@ -105,23 +115,27 @@ class Grid:
         return float(Decimal(repr(float(self.step))) * k)
 
     def _index(self, positions: FloatArray) -> FloatArray:
-        k = np.rint(np.exp(positions) if self.log else positions)
-        return np.clip(k, self.first, self.last)
+        k = np.rint(np.exp(positions) if self._in_log else positions)
+        return np.clip(k, self._k_low, self._k_high)
 
     def every_coordinate(self) -> FloatArray:
-        return self._coordinate(np.arange(self.first, self.last + 1, dtype=float))
+        return self._coordinate(np.arange(self._k_low, self._k_high + 1, dtype=float))
 
     def _coordinate(self, k: FloatArray) -> FloatArray:
-        position = np.log(k) if self.log else k
+        position = np.log(k) if self._in_log else k
         return (position - self._low) / (self._high - self._low)
 
     def to_value(self, coordinate: float) -> Any:
         position = self._low + np.asarray([coordinate]) * (self._high - self._low)
         # Above 2**53 a float can round to beyond a bound that is an integer.
-        return self._value(min(max(int(self._index(position)[0]), self.first), self.last))
+        k = self._base + int(self._index(position)[0])
+        return self._value(min(max(k, self.first), self.last))
 
     def to_coordinate(self, value: Any) -> float:
-        k = np.asarray([round(value / self.step)], dtype=float)
+        is_whole = isinstance(self.step, int) and isinstance(value, int)
+        k = np.asarray(
+            [(value // self.step if is_whole else round(value / self.step)) - self._base], dtype=float
+        )
         return float(self._coordinate(k)[0])
 
     def snap(self, coordinates: FloatArray) -> FloatArray:
@@ -135,10 +149,10 @@ class Grid:
         """Return the coordinates a local search may step to: all of a small grid, near ones of a large."""
         here = self._index(self._low + np.asarray([coordinate]) * (self._high - self._low))[0]
         if self.cardinality <= 24:
-            k = np.arange(self.first, self.last + 1, dtype=float)
+            k = np.arange(self._k_low, self._k_high + 1, dtype=float)
         else:
             strides = 2.0 ** np.arange(0, int(math.log2(self.cardinality)))
-            k = np.clip(np.concatenate([here - strides, here + strides]), self.first, self.last)
+            k = np.clip(np.concatenate([here - strides, here + strides]), self._k_low, self._k_high)
         return self._coordinate(np.unique(k[k != here]))
 
     def complaint(self, value: Any) -> str | None:

@@ -189,6 +189,8 @@ def parameter_of(name: str, domain: Domain) -> Parameter | None:
 
 def _grid_ends(lower: float, upper: float, step: float) -> tuple[int, int]:
     """Return the first and last k with `lower <= k * step <= upper`, forgiving rounding in the bounds."""
+    if isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int):
+        return -(-lower // step), upper // step  # exact where floats are not
     ends = []
     for bound, inwards in ((lower, math.ceil), (upper, math.floor)):
         nearest = round(bound / step)

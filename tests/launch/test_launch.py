@@ -312,4 +312,9 @@ def test_an_installed_package_ships_itself(tmp_path: Path, monkeypatch: pytest.M
     assert made.parent == tmp_path / "cache" / "horovod_tune"
     for name in ("horovod_tune/cli.py", "cluster/node_setup.sh", "setup.py", "README.md", "constraints.txt"):
         assert (made / name).exists(), name
-    assert re.search(r'^version = "\d', (made / "pyproject.toml").read_text(), re.M)
+    metadata = (made / "pyproject.toml").read_text()
+    assert re.search(r'^version = "\d', metadata, re.M)
+    # What a machine needs that compiles Horovod with it.
+    patterns = re.findall(r'"([^"]+\*)"', metadata.partition("[tool.setuptools.package-data]")[2])
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    assert set(package.rglob("*.patch")) <= packed and list(package.rglob("*.patch"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,20 +26,13 @@ from horovod_tune.search.gp.gp_options import check_kernel, model_options
 from horovod_tune.search.history import Ending, History, Trial, as_number
 from horovod_tune.search.initial_points import Queued, queue_points
 from horovod_tune.search.optimizer import Optimizer
+from horovod_tune.search.search_arguments import check_arguments, refuse_removed
 from horovod_tune.search.seeds import seed_for, seed_of
 from horovod_tune.search.space.domains import SpaceError, from_mixed, to_pbounds
-from horovod_tune.search.space.search_space import Point, SearchSpace
+from horovod_tune.search.space.search_space import SearchSpace
 from horovod_tune.search.warm_start import PreviousResults, read_previous
 
 logger = logging.getLogger(__name__)
-
-#: Arguments of Ray's class that have no meaning here: Ray's default, and what replaces them.
-_REMOVED = {
-    "patience": (5, "no point is suggested twice before the space is exhausted, so nothing is waited for"),
-    "skip_duplicate": (True, "no point is suggested twice before the space is exhausted"),
-    "repeat_float_precision": (5, "points are compared by what the training function gets, to the last bit"),
-    "verbose": (0, "set the level of the logger 'horovod_tune.search' instead"),
-}
 
 
 class BayesOptSearch(Searcher):
@@ -66,9 +58,8 @@ class BayesOptSearch(Searcher):
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
       one more than there are parameters, at least 4 and at most 10.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
-    * `time_attr`: what tells the progress of a trial in its reports; with several reports a trial, the
-    model is
-      one of learning curves. `max_t`: where a whole training ends; by default the stop criterion of the
+    * `time_attr`: what tells the progress of a trial in its reports; with several reports a trial, the model
+      is one of learning curves. `max_t`: where a whole training ends; by default the stop criterion of the
       tuner, otherwise the latest report so far.
     * `analysis`: results of an earlier experiment to start from: its directory, an `ExperimentAnalysis`,
       a `ResultGrid`, or a DataFrame of one.
@@ -101,23 +92,8 @@ class BayesOptSearch(Searcher):
         analysis: Any = None,
         **removed: Any,
     ) -> None:
-        for name, value in removed.items():
-            if name not in _REMOVED:
-                raise TypeError(f"BayesOptSearch has no argument {name!r}")
-            default, instead = _REMOVED[name]
-            if value != default:
-                raise TypeError(f"{name} is gone from BayesOptSearch: {instead}. Leave it out")
-            logger.warning("%s is ignored: %s", name, instead)
-        if mode not in (None, "min", "max"):
-            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
-        if random_search_steps is not None and (
-            isinstance(random_search_steps, bool)
-            or not isinstance(random_search_steps, (int, np.integer))
-            or random_search_steps < 0
-        ):
-            raise ValueError(
-                f"random_search_steps must be an integer of 0 or more, got {random_search_steps!r}"
-            )
+        refuse_removed(removed)
+        check_arguments(mode, random_search_steps)
         super().__init__(metric=metric, mode=mode)
         self._metric, self._mode = metric, mode
         self._seed = seed_of(random_state)
@@ -194,12 +170,7 @@ class BayesOptSearch(Searcher):
         trial = self._history.trials.get(trial_id)
         if trial is not None:
             trial.last = as_number(result.get(str(self._metric)))
-            self._note_time(trial, result, trial.last)
-
-    def _note_time(self, trial: Trial, result: Mapping[str, Any], value: float | None) -> None:
-        time = as_number(result.get(self._time_attr))
-        if time is not None and math.isfinite(time) and value is not None and math.isfinite(value):
-            trial.curve[time] = value
+            trial.note(as_number(result.get(self._time_attr)), trial.last)
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -216,7 +187,7 @@ class BayesOptSearch(Searcher):
         if value is None and self._metric not in flat:
             value = trial.last
         self._history.end(trial_id, value, error)
-        self._note_time(trial, flat, value)
+        trial.note(as_number(flat.get(self._time_attr)), value)
         if trial.ending is Ending.UNKNOWN and result:
             self._say_once(
                 "metric",
@@ -234,9 +205,7 @@ class BayesOptSearch(Searcher):
     ) -> None:
         """Learn from a configuration that was evaluated elsewhere; raises `SpaceError` if it is outside."""
         point = self._ready().point(parameters)
-        trial_id = f"evaluated-{len(self._history.trials)}"
-        self._history.add(Trial(trial_id, point))
-        self._history.end(trial_id, as_number(value), error)
+        self._history.add_known("evaluated", point, as_number(value), error=error)
 
     def on_pause(self, trial_id: str) -> None:
         """A paused trial stays in flight; called by HyperBandForBOHB."""
@@ -339,7 +308,7 @@ class BayesOptSearch(Searcher):
             return
         self._queue = queue
         for point, value in scored:
-            self._add_known("given", point, as_number(value))
+            self._history.add_known("given", point, as_number(value))
         if self._earlier is not None:
             self._take_earlier(space, self._earlier)
 
@@ -347,15 +316,8 @@ class BayesOptSearch(Searcher):
         used, message = earlier.fit_into(space, self._metric, self._time_attr)
         for point, value, time in used:
             # A trial that was stopped early is no whole training here either.
-            self._add_known("earlier", point, value, time)
+            self._history.add_known("earlier", point, value, time)
         logger.info(message)
-
-    def _add_known(self, source: str, point: Point, value: float | None, time: float | None = None) -> None:
-        trial_id = f"{source}-{len(self._history.trials)}"
-        trial = Trial(trial_id, point)
-        self._note_time(trial, {self._time_attr: time}, value)
-        self._history.add(trial)
-        self._history.end(trial_id, value, error=False)
 
     def _take_state(self, space: SearchSpace) -> None:
         state, self._unread_state = self._unread_state, None

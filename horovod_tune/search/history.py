@@ -38,6 +38,11 @@ class Trial:
     #: What it reported, by time (the epoch, mostly), numbers that are not finite left out.
     curve: dict[float, float] = field(default_factory=dict)
 
+    def note(self, time: float | None, value: float | None) -> None:
+        """Add a report to the curve, where both of it are finite numbers."""
+        if time is not None and math.isfinite(time) and value is not None and math.isfinite(value):
+            self.curve[time] = value
+
 
 @dataclass
 class History:
@@ -53,6 +58,21 @@ class History:
             self.counts[self.trials[trial.trial_id].point] -= 1
         self.trials[trial.trial_id] = trial
         self.counts[trial.point] += 1
+
+    def add_known(
+        self,
+        source: str,
+        point: Point,
+        value: float | None,
+        time: float | None = None,
+        *,
+        error: bool = False,
+    ) -> None:
+        """Add a trial that somebody else has evaluated, named after where it comes from."""
+        trial = Trial(f"{source}-{len(self.trials)}", point)
+        trial.note(time, value)
+        self.add(trial)
+        self.end(trial.trial_id, value, error)
 
     def with_ending(self, ending: Ending) -> list[Trial]:
         return [trial for trial in self.trials.values() if trial.ending is ending]

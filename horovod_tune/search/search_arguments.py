@@ -1,0 +1,46 @@
+"""What `BayesOptSearch` may be given, and what Ray's own class takes and this one does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+logger = logging.getLogger("horovod_tune.search.bayesopt")
+
+# Arguments of Ray's class that have no meaning here: Ray's default, and what replaces them.
+_REMOVED = {
+    "patience": (5, "no point is suggested twice before the space is exhausted, so nothing is waited for"),
+    "skip_duplicate": (True, "no point is suggested twice before the space is exhausted"),
+    "repeat_float_precision": (5, "points are compared by what the training function gets, to the last bit"),
+    "verbose": (0, "set the level of the logger 'horovod_tune.search' instead"),
+}
+
+
+def refuse_removed(given: Mapping[str, Any]) -> None:
+    """Warn of an argument of Ray's class at its default.
+
+    Raises:
+        TypeError: it has another value, or Ray's class has no such argument either.
+    """
+    for name, value in given.items():
+        if name not in _REMOVED:
+            raise TypeError(f"BayesOptSearch has no argument {name!r}")
+        default, instead = _REMOVED[name]
+        if value != default:
+            raise TypeError(f"{name} is gone from BayesOptSearch: {instead}. Leave it out")
+        logger.warning("%s is ignored: %s", name, instead)
+
+
+def check_arguments(mode: Any, random_search_steps: Any) -> None:
+    """Raise ValueError where one of them is out of bounds."""
+    if mode not in (None, "min", "max"):
+        raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
+    if random_search_steps is not None and (
+        isinstance(random_search_steps, bool)
+        or not isinstance(random_search_steps, (int, np.integer))
+        or random_search_steps < 0
+    ):
+        raise ValueError(f"random_search_steps must be an integer of 0 or more, got {random_search_steps!r}")

@@ -44,6 +44,22 @@ def value_at(config: Any, path: Path, default: Any) -> Any:
     return config
 
 
+def put_at(spec: Any, path: Path, value: Any) -> Any:
+    """Return `spec` with `value` at `path`; changed in place where it can be.
+
+    Ray's `assign_value` does not take a tuple within a tuple.
+
+    >>> put_at({"a": [1, ((2, 3),)]}, ("a", 1, 0, 0), 7)
+    {'a': [1, ((7, 3),)]}
+    """
+    head, *rest = path
+    inner = put_at(spec[head], tuple(rest), value) if rest else value
+    if isinstance(spec, tuple):
+        return (*spec[:head], inner, *spec[head + 1 :])
+    spec[head] = inner
+    return spec
+
+
 def from_pbounds(pbounds: Mapping[str, Any]) -> dict[str, Any]:
     """Translate bayesian-optimization's own space into a Tune one.
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from ray.tune.search.sample import Domain
-from ray.tune.search.variant_generator import RecursiveDependencyError, assign_value
+from ray.tune.search.variant_generator import RecursiveDependencyError
 
-from horovod_tune.search.space.domains import Path, SpaceError, path_name
+from horovod_tune.search.space.domains import Path, SpaceError, path_name, put_at
 
 
 def draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: int) -> None:
@@ -27,7 +27,7 @@ def draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: i
             except RecursiveDependencyError as error:
                 stuck = error
                 continue
-            assign_value(config, path, value)
+            put_at(config, path, value)
             del waiting[path]
             stuck = None
             break

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
-from ray.tune.search.variant_generator import assign_value
 
 from horovod_tune.search.space.choices import Categories, Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
-from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, value_at
+from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, put_at, value_at
 from horovod_tune.search.space.encoding import decode, encode
 from horovod_tune.search.space.sampled import draw_sampled
 
@@ -200,11 +199,11 @@ class SearchSpace:
             if node.parameter is None:
                 sampled[node.path] = node.domain
             elif node.options is not None:
-                assign_value(full, node.path, copy.deepcopy(node.options[round(coordinate)]))
+                put_at(full, node.path, copy.deepcopy(node.options[round(coordinate)]))
             else:
-                assign_value(full, node.path, copy.deepcopy(node.parameter.to_value(coordinate)))
+                put_at(full, node.path, copy.deepcopy(node.parameter.to_value(coordinate)))
         for path, value in given.items():
-            assign_value(full, path, copy.deepcopy(value))
+            put_at(full, path, copy.deepcopy(value))
         draw_sampled(full, sampled, seed)
         if self._include_constants:
             return full

@@ -65,6 +65,15 @@ def test_no_domain_reaches_the_training_function_and_each_option_brings_its_own_
     assert kinds == {"sgd", "adam", "staged", "nested", "NoneType", "float"}
 
 
+def test_domains_in_tuples_within_tuples_are_resolved() -> None:
+    betas = (tune.choice([(0.9, (tune.uniform(0, 1), "t")), "none"]), (tune.randn(), tune.randint(1, 3)))
+    space = SearchSpace({"betas": betas})
+    for point in random_points(space, 50):
+        config = space.config(point, seed=0)
+        assert not has_domain(config) and space.point(config) == pytest.approx(point)
+        assert isinstance(config["betas"], tuple) and config["betas"][1][1] in (1, 2)
+
+
 def test_a_configuration_read_back_is_the_same_point() -> None:
     space = SearchSpace(optimizers())
     for point in random_points(space, 100):

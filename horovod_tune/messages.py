@@ -103,9 +103,13 @@ class LogChunk:
 
 @dataclass(frozen=True)
 class NeedsWorld:
-    """The rank has left its world, which changes or is broken, and waits for its place in the next one."""
+    """The rank has left its world, which changes or is broken, and waits for its place in the next one.
+
+    ``error`` is what it left with, empty where it left to let others join.
+    """
 
     rank: int
+    error: str = ""
 
 
 Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld

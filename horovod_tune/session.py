@@ -62,6 +62,8 @@ class Session:
         self._reports = order.reports
         self._allowed = float(order.reports)
         self._stopped = False
+        # Whether `report` was called in this process.
+        self.has_reported = False
         self.world_number = order.world_number
         self._world_is_broken = False
         # The rank's `elastic.CommittedState`; None where ranks are not Horovod's.
@@ -83,6 +85,7 @@ class Session:
         if self._world_is_broken:
             raise self.world_error("report() in a world that has lost a rank")
         self._reports += 1
+        self.has_reported = True
         if self.world.rank == 0:
             self._send(Report(self._reports, plain, path))
         with self._condition:
@@ -117,8 +120,8 @@ class Session:
             self._world_is_broken = True
             self._condition.notify_all()
 
-    def wait_for_world(self) -> None:
-        """Give up this rank's world, and return when it has its place in the next one.
+    def wait_for_world(self, error: str = "") -> None:
+        """Give up this rank's world, because of ``error``, and return with a place in the next one.
 
         Raises:
             NotElastic: the trial has a fixed size, so there will be none.
@@ -131,7 +134,7 @@ class Session:
         with self._condition:
             self._world_is_broken = True
             left = self.world_number
-        self._send(NeedsWorld(self.world.rank))
+        self._send(NeedsWorld(self.world.rank, error))
         with self._condition:
             # No timeout here either: the coordinator forms the next world within its own limits, or ends us.
             self._condition.wait_for(lambda: self._stopped or self.world_number > left)

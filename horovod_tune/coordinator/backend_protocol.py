@@ -20,7 +20,7 @@ class WorkerActor(Protocol):
         """Return where the actor landed."""
 
     def assign(self, assignment: Assignment) -> bool | None:
-        """Take the ranks and their environment; once in the actor's life.
+        """Take the ranks and their environment; again where another died before all had theirs.
 
         Returns:
             whether it is connected to where its token leads; None where it has none.

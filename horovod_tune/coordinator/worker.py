@@ -24,12 +24,14 @@ class Worker:
 
     ``facts`` is None until the actor has said where it landed, ``ranks`` is empty until it was given them,
     ``channel`` is None where it is not connected to this process; it may hear what is sent to ``relay``.
-    ``running`` holds its ranks whose training function runs. ``place`` is its slot of the trial.
+    ``running`` holds its ranks whose training function runs. ``place`` is its slot of the trial;
+    ``elsewhere`` tells that it is not on the host that the trial has for that slot.
     """
 
-    def __init__(self, actor: Any, place: int) -> None:
+    def __init__(self, actor: Any, place: int, *, elsewhere: bool = False) -> None:
         self.actor = actor
         self.place = place
+        self.elsewhere = elsewhere
         self.loaded: Any = None
         self.facts: WorkerFacts | None = None
         self.ranks: tuple[int, ...] = ()

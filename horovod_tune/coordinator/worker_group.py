@@ -114,11 +114,16 @@ class WorkerGroup:
         if not self.workers:
             self.create()
         if not self._have_ranks:
-            form_world(self.workers, self._launcher, self._inbox, timeout_s=self._timeout_s)
-            self._world_size = len(self.hosts)
+            self._form_world()
         self._forget_trial()
         self._run += 1
-        order = replace(order, run=self._run)
+        self._start_training(replace(order, run=self._run))
+
+    def _form_world(self) -> None:
+        form_world(self.workers, self._launcher, self._inbox, timeout_s=self._timeout_s)
+        self._world_size = len(self.hosts)
+
+    def _start_training(self, order: TrialOrder) -> None:
         shared = self._share(order)
         begun = [worker.actor.begin.remote(shared) for worker in self.workers]
         call_all(self.workers, begun, "to begin the trial", timeout_s=self._timeout_s)

@@ -151,10 +151,11 @@ def reset() -> None:
     live = session.current()
     if live is None:
         raise HorovodInternalError("the world broke outside a trial")
+    text = ""
     while True:
         hvd.shutdown()
         try:
-            live.wait_for_world()
+            live.wait_for_world(text)
         except NotElastic as error:
             raise HorovodInternalError(str(error)) from None
         try:
@@ -162,7 +163,8 @@ def reset() -> None:
             return
         except (ValueError, HorovodInternalError) as error:
             # A rank was lost while the world was formed. The coordinator forms another, or ends us.
-            logger.warning("the next world could not be formed: %s", error)
+            text = f"the next world could not be formed: {error}"
+            logger.warning(text)
 
 
 class Collectives:

@@ -84,6 +84,7 @@ class Training:
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
         """Call the training function; in an elastic trial again, whenever the world it ran in is left."""
         while True:
+            left_with = ""
             try:
                 call(function, self.session)
                 return
@@ -91,17 +92,16 @@ class Training:
                 self.session.committed.may_grow = False
             except Exception as error:  # whatever the function raises over a rank that was lost
                 kind, _ = self._describe_failure(error)
-                if kind is not FailureKind.DISCONNECTED or not self._may_be_called_again(error):
+                if kind is not FailureKind.DISCONNECTED or not self._may_be_called_again():
                     raise
+                left_with = f"{type(error).__name__}: {error}"
             self._leave_world()
-            self.session.wait_for_world()
+            self.session.wait_for_world(left_with)
 
-    def _may_be_called_again(self, error: Exception) -> bool:
-        """Whether a function that lost its world keeps what it had done: it commits, or had done nothing."""
+    def _may_be_called_again(self) -> bool:
+        """Whether a function that lost its world keeps what it had done: it commits, or reported nothing."""
         live = self.session
-        if not live.order.is_elastic:
-            return False
-        return live.committed.is_used or "Horovod initialization failed" in str(error)
+        return live.order.is_elastic and (live.committed.is_used or not live.has_reported)
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:

@@ -159,14 +159,14 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
     )
 
 
-def drain_as_preempted(address: str, node_address: str, *, in_s: float) -> list[str]:
+def drain_as_preempted(address: str, node_address: str | None, *, in_s: float) -> list[str]:
     """Let Ray drain the nodes at `node_address` as pre-empted; return their ids.
 
     It is what the hidden command ``ray drain-node`` does.
 
     Args:
         address: of the head, HOST:PORT.
-        node_address: the one that Ray knows this machine by.
+        node_address: the one that Ray knows this machine by; None drains all machines.
         in_s: in how many seconds the machine goes.
 
     Raises:
@@ -182,7 +182,8 @@ def drain_as_preempted(address: str, node_address: str, *, in_s: float) -> list[
     nodes = [
         node_id.hex()
         for node_id, info in gcs.get_all_node_info(timeout=30).items()
-        if info.node_manager_address == node_address and info.state == gcs_pb2.GcsNodeInfo.GcsNodeState.ALIVE
+        if node_address in (None, info.node_manager_address)
+        and info.state == gcs_pb2.GcsNodeInfo.GcsNodeState.ALIVE
     ]
     if not nodes:
         raise RuntimeError(f"no alive node of {address} has the address {node_address}")

@@ -103,8 +103,10 @@ class FakeActor:
                 self._answer_poll()
             elif not self.is_silent:
                 answer = self.answers.get(name)
-                answer = answer() if callable(answer) else answer
-                ref.answer.set_result(answer)
+                try:
+                    ref.answer.set_result(answer() if callable(answer) else answer)
+                except ActorDiedError as error:
+                    ref.answer.set_exception(error)
             return ref
 
         return type("Method", (), {"remote": staticmethod(remote)})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_workers import ORDER, TIMEOUT_S, Clock, FakeActor, FakeLauncher
+from ray.exceptions import ActorDiedError
 
 from horovod_tune.coordinator.draining import DrainingHosts
-from horovod_tune.coordinator.elastic_group import WORLDS_WITHOUT_REPORT, ElasticGroup
-from horovod_tune.errors import TrainingFailed
+from horovod_tune.coordinator.elastic_group import ElasticGroup
+from horovod_tune.coordinator.reforming_group import WORLDS_WITHOUT_REPORT
+from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.gloo.training_actor import TrainingActor
 from horovod_tune.messages import Assignment, Finished, NeedsWorld, Report, WorkerFacts, World
 
@@ -38,17 +41,26 @@ class ElasticLauncher(FakeLauncher):
         self.everybody = list(self.actors)
         self.world = list(self.actors)
         self.is_full = False
+        # What is done to the next one that is created, or to each.
+        self.next_one: Callable[[list[ElasticActor]], None] = lambda actors: None
+        self.again = False
 
     def create_one(self, place: int, *, elsewhere: bool = False) -> ElasticActor:
         assert not elsewhere, "no host is about to go"
         actor = ElasticActor(len(self.everybody))
         actor.is_silent = self.is_full
         self.everybody.append(actor)
+        prepare = self.next_one
+        if not self.again:
+            self.next_one = lambda actors: None
+        prepare([actor])
         return actor
 
     def assign(
         self, workers: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
     ) -> Sequence[Assignment]:
+        if any(actor.is_dead for actor in workers):
+            raise StartFailed("could not read the network interfaces of a host: an actor has died")
         self.world = list(workers)
         for rank, actor in enumerate(workers):
             actor.rank = rank
@@ -58,7 +70,16 @@ class ElasticLauncher(FakeLauncher):
 class Elastic:
     """A trial of an elastic group."""
 
-    def __init__(self, clock: Clock, size: int, *, least: int, most: int, is_full: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        size: int,
+        *,
+        least: int,
+        most: int,
+        is_full: bool = False,
+        before: Callable[[list[ElasticActor]], None] = lambda actors: None,
+    ) -> None:
         self.clock, self.reports = clock, 0
         self.launcher = ElasticLauncher(size)
         self.launcher.is_full = is_full
@@ -66,7 +87,8 @@ class Elastic:
             self.launcher, timeout_s=TIMEOUT_S, min_workers=least, max_workers=most, wait_s=WAIT_S
         )
         self.group._draining = DrainingHosts(set)  # there is no Ray to ask
-        self.group.begin(ORDER)
+        before(self.launcher.everybody)
+        self.group.begin(replace(ORDER, function=b"train"))
         self._let_them_live()
 
     def _let_them_live(self) -> None:
@@ -102,8 +124,8 @@ class Elastic:
 def make(clock: Clock) -> Iterator[Callable[..., Elastic]]:
     made: list[Elastic] = []
 
-    def begin(size: int, *, least: int, most: int, is_full: bool = False) -> Elastic:
-        made.append(Elastic(clock, size, least=least, most=most, is_full=is_full))
+    def begin(size: int, *, least: int, most: int, **options: Any) -> Elastic:
+        made.append(Elastic(clock, size, least=least, most=most, **options))
         return made[-1]
 
     yield begin
@@ -189,6 +211,112 @@ def test_a_rank_that_does_not_leave_its_broken_world_is_lost_too(make: Callable[
     assert trial.clock.now - began <= TIMEOUT_S + 10
     (change,) = trial.group.world_changes
     assert change == "rank 1 on host1 died; rank 2 on host2 hung"
+
+
+def dies_in(*calls: str, which: int = 1) -> Callable[[list[ElasticActor]], None]:
+    """Let one of the actors die of its next call of a name, one after the other."""
+
+    def plan(actors: list[ElasticActor]) -> None:
+        for number, name in enumerate(calls):
+            actor = actors[which + number]
+
+            def answer(actor: ElasticActor = actor) -> None:
+                actor.die()
+                raise ActorDiedError
+
+            actor.answers[name] = answer
+
+    return plan
+
+
+PHASES_OF_A_START = ["describe", "assign", "begin"]
+
+
+@pytest.mark.parametrize("call", PHASES_OF_A_START)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_rank_that_dies_while_the_trial_starts_leaves_a_smaller_world(
+    make: Callable[..., Elastic], call: str, which: int
+) -> None:
+    trial = make(3, least=2, most=3, is_full=True, before=dies_in(call, which=which))
+    assert trial.next_report().metrics == {"size": 2}
+    assert len(trial.launcher.everybody) == 4, "another starts in its place"
+
+
+@pytest.mark.parametrize("call", PHASES_OF_A_START)
+def test_a_start_that_leaves_too_few_ranks_fails_with_those_who_died(
+    make: Callable[..., Elastic], call: str
+) -> None:
+    try:
+        trial = make(3, least=3, most=3, is_full=True, before=dies_in(call))
+    except StartFailed as error:
+        assert call != "begin" and "died on its way" in str(error)
+        return
+    with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 3 on host1 died.*2 rank\(s\) are left"):
+        trial.group.next_event()
+
+
+def test_several_that_die_in_different_phases_of_a_start_leave_the_others(
+    make: Callable[..., Elastic],
+) -> None:
+    trial = make(5, least=2, most=5, is_full=True, before=dies_in("describe", "assign", "begin"))
+    assert trial.next_report().metrics == {"size": 2}
+
+
+def test_one_that_does_not_start_in_time_is_replaced(make: Callable[..., Elastic]) -> None:
+    trial = make(3, least=2, most=3, is_full=True, before=lambda actors: actors[1].fall_silent())
+    assert trial.next_report().metrics == {"size": 2}
+    assert trial.launcher.everybody[1].called("killed")
+
+
+def test_a_kept_rank_that_has_died_before_the_next_trial_is_replaced(make: Callable[..., Elastic]) -> None:
+    trial = make(3, least=2, most=3)
+    for actor in trial.world:
+        actor.say(Finished(actor.rank))
+    assert isinstance(trial.group.next_event(), Finished)
+    assert trial.group.end_trial() == []
+    trial.world[1].die()
+    trial.group.begin(replace(ORDER, function=None))
+    assert trial.next_report().metrics == {"size": 3}
+    (order,) = trial.launcher.everybody[-1].called("begin")[0]
+    assert order.function == b"train", "the one that joins has never had it"
+
+
+@pytest.mark.parametrize("call", ["load", "assign", "begin"])
+def test_one_that_dies_while_it_joins_is_replaced(make: Callable[..., Elastic], call: str) -> None:
+    trial = make(3, least=1, most=3, is_full=True)
+    trial.launcher.next_one = dies_in(call, which=0)
+    trial.launcher.is_full = False
+    trial.world[1].die()
+    while trial.next_report().metrics != {"size": 3}:
+        assert trial.reports < 20
+    assert len(trial.launcher.everybody) == 5, "the one that died, and another"
+
+
+def test_one_that_dies_when_it_is_about_to_join_is_replaced(make: Callable[..., Elastic]) -> None:
+    trial = make(3, least=1, most=3)
+    assign = trial.launcher.assign
+
+    def one_dies_first(workers: Sequence[Any], facts: Any, **options: Any) -> Any:
+        trial.launcher.assign = assign
+        workers[-1].die()
+        return assign(workers, facts, **options)
+
+    trial.launcher.assign = one_dies_first
+    trial.world[1].die()
+    while trial.next_report().metrics != {"size": 3}:
+        assert trial.reports < 20
+
+
+def test_a_slot_whose_actors_die_at_their_start_is_not_tried_without_end(
+    make: Callable[..., Elastic],
+) -> None:
+    trial = make(2, least=1, most=2)
+    trial.launcher.next_one = dies_in("load", which=0)
+    trial.launcher.again = True
+    trial.world[1].die()
+    for _ in range(10):
+        assert trial.next_report().metrics == {"size": 1}
+    assert 3 < len(trial.launcher.everybody) < 15, "in 200 s"
 
 
 @pytest.mark.parametrize("seed", range(60))

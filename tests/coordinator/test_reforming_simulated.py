@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from horovod_tune.coordinator import actor_processes, draining, elastic_group, worker, worker_group
+from horovod_tune.coordinator import (
+    actor_processes,
+    draining,
+    elastic_group,
+    joining,
+    reforming_group,
+    worker,
+    worker_group,
+)
 from horovod_tune.coordinator.draining import DrainingHosts
 from horovod_tune.coordinator.elastic_group import ElasticGroup
 from horovod_tune.errors import TrainingFailed
@@ -214,7 +222,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def start(size: int, *, come_back: bool = True, **options: Any) -> tuple[ElasticGroup, FakeCluster, Any]:
         cluster = FakeCluster(size, come_back=come_back)
-        for module in (elastic_group, worker, worker_group):
+        for module in (elastic_group, joining, reforming_group, worker, worker_group):
             monkeypatch.setattr(module, "ray", cluster)
         monkeypatch.setattr(
             actor_processes, "end_actors", lambda actors, facts, **_: [a.die() for a in actors]

@@ -174,12 +174,13 @@ def test_below_min_workers_the_trial_fails_and_names_who_died(run: Run, tmp_path
     assert "rank 1 of 2" in text and "died" in text
 
 
-def test_a_function_that_commits_nothing_fails_as_in_a_trial_of_fixed_size(run: Run) -> None:
+def test_a_function_that_has_reported_and_commits_nothing_fails_as_in_a_trial_of_fixed_size(run: Run) -> None:
     def forgets(config: dict[str, Any]) -> None:
         import horovod.torch as hvd
         import torch
 
         hvd.init()
+        report(epoch=1)
         if hvd.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         hvd.allreduce(torch.ones(1))

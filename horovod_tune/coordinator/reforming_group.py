@@ -1,0 +1,227 @@
+"""A worker group whose ranks leave a broken world and form the next one in the same processes.
+
+When a rank is lost, the coordinator breaks the world on the others (`break_world`), so that none waits in a
+collective or a report. Each says `NeedsWorld` when its training function has left it. When all have, the next
+world is formed: a new rendezvous, a place for each (`rejoin`). When that is, `elastic_group` decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from horovod_tune.coordinator import actor_processes, failures
+from horovod_tune.coordinator.backend_protocol import ElasticLauncher
+from horovod_tune.coordinator.joining import JoiningWorkers
+from horovod_tune.coordinator.worker import Worker, ping_all
+from horovod_tune.coordinator.worker_group import WorkerGroup
+from horovod_tune.errors import StartFailed
+from horovod_tune.messages import Failed, FailureKind, NeedsWorld, Report, TrialOrder, WorkerFacts
+
+# How long a rank may take to answer while the others wait for it: it may be busy leaving its world.
+SILENT_S = 5.0
+# After how many worlds in a row in which nothing was reported the trial fails.
+WORLDS_WITHOUT_REPORT = 20
+
+
+@dataclass
+class _Change:
+    """A world that is being left: since when (monotonic clock), why, and who has left it."""
+
+    began: float
+    reasons: list[str]
+    waiting: set[Worker] = field(default_factory=set)
+    pinged: float = 0.0
+    # What a rank left it with, empty where nobody met an error.
+    error: str = ""
+
+
+class ReformingGroup(WorkerGroup):
+    """Loses workers without ending the trial, and forms worlds of those that are left and of others."""
+
+    def __init__(self, launcher: ElasticLauncher, *, timeout_s: float) -> None:
+        super().__init__(launcher, timeout_s=timeout_s)
+        self._launcher: ElasticLauncher = launcher
+        self._joining = JoiningWorkers(launcher)
+
+    def _forget_trial(self) -> None:
+        super()._forget_trial()
+        self._order: TrialOrder | None = None
+        self._change: _Change | None = None
+        self._dropped: list[Failed] = []
+        self._finished = False
+        self._last_report = 0
+        self._world_number = 0
+        self._worlds_without_report = 0
+        # Why the world of this trial changed, one text a change.
+        self.world_changes: list[str] = []
+
+    def _note_report(self, report: Report) -> None:
+        super()._note_report(report)
+        self._last_report = max(self._last_report, report.index)
+        self._worlds_without_report = 0
+
+    def _note_ended(self) -> None:
+        self._finished = True
+
+    def _take_other(self, worker: Worker, message: Any) -> None:
+        if not isinstance(message, NeedsWorld):
+            super()._take_other(worker, message)
+            return
+        if self._change is None:
+            self._leave_world(self._reason_of_leaving(worker))
+        assert self._change is not None
+        self._change.waiting.add(worker)
+        self._change.error = message.error or self._change.error
+
+    def _reason_of_leaving(self, first: Worker) -> str:
+        """Return why the world is left that ``first`` has left without a loss."""
+        return f"{first.name} lost contact"
+
+    def _find_silent(self, workers: Sequence[Worker]) -> None:
+        silent, dead = ping_all(workers, timeout_s=SILENT_S)
+        lost = [
+            (worker, FailureKind.SILENT, f"does not answer (asked for {SILENT_S:g} s)") for worker in silent
+        ]
+        lost += [(worker, FailureKind.DIED, self._death_of(worker, error)) for worker, error in dead]
+        for worker, kind, text in lost:
+            if worker in self.workers:
+                self._lose(worker, kind, text)
+            else:
+                self._joining.replace(worker)
+
+    def _lose_those_that_died(self, workers: Sequence[Worker], calls: Sequence[Any]) -> None:
+        ray.wait(list(calls), num_returns=len(calls), timeout=self._timeout_s) if calls else None
+        for worker, call in zip(workers, calls, strict=True):
+            try:
+                ray.get(call, timeout=0)
+            except RayError as error:
+                if worker in self.workers:
+                    self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
+
+    def _lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
+        if self._failures or self._finished or self._order is None:
+            super()._lose(worker, kind, text)
+            return
+        fact = worker.facts
+        assert fact is not None
+        self._lost_nodes.append(fact.node_id)
+        self._dropped += [
+            Failed(rank, fact.host, kind, f"process {fact.pid}: {text}") for rank in worker.ranks
+        ]
+        self.workers.remove(worker)
+        self._inbox.close_channel(worker.channel)
+        actor_processes.end_actors([worker.actor], [fact], lost_nodes=[fact.node_id])
+        if not self.workers:
+            self._failures += self._dropped
+            return
+        reason = f"{worker.name} {failures.verb_of(kind)}"
+        if self._change is None:
+            self._leave_world(reason)
+        else:
+            self._change.waiting.discard(worker)
+            if len(self._dropped) == len(worker.ranks):
+                self._change.reasons.clear()  # that others lost contact with it is no second reason
+            self._change.reasons.append(reason)
+            self._break_world()
+        if worker.place not in self._joining.places:
+            self._joining.start(worker.place)
+
+    def _leave_world(self, reason: str) -> None:
+        self._change = _Change(time.monotonic(), [reason])
+        self._break_world()
+
+    def _break_world(self) -> None:
+        for worker in self.workers:
+            worker.actor.break_world.remote(self._world_number)
+        self._ask_all()
+
+    def _ask_all(self) -> None:
+        for worker in self.workers:
+            if not worker.is_asked:
+                self._ask(worker)
+
+    def _fail(self, text: str) -> None:
+        """End the trial: ranks that were lost are the cause, ``text`` says why the others cannot go on."""
+        lost = self._dropped or [
+            Failed(rank, worker.facts.host, FailureKind.DISCONNECTED, "")
+            for worker in self.workers[:1]
+            for rank in worker.ranks[:1]
+            if worker.facts is not None
+        ]
+        self._failures += [replace(lost[0], traceback=f"{lost[0].traceback}\n{text}".strip()), *lost[1:]]
+
+    def _form_next_world(self, joining: Sequence[Worker]) -> None:
+        """Give the ranks that are left, and those that join, their places in the next world."""
+        assert self._change is not None and self._order is not None
+        if self._dropped or self._change.error:
+            self._worlds_without_report += 1
+        if self._worlds_without_report > WORLDS_WITHOUT_REPORT:
+            self._fail(
+                f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported. "
+                f"The last error of a rank was: {self._change.error}"
+            )
+            return
+        reasons = "; ".join(self._change.reasons)
+        stayed = list(self.workers)
+        workers = [*stayed, *joining]
+        facts: list[WorkerFacts] = [worker.facts for worker in workers if worker.facts is not None]
+        try:
+            # Rank 0 is the one that has been there longest: it has what was committed.
+            assignments = self._launcher.assign(
+                [worker.actor for worker in workers], facts, first_node=facts[0].node_id
+            )
+        except StartFailed as error:
+            # Which of them it was shows in a moment; the limits of `decide` end this.
+            self._change.reasons.append(str(error))
+            self._find_silent(workers)
+            return
+        self._world_number += 1
+        self._change = None
+        self._dropped = []
+        self._joining.joined(joining)
+        # A list of its own: one that dies meanwhile leaves it, while `workers` keeps the order of the calls.
+        self.workers = list(workers)
+        self._world_size = sum(len(each.worlds) for each in assignments)
+        for worker, assignment in zip(workers, assignments, strict=True):
+            worker.ranks = tuple(world.rank for world in assignment.worlds)
+            worker.running = set(worker.ranks)
+        calls = [
+            worker.actor.rejoin.remote(each, self._world_number, self._last_report)
+            if worker in stayed
+            else worker.actor.assign.remote(each)
+            for worker, each in zip(workers, assignments, strict=True)
+        ]
+        self._lose_those_that_died(workers, calls)
+        channels = self._launcher.channels()
+        for place, worker in enumerate(workers):
+            if place in channels:
+                worker.channel = channels[place]
+        self._inbox.add_channels(channels.values())
+        order = replace(
+            self._order,
+            reports=self._last_report,
+            world_number=self._world_number,
+            checkpoint=self._newest or self._order.checkpoint,
+        )
+        new = [worker for worker in joining if worker in self.workers]
+        self._lose_those_that_died(new, [worker.actor.begin.remote(order) for worker in new])
+        if self._change is not None:
+            # A rank was lost meanwhile. Those that had not begun then have not heard of it.
+            self._break_world()
+        self._ask_all()
+        self.world_changes.append(reasons)
+
+    def _failed(self, first: list[Failed]) -> Any:
+        dropped, self._dropped = self._dropped, []
+        first += [each for each in dropped if each not in first]
+        return super()._failed(first)
+
+    def unwind(self) -> list[str]:
+        self._order = self._change = None  # ranks that are lost from now on are not replaced
+        return super().unwind()

@@ -1,0 +1,81 @@
+"""What `cluster/slurm.sbatch` does near the time limit, with stand-ins for Slurm, Ray and Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+SBATCH = Path(__file__).resolve().parents[2] / "cluster" / "slurm.sbatch"
+WAIT_S = 60.0
+
+SRUN = """
+trap 'exit 0' TERM
+while :; do sleep 0.1; done
+"""
+SCONTROL = """
+case "$1 $2" in "show hostnames") echo n1;; esac
+echo "scontrol $*" >> "$NOTES"
+"""
+PYTHON = """
+case "$*" in
+  "-m horovod_tune.launch.script"*) exit "$RESUMES" ;;
+  *secrets*) echo token ;;
+  "-m horovod_tune.node.head_address"*) echo 127.0.0.1 20000 20001 ;;
+  "-m horovod_tune.node.wait_for_nodes"*) exit 0 ;;
+  "-m horovod_tune.node.drain_all"*) echo drained >> "$NOTES"; exit "$DRAINS" ;;
+  *) trap 'echo stopped >> "$NOTES"; exit 0' USR1
+     echo runs >> "$NOTES"
+     while :; do sleep 0.05; done ;;
+esac
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    programs = {"srun": SRUN, "scontrol": SCONTROL, "python": PYTHON, "ray": "", "horovod-tune": ""}
+    for name, text in programs.items():
+        path = folder / name
+        path.write_text(f"#!/usr/bin/env bash\n{text}")
+        path.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("drains", [True, False])
+@pytest.mark.parametrize("resumes", [True, False])
+def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
+    tmp_path: Path, commands: Path, drains: bool, resumes: bool
+) -> None:
+    notes = tmp_path / "notes"
+    environment = {
+        **os.environ,
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "NOTES": str(notes),
+        "DRAINS": "0" if drains else "1",
+        "RESUMES": "0" if resumes else "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n1",
+        "SAVE_S": "0.2",
+        "STOP_TIMEOUT_S": "60",
+    }
+    command = ["bash", str(SBATCH), "python", "tune.py"]
+    job = subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True)
+    try:
+        end = time.monotonic() + WAIT_S
+        while not notes.exists() or "runs" not in notes.read_text():
+            assert job.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(timeout=WAIT_S) == (0 if resumes else 143)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait(timeout=WAIT_S)
+    said = [line for line in notes.read_text().splitlines() if line in ("runs", "drained", "stopped")]
+    assert said == ["runs", "drained", "stopped"]
+    assert ("scontrol requeue 7" in notes.read_text()) == resumes

@@ -1,0 +1,120 @@
+"""A training function whose world breaks is called again where nothing that it did is lost by that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from horovod_tune import commit, report
+from horovod_tune.elastic import CommittedState
+from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, Report, TrialOrder, World
+from horovod_tune.rank.training import Training
+from horovod_tune.session import Session, WorldBroken
+
+
+class Alone:
+    """What a world of one rank agrees on."""
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def newest(self, number: int, state: Any) -> tuple[int, Any]:
+        return number, state
+
+
+class NoStates:
+    def dump(self) -> Any:
+        return None
+
+    def load_later(self, dumped: Any) -> None:
+        assert dumped is None
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Run a function as the only rank of a trial, whose next world comes at once; return what it sends."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_it(function: Callable[[dict[str, Any]], None], *, is_elastic: bool) -> list[Any]:
+        sent: list[Any] = []
+        world = World(0, 1, 0, 1, 0, 1)
+
+        def send(message: Any) -> None:
+            sent.append(message)
+            if isinstance(message, Report):
+                live.proceed(message.index)
+            if isinstance(message, NeedsWorld):
+                # A rank that waits returns as soon as its world's number is higher than the one it left.
+                live.join_world(world, number=live.world_number + 1, reports=live.reports)
+
+        order = TrialOrder("t", "t", str(tmp_path), str(tmp_path), "e", {}, None, is_elastic=is_elastic)
+        live = Session(order, world, send=send, fetch=lambda place: pytest.fail("there is no checkpoint"))
+        live.committed = CommittedState(Alone(), NoStates())
+        training = Training(
+            live,
+            cloudpickle.dumps(function),
+            host="here",
+            send=send,
+            prepare=lambda: None,
+            describe_failure=lambda error: (
+                FailureKind.DISCONNECTED if isinstance(error, WorldBroken) else FailureKind.RAISED,
+                "",
+            ),
+        )
+        training.start()
+        training.thread.join(timeout=30)
+        assert not training.is_alive
+        return sent
+
+    return run_it
+
+
+class Breaks:
+    """A function in whose first call the world breaks after it did what is given."""
+
+    def __init__(self, *first: Callable[[], None], error: type[Exception] = WorldBroken) -> None:
+        self.first, self.error, self.calls = first, error, 0
+
+    def __call__(self, config: dict[str, Any]) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            for do in self.first:
+                do()
+            raise self.error("a rank is gone")
+
+
+def say() -> None:
+    report(epoch=1)
+
+
+def keep() -> None:
+    commit({"epoch": 1})
+
+
+@pytest.mark.parametrize("first", [(), (keep,), (say, keep)])
+def test_it_is_called_again_when_it_has_committed_or_reported_nothing(run: Any, first: Any) -> None:
+    sent = run(Breaks(*first), is_elastic=True)
+    assert [message for message in sent if not isinstance(message, Report)] == [
+        NeedsWorld(0, "WorldBroken: a rank is gone"),
+        Finished(0),
+    ]
+
+
+def test_it_fails_when_it_has_reported_and_committed_nothing(run: Any) -> None:
+    reported, ending = run(Breaks(say), is_elastic=True)
+    assert isinstance(reported, Report)
+    assert isinstance(ending, Failed) and ending.kind is FailureKind.DISCONNECTED
+
+
+def test_an_error_of_its_own_is_no_reason_to_call_it_again(run: Any) -> None:
+    (ending,) = run(Breaks(error=ArithmeticError), is_elastic=True)
+    assert isinstance(ending, Failed) and ending.kind is FailureKind.RAISED
+
+
+def test_in_a_trial_of_a_fixed_size_it_is_called_once(run: Any) -> None:
+    (ending,) = run(Breaks(), is_elastic=False)
+    assert isinstance(ending, Failed)

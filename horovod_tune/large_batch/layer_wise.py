@@ -151,7 +151,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
                 if parameter.grad.layout != torch.strided:
                     raise bounds.HyperparameterError(
                         f"{self.name_of(parameter)} must have a dense gradient, got a sparse one; "
-                        "use nn.Embedding(sparse=False), or sparse_as_dense=True of hvd.DistributedOptimizer"
+                        "use nn.Embedding(sparse=False)"
                     )
             if params:
                 found.append((group, params, [parameter.grad for parameter in params]))

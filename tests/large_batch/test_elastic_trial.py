@@ -1,4 +1,4 @@
-"""Elastic trials that lose a rank and get it back: batch, passes and rate follow the world by themselves."""
+"""Trials whose world changes, by a loss or as their batch grows: passes and rate follow it by themselves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
 
-from horovod_tune import DistributedTrainableCreator, commit, get_state, large_batch, report
+from horovod_tune import DistributedTrainableCreator, commit, get_checkpoint, get_state, large_batch, report
+from horovod_tune.search import DistributeByGlobalBatch
 
 pytest.importorskip("horovod")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -40,16 +43,16 @@ def epoch_of(model: torch.nn.Module, setup: large_batch.TrainingSetup, epoch: in
         setup.step()
 
 
-def growth_of(setup: large_batch.TrainingSetup) -> large_batch.BatchGrowth:
-    policy = large_batch.FixedGrowth([3])
-    return large_batch.BatchGrowth(policy, setup.batch, max_global_batch_size=64)
+def growth_of(setup: large_batch.TrainingSetup, config: dict[str, Any]) -> large_batch.BatchGrowth:
+    policy = large_batch.FixedGrowth(config.get("milestones", [3]))
+    return large_batch.BatchGrowth(policy, setup.batch, max_global_batch_size=config.get("largest", 64))
 
 
-def tell(model: torch.nn.Module, setup: large_batch.TrainingSetup, epoch: int) -> None:
-    split = setup.split
-    report(
-        epoch=epoch, weights=checksum(model), passes=split.passes, world=split.world_size, **setup.metrics()
-    )
+def tell(
+    model: torch.nn.Module, setup: large_batch.TrainingSetup, epoch: int, checkpoint: str | None = None
+) -> None:
+    found = {"epoch": epoch, "weights": checksum(model), "world": setup.split.world_size}
+    report(**found, passes=setup.split.passes, **setup.metrics(), checkpoint=checkpoint)
 
 
 def checksum(model: torch.nn.Module) -> float:
@@ -71,7 +74,7 @@ def train(config: dict[str, Any]) -> None:
     hvd.init()
     model = new_model()
     setup = large_batch.from_config(model, config, num_samples=SAMPLES, elastic=True)
-    growth = growth_of(setup)
+    growth = growth_of(setup, config)
     state = get_state() or {"epoch": 0, "waited": 0}
     if "model" in state:
         model.load_state_dict(state["model"])
@@ -125,7 +128,7 @@ def alone(config: dict[str, Any], *, grows: bool) -> dict[int, tuple[float, floa
     """Weights and rate after each epoch of one rank with the whole batch."""
     model = new_model()
     setup = large_batch.from_config(model, config, num_samples=SAMPLES)
-    growth = growth_of(setup)
+    growth = growth_of(setup, config)
     found = {}
     for epoch in range(1, EPOCHS + 1):
         epoch_of(model, setup, epoch)
@@ -172,3 +175,48 @@ def test_the_same_local_batch_takes_the_rate_with_the_world(tune_run: Any, tmp_p
         assert each["passes"] == 2
         assert each["global_batch_size"] == 8 * each["world"]
         assert each["lr"] == pytest.approx(0.05 * each["world"])
+
+
+def train_with_checkpoints(config: dict[str, Any]) -> None:
+    """Started again in each new size: everything is made anew, and goes on from the checkpoint."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    model = new_model()
+    setup = large_batch.from_config(model, config, num_samples=SAMPLES, elastic=True)
+    growth = growth_of(setup, config)
+    done, start = 0, get_checkpoint()
+    if start is not None:
+        done, *states = torch.load(Path(start.path, "state.pt"))
+        for each, state in zip((model, setup, growth), states, strict=True):
+            each.load_state_dict(state)
+    for epoch in range(done + 1, EPOCHS + 1):
+        epoch_of(model, setup, epoch)
+        growth.update()
+        with tempfile.TemporaryDirectory() as folder:
+            states = [each.state_dict() for each in (model, setup, growth)]
+            if hvd.rank() == 0:
+                torch.save([epoch, *states], Path(folder, "state.pt"))
+            tell(model, setup, epoch, checkpoint=folder)
+
+
+def test_a_batch_that_grows_gets_workers_and_trains_to_the_weights_of_one_rank(tune_run: Any) -> None:
+    """At most 4 samples a pass; 5, 10 and 20 a step, for which there are 4 places."""
+    config = {**BASE, "global_batch_size": 5, "milestones": [2, 5, 8], "largest": 20}
+    analysis = tune_run(
+        DistributedTrainableCreator(train_with_checkpoints, num_slots=1, timeout_s=200),
+        config=config,
+        scheduler=ResourceChangingScheduler(FIFOScheduler(), DistributeByGlobalBatch()),
+    )
+    (trial,) = analysis.trials
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    (frame,) = analysis.trial_dataframes.values()
+    seen = [tuple(each) for each in frame[["global_batch_size", "world", "passes"]].to_numpy().tolist()]
+    # A report tells the batch of the next epoch, after which the trial has the workers for it.
+    assert seen[:6] == [(5, 1, 2), (10, 2, 2), (10, 3, 1), (10, 3, 1), (20, 3, 2), (20, 4, 2)]
+    assert seen[6:] == [(20, 4, 2)] * 6
+    reference = alone(config, grows=True)
+    for each in frame.to_dict("records"):
+        assert each["world"] == each["world_size"]
+        weights, rate = reference[each["epoch"]]
+        assert each["weights"] == pytest.approx(weights, rel=1e-11) and each["lr"] == rate

@@ -55,6 +55,26 @@ def test_fp16_compression_changes_little(ranks, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", LAYER_WISE)
+def test_horovods_own_backward_passes_per_step_are_one_batch(ranks, kind: str) -> None:
+    assert max(rank["own_passes"][kind] for rank in ranks) < 1e-12
+
+
+@pytest.mark.parametrize("kind", LAYER_WISE)
+def test_a_grad_scaler_as_in_horovods_guide_skips_on_all_ranks(ranks, kind: str) -> None:
+    for rank in ranks:
+        assert rank["scaled"][kind]["distance"] < 1e-12 and rank["scaled"][kind]["scale"] == 32.0
+
+
+@pytest.mark.parametrize("kind", LAYER_WISE)
+@pytest.mark.parametrize("option", ["sparse", "sparse_as_dense"])
+def test_sparse_gradients_of_several_ranks_are_refused_by_name(ranks, option: str, kind: str) -> None:
+    for rank in ranks:
+        assert rank[option][kind] == (
+            "parameter 'weight' must have a dense gradient, got a sparse one; use nn.Embedding(sparse=False)"
+        )
+
+
+@pytest.mark.parametrize("kind", LAYER_WISE)
 def test_adasums_wrapper_combines_the_steps_of_the_ranks(ranks, kind: str) -> None:
     for rank in ranks:
         assert rank["adasum"][kind]["distance"] < 1e-12

@@ -1,23 +1,33 @@
 """Runs in each rank of test_worlds.py: what N ranks do, beside what one rank with the whole batch does.
 
-Each check returns plain data; the last line printed is the JSON of all.
+wrapped.py has the checks of Horovod's wrapper alone. Each check returns plain data; the last line printed
+is the JSON of all.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import random
 
 import horovod.torch as hvd
 import torch
+import wrapped
+from small_training import (
+    INPUTS,
+    OPTIMIZERS,
+    RANK,
+    SIZE,
+    distance,
+    distributed,
+    loss_of,
+    new_model,
+)
 
 from horovod_tune.large_batch import (
     Cosine,
     GradientAccumulator,
     HyperparameterError,
-    Lamb,
     LargeBatchLR,
     Lars,
     NoiseScale,
@@ -27,37 +37,6 @@ from horovod_tune.large_batch import (
     largest_eigenvalue,
     parameter_groups,
 )
-
-torch.set_num_threads(1)
-hvd.init()
-RANK, SIZE = hvd.rank(), hvd.size()
-INPUTS = torch.randn(24, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-ANSWERS = torch.randn(24, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
-OPTIMIZERS = {
-    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
-    "lars": lambda groups: Lars(groups, lr=0.5, trust=0.1, nesterov=True),
-    "lamb": lambda groups: Lamb(groups, lr=0.05),
-}
-
-
-def new_model(seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    layers = [torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Tanh(), torch.nn.Linear(8, 2)]
-    return torch.nn.Sequential(*layers).double()
-
-
-def loss_of(model: torch.nn.Module, rows: list[int]) -> torch.Tensor:
-    return (model(INPUTS[rows]) - ANSWERS[rows]).square().mean()
-
-
-def distance(model: torch.nn.Module, other: torch.nn.Module) -> float:
-    pairs = zip(model.parameters(), other.parameters(), strict=True)
-    return max((one - two).abs().max().item() for one, two in pairs)
-
-
-def distributed(model: torch.nn.Module, kind: str, **options):
-    optimizer = OPTIMIZERS[kind](parameter_groups(model, weight_decay=0.01))
-    return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
 
 
 def plain(kind: str, **options) -> float:
@@ -140,109 +119,6 @@ def mixed_precision() -> dict[str, object]:
         "scale": scaler.get_scale(),
         "weights": float(sum(parameter.detach().sum() for parameter in model.parameters())),
     }
-
-
-def compressed(kind: str) -> float:
-    """How far fp16 compression is from none, relative to how far training goes."""
-    model, whole, start = new_model(), new_model(), new_model()
-    options = [{"compression": hvd.Compression.fp16}, {}]
-    for each, option in zip((model, whole), options, strict=True):
-        optimizer = distributed(each, kind, **option)
-        for step in range(5):
-            optimizer.zero_grad()
-            loss_of(each, [(step + row) % 24 for row in range(8)][RANK::SIZE]).backward()
-            optimizer.step()
-    return distance(model, whole) / distance(whole, start)
-
-
-def adasum_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Maleki et al. 2020 (arXiv:2006.02924): the sum of two steps less what they have in common."""
-    product = (a * b).sum()
-    of_a, of_b = (1 - product / (2 * each.square().sum()) if each.any() else 1.0 for each in (a, b))
-    return of_a * a + of_b * b
-
-
-def adasum(kind: str) -> dict[str, object]:
-    """Adasum's wrapper steps one parameter at a time and combines the steps of the ranks.
-
-    Gloo has no Adasum, so that its formula is computed here of what Horovod gathers. The reference makes both
-    ranks' steps on one rank.
-    """
-    import horovod.torch.optimizer as wrappers
-
-    send = wrappers.allreduce_async_
-
-    def combine(tensor: torch.Tensor, name: str, op: object) -> int:
-        tensor.copy_(adasum_of(*hvd.allgather(tensor[None], name=f"adasum.{name}")))
-        return send(tensor, name=name, op=hvd.Average)  # Equal on both.
-
-    wrappers.allreduce_async_ = combine
-    model = new_model()
-    optimizer = distributed(model, kind, op=hvd.Adasum)
-    wholes = [new_model() for _ in range(SIZE)]
-    references = [OPTIMIZERS[kind](parameter_groups(each, weight_decay=0.01)) for each in wholes]
-    for step in range(6):
-        rows = [(step * 5 + row) % 24 for row in range(8)]
-        optimizer.zero_grad()
-        loss_of(model, rows[RANK::SIZE]).backward()
-        optimizer.step()
-        starts = [parameter.detach().clone() for parameter in wholes[0].parameters()]
-        for number, (each, reference) in enumerate(zip(wholes, references, strict=True)):
-            reference.zero_grad()
-            loss_of(each, rows[number::SIZE]).backward()
-            reference.step()
-        for start, *parts in zip(starts, *(each.parameters() for each in wholes), strict=True):
-            after = start + adasum_of(*(part.detach() - start for part in parts))
-            for part in parts:
-                part.data.copy_(after)
-    wrappers.allreduce_async_ = send
-    try:
-        GradientAccumulator(optimizer, passes=2, local_batch_size=4)
-        refused = ""
-    except HyperparameterError as error:
-        refused = str(error)
-    return {"distance": distance(model, wholes[0]), "refused": refused}
-
-
-def no_adasum() -> str:
-    """What this build of Horovod says to Adasum itself; its world has ended then."""
-    model = torch.nn.Linear(6, 2, bias=False).double()
-    optimizer = distributed(model, "lamb", op=hvd.Adasum)
-    try:
-        loss_of(model, list(range(4))).backward()
-        optimizer.step()
-    except hvd.mpi_ops.HorovodInternalError as error:
-        return str(error)
-    return ""
-
-
-def broadcast(kind: str) -> dict[str, object]:
-    """Rank 0 has a state, rank 1 is new: the usual resumption from a checkpoint of rank 0."""
-    model = new_model(seed=RANK)
-    optimizer = OPTIMIZERS[kind](parameter_groups(model, weight_decay=0.5))
-    if RANK == 0:
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss_of(model, list(range(12))).backward()
-            optimizer.step()
-    state = copy.deepcopy(optimizer.state_dict())
-    # Horovod's wrapper starts with an empty state.
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    if RANK == 0:
-        optimizer.load_state_dict(state)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss_of(model, list(range(12))).backward()
-        optimizer.step()
-    numbers = [float(parameter.detach().double().sum()) for parameter in model.parameters()]
-    state = [
-        value if isinstance(value, int) else float(value.double().sum())
-        for _, each in sorted(optimizer.state_dict()["state"].items())
-        for value in each.values()
-    ]
-    return {"weights": numbers, "state": state}
 
 
 def plateau() -> dict[str, object]:
@@ -338,15 +214,19 @@ results = {
     "clipped": accumulated("lars", clip=0.05),
     "summed": accumulated("sgd", op=hvd.Sum),
     "mixed_precision": mixed_precision(),
-    "compressed": {kind: compressed(kind) for kind in ("lars", "lamb")},
-    "adasum": {kind: adasum(kind) for kind in ("lars", "lamb")},
-    "broadcast": {kind: broadcast(kind) for kind in ("lars", "lamb")},
+    "compressed": {kind: wrapped.compressed(kind) for kind in ("lars", "lamb")},
+    **{
+        check.__name__: {kind: check(kind) for kind in ("lars", "lamb")}
+        for check in (wrapped.own_passes, wrapped.scaled, wrapped.sparse, wrapped.sparse_as_dense)
+    },
+    "adasum": {kind: wrapped.adasum(kind) for kind in ("lars", "lamb")},
+    "broadcast": {kind: wrapped.broadcast(kind) for kind in ("lars", "lamb")},
     "plateau": plateau(),
     "noise": noise(),
     "curvature": curvature(),
     "configured": configured(),
     "refusals": refusals(),
-    "no_adasum": no_adasum(),  # The last, as it ends the world.
+    "no_adasum": wrapped.no_adasum(),  # The last, as it ends the world.
 }
 hvd.shutdown()
 print(json.dumps(results), flush=True)

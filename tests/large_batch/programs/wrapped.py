@@ -1,0 +1,172 @@
+"""Checks of `Lars` and `Lamb` inside ``hvd.DistributedOptimizer`` alone; run by two_ranks.py."""
+
+from __future__ import annotations
+
+import copy
+
+import horovod.torch as hvd
+import torch
+from small_training import OPTIMIZERS, RANK, SIZE, distance, distributed, loss_of, new_model
+
+from horovod_tune.large_batch import GradientAccumulator, HyperparameterError, parameter_groups
+
+
+def compressed(kind: str) -> float:
+    """How far fp16 compression is from none, relative to how far training goes."""
+    model, whole, start = new_model(), new_model(), new_model()
+    options = [{"compression": hvd.Compression.fp16}, {}]
+    for each, option in zip((model, whole), options, strict=True):
+        optimizer = distributed(each, kind, **option)
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(each, [(step + row) % 24 for row in range(8)][RANK::SIZE]).backward()
+            optimizer.step()
+    return distance(model, whole) / distance(whole, start)
+
+
+def own_passes(kind: str) -> float:
+    """Horovod's own ``backward_passes_per_step``, whose sum the losses make a mean."""
+    model, whole = new_model(), new_model()
+    optimizer = distributed(model, kind, backward_passes_per_step=2)
+    reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
+    for step in range(6):
+        rows = [(step * 5 + row) % 24 for row in range(12)]
+        mine = rows[RANK::SIZE]
+        optimizer.zero_grad()
+        for part in (mine[:3], mine[3:]):
+            (loss_of(model, part) / 2).backward()
+        optimizer.step()
+        reference.zero_grad()
+        loss_of(whole, rows).backward()
+        reference.step()
+    return distance(model, whole)
+
+
+def scaled(kind: str) -> dict[str, object]:
+    """A ``torch.amp.GradScaler`` as in Horovod's guide; rank 0 overflows in the second of four steps."""
+    model, whole = new_model(), new_model()
+    optimizer = distributed(model, kind)
+    reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for step in range(4):
+        rows = [(step * 5 + row) % 24 for row in range(8)]
+        loss = loss_of(model, rows[RANK::SIZE])
+        optimizer.zero_grad()
+        scaler.scale(loss * float("inf") if step == 1 and RANK == 0 else loss).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        if step != 1:
+            reference.zero_grad()
+            loss_of(whole, rows).backward()
+            reference.step()
+    return {"distance": distance(model, whole), "scale": scaler.get_scale()}
+
+
+def sparse(kind: str, **options: bool) -> str:
+    """What is said to a gradient of some rows of an embedding."""
+    table = torch.nn.Embedding(6, 3, sparse=True)
+    optimizer = distributed(table, kind, **options)
+    table(torch.tensor([1, 4, 4, 2])[RANK::SIZE]).square().mean().backward()
+    try:
+        optimizer.step()
+    except HyperparameterError as error:
+        return str(error)
+    return ""
+
+
+def sparse_as_dense(kind: str) -> str:
+    """The same where Horovod sends it dense: it makes the average sparse again."""
+    return sparse(kind, sparse_as_dense=True)
+
+
+def adasum_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Maleki et al. 2020 (arXiv:2006.02924): the sum of two steps less what they have in common."""
+    product = (a * b).sum()
+    of_a, of_b = (1 - product / (2 * each.square().sum()) if each.any() else 1.0 for each in (a, b))
+    return of_a * a + of_b * b
+
+
+def adasum(kind: str) -> dict[str, object]:
+    """Adasum's wrapper steps one parameter at a time and combines the steps of the ranks.
+
+    Gloo has no Adasum, so that its formula is computed here of what Horovod gathers. The reference makes both
+    ranks' steps on one rank.
+    """
+    import horovod.torch.optimizer as wrappers
+
+    send = wrappers.allreduce_async_
+
+    def combine(tensor: torch.Tensor, name: str, op: object) -> int:
+        tensor.copy_(adasum_of(*hvd.allgather(tensor[None], name=f"adasum.{name}")))
+        return send(tensor, name=name, op=hvd.Average)  # Equal on both.
+
+    wrappers.allreduce_async_ = combine
+    model = new_model()
+    optimizer = distributed(model, kind, op=hvd.Adasum)
+    wholes = [new_model() for _ in range(SIZE)]
+    references = [OPTIMIZERS[kind](parameter_groups(each, weight_decay=0.01)) for each in wholes]
+    for step in range(6):
+        rows = [(step * 5 + row) % 24 for row in range(8)]
+        optimizer.zero_grad()
+        loss_of(model, rows[RANK::SIZE]).backward()
+        optimizer.step()
+        starts = [parameter.detach().clone() for parameter in wholes[0].parameters()]
+        for number, (each, reference) in enumerate(zip(wholes, references, strict=True)):
+            reference.zero_grad()
+            loss_of(each, rows[number::SIZE]).backward()
+            reference.step()
+        for start, *parts in zip(starts, *(each.parameters() for each in wholes), strict=True):
+            after = start + adasum_of(*(part.detach() - start for part in parts))
+            for part in parts:
+                part.data.copy_(after)
+    wrappers.allreduce_async_ = send
+    try:
+        GradientAccumulator(optimizer, passes=2, local_batch_size=4)
+        refused = ""
+    except HyperparameterError as error:
+        refused = str(error)
+    return {"distance": distance(model, wholes[0]), "refused": refused}
+
+
+def no_adasum() -> str:
+    """What this build of Horovod says to Adasum itself; its world has ended then."""
+    model = torch.nn.Linear(6, 2, bias=False).double()
+    optimizer = distributed(model, "lamb", op=hvd.Adasum)
+    try:
+        loss_of(model, list(range(4))).backward()
+        optimizer.step()
+    except hvd.mpi_ops.HorovodInternalError as error:
+        return str(error)
+    return ""
+
+
+def broadcast(kind: str) -> dict[str, object]:
+    """Rank 0 has a state, rank 1 is new: the usual resumption from a checkpoint of rank 0."""
+    model = new_model(seed=RANK)
+    optimizer = OPTIMIZERS[kind](parameter_groups(model, weight_decay=0.5))
+    if RANK == 0:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model, list(range(12))).backward()
+            optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    # Horovod's wrapper starts with an empty state.
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    if RANK == 0:
+        optimizer.load_state_dict(state)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(model, list(range(12))).backward()
+        optimizer.step()
+    numbers = [float(parameter.detach().double().sum()) for parameter in model.parameters()]
+    state = [
+        value if isinstance(value, int) else float(value.double().sum())
+        for _, each in sorted(optimizer.state_dict()["state"].items())
+        for value in each.values()
+    ]
+    return {"weights": numbers, "state": state}

@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from horovod_tune.large_batch import (
     BatchGrowth,
     CurvatureGrowth,
     FixedGrowth,
+    HyperparameterError,
+    NoiseScale,
     NoiseScaleGrowth,
-    TrustRatioError,
     from_config,
     largest_eigenvalue,
 )
@@ -48,8 +50,11 @@ WAYS: dict[str, tuple[float, str, str]] = {
     "LARS, square root, warm-up": (WARMUP, "lars", "sqrt"),
     "LAMB, square root, warm-up": (WARMUP, "lamb", "sqrt"),
 }
-TARGETS = {"digits": 0.95, "spirals": 0.95}
+# The first is reached before a batch has grown much, the second is not.
+TARGETS = {"digits": (0.95, 0.975), "spirals": (0.95, 0.99)}
 LIMIT = 32
+# Moving averages of the noise scale over about 330 steps instead of 100.
+LONG_DECAY = 0.997
 
 
 def accuracy(model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
@@ -63,7 +68,8 @@ def train(problem: Problem, config: dict[str, Any], seed: int, growth: dict[str,
     inputs, labels, held_out, answers = problem.data()
     model = problem.model(seed)
     config = {"epochs": problem.epochs, "base_batch_size": problem.base_batch_size, **config}
-    setup = from_config(model, config, num_samples=len(inputs))
+    meter = NoiseScale(every=1, decay=growth.get("decay", 0.99)) if growth else None
+    setup = from_config(model, config, num_samples=len(inputs), noise_scale=meter)
     grower = growth and BatchGrowth(
         growth["policy"](),
         setup.batch,
@@ -94,7 +100,7 @@ def train(problem: Problem, config: dict[str, Any], seed: int, growth: dict[str,
                     curvature_s += found.seconds
                     measure = found.eigenvalue
                 grower.update(measure)
-    except TrustRatioError:
+    except HyperparameterError:  # It diverged: a gradient or a trust ratio is not finite.
         accuracies += [1 / problem.widths[-1]] * (config["epochs"] - len(accuracies))
     return {
         "accuracies": accuracies,
@@ -136,8 +142,10 @@ def scaling(problem: Problem, rates: dict[str, float]) -> dict[str, dict[str, li
     return found
 
 
-def growing(problem: Problem, rate: float) -> dict[str, list[dict[str, float]]]:
-    """Return epochs and steps to the target, by way to grow, one a seed."""
+def growing(
+    problem: Problem, rate: float, seeds: Sequence[int], wanted: Sequence[str]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Give epochs and steps to the targets by way to grow, one a seed; `wanted` ways, by default all."""
     base = problem.base_batch_size
     shared = {"optimizer": "sgd", "lr": rate, "schedule": "constant", "epochs": 2 * problem.epochs}
     passes = {"max_micro_batch_size": base // 2}  # Two passes give the noise scale.
@@ -155,36 +163,52 @@ def growing(problem: Problem, rate: float) -> dict[str, list[dict[str, float]]]:
             {"policy": lambda: FixedGrowth(milestones), "measure": None},
         ),
         "noise scale, rate scaled": (small, {"policy": NoiseScaleGrowth, "measure": "noise"}),
+        "noise scale over more steps, rate scaled": (
+            small,
+            {"policy": NoiseScaleGrowth, "measure": "noise", "decay": LONG_DECAY},
+        ),
         "curvature, rate scaled": (
             small,
             {"policy": lambda: CurvatureGrowth(duration=problem.epochs / 4), "measure": "curvature"},
         ),
     }
-    found: dict[str, list[dict[str, float]]] = {}
-    for way, (config, growth) in ways.items():
-        found[way] = []
-        for seed in SEEDS:
+    for way in wanted or ways:
+        config, growth = ways[way]
+        found: list[dict[str, Any]] = []
+        for seed in seeds:
             run = train(problem, {**shared, **config}, seed, growth)
-            target = TARGETS[problem.name]
-            reached = [number for number, each in enumerate(run["accuracies"]) if each >= target]
-            found[way].append(
+            found.append(
                 {
-                    "epochs": reached[0] + 1 if reached else math.inf,
-                    "steps": run["steps"][reached[0]] if reached else math.inf,
+                    "reached": {
+                        f"{target:g}": first_reached(run, target) for target in TARGETS[problem.name]
+                    },
                     "last": run["accuracies"][-1],
                     "batch": run["batch"],
                     "curvature": run["curvature_s"] / run["seconds"],
                 }
             )
-        middle = {key: statistics.median(each[key] for each in found[way]) for key in found[way][0]}
-        print(f"{problem.name:8} {way:38} {middle}", flush=True)
-    return found
+            print(f"{problem.name:8} {way:38} seed {seed}: {found[-1]}", flush=True)
+        yield way, found
+
+
+def first_reached(run: dict[str, Any], target: float) -> dict[str, float]:
+    """Return the epochs and steps after which the accuracy was first at the target, else infinity."""
+    for number, (accurate, steps) in enumerate(zip(run["accuracies"], run["steps"], strict=False)):
+        if accurate >= target:
+            return {"epochs": number + 1, "steps": steps}
+    return {"epochs": math.inf, "steps": math.inf}
+
+
+def write(results: dict[str, Any]) -> None:
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS))
     parser.add_argument("--parts", nargs="+", default=["rates", "scaling", "growing"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help="of the growing batches")
+    parser.add_argument("--ways", nargs="+", default=[], help="to grow a batch; all by default")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -197,9 +221,10 @@ def main() -> None:
         if "scaling" in options.parts:
             found["scaling"] = scaling(problem, found["rates"])
         if "growing" in options.parts:
-            found["target"] = TARGETS[name]
-            found["growing"] = growing(problem, found["rates"]["sgd"])
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            for way, runs in growing(problem, found["rates"]["sgd"], options.seeds, options.ways):
+                found.setdefault("growing", {})[way] = runs
+                write(results)
+        write(results)
     from benchmarks.large_batch_picture import draw
 
     draw(results, RESULTS.with_suffix(".png"))

@@ -26,7 +26,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
         if "scaling" in found:
             _scaling(row[0], name, found["scaling"])
         if "growing" in found:
-            _growing(row[1], f"{name}, to an accuracy of {found['target']:g}", found["growing"])
+            _growing(row[1], name, found["growing"])
     axes[0][0].legend(fontsize=8, loc="lower left", frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -48,15 +48,15 @@ def _scaling(axis: Any, name: str, found: Mapping[str, Mapping[str, list[float]]
     _plain(axis)
 
 
-def _growing(axis: Any, name: str, found: Mapping[str, list[Mapping[str, float]]]) -> None:
-    for number, runs in enumerate(found.values()):
+def _growing(axis: Any, name: str, found: Mapping[str, list[Mapping[str, Any]]]) -> None:
+    target = list(found["fixed, 1x"][0]["reached"])[-1]
+    ways = {way: [run["reached"][target] for run in runs] for way, runs in found.items()}
+    for number, (way, runs) in enumerate(ways.items()):
         steps = statistics.median(run["steps"] for run in runs)
         epochs = statistics.median(run["epochs"] for run in runs)
-        reached = [run for run in runs if math.isfinite(run["steps"])]
-        axis.plot(
-            [run["steps"] for run in reached], [-number] * len(reached), ".", color="#30343a", markersize=5
-        )
-        last = 100 * statistics.median(run["last"] for run in runs)
+        reached = [run["steps"] for run in runs if math.isfinite(run["steps"])]
+        axis.plot(reached, [-number] * len(reached), ".", color="#30343a", markersize=5)
+        last = 100 * statistics.median(run["last"] for run in found[way])
         text = f"{epochs:g} epochs, {steps:.0f} steps" if math.isfinite(steps) else "not reached"
         text += f"; {last:.0f} % in the end"
         if math.isfinite(steps):
@@ -66,11 +66,11 @@ def _growing(axis: Any, name: str, found: Mapping[str, list[Mapping[str, float]]
         )
     axis.set_yticks([-number for number in range(len(found))], list(found), fontsize=8)
     # The right half is for the text.
-    steps = [run["steps"] for runs in found.values() for run in runs if math.isfinite(run["steps"])]
+    steps = [run["steps"] for runs in ways.values() for run in runs if math.isfinite(run["steps"])]
     axis.set_xlim(0, 2.5 * max(steps, default=1))
     axis.margins(y=0.15)
     axis.set_xlabel("optimiser steps to the target, a dot a seed; median marked", fontsize=9)
-    axis.set_title(f"batches that grow: {name}", fontsize=10, loc="left")
+    axis.set_title(f"{name}: batches that grow, to an accuracy of {target}", fontsize=10, loc="left")
     _plain(axis)
 
 

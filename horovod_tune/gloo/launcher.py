@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod_tune import ray_adapter
 from horovod_tune.channel.listener import ChannelToken, Listener
@@ -15,13 +16,21 @@ from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server, ranks
 from horovod_tune.gloo.early_start import EarlyRanks
-from horovod_tune.gloo.rank_start import RankStart, bundle_of_places, create_actor, environments_of
+from horovod_tune.gloo.rank_start import (
+    RankStart,
+    bundle_of_places,
+    create_actor,
+    environment_anywhere,
+    environments_of,
+)
 from horovod_tune.gloo.rendezvous import Rendezvous
 from horovod_tune.messages import Assignment, WorkerFacts
 from horovod_tune.spec import TrialSpec
 
 # How long ranks of an elastic trial wait for a peer that says nothing: what a silent host costs them.
 ELASTIC_GLOO_S = 20.0
+# How long another host may take to say how one of its processes ended: a task may have to start there first.
+DEATH_TOLD_S = 5.0
 
 
 class GlooLauncher:
@@ -35,6 +44,7 @@ class GlooLauncher:
         self._listener: Listener | None = None
         self._remote_listener: RemoteListener | None = None
         self._more: dict[int, PlacementGroup] = {}
+        self._mute_nodes: set[str] = set()
 
     def create(self) -> list[Any]:
         start = EarlyRanks.take(self._group) or RankStart(self._spec, self._group)
@@ -46,13 +56,14 @@ class GlooLauncher:
         A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
         So has one whose host is about to go (``elsewhere``).
         """
+        directory = ray_adapter.private_directory()
         if place < self._spec.world_size and not elsewhere:
             bundle = bundle_of_places(self._spec)[place]
-            environment = environments_of(self._spec, self._group, ray_adapter.private_directory())[bundle]
+            environment = environments_of(self._spec, self._group, directory)[bundle]
             return create_actor(self._spec, self._group, bundle, environment)
         if place not in self._more:
             self._more[place] = ray.util.placement_group([self._spec.slot_resources])
-        return create_actor(self._spec, self._more[place], 0)
+        return create_actor(self._spec, self._more[place], 0, environment_anywhere(self._spec, directory))
 
     def assign(
         self, actors: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
@@ -141,10 +152,25 @@ class GlooLauncher:
         return {place: CoordinatorChannel(end) for place, end in ends.items()}
 
     def death_of(self, facts: WorkerFacts) -> str:
-        directory = ray_adapter.private_directory() if facts.node_id == self._node_id else None
+        directory = ray_adapter.private_directory()
         if directory is None:
             return ""
-        return fork_server.death_of(directory, facts.pid, since=facts.process_started)
+        if facts.node_id == self._node_id:
+            return fork_server.death_of(directory, facts.pid, since=facts.process_started)
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - self._mute_nodes
+        if facts.node_id not in alive:
+            return ""
+        strategy = NodeAffinitySchedulingStrategy(node_id=facts.node_id, soft=False)
+        there = ray.remote(num_cpus=0, max_retries=0)(fork_server.death_of)
+        status = there.options(scheduling_strategy=strategy).remote(
+            directory, facts.pid, since=facts.process_started
+        )
+        try:
+            return ray.get(status, timeout=DEATH_TOLD_S)
+        except ray.exceptions.RayError:
+            # A host that is about to be lost; its other ranks would wait as long.
+            self._mute_nodes.add(facts.node_id)
+            return ""
 
     def processes_below(self) -> list[WorkerFacts]:
         return []  # a rank is its actor's own process

@@ -79,21 +79,26 @@ class RankStart:
 def environments_of(
     spec: TrialSpec, placement_group: PlacementGroup, directory: Path | None
 ) -> list[dict[str, str] | None]:
-    """Return the runtime environment of each bundle's ranks: on this host they are forked, in general.
-
-    Ranks on other hosts start as Ray does it, since Python may be in another place there.
-    """
+    """Return the runtime environment of each bundle's ranks: they are forked, in general."""
     context = ray.get_runtime_context()
     bundles = len(placement_group.bundle_specs)
-    forked = fork_server.runtime_env(spec, directory, context.runtime_env) if directory is not None else None
-    if directory is None or forked is None:
+    if directory is None or fork_server.runtime_env(spec, directory, context.runtime_env) is None:
         return [None] * bundles
     workers = ray_adapter.environment_of_workers()
     if workers is not None and next_number(directory, f"fork_server_{context.get_job_id()}") == 0:
         fork_server.start(spec, directory, *workers)
     nodes = ray.util.placement_group_table(placement_group)["bundles_to_node_id"]
     here = context.get_node_id()
-    return [forked if nodes[bundle] == here else None for bundle in range(bundles)]
+    return [
+        fork_server.runtime_env(spec, directory, context.runtime_env, elsewhere=nodes[bundle] != here)
+        for bundle in range(bundles)
+    ]
+
+
+def environment_anywhere(spec: TrialSpec, directory: Path | None) -> dict[str, str] | None:
+    """Return the runtime environment of a rank of which nobody knows yet where Ray places it."""
+    inherited = ray.get_runtime_context().runtime_env
+    return directory and fork_server.runtime_env(spec, directory, inherited, elsewhere=True)
 
 
 def _create(

@@ -30,6 +30,7 @@ from horovod_tune.ray_adapter.patches.tune_run import (
     without_reporter,
 )
 from horovod_tune.ray_adapter.queries import (
+    PYTHON_OF_RAYLET,
     check_cluster_holds,
     drain_as_preempted,
     draining_nodes,
@@ -43,6 +44,7 @@ from horovod_tune.ray_adapter.queries import (
 from horovod_tune.ray_adapter.tune_session import install_session, prepare_rank_process
 
 __all__ = [
+    "PYTHON_OF_RAYLET",
     "Prepare",
     "accept_trials_without_results",
     "check_cluster_holds",

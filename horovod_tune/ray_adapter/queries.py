@@ -223,6 +223,14 @@ def environment_of_workers() -> tuple[dict[str, str], int] | None:
     return environment, int(environment["RAY_RAYLET_PID"])
 
 
+# A shell's command that prints the Python with which Ray's daemon on a host starts workers; nothing where it
+# cannot be known. Needed where our own path of it may be another host's.
+PYTHON_OF_RAYLET = (
+    "tr '\\0' '\\n' < /proc/${RAY_RAYLET_PID:-$PPID}/cmdline "
+    "| sed -n 's/^--python_worker_command=\\([^ ]*\\) .*/\\1/p'"
+)
+
+
 def private_directory() -> Path | None:
     """Return a directory of this Ray session on this host that only this user may enter.
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import socket
 import struct
 import subprocess
@@ -32,7 +33,7 @@ import json, os, sys
 print(json.dumps({
     "pid": os.getpid(), "server": os.getppid(), "group": os.getpgid(0), "directory": os.getcwd(),
     "mark": os.environ.get("MARK"), "threads": os.environ.get("OMP_NUM_THREADS"), "argv": sys.argv,
-    "has_torch": "torch" in sys.modules, "main": __name__, "path": sys.path[:2],
+    "executable": sys.executable, "has_torch": "torch" in sys.modules, "main": __name__, "path": sys.path[:2],
 }))
 """
 
@@ -46,10 +47,12 @@ def client(tmp_path: Path) -> Any:
     program.write_text(PROGRAM)
     servers = set()
 
-    def run(*arguments: str, expect: str = "", **variables: str) -> dict[str, Any]:
-        command = [sys.executable, "-I", "-S", str(fork_server._CLIENT), str(directory), "3"]
+    def run(
+        *arguments: str, expect: str = "", how: str = "fork", prefix: Any = None, **variables: str
+    ) -> dict[str, Any]:
+        command = [sys.executable, "-I", "-S", str(fork_server._CLIENT), str(directory), how, "3"]
         done = subprocess.run(
-            [*command, str(program), *arguments],
+            [*(prefix or command), str(program), *arguments],
             env={**os.environ, **variables},
             cwd=tmp_path,
             capture_output=True,
@@ -61,7 +64,7 @@ def client(tmp_path: Path) -> Any:
         if not expect:
             assert done.stderr == ""
         facts = json.loads(done.stdout)
-        if facts["has_torch"]:
+        if facts["has_torch"] or how == "exec":
             servers.add(facts["server"])
         return facts
 
@@ -153,7 +156,7 @@ def test_a_server_ends_by_itself_and_leaves_no_socket(end: str, tmp_path: Path) 
     [
         ({}, False, True),
         ({"env_vars": {"A": "1"}, "working_dir": "gcs://x"}, False, True),
-        ({}, True, False),
+        ({}, True, True),
         ({"pip": ["numpy"]}, False, False),
         ({"image_uri": "image"}, False, False),
         ({"py_executable": "python -X dev"}, False, False),
@@ -274,11 +277,55 @@ def test_ranks_outlive_their_server_and_the_next_ones_have_another(ray_session: 
         ("pass", ""),
     ],
 )
-def test_how_a_forked_process_ended_is_known(client: Any, tmp_path: Path, end: str, said: str) -> None:
+@pytest.mark.parametrize("how", ["fork", "exec"])
+def test_how_a_forked_process_ended_is_known(
+    client: Any, tmp_path: Path, how: str, end: str, said: str
+) -> None:
     (tmp_path / "program.py").write_text(f"{PROGRAM}\nimport signal\nsys.stdout.flush()\n{end}\n")
-    facts = client()
+    facts = client(how=how)
     assert fork_server.death_of(client.directory, facts["pid"], since=0.0) == said
     assert fork_server.death_of(client.directory, facts["pid"], since=0.0) == "", "it is told once"
+
+
+def test_a_process_that_is_started_anew_has_nothing_of_the_servers(client: Any, tmp_path: Path) -> None:
+    facts = client("a", "b c", how="exec", MARK="x")
+    assert not facts["has_torch"] and facts["mark"] == "x"
+    assert facts["argv"] == [str(tmp_path / "program.py"), "a", "b c"]
+    assert facts["group"] == facts["pid"] and facts["directory"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pythons_folder", "forks"),
+    [("ours", True), ("another", False), ("unknown", True)],
+)
+def test_on_another_host_ranks_are_forked_where_rays_python_is_ours(
+    client: Any, tmp_path: Path, pythons_folder: str, forks: bool
+) -> None:
+    """The daemon's command line is read, as Ray writes it; no more of Ray is needed to see this."""
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another" / "python").symlink_to(sys.executable)
+    python = {"ours": f"{Path(sys.executable).parent}/python", "another": f"{tmp_path}/another/python"}
+    told = python.get(pythons_folder)
+    daemon = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "input()",
+            *([f"--python_worker_command={told} worker.py --a"] if told else []),
+        ],
+        stdin=subprocess.PIPE,
+    )
+    try:
+        environment = fork_server.runtime_env(make_spec(num_slots=1), client.directory, {}, elsewhere=True)
+        assert environment is not None
+        words = shlex.split(environment["py_executable"])
+        facts = client("a", "b c", prefix=words, RAY_RAYLET_PID=str(daemon.pid))
+    finally:
+        daemon.communicate(b"\n", timeout=60)
+    assert facts["has_torch"] is forks
+    assert facts["argv"] == [str(tmp_path / "program.py"), "a", "b c"]
+    if not forks:
+        assert facts["executable"] == told
 
 
 def test_the_death_of_a_process_that_had_the_same_number_earlier_is_not_taken_for_this_ones(

@@ -5,6 +5,9 @@ The client hands Ray's command line, environment and standard streams to the for
 host, and ends; the server forks, and the child runs the command in the Python that it is a copy of. Where
 anything of that is impossible, the client becomes the Python that Ray asked for, so nothing is lost but time.
 
+As the ranks' parent the server is told by the kernel how each has ended, and by nobody else: Ray ignores it.
+For that alone ranks with a GPU have a server too, which has loaded nothing; its children start a new Python.
+
 The server is started by the job's first coordinator on the host, or by a client that finds none. It ends by
 itself when Ray's daemon on the host has ended or it has been idle for a while. It listens on a
 socket file in a directory that only its user may enter, and what it is sent is JSON. It has loaded torch,
@@ -27,6 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from horovod_tune import ray_adapter
 from horovod_tune.spec import TrialSpec
 
 logger = logging.getLogger(__name__)
@@ -42,27 +46,38 @@ START_S = 10.0
 DEATH_NOTED_S = 2.0
 
 _CLIENT = Path(__file__).with_name("client.py")
+# In place of ``python`` on another host: $0 is our Python, $1 the client, then its other arguments, then
+# Ray's. Where Ray's Python there is another one than ours, that one runs Ray's command.
+_ELSEWHERE = f"""python=$({ray_adapter.PYTHON_OF_RAYLET}); python=${{python:-$0}}
+if [ "${{python%/*}}" = "${{0%/*}}" ] && [ -f "$1" ]; then exec "$0" -I -S "$@"; fi
+shift 4; exec "$python" "$@"
+"""
 _KNOWN_FIELDS = {"env_vars", "working_dir", "py_modules", "excludes", "config", "py_executable"}
 
 
-def runtime_env(spec: TrialSpec, directory: Path, inherited: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the Ray runtime environment that lets ``spec``'s ranks be forked on this host.
+def runtime_env(
+    spec: TrialSpec, directory: Path, inherited: Mapping[str, Any], *, elsewhere: bool = False
+) -> dict[str, str] | None:
+    """Return the Ray runtime environment that lets ``spec``'s ranks be forked on this host, or ``elsewhere``.
 
     ``directory`` is one that only this user may enter; ``inherited`` is the runtime environment that the
-    ranks have in any case. None where forking is switched off, or not known to be safe: with GPUs, in
-    containers and in the environments of a package manager, and with a ``py_executable`` of the user's.
+    ranks have in any case. None where forking is switched off, or not known to be safe: in containers and
+    in the environments of a package manager, and with a ``py_executable`` of the user's.
     """
     of_others = set(inherited) - _KNOWN_FIELDS
     own = inherited.get("py_executable")
     if (
         sys.platform != "linux"
         or os.environ.get(SWITCH) == "0"
-        or spec.use_gpu
         or of_others
         or (own is not None and str(_CLIENT) not in own)
     ):
         return None
-    return {"py_executable": shlex.join(_client(spec, directory))}
+    client = _client(spec, directory)
+    if elsewhere:
+        python, _, _, *arguments = client
+        client = ["sh", "-c", _ELSEWHERE, python, *arguments]
+    return {"py_executable": shlex.join(client)}
 
 
 def start(spec: TrialSpec, directory: Path, environment: Mapping[str, str], raylet: int) -> None:
@@ -107,4 +122,6 @@ def death_of(directory: Path, pid: int, *, since: float) -> str:
 def _client(spec: TrialSpec, directory: Path) -> list[str]:
     # torch reads the number of its threads when it is loaded, before Ray sets it to this value.
     threads = max(1, int(spec.num_cpus_per_slot))
-    return [sys.executable, "-I", "-S", str(_CLIENT), str(directory), str(threads)]
+    # A CUDA context cannot be forked, and torch may have made one by being loaded.
+    how = "exec" if spec.use_gpu else "fork"
+    return [sys.executable, "-I", "-S", str(_CLIENT), str(directory), how, str(threads)]

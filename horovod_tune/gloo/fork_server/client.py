@@ -1,7 +1,8 @@
-"""A script that Ray runs as if it were ``python``: `client.py DIRECTORY THREADS PROGRAM ARGUMENTS…`.
+"""A script that Ray runs as if it were ``python``: `client.py DIRECTORY HOW THREADS PROGRAM ARGUMENTS…`.
 
-Lets the fork server run PROGRAM, or runs it itself. `client.py DIRECTORY THREADS --start RAYLET` only starts
-the server where there is none yet. THREADS is what libraries take for OMP_NUM_THREADS if that is not set.
+Lets the fork server run PROGRAM, or runs it itself. `client.py DIRECTORY HOW THREADS --start RAYLET` only
+starts the server where there is none yet. HOW is "fork", or "exec" for children that start a new Python.
+THREADS is what libraries take for OMP_NUM_THREADS if that is not set.
 Only Python's own library, and little of that: this is the time that a new rank takes.
 """
 
@@ -25,14 +26,14 @@ PID = struct.Struct("!i")
 _OF_THE_SHELL = {"_", "SHLVL", "PWD", "OLDPWD"}
 
 
-def fork(directory: str, threads: str, command: list[str]) -> int:
+def fork(directory: str, how: str, threads: str, command: list[str]) -> int:
     """Let the server of this environment run ``command``; return the pid of its child.
 
     Raises:
         OSError: there is no server and none could be started, or it did not answer.
     """
     environment = dict(os.environ)
-    with connect(directory, threads, raylet=os.getppid()) as connection:
+    with connect(directory, how, threads, raylet=os.getppid()) as connection:
         request = {"command": command, "environment": environment, "directory": os.getcwd()}
         body = json.dumps(request).encode()
         streams = array.array("i", [0, 1, 2])
@@ -44,12 +45,14 @@ def fork(directory: str, threads: str, command: list[str]) -> int:
     return PID.unpack(answer)[0]
 
 
-def connect(directory: str, threads: str, raylet: int) -> socket.socket:
+def connect(directory: str, how: str, threads: str, raylet: int) -> socket.socket:
     """Return a connection to the server of this environment, which is started where there is none.
 
     Raises:
         OSError: none could be started, or ``directory`` may be entered by others.
     """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)  # the coordinator has one on its own host only
     facts = os.lstat(directory)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         raise OSError(f"{directory} is not a directory that only this user may enter")
@@ -57,7 +60,7 @@ def connect(directory: str, threads: str, raylet: int) -> socket.socket:
     # environment. Ray's job and its daemon are named in it too.
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     known = sorted(item for item in environment.items() if item[0] not in _OF_THE_SHELL)
-    name = hashlib.sha256(json.dumps([sys.executable, known]).encode()).hexdigest()[:24]
+    name = hashlib.sha256(json.dumps([sys.executable, how, known]).encode()).hexdigest()[:24]
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(SERVER_ANSWERS_S)
     entry = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -70,7 +73,7 @@ def connect(directory: str, threads: str, raylet: int) -> socket.socket:
             try:
                 connection.connect(address)
             except (FileNotFoundError, ConnectionRefusedError):
-                _start(address, f"{directory}/{name}", environment, raylet)
+                _start(address, f"{directory}/{name}", environment, raylet, how)
                 connection.connect(address)
         finally:
             os.close(lock)
@@ -82,7 +85,7 @@ def connect(directory: str, threads: str, raylet: int) -> socket.socket:
     return connection
 
 
-def _start(address: str, path: str, environment: dict[str, str], raylet: int) -> None:
+def _start(address: str, path: str, environment: dict[str, str], raylet: int, how: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # of a server that was killed
     with socket.socket(socket.AF_UNIX) as listener:
@@ -96,18 +99,18 @@ def _start(address: str, path: str, environment: dict[str, str], raylet: int) ->
             os.dup2(source, stream)
         os.set_inheritable(listener.fileno(), True)
         server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
-        arguments = [str(listener.fileno()), path, str(raylet)]
+        arguments = [str(listener.fileno()), path, how, str(raylet)]
         os.execve(sys.executable, [sys.executable, server, *arguments], environment)
 
 
 def main() -> None:
-    directory, threads, *command = sys.argv[1:]
+    directory, how, threads, *command = sys.argv[1:]
     if command[0] == "--start":
-        connect(directory, threads, raylet=int(command[1])).close()
+        connect(directory, how, threads, raylet=int(command[1])).close()
         return
     raylet = os.getppid()
     try:
-        fork(directory, threads, command)
+        fork(directory, how, threads, command)
     except OSError as error:
         if os.getppid() != raylet:
             return  # Ray's daemon has ended meanwhile: nobody waits for this process

@@ -1,7 +1,8 @@
-"""A script that loads torch once and forks Ray's worker processes: `server.py LISTENER PATH RAYLET`.
+"""A script that loads torch once and forks Ray's worker processes: `server.py LISTENER PATH HOW RAYLET`.
 
 LISTENER is the file descriptor of a socket that listens, PATH its name in the file system, and RAYLET the pid
-of Ray's daemon, without which there is nothing to do.
+of Ray's daemon, without which there is nothing to do. Where HOW is "exec", nothing is loaded and the children
+start a new Python.
 """
 
 from __future__ import annotations
@@ -239,14 +240,24 @@ def run(request: dict[str, Any], of_imports: dict[str, str], raylet: int) -> Non
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def start_anew(request: dict[str, Any]) -> None:
+    """Become the process that Ray wanted to start, with nothing of this one."""
+    os.chdir(request["directory"])
+    os.execve(sys.executable, [sys.executable, *request["command"]], request["environment"])
+
+
 def main() -> None:
-    number, path, raylet = sys.argv[1:]
+    number, path, how, raylet = sys.argv[1:]
     listener = socket.socket(fileno=int(number))
     listener.set_inheritable(False)
-    of_imports = load()
+    of_imports = load() if how == "fork" else {}
     request = Server(listener, path, int(raylet)).serve()
-    if request is not None:
+    if request is None:
+        return
+    if how == "fork":
         run(request, of_imports, int(raylet))
+    else:
+        start_anew(request)
 
 
 if __name__ == "__main__":

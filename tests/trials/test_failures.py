@@ -69,6 +69,8 @@ def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_al
     bad, good = sorted(analysis.trials, key=lambda trial: not trial.config["bad"])
     text = error_of(bad)
     assert f"rank 1 of 2 on {os.uname().nodename} failed" in text
+    first = text.splitlines()[1]  # after Tune's "Failure # 1"
+    assert first.startswith("horovod_tune.errors.TrainingFailed: rank 1 of 2"), "the cause comes first"
     assert "ValueError: the data of rank 1 is broken" in text
     assert 'raise ValueError("the data of rank 1 is broken")' in text, "the rank's own line is missing"
     assert [result["step"] for result in results_of(good)] == [0, 1]

@@ -91,13 +91,16 @@ def test_every_rank_finds_its_own_gpu_at_its_local_rank(cluster, tmp_path):
         hvd.init()
         devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         mine = (len(devices), devices[hvd.local_rank()], [str(gpu) for gpu in ray.get_gpu_ids()])
-        report(seen=hvd.allgather_object(mine))
+        interfaces = [os.environ.get("NCCL_SOCKET_IFNAME"), os.environ["HOROVOD_GLOO_IFACE"]]
+        report(seen=hvd.allgather_object(mine), interfaces=hvd.allgather_object(interfaces))
 
     trainable = DistributedTrainableCreator(train, num_hosts=2, num_slots=2, use_gpu=True)
     (result,) = results_of(run(trainable, tmp_path, num_samples=2).trials[1])
     for count, at_local_rank, reserved in result["seen"]:
         assert count == 2
         assert [at_local_rank] == reserved
+    for of_nccl, of_gloo in result["interfaces"]:
+        assert of_nccl == f"={of_gloo}", "the automatic choice holds for NCCL as well"
 
 
 def test_more_hosts_than_there_are_is_an_error(cluster, tmp_path):

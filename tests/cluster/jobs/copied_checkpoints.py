@@ -1,0 +1,113 @@
+"""A trial whose ranks go on from a checkpoint that no host of theirs can read, and copies that time out.
+
+Prints as JSON what the ranks found, and what was left on each host afterwards.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import ray
+from ray import tune
+from ray.exceptions import GetTimeoutError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
+
+SIZE = 24 << 20
+
+
+def write_checkpoint(folder: Path) -> str:
+    """Fill a folder as training libraries do: a large file, and a link to the newest of its directories."""
+    (folder / "epoch_7").mkdir(parents=True)
+    content = os.urandom(SIZE)
+    (folder / "epoch_7" / "weights").write_bytes(content)
+    (folder / "newest").symlink_to("epoch_7", target_is_directory=True)
+    return hashlib.sha256(content).hexdigest()
+
+
+def train(config):
+    import horovod.torch as hvd
+
+    from horovod_tune import ray_adapter
+
+    hvd.init()
+    checkpoint = get_checkpoint()
+    if checkpoint is None:
+        with tempfile.TemporaryDirectory() as directory:
+            checksum = write_checkpoint(Path(directory)) if hvd.rank() == 0 else ""
+            report({"checksum": checksum}, checkpoint=directory)
+        raise RuntimeError("the first attempt ends here")
+    with checkpoint.as_directory() as directory:
+        # Both ways to the file: a directory that was a link is one in a copy.
+        sums = {
+            hashlib.sha256(Path(directory, name, "weights").read_bytes()).hexdigest()
+            for name in ("epoch_7", "newest")
+        }
+        copies = ray_adapter.private_directory() / "checkpoints"
+        hvd.barrier()  # now all of a host's ranks hold theirs
+        there = sorted(each.name for each in copies.iterdir() if each.is_dir()) if copies.exists() else []
+        own = sorted(each.name for each in Path.cwd().iterdir())
+        mine = (socket.gethostname(), directory, sorted(sums), there, own)
+        report({"seen": hvd.allgather_object(mine), "checksum": ""})
+
+
+def left_here():
+    """Runs on each host: the paths of copies, and parts of copies, on its own disk."""
+    roots = [Path("/tmp"), Path.home(), Path("/root/project")]
+    found = {path for root in roots for path in root.rglob("*.part")}
+    return sorted(map(str, found | set(Path("/tmp/ray").rglob("horovod_tune_*/checkpoints/*"))))
+
+
+def copies_that_time_out(driver_node):
+    """Runs on another host than the driver's: fetch and send more than can be copied in the time."""
+    from horovod_tune.transfer import node_transfer
+
+    own = Path(tempfile.mkdtemp())
+    write_checkpoint(own / "source")
+    node_transfer.send_directory(str(own / "source"), driver_node, "/tmp/copied", timeout_s=300)
+    ended = []
+    for copy in (
+        lambda: node_transfer.fetch_directory(driver_node, "/tmp/copied", str(own / "t"), timeout_s=0.02),
+        lambda: node_transfer.send_directory(str(own / "source"), driver_node, "/tmp/too", timeout_s=0.02),
+    ):
+        try:
+            copy()
+            ended.append("copied")
+        except GetTimeoutError:
+            ended.append("timed out")
+    return ended
+
+
+def on_every_node(function):
+    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    refs = {}
+    for node, host in nodes.items():
+        where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        refs[host] = ray.remote(num_cpus=0)(function).options(scheduling_strategy=where).remote()
+    return {host: ray.get(ref, timeout=120) for host, ref in refs.items()}
+
+
+ray.init(address="auto", log_to_driver=False)
+Path("/root/project").mkdir()
+os.chdir("/root/project")
+analysis = tune.run(
+    DistributedTrainableCreator(train, num_hosts=2, num_slots=2), name="copied", max_failures=1, verbose=0
+)
+result = analysis.trials[0].last_result
+checksum = hashlib.sha256(Path(analysis.trials[0].checkpoint.path, "newest", "weights").read_bytes())
+
+driver_node = ray.get_runtime_context().get_node_id()
+elsewhere = next(node["NodeID"] for node in ray.nodes() if node["NodeID"] != driver_node)
+strategy = NodeAffinitySchedulingStrategy(node_id=elsewhere, soft=False)
+ended = ray.get(ray.remote(copies_that_time_out).options(scheduling_strategy=strategy).remote(driver_node))
+
+deadline = time.monotonic() + 60  # parts go, and processes end, a moment later
+while any((left := on_every_node(left_here)).values()) and time.monotonic() < deadline:
+    time.sleep(1)
+told = {"seen": result["seen"], "checksum": checksum.hexdigest(), "ended": ended, "left": left}
+print("TOLD", json.dumps(told), flush=True)

@@ -100,7 +100,7 @@ def test_four_ranks_take_over_rank_zeros_weights_and_optimizer_and_stay_equal(
 def test_trials_end_at_the_stop_criterion_with_a_checkpoint_where_one_was_made_and_free_what_they_held(
     ray_session: Any, tune_run: Callable[..., Any]
 ) -> None:
-    before = ray_session.available_resources()["CPU"]
+    every = ray_session.cluster_resources()["CPU"]
     analysis = tune_run(
         DistributedTrainableCreator(count, num_hosts=1, num_slots=2),
         config={"keeps": tune.grid_search([True, False])},
@@ -113,4 +113,4 @@ def test_trials_end_at_the_stop_criterion_with_a_checkpoint_where_one_was_made_a
         assert (trial.checkpoint is not None) == trial.config["keeps"]
         if trial.config["keeps"]:
             assert Path(trial.checkpoint.path, "epoch").read_text() == "2"
-    eventually(lambda: ray_session.available_resources().get("CPU") == before, within_s=60)
+    eventually(lambda: ray_session.available_resources().get("CPU") == every, within_s=60)

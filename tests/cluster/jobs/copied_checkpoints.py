@@ -1,4 +1,6 @@
-"""A trial whose ranks go on from a checkpoint that no host of theirs can read, and copies that time out.
+"""A trial whose rank is killed far from rank 0; all go on from a checkpoint that no host of theirs can read.
+
+Then copies that time out.
 
 Prints as JSON what the ranks found, and what was left on each host afterwards.
 """
@@ -6,6 +8,7 @@ Prints as JSON what the ranks found, and what was left on each host afterwards.
 import hashlib
 import json
 import os
+import signal
 import socket
 import tempfile
 import time
@@ -41,7 +44,9 @@ def train(config):
         with tempfile.TemporaryDirectory() as directory:
             checksum = write_checkpoint(Path(directory)) if hvd.rank() == 0 else ""
             report({"checksum": checksum}, checkpoint=directory)
-        raise RuntimeError("the first attempt ends here")
+        if hvd.rank() == hvd.size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.barrier()
     with checkpoint.as_directory() as directory:
         # Both ways to the file: a directory that was a link is one in a copy.
         sums = {
@@ -109,5 +114,12 @@ ended = ray.get(ray.remote(copies_that_time_out).options(scheduling_strategy=str
 deadline = time.monotonic() + 60  # parts go, and processes end, a moment later
 while any((left := on_every_node(left_here)).values()) and time.monotonic() < deadline:
     time.sleep(1)
-told = {"seen": result["seen"], "checksum": checksum.hexdigest(), "ended": ended, "left": left}
+error = Path(analysis.trials[0].path, "error.txt").read_text()
+told = {
+    "seen": result["seen"],
+    "checksum": checksum.hexdigest(),
+    "ended": ended,
+    "left": left,
+    "error": error,
+}
 print("TOLD", json.dumps(told), flush=True)

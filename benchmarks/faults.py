@@ -3,7 +3,7 @@
     python -m benchmarks.faults                 # all: about ten minutes; `disk` needs root
     python -m benchmarks.faults kill stall      # some
 
-Prints one row of CSV for each fault: how its trial ended, the seconds from the fault to Tune's `error.txt`,
+Prints one row of CSV for each fault: how its trial ended, the seconds from the fault to Tune's knowing it,
 those to rank 0's next report, and the error's first lines. Each is a trial of 2 ranks (an elastic one of 3)
 whose rank 1 does the harm to itself in its third step, in a Ray of its own. `driver` and `raylet` kill a
 search's driver and Ray's daemon, and give the seconds until no process of theirs is left but Ray's own two
@@ -139,12 +139,22 @@ def measure(fault: str, folder: Path) -> dict[str, Any]:
 
     from horovod_tune import DistributedTrainableCreator
 
-    class KillTheCoordinator(tune.Callback):
+    class Watch(tune.Callback):
+        """Notes when Tune learns of the failure; kills the coordinator where that is the fault."""
+
+        failed_at = 0.0
+
         def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **_: Any) -> None:
-            if result["step"] == 2 and not (folder / "at").exists():
+            if fault == "coordinator" and result["step"] == 2 and not (folder / "at").exists():
                 (folder / "at").write_text(repr(time.time()))
                 os.kill(result["pid"], signal.SIGKILL)
 
+        def on_trial_error(self, *_: Any, **__: Any) -> None:
+            self.failed_at = self.failed_at or time.time()
+
+        on_trial_recover = on_trial_error
+
+    watch = Watch()
     is_elastic = "min_workers" in FAULTS[fault]
     storage = folder / "storage"
     storage.mkdir()
@@ -155,20 +165,21 @@ def measure(fault: str, folder: Path) -> dict[str, Any]:
             DistributedTrainableCreator(train, num_slots=3 if is_elastic else 2, **FAULTS[fault]),
             config={"folder": str(folder), "fault": fault, "is_elastic": is_elastic},
             max_failures=1 if fault in ("kill", "coordinator") else 0,
-            callbacks=[KillTheCoordinator()] if fault == "coordinator" else [],
+            callbacks=[watch],
             storage_path=str(storage),
             verbose=0,
             raise_on_failed_trial=False,
         )
         (trial,) = analysis.trials
-        return row_of(fault, trial.status, Path(trial.path), float((folder / "at").read_text()))
+        at = float((folder / "at").read_text())
+        return row_of(fault, trial.status, Path(trial.path), at, watch.failed_at)
     finally:
         if fault == "disk":
             subprocess.run(["umount", storage], check=True)
 
 
-def row_of(fault: str, status: str, trial: Path, at: float) -> dict[str, Any]:
-    """Read a trial's folder; ``at`` is when the fault was done, in seconds since the epoch."""
+def row_of(fault: str, status: str, trial: Path, at: float, failed_at: float) -> dict[str, Any]:
+    """Read a trial's folder; times are in seconds since the epoch: when harm was done, when Tune knew."""
     error, results = trial / "error.txt", trial / "result.json"
     reports = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     after = [report["at"] - at for report in reports if report["at"] > at]
@@ -176,7 +187,7 @@ def row_of(fault: str, status: str, trial: Path, at: float) -> dict[str, Any]:
     if after:
         row["s_to_next_report"] = f"{after[0]:.1f}"
     if error.exists():
-        row["s_to_error"] = f"{error.stat().st_mtime - at:.1f}"
+        row["s_to_error"] = f"{failed_at - at:.1f}"
         lines = [line.strip() for line in error.read_text().splitlines() if line.strip()]
         told = next((i for i, line in enumerate(lines) if "rank " in line or "coordinator" in line), 0)
         row["error"] = " | ".join(lines[told : told + 3])[:300]

@@ -207,3 +207,19 @@ def test_numbers_on_the_page_are_finite_or_nothing(value, shown):
 def test_write_report_returns_its_path(tmp_path):
     place = write_report(made_experiment(3), tmp_path / "r.html")
     assert place.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_the_noise_scale_that_large_batch_reports_is_drawn_like_any_metric():
+    """As long as the gradient cannot be told from noise it is infinite."""
+    made = made_experiment(3, asha=False)
+    scales = [math.inf, math.inf, *(30.0 * number for number in range(1, 26))]
+    told = [
+        tuple({**row, "noise_scale": each} for row, each in zip(trial.rows, scales, strict=False))
+        for trial in made.trials
+    ]
+    trials = tuple(replace(trial, rows=rows) for trial, rows in zip(made.trials, told, strict=True))
+    noise = Analysis(replace(made.record, trials=trials), made.folder, metric="noise_scale", mode="max")
+    found = payload(noise)
+    assert found["metric"] == "noise_scale"
+    for curve, trial in zip(found["curves"], trials, strict=True):
+        assert [each for each in curve[-1] if each is not None] == scales[2 : len(trial.rows)]

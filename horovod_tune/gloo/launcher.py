@@ -161,12 +161,11 @@ class GlooLauncher:
         if facts.node_id not in alive:
             return ""
         strategy = NodeAffinitySchedulingStrategy(node_id=facts.node_id, soft=False)
-        there = ray.remote(num_cpus=0, max_retries=0)(fork_server.death_of)
-        status = there.options(scheduling_strategy=strategy).remote(
-            directory, facts.pid, since=facts.process_started
-        )
+        there: Any = ray.remote(num_cpus=0, max_retries=0)(fork_server.death_of)  # type: ignore[arg-type]
+        there = there.options(scheduling_strategy=strategy)
+        status = there.remote(directory, facts.pid, since=facts.process_started)
         try:
-            return ray.get(status, timeout=DEATH_TOLD_S)
+            return str(ray.get(status, timeout=DEATH_TOLD_S))
         except ray.exceptions.RayError:
             # A host that is about to be lost; its other ranks would wait as long.
             self._mute_nodes.add(facts.node_id)

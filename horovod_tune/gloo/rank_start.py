@@ -97,8 +97,10 @@ def environments_of(
 
 def environment_anywhere(spec: TrialSpec, directory: Path | None) -> dict[str, str] | None:
     """Return the runtime environment of a rank of which nobody knows yet where Ray places it."""
+    if directory is None:
+        return None
     inherited = ray.get_runtime_context().runtime_env
-    return directory and fork_server.runtime_env(spec, directory, inherited, elsewhere=True)
+    return fork_server.runtime_env(spec, directory, inherited, elsewhere=True)
 
 
 def _create(

@@ -19,6 +19,7 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
 
 from horovod_tune.search import state_file
+from horovod_tune.search.aims import Aims, check_metrics, parse_limits
 from horovod_tune.search.blas import one_thread
 from horovod_tune.search.gp.acquisition import acquisition_of
 from horovod_tune.search.gp.fitted_model import FitState
@@ -48,7 +49,10 @@ class BayesOptSearch(Searcher):
 
     * `space`: a Tune search space or bayesian-optimization's `pbounds`; leave it out to use the tuner's
       `param_space`. `tune.grid_search` is refused.
-    * `metric`, `mode` ('min' or 'max'): may also come from the tuner.
+    * `metric`, `mode` ('min' or 'max'): may also come from the tuner. Lists of them, as in
+      `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, look for the results that no other one beats
+      in all metrics; the tuner's own `metric` is then for its scheduler alone.
+    * `limits`: what a result has to keep to count, `["latency_ms <= 20"]`, of any metrics that are reported.
     * `points_to_evaluate`: configurations to run first; what one leaves open is filled in.
       `evaluated_rewards`: their metric values, where they are known already; they are not run then.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
@@ -77,8 +81,8 @@ class BayesOptSearch(Searcher):
     def __init__(
         self,
         space: Mapping[str, Any] | None = None,
-        metric: str | None = None,
-        mode: str | None = None,
+        metric: str | Sequence[str] | None = None,
+        mode: str | Sequence[str] | None = None,
         points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
         utility_kwargs: Mapping[str, Any] | None = None,
         random_state: int | np.random.Generator | np.random.RandomState | None = 42,
@@ -90,12 +94,28 @@ class BayesOptSearch(Searcher):
         time_attr: str = TRAINING_ITERATION,
         max_t: float | None = None,
         analysis: Any = None,
+        limits: Sequence[str] = (),
         **removed: Any,
     ) -> None:
         refuse_removed(removed)
-        check_arguments(mode, random_search_steps)
+        several = metric is not None and not isinstance(metric, str)
+        check_metrics(metric, mode)
+        check_arguments(random_search_steps)
+        if (several or limits) and (evaluated_rewards is not None or analysis is not None):
+            raise ValueError(
+                "evaluated_rewards and analysis know one value a point: leave them out where metric is a "
+                "list or there are limits"
+            )
+        if several and (acquisition_function is not None or utility_kwargs is not None):
+            raise ValueError(
+                "acquisition_function and utility_kwargs are for one metric; with a list of metrics the gain "
+                "of hypervolume is what counts"
+            )
+        if several:
+            assert metric is not None and mode is not None
+            metric, mode = list(metric), list(mode)
         super().__init__(metric=metric, mode=mode)
-        self._metric, self._mode = metric, mode
+        self._metric, self._mode, self._limits = metric, mode, parse_limits(limits)
         self._seed = seed_of(random_state)
         acquisition = acquisition_of(
             acquisition_function, None if utility_kwargs is None else dict(utility_kwargs)
@@ -122,10 +142,8 @@ class BayesOptSearch(Searcher):
         self, metric: str | None, mode: str | None, config: Mapping[str, Any], **spec: Any
     ) -> bool:
         """Take metric, mode and space from the tuner; False where there are two different spaces."""
-        if metric:
-            self._metric = metric
-        if mode:
-            self._mode = mode
+        if not isinstance(self._metric, list):
+            self._metric, self._mode = metric or self._metric, mode or self._mode
         stop = spec.get("stop")
         if self._optimizer.horizon is None and isinstance(stop, Mapping):
             self._optimizer.horizon = as_number(stop.get(self._time_attr))
@@ -149,7 +167,7 @@ class BayesOptSearch(Searcher):
             point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
             with one_thread():
-                point = self._optimizer.next_point(space, self._history, self._seed, self._mode == "max")
+                point = self._optimizer.next_point(space, self._history, self._seed, self._aims())
             if self._optimizer.learns_from_curves and "curves" not in self._said:
                 self._said.add("curves")
                 logger.info(
@@ -169,7 +187,9 @@ class BayesOptSearch(Searcher):
         """Learn from a report of a running trial."""
         trial = self._history.trials.get(trial_id)
         if trial is not None:
-            trial.last = as_number(result.get(str(self._metric)))
+            aims = self._aims()
+            trial.last = as_number(result.get(aims.metrics[0]))
+            trial.others.update(aims.others_in(result))
             trial.note(as_number(result.get(self._time_attr)), trial.last)
 
     def on_trial_complete(
@@ -183,17 +203,28 @@ class BayesOptSearch(Searcher):
         if trial_id not in self._history.trials and not self._adopt(trial_id, flat):
             return
         trial = self._history.trials[trial_id]
-        value = as_number(flat.get(str(self._metric)))
-        if value is None and self._metric not in flat:
+        aims = self._aims()
+        value = as_number(flat.get(aims.metrics[0]))
+        if value is None and aims.metrics[0] not in flat:
             value = trial.last
-        self._history.end(trial_id, value, error)
+        trial.others.update(aims.others_in(flat))
+        self._history.end(trial_id, aims.value_of_all(trial, value), error)
         trial.note(as_number(flat.get(self._time_attr)), value)
-        if trial.ending is Ending.UNKNOWN and result:
+        if not result:
+            return
+        if trial.ending is Ending.UNKNOWN:
             self._say_once(
                 "metric",
                 f"trial {trial_id} ended without a number for the metric {self._metric!r}, so the search "
                 f"learned nothing from it; it reported {sorted(flat)}",
             )
+        for limit in self._limits if trial.ending is Ending.SCORED else ():
+            if aims.latest(trial, limit.metric) is None:
+                self._say_once(
+                    str(limit),
+                    f"trial {trial_id} ended without a number for {limit.metric!r}, so it does not keep the "
+                    f"limit {limit}; it reported {sorted(flat)}",
+                )
 
     def add_evaluated_point(
         self,
@@ -204,6 +235,8 @@ class BayesOptSearch(Searcher):
         intermediate_values: Sequence[float] | None = None,
     ) -> None:
         """Learn from a configuration that was evaluated elsewhere; raises `SpaceError` if it is outside."""
+        if isinstance(self._metric, list):
+            raise ValueError(f"add_evaluated_point knows one value, and the metrics are {self._metric}")
         point = self._ready().point(parameters)
         self._history.add_known("evaluated", point, as_number(value), error=error)
 
@@ -246,7 +279,9 @@ class BayesOptSearch(Searcher):
                 "spec": self._space.as_json(),
                 "seed": self._seed,
                 "drawn": self._history.drawn,
-                "fit": self._optimizer.fit_state,
+                "limits": [str(limit) for limit in self._limits],
+                "fits": self._optimizer.fit_states,
+                "limit_fits": self._optimizer.limits.states,
                 "queue": [queued.as_json() for queued in self._queue],
                 "trials": self._history.as_json(),
             },
@@ -289,6 +324,11 @@ class BayesOptSearch(Searcher):
             )
         return self._space
 
+    def _aims(self) -> Aims:
+        metrics = (self._metric,) if isinstance(self._metric, str) else tuple(self._metric or ("None",))
+        modes = (self._mode,) if isinstance(self._mode, str) else tuple(self._mode or ("min",))
+        return Aims(metrics, modes, self._limits)
+
     def _confirm_space(self, space: SearchSpace) -> None:
         """Take the tuner's space in place of a restored one; raises `StateFileError` if it is another one."""
         assert self._space is not None
@@ -324,13 +364,14 @@ class BayesOptSearch(Searcher):
         assert state is not None
         if state_file.is_empty(state):
             return
-        state_file.check_same_search(state, space.describe(), self._metric, self._mode)
+        limits = [str(limit) for limit in self._limits]
+        state_file.check_same_search(state, space.describe(), self._metric, self._mode, limits)
         self._seed = state["seed"]
         self._queue = [Queued.from_json(entry) for entry in state["queue"]]
         self._history = History.from_json(state["trials"], state["drawn"])
         self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
-        fitted = state.get("fit")
-        self._optimizer.fit_state = None if fitted is None else FitState(*fitted)
+        self._optimizer.fit_states = _fit_states(state.get("fits", {}))
+        self._optimizer.limits.states = _fit_states(state.get("limit_fits", {}))
         endings, self._unread_endings = self._unread_endings, []
         for trial_id, result, error in endings:
             self.on_trial_complete(trial_id, result, error)
@@ -352,3 +393,7 @@ class BayesOptSearch(Searcher):
         if topic not in self._said:
             self._said.add(topic)
             logger.warning(message)
+
+
+def _fit_states(saved: Mapping[str, Sequence[Any]]) -> dict[str, FitState]:
+    return {name: FitState(*state) for name, state in saved.items()}

@@ -37,6 +37,8 @@ class Trial:
     last: float | None = None
     #: What it reported, by time (the epoch, mostly), numbers that are not finite left out.
     curve: dict[float, float] = field(default_factory=dict)
+    #: The latest values of further metrics that the search looks at.
+    others: dict[str, float] = field(default_factory=dict)
 
     def note(self, time: float | None, value: float | None) -> None:
         """Add a report to the curve, where both of it are finite numbers."""
@@ -105,7 +107,8 @@ class History:
             point = tuple(float(c) for c in entry["point"])
             ending = Ending(entry["ending"])
             curve = {float(time): float(value) for time, value in entry.get("curve", ())}
-            history.add(Trial(entry["trial_id"], point, ending, entry["value"], entry["last"], curve))
+            others = dict(entry.get("others", {}))
+            history.add(Trial(entry["trial_id"], point, ending, entry["value"], entry["last"], curve, others))
         return history
 
 

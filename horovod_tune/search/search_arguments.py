@@ -34,10 +34,8 @@ def refuse_removed(given: Mapping[str, Any]) -> None:
         logger.warning("%s is ignored: %s", name, instead)
 
 
-def check_arguments(mode: Any, random_search_steps: Any) -> None:
-    """Raise ValueError where one of them is out of bounds."""
-    if mode not in (None, "min", "max"):
-        raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
+def check_arguments(random_search_steps: Any) -> None:
+    """Raise ValueError where it is out of bounds."""
     if random_search_steps is not None and (
         isinstance(random_search_steps, bool)
         or not isinstance(random_search_steps, (int, np.integer))

@@ -99,6 +99,8 @@ class FittedModel:
         self.state: FitState | None = None
         kept = thin(targets, options.process_points)
         self.features, self.groups, self.options = features[kept], groups, options
+        #: Which of the results that were given these are.
+        self.kept = kept
         own = options.kernel is None and options.fixed_noise is None
         found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
         # Each scale keeps the order, so these are the same points on all.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement, ProbabilityOfImprovement
-from scipy.stats import norm, qmc
+from numpy.typing import NDArray
 
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
-from horovod_tune.search.gp.failure_model import Safety
+from horovod_tune.search.gp.chances import Chance
+from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
-from horovod_tune.search.gp.process import Conditioned
 
 _NOTHING = np.empty(0)
 
@@ -22,46 +22,34 @@ class Posterior:
     """An acquisition function over the model space, knowing the points in flight and the failures.
 
     `pending` has the shape (points, features). `context` are features that every query shares, after its own:
-    the time at which learning curves are looked at. Without `draw_results` what was observed is taken as
-    it is, noise apart, and only what is in flight is drawn.
+    the time at which learning curves are looked at. `draw_results` as `Drawn` has it. `allowed` tells which
+    of the model's points and of those in flight, at least one of them, may be the best so far; all, if None.
     """
 
     def __init__(
         self,
         model: FittedModel,
         pending: FloatArray,
-        safety: Safety | None,
+        safety: Chance | None,
         acquisition: AcquisitionFunction,
         seed: int,
         context: FloatArray = _NOTHING,
         draw_results: bool = True,
+        allowed: NDArray[np.bool_] | None = None,
     ) -> None:
         self._safety, self._context = safety, context
         self._model, self._acquisition = model, acquisition
         self._logarithmic = isinstance(acquisition, LogExpectedImprovement)
-        # Expectations and probabilities are multiplied by the probability that the trial does not fail,
-        # their logarithms get its logarithm added, and so do bounds, in the objective's unit.
+        # Expectations and probabilities are multiplied by the probability that the trial does not fail and
+        # keeps the limits, their logarithms get its logarithm added, and so do bounds, in the objective's
+        # unit.
         improvement = isinstance(acquisition, (ExpectedImprovement, ProbabilityOfImprovement))
         self._multiplied = improvement and not self._logarithmic
         self._unit = 1.0 if self._logarithmic else model.scale
-        noise = np.full(len(model.features), model.covariance.noise)
-        known = model.condition()
-        points = np.concatenate([model.features, pending])
-        self.rows = len(points)
-        if not model.options.draws or len(points) > 400:
-            targets = np.concatenate([model.targets, known.predict(pending)[0][:, 0]])[:, None]
-        elif draw_results:
-            targets = _draws(known, points, model.options.draws, seed)
-            noise = np.full(len(model.features), 1e-6)
-        elif len(pending):
-            drawn = _draws(known, pending, model.options.draws, seed)
-            targets = np.concatenate([np.tile(model.targets[:, None], drawn.shape[1]), drawn])
-        else:
-            targets = model.targets[:, None]
-        noise = np.concatenate([noise, np.full(len(pending), 1e-6 if len(noise) == 0 else noise.min())])
-        self._process = Conditioned(points, targets, noise, model.covariance, mean=known.mean)
-        best = targets if draw_results and targets.shape[1] > 1 else self._process.predict(points)[0]
-        self.incumbents = best.max(axis=0)
+        drawn = Drawn(model, pending, seed, draw_results)
+        self._process, self.rows = drawn.process, len(drawn.values)
+        among = drawn.values if allowed is None else drawn.values[allowed]
+        self.incumbents = among.max(axis=0)
 
     def means(self, features: FloatArray) -> FloatArray:
         """Return the mean over the draws at `features`, shape (queries, features): shape (queries,)."""
@@ -132,13 +120,3 @@ class Posterior:
         parts = np.exp(values - top)
         sums = parts.sum(axis=1, keepdims=True)
         return top[:, 0] + np.log(sums[:, 0] / values.shape[1]), parts / sums
-
-
-def _draws(known: Conditioned, points: FloatArray, number: int, seed: int) -> FloatArray:
-    """Return joint quasi-random draws of the noise-free objective at `points`, shape (points, draws)."""
-    mean, covariance = known.predict_joint(points)
-    values, vectors = np.linalg.eigh(covariance)
-    kept = values > 1e-10 * max(float(values[-1]), 1e-12)
-    root = vectors[:, kept] * np.sqrt(values[kept])
-    uniform = qmc.Sobol(root.shape[1], seed=np.random.default_rng(seed)).random(number)
-    return mean + root @ norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9)).T

@@ -1,0 +1,71 @@
+"""What a search looks for: a metric, or several at once, within limits on these or on others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod_tune.analysis.limits import Limit, parse_limit
+from horovod_tune.search.history import Trial, as_number
+
+
+@dataclass(frozen=True)
+class Aims:
+    """`metrics` with the mode of each, "min" or "max"; the first is what `Trial.value` holds."""
+
+    metrics: tuple[str, ...]
+    modes: tuple[str, ...]
+    limits: tuple[Limit, ...] = ()
+
+    def latest(self, trial: Trial, metric: str) -> float | None:
+        """Return the last value of a metric that a trial told."""
+        if metric != self.metrics[0]:
+            return trial.others.get(metric)
+        return trial.last if trial.value is None else trial.value
+
+    def keeps_limits(self, trial: Trial) -> bool:
+        """Whether a trial's latest values keep every limit; one that is not known does not."""
+        return all(limit.kept_by(self.latest(trial, limit.metric)) for limit in self.limits)
+
+    def value_of_all(self, trial: Trial, value: float | None) -> float | None:
+        """Return the first metric's `value`, or another one's that is not known or not finite."""
+        values = [value, *(trial.others.get(metric) for metric in self.metrics[1:])]
+        if None in values:
+            return None
+        return next((each for each in values if each is not None and not math.isfinite(each)), value)
+
+    def gain(self, trial: Trial, metric: str) -> float | None:
+        """Return a trial's latest value of one of `metrics`, larger being better."""
+        value = self.latest(trial, metric)
+        if value is None or self.modes[self.metrics.index(metric)] == "max":
+            return value
+        return -value
+
+    def others_in(self, result: Mapping[str, Any]) -> dict[str, float]:
+        """Return the numbers that a report has for the metrics beside the first."""
+        names = {*self.metrics[1:], *(limit.metric for limit in self.limits)} - {self.metrics[0]}
+        found = {name: as_number(result.get(name)) for name in sorted(names)}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def check_metrics(metric: str | Sequence[str] | None, mode: str | Sequence[str] | None) -> None:
+    """Raise `ValueError` where metric and mode do not fit, naming what is wrong."""
+    if metric is None or isinstance(metric, str):
+        if mode not in (None, "min", "max"):
+            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
+        return
+    if len(metric) < 2 or len(set(metric)) < len(metric) or not all(isinstance(name, str) for name in metric):
+        raise ValueError(f"metric must be a name, or a list of two different names or more, got {metric!r}")
+    if mode is None or isinstance(mode, str) or len(mode) != len(metric) or set(mode) - {"min", "max"}:
+        raise ValueError(
+            f"mode must have 'min' or 'max' for each of the metrics {list(metric)}, got {mode!r}"
+        )
+
+
+def parse_limits(limits: Sequence[str]) -> tuple[Limit, ...]:
+    """Read limits such as ``["latency_ms <= 20"]``; raises `TypeError` or `ValueError` for anything else."""
+    if isinstance(limits, str):
+        raise TypeError(f"limits must be a list, as in limits=[{limits!r}]")
+    return tuple(parse_limit(limit) for limit in limits)

@@ -1,0 +1,88 @@
+"""What lowers the worth of a point whatever its objective may be: the chance to fail, or to break a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from horovod_tune.search.gp.fitted_model import FittedModel
+from horovod_tune.search.gp.kernels import FloatArray
+
+
+class Chance(Protocol):
+    """The logarithm of a probability over the model's features."""
+
+    def log_probability(self, features: FloatArray) -> FloatArray:
+        """Return it at `features`, shape (queries, features): shape (queries,)."""
+
+    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
+        """Return it at one query, and its gradient, shape (features,)."""
+
+
+class AllOf:
+    """The probability that several independent things go well."""
+
+    def __init__(self, chances: Sequence[Chance]) -> None:
+        self._chances = tuple(chances)
+
+    def log_probability(self, features: FloatArray) -> FloatArray:
+        total = np.zeros(len(features))
+        for chance in self._chances:
+            total += chance.log_probability(features)
+        return total
+
+    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
+        each = [chance.with_slope(query) for chance in self._chances]
+        return sum(value for value, _ in each), np.sum([slope for _, slope in each], axis=0)
+
+
+class LimitKept:
+    """The probability that a limit is kept (Gardner et al., 2014).
+
+    `model` is one of the `room` that is left, so that the limit lies at 0.
+    """
+
+    def __init__(self, model: FittedModel) -> None:
+        self._process = model.condition()
+        self._bound = -model.offset / model.scale
+
+    def log_probability(self, features: FloatArray) -> FloatArray:
+        means, stds = self._process.predict(features)
+        return log_ndtr((means[:, 0] - self._bound) / stds)
+
+    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
+        means, std, mean_slopes, std_slope = self._process.predict_with_slopes(query)
+        z = float(means[0] - self._bound) / std
+        value = float(log_ndtr(z))
+        ratio = np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - value)
+        return value, ratio * (mean_slopes[:, 0] - z * std_slope) / std
+
+
+def room(values: FloatArray, bound: float, upwards: bool) -> FloatArray:
+    """Return how far inside a limit values lie, shape (points,), on a scale that large ones do not stretch.
+
+    0 is at the bound, and 1 near the median distance from it; from some times that on it grows like a
+    logarithm. `upwards` for a limit from below.
+
+    >>> room(np.array([10.0, 20.0, 30.0, 1e6]), 20.0, upwards=False).round(2).tolist()
+    [0.88, 0.0, -0.88, -12.21]
+    """
+    distances = values - bound if upwards else bound - values
+    unit = float(np.median(np.abs(distances))) or float(np.abs(distances).max()) or 1.0
+    return np.arcsinh(distances / unit)
+
+
+class ChancesAlone:
+    """What is looked for while no result keeps the limits: the point that most probably does."""
+
+    def __init__(self, chance: Chance, rows: int) -> None:
+        self._chance, self.rows = chance, rows
+
+    def __call__(self, features: FloatArray) -> FloatArray:
+        return self._chance.log_probability(features)
+
+    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
+        return self._chance.with_slope(query)

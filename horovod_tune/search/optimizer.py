@@ -25,7 +25,7 @@ from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOpti
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
 from horovod_tune.search.gp.posterior import Posterior
-from horovod_tune.search.gp.proposal import Belief, propose
+from horovod_tune.search.gp.proposal import Belief, candidates, propose
 from horovod_tune.search.history import Ending, History, Trial
 from horovod_tune.search.limit_models import LimitModels
 from horovod_tune.search.seeds import seed_for
@@ -148,9 +148,10 @@ class Optimizer:
         allowed = now.allowed([scored[i] for i in kept], pending)
         if allowed is None:
             allowed = np.ones(len(points) + len(pending), dtype=bool)
-        gain = HypervolumeGain(drawn, allowed, now.chance, now.draws)
         front = non_dominated(np.stack([gains[kept] for gains in each], axis=1), ["max"] * len(each))
-        return gain, points[front][:10]
+        centres = points[front][:10]
+        pool = space.features(candidates(space, centres, 256, np.random.default_rng(now.draws)))
+        return HypervolumeGain(drawn, allowed, now.chance, now.draws, pool), centres
 
     def _look_at_curves(self, now: _Situation) -> tuple[Belief, FloatArray]:
         """Return what is known from every report about the ends of trainings, and the best points."""

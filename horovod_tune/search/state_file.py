@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,18 @@ def read(path: str) -> dict[str, Any]:
 
 
 def check_same_search(
-    state: Mapping[str, Any], space: Mapping[str, str], metric: str | None, mode: str | None
+    state: Mapping[str, Any],
+    space: Mapping[str, str],
+    metric: str | Sequence[str] | None,
+    mode: str | Sequence[str] | None,
+    limits: Sequence[str] | None = None,
 ) -> None:
-    """Raise `StateFileError` where a state belongs to another space, metric or mode."""
+    """Raise `StateFileError` where a state belongs to another space, metric, mode or limits."""
     for name, mine in (("metric", metric), ("mode", mode)):
         if mine is not None and state[name] is not None and state[name] != mine:
             raise StateFileError(f"the saved search has the {name} {state[name]!r}, this one {mine!r}")
+    if limits is not None and list(limits) != (before := state.get("limits", [])):
+        raise StateFileError(f"the saved search has the limits {before}, this one {list(limits)}")
     saved = state["space"]
     if list(saved.items()) != list(space.items()):
         names = sorted(name for name in {*saved, *space} if saved.get(name) != space.get(name))

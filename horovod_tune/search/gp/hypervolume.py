@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_expit
 from scipy.stats import norm, qmc
 
 from horovod_tune.analysis.dominance import non_dominated
@@ -19,7 +20,6 @@ _PAIRS = 16
 _BELOW = 0.1
 #: Gains are smoothed over this share of what the front dominates along a direction, to be climbed from afar.
 _SMOOTHING = 1e-3
-_STEP = 1e-5
 
 
 class HypervolumeGain:
@@ -32,7 +32,9 @@ class HypervolumeGain:
     metrics and of points in flight. All metrics are to be maximised here.
 
     `drawn` has a belief for each metric, on the same points; `allowed`, shape (points,), tells which of them
-    may belong to the front. The reference is below the worst allowed value of each metric on the front.
+    may belong to the front, at least one. The reference is below the worst value of each metric on the front,
+    the one that is expected among `pool`, shape (queries, features), included: a front that is known in part
+    only is to grow at its ends too.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class HypervolumeGain:
         allowed: NDArray[np.bool_],
         chance: Chance | None,
         seed: int,
+        pool: FloatArray,
     ) -> None:
         self._drawn, self._chance = drawn, chance
         self.rows = len(drawn[0].values)
@@ -52,8 +55,13 @@ class HypervolumeGain:
         self._directions = directions / np.linalg.norm(directions, axis=0)
         self._normal = normal[count:]
         mean = values.mean(axis=2)
-        front = non_dominated(np.where(allowed[:, None], mean.T, np.nan), ["max"] * count)
-        best, worst = mean[:, front].max(axis=1), mean[:, front].min(axis=1)
+        seen = mean[:, allowed]
+        expected = np.stack([one.process.predict(pool)[0].mean(axis=1) for one in drawn])
+        if chance is not None:
+            expected = expected[:, chance.log_probability(pool) > np.log(0.5)]
+        known = np.concatenate([seen, expected], axis=1).T
+        front = known[non_dominated(known, ["max"] * count)].T
+        best, worst = front.max(axis=1), front.min(axis=1)
         span = np.where(best > worst, best - worst, np.maximum(mean.std(axis=1), 1e-6))
         self._reference = (worst - _BELOW * span)[:, None, None, None]
         # Directions in units of the front's range: metrics count alike whatever theirs are.
@@ -64,31 +72,56 @@ class HypervolumeGain:
 
     def _along(self, values: FloatArray) -> FloatArray:
         """Return the M-th power of how far values, shape (metrics, points, draws, 1 or pairs), reach."""
-        ratios = (values - self._reference) / self._units / self._directions[:, None]
-        least = ratios.min(axis=0)
+        least = self._ratios(values).min(axis=0)
         return np.sign(least) * np.abs(least) ** len(values)
+
+    def _ratios(self, values: FloatArray) -> FloatArray:
+        return (values - self._reference) / self._units / self._directions[:, None]
 
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the logarithm of the gain, shape (queries,), at `features`, shape (queries, features)."""
         # In pieces, since each query has hundreds of draws.
-        pieces = [self._log_gain(features[i : i + 256]) for i in range(0, len(features), 256)]
-        return np.concatenate(pieces) if pieces else np.empty(0)
+        pieces = [self._log_gain(features[i : i + 256])[0] for i in range(0, len(features), 256)]
+        gain = np.concatenate(pieces) if pieces else np.empty(0)
+        return gain if self._chance is None else gain + self._chance.log_probability(features)
 
-    def _log_gain(self, features: FloatArray) -> FloatArray:
+    def _log_gain(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         values = []
         for one, normal in zip(self._drawn, self._normal, strict=True):
             means, stds = one.process.predict(features)
             values.append(means[:, :, None] + stds[:, None, None] * normal[None])
-        excess = (self._along(np.stack(values)) - self._reached) / self._smoothing
-        # The logarithm of the mean of log(1 + exp(excess)), which is exp(excess) itself far below 0.
+        return self._soft_mean(self._along(np.stack(values)))
+
+    def _soft_mean(self, along: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the logarithm of the mean gain, shape (points,), and its slopes by each of `along`."""
+        excess = (along - self._reached) / self._smoothing
+        # log(log(1 + exp(excess))), which far below 0 is the excess itself.
         soft = np.where(excess < -30, excess, np.log(np.logaddexp(0.0, np.maximum(excess, -30))))
-        top = soft.max(axis=(1, 2))
-        gain = top + np.log(np.exp(soft - top[:, None, None]).mean(axis=(1, 2)))
-        return gain if self._chance is None else gain + self._chance.log_probability(features)
+        top = soft.max(axis=(1, 2), keepdims=True)
+        parts = np.exp(soft - top)
+        total = parts.sum(axis=(1, 2), keepdims=True)
+        slopes = parts / total * np.exp(log_expit(excess) - soft) / self._smoothing
+        return (top + np.log(total / soft[0].size))[:, 0, 0], slopes
 
     def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
-        """Return the same at one query, and its gradient, shape (features,), by differences."""
-        steps = _STEP * np.eye(len(query))
-        values = self(np.concatenate([query[None], query + steps, query - steps]))
-        ahead, behind = values[1 : len(query) + 1], values[len(query) + 1 :]
-        return float(values[0]), (ahead - behind) / (2 * _STEP)
+        """Return the same at one query, and its gradient, shape (features,)."""
+        values, mean_slopes, std_slopes = [], [], []
+        for one, normal in zip(self._drawn, self._normal, strict=True):
+            means, std, by_mean, by_std = one.process.predict_with_slopes(query)
+            values.append(means[:, None] + std * normal)
+            mean_slopes.append(by_mean)
+            std_slopes.append(by_std)
+        ratios = self._ratios(np.stack(values)[:, None])[:, 0]  # (metrics, draws, pairs)
+        least = ratios.min(axis=0)
+        gain, by_along = self._soft_mean((np.sign(least) * np.abs(least) ** len(ratios))[None])
+        # Only the metric that reaches least moves a value.
+        by_least = by_along[0] * len(ratios) * np.abs(least) ** (len(ratios) - 1)
+        slope = np.zeros(len(query))
+        for number, normal in enumerate(self._normal):
+            moved = by_least / self._units[number, 0] / self._directions[number]
+            moved = np.where(ratios[number] == least, moved, 0.0)
+            slope += mean_slopes[number] @ moved.sum(axis=1) + std_slopes[number] * (moved * normal).sum()
+        if self._chance is None:
+            return float(gain[0]), slope
+        value, chance_slope = self._chance.with_slope(query)
+        return float(gain[0]) + value, slope + chance_slope

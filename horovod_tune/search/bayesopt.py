@@ -111,11 +111,11 @@ class BayesOptSearch(Searcher):
                 "acquisition_function and utility_kwargs are for one metric; with a list of metrics the gain "
                 "of hypervolume is what counts"
             )
-        if several:
-            assert metric is not None and mode is not None
-            metric, mode = list(metric), list(mode)
-        super().__init__(metric=metric, mode=mode)
-        self._metric, self._mode, self._limits = metric, mode, parse_limits(limits)
+        # Ray's class is declared for one metric; it takes lists too.
+        aims: tuple[Any, Any] = (list(metric or ()), list(mode or ())) if several else (metric, mode)
+        super().__init__(*aims)
+        self._metric, self._mode = aims
+        self._limits = parse_limits(limits)
         self._seed = seed_of(random_state)
         acquisition = acquisition_of(
             acquisition_function, None if utility_kwargs is None else dict(utility_kwargs)

@@ -100,7 +100,7 @@ class Optimizer:
         )
         if within is not None and not any(aims.keeps_limits(trial) for trial in known):
             belief: Belief = ChancesAlone(AllOf(chances), len(known))
-            centres = np.empty((0, space.dimension))
+            centres: FloatArray = np.empty((0, space.dimension))
         elif by_curves:
             belief, centres = self._look_at_curves(situation)
         elif len(aims.metrics) == 1:

@@ -186,15 +186,20 @@ def test_a_diff_is_read_as_what_it_takes_away_and_what_it_puts_there(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("torch", "gpu", "cxx17", "cpu_only"),
-    [((2, 0), "none", False, True), ((2, 1), "none", True, True), ((2, 13), "nccl", True, False)],
+    ("torch", "gpu", "standard", "cpu_only"),
+    [
+        ((2, 0), "none", set(), True),
+        ((2, 1), "none", {"cxx17"}, True),
+        ((2, 13), "nccl", {"cxx17"}, False),
+        ((2, 14), "none", {"cxx20"}, True),
+    ],
 )
 def test_patches_are_those_that_the_build_needs(
-    torch: tuple[int, int], gpu: str, cxx17: bool, cpu_only: bool
+    torch: tuple[int, int], gpu: str, standard: set[str], cpu_only: bool
 ) -> None:
     chosen = patches.patches_for(torch, gpu)
     names = {patch.stem for patch in chosen}
-    assert ("cxx17" in names) is cxx17
+    assert names & {"cxx17", "cxx20"} == standard
     assert ("cpu_only" in names) is cpu_only
     assert "starting" in names
 

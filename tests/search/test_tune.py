@@ -14,6 +14,7 @@ from conformance import METRIC, Loop, loss, mixed_space
 from ray import cloudpickle, tune
 from ray.tune.search import ConcurrencyLimiter
 
+from horovod_tune import analyze
 from horovod_tune.search import BayesOptSearch
 
 # The trials run in other processes, which cannot import tests.
@@ -126,3 +127,28 @@ def test_tuner_restore_continues_the_model(ray_session: Any, tmp_path: Path, mon
     assert sorted(restored[i].config["lr"] for i in range(len(restored))) == sorted(
         config["lr"] for config in uninterrupted
     )
+
+
+def test_a_front_within_a_limit_under_asha(ray_session: Any, tmp_path: Path) -> None:
+    def train(config: dict[str, float]) -> None:
+        first, second = config["x"], (1 - config["x"] ** 2) * (1 + config["y"])
+        tune.report({"first": first, "second": second, "memory": first})
+
+    search = BayesOptSearch(metric=["first", "second"], mode=["min", "min"], limits=["memory <= 0.9"])
+    results = tune.Tuner(
+        train,
+        param_space={"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(
+            num_samples=8,
+            search_alg=ConcurrencyLimiter(search, max_concurrent=2),
+            # The scheduler's metric is not the search's.
+            scheduler=tune.schedulers.ASHAScheduler(metric="second", mode="min", grace_period=1, max_t=2),
+        ),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), name="front", verbose=0),
+    ).fit()
+    assert len(results) == 8 and not results.errors
+    assert {trial.ending.value for trial in search._history.trials.values()} == {"scored"}
+    front = analyze(str(tmp_path / "front"), limits=["memory <= 0.9"]).pareto_front(
+        {"first": "min", "second": "min"}
+    )
+    assert len(front.dataframe()) >= 1

@@ -58,6 +58,13 @@ def _packages(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding(
             "problem", name, f"{name} cannot be imported: {why}", f"pip install --force-reinstall {name}"
         )
+    for name, seconds in facts.slow.items():
+        yield Finding(
+            "warning",
+            name,
+            f"The import of {name} had not ended after {seconds:.0f} s: slow, not known to be broken.",
+            "Look at the machine's load, and at how fast the file system of its Python is.",
+        )
 
 
 def _torch(facts: NodeFacts) -> Iterator[Finding]:
@@ -71,6 +78,8 @@ def _torch(facts: NodeFacts) -> Iterator[Finding]:
             f"torch {torch.version} cannot be imported: {torch.error}",
             f"pip install --force-reinstall torch, then {INSTALL}",
         )
+    elif "torch" in facts.slow:
+        return  # said by _packages
     elif facts.gpu_devices and torch.cuda is None and "torch_xla" not in facts.packages:
         yield Finding(
             "warning",
@@ -110,6 +119,8 @@ def _horovod(facts: NodeFacts) -> Iterator[Finding]:
             f"Horovod {horovod.version} cannot be imported: {horovod.error}",
             f"{INSTALL} --force",
         )
+    elif "horovod" in facts.slow:
+        return  # said by _packages
     elif not horovod.gloo:
         yield Finding("problem", "horovod", "Horovod is built without Gloo.", INSTALL)
     else:

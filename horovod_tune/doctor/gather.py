@@ -57,6 +57,7 @@ def gather_facts() -> NodeFacts:
         probes["horovod"] = _HOROVOD
     with ThreadPoolExecutor(max_workers=len(probes) or 1) as pool:
         said = dict(zip(probes, pool.map(probe, probes.values()), strict=True))
+    slow = {name: answer.pop("slow_s") for name, answer in said.items() if "slow_s" in answer}
     shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
     temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     return NodeFacts(
@@ -69,6 +70,7 @@ def gather_facts() -> NodeFacts:
         packages=packages,
         unmet=unmet,
         broken={name: said[name]["error"] for name in TRIED if "error" in said.get(name, {})},
+        slow=slow,
         torch=None if torch is None else TorchFacts(torch.version, **_tuples(said["torch"])),
         horovod=None
         if horovod is None
@@ -85,7 +87,7 @@ def gather_facts() -> NodeFacts:
 
 
 def probe(program: str) -> dict[str, Any]:
-    """Run `program`, which prints JSON last; return that, or ``{"error": why}``."""
+    """Run `program`, which prints JSON last; return that, ``{"error": why}``, or ``{"slow_s": seconds}``."""
     # Ray hides the GPUs from tasks that ask for none, such as the one that gathers facts on a node.
     environment = {key: value for key, value in os.environ.items() if (key, value) not in HIDES_GPUS}
     try:
@@ -98,7 +100,7 @@ def probe(program: str) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"the import took more than {IMPORT_TIMEOUT_S:.0f} s"}
+        return {"slow_s": IMPORT_TIMEOUT_S}
     if ran.returncode == 0:
         return dict(json.loads(ran.stdout.strip().splitlines()[-1]))
     return {"error": _why(ran.returncode, ran.stdout, ran.stderr)}

@@ -53,6 +53,8 @@ class NodeFacts:
     unmet: tuple[str, ...] = ()
     # Packages that are there but cannot be imported, and why.
     broken: dict[str, str] = field(default_factory=dict)
+    # Packages whose import had not ended after so many seconds: nothing more is known of them.
+    slow: dict[str, float] = field(default_factory=dict)
     torch: TorchFacts | None = None
     horovod: HorovodFacts | None = None
     # The GPUs' device files, whether or not torch can use them.

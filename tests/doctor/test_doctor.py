@@ -50,6 +50,20 @@ def test_a_sound_machine_has_no_findings() -> None:
     assert diagnose(SOUND) == []
 
 
+@pytest.mark.parametrize("name", ["torch", "horovod", "ray"])
+def test_an_import_that_is_slow_is_not_called_broken(name: str) -> None:
+    bare = {"torch": replace(TORCH, cuda=None, gpus=()), "horovod": replace(HOROVOD, gloo=False)}
+    facts = replace(
+        SOUND,
+        slow={name: 120.0},
+        gpu_devices=("/dev/nvidia0",) if name == "torch" else (),
+        **({name: bare[name]} if name in bare else {}),
+    )
+    (found,) = diagnose(facts)
+    assert (found.level, found.subject) == ("warning", name)
+    assert "had not ended after 120 s" in found.what
+
+
 @pytest.mark.parametrize(
     ("changes", "subject", "what", "cure"),
     [
@@ -189,6 +203,11 @@ def test_the_facts_travel_between_nodes_and_as_json(here: NodeFacts) -> None:
 )
 def test_an_import_that_fails_in_any_way_is_a_fact(program: str, why: str) -> None:
     assert probe(program) == {"error": why}
+
+
+def test_an_import_that_does_not_end_in_time_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod_tune.doctor.gather.IMPORT_TIMEOUT_S", 0.1)
+    assert probe("import time; time.sleep(60)") == {"slow_s": 0.1}
 
 
 @pytest.mark.parametrize(("value", "seen"), [("", None), ("1", "1")])

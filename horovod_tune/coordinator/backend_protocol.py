@@ -88,6 +88,9 @@ class ElasticLauncher(Launcher, Protocol):
         ``elsewhere``: not on the host that the trial's placement group has for it, which is about to go.
         """
 
+    def abandon_world(self) -> None:
+        """Let ranks that are still on their way into the latest world give up at once: it lacks a rank."""
+
     def assign(
         self, workers: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
     ) -> Sequence[Assignment]:

@@ -137,6 +137,7 @@ class ReformingGroup(WorkerGroup):
         self._break_world()
 
     def _break_world(self) -> None:
+        self._launcher.abandon_world()
         for worker in self.workers:
             worker.actor.break_world.remote(self._world_number)
         self._ask_all()

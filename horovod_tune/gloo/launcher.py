@@ -88,7 +88,8 @@ class GlooLauncher:
                 host_key=fact.node_id,
                 rendezvous=self._rendezvous.address,
                 interface=interface,
-                gloo_timeout_s=min(spec.timeout_s, ELASTIC_GLOO_S) if spec.is_elastic else spec.timeout_s,
+                # Ranks have to leave a broken world within timeout_s, also where they still form it.
+                gloo_timeout_s=min(spec.timeout_s / 2, ELASTIC_GLOO_S) if spec.is_elastic else spec.timeout_s,
                 stall_timeout_s=spec.stall_timeout_s,
             )
             if visible is not None:
@@ -179,6 +180,11 @@ class GlooLauncher:
             ray.util.remove_placement_group(group)
         self._more.clear()
         self._end_rendezvous()
+
+    def abandon_world(self) -> None:
+        # A rank that waits there for a peer otherwise asks again until Gloo's own timeout.
+        if self._rendezvous is not None:
+            self._rendezvous.close()
 
     def _end_rendezvous(self) -> None:
         if self._remote_listener is not None:

@@ -44,6 +44,7 @@ class ElasticLauncher(FakeLauncher):
         # What is done to the next one that is created, or to each.
         self.next_one: Callable[[list[ElasticActor]], None] = lambda actors: None
         self.again = False
+        self.abandoned = 0
 
     def create_one(self, place: int, *, elsewhere: bool = False) -> ElasticActor:
         assert not elsewhere, "no host is about to go"
@@ -55,6 +56,9 @@ class ElasticLauncher(FakeLauncher):
             self.next_one = lambda actors: None
         prepare([actor])
         return actor
+
+    def abandon_world(self) -> None:
+        self.abandoned += 1
 
     def assign(
         self, workers: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
@@ -140,6 +144,7 @@ def test_the_others_go_on_and_say_why_the_world_changed(make: Callable[..., Elas
     trial.world[1].die()
     assert trial.next_report().metrics == {"size": 2}
     assert trial.group.world_changes == ["rank 1 on host1 died"]
+    assert trial.launcher.abandoned, "nobody waits for it on the way into that world"
     assert [actor.rank for actor in trial.world] == [0, 1], "counted anew"
 
 

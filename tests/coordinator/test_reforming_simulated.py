@@ -191,6 +191,9 @@ class FakeCluster:
             self.alive.discard(actor)
         return actor
 
+    def abandon_world(self) -> None:
+        pass
+
     def _actor(self, place: int) -> FakeActor:
         actor = FakeActor(self, place)
         self.actors.append(actor)

@@ -1,0 +1,228 @@
+"""A rank of an elastic trial is lost in each phase of its life; one search runs all of these trials.
+
+Each trial sums the numbers of its epochs, so that a step done twice or left out shows in every later sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from horovod_tune import DistributedTrainableCreator, commit, get_state, report
+
+pytest.importorskip("horovod")
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+EPOCHS = 8
+MOST_EPOCHS = 3000
+SAMPLES = 36
+TIMEOUT_S = 20.0
+
+
+def died(config: dict[str, Any], name: str = "died") -> Path:
+    """Return the file that says that a rank of this trial was lost, and which process that was."""
+    return Path(config["folder"]) / f"{config['phase']}_{name}"
+
+
+def die(config: dict[str, Any], name: str = "died", *, by: int = signal.SIGKILL) -> None:
+    """Kill this process, the first time that any rank comes here under ``name``."""
+    try:
+        with died(config, name).open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), by)
+
+
+def die_soon(config: dict[str, Any], name: str = "died") -> None:
+    """Kill this process from another thread, a moment after what comes next has begun."""
+    timer = threading.Timer(0.01, die, [config, name])
+    timer.daemon = True
+    timer.start()
+
+
+class DiesWhenCopied:
+    """A part of a state, during whose commit the process dies."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def __deepcopy__(self, memo: Any) -> None:
+        die(self.config)
+
+
+def die_before_the_world_is_there(config: dict[str, Any]) -> None:
+    """Lose this rank as the phase has it, before it calls `hvd.init()`."""
+    phase, rank, size = config["phase"], int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+    seen = died(config, f"seen_{os.getpid()}")
+    is_new = not seen.exists()
+    seen.touch()
+    one_is_lost = died(config).exists()
+    match phase:
+        case "start" if rank == 1:
+            die(config)
+        case "init" if rank == 1 and not one_is_lost:
+            die_soon(config)
+        case "re-forming" if rank == 1 and one_is_lost:
+            die(config, "died_again")
+        case "re-forming, in init" if rank == 1 and one_is_lost:
+            die_soon(config, "died_again")
+        case "joining" if is_new and one_is_lost:
+            die(config, "died_again")
+        case "growing" if rank == 0 and size == 3 and one_is_lost:
+            die(config, "died_again")
+        case "start, rank 0" if rank == 0:
+            die(config)
+
+
+def train(config: dict[str, Any]) -> None:
+    """Sum the epochs' numbers, and lose ranks on the way."""
+    if config["phase"] == "sampler":
+        train_with_a_sampler(config)
+        return
+    import horovod.torch as hvd
+    import torch
+
+    phase = config["phase"]
+    die_before_the_world_is_there(config)
+    hvd.init()
+    if phase == "first step" and hvd.rank() == 1:
+        die(config)
+    hvd.broadcast(torch.zeros(1), 0)
+    state = get_state() or {"epoch": 0, "sum": 0.0, "is_over": False}
+    while state["epoch"] < EPOCHS or (not state["is_over"] and state["epoch"] < MOST_EPOCHS):
+        epoch = state["epoch"] + 1
+        if epoch > EPOCHS:
+            time.sleep(0.02)  # others are starting
+        is_it = epoch == 4 and not died(config).exists()
+        if is_it and hvd.rank() == 1 and phase in ("step", *TWICE):
+            die(config)
+        if is_it and hvd.rank() == 2 and phase == "stopped":
+            die(config, by=signal.SIGSTOP)
+        was_lost = float(died(config, LAST[phase]).exists())
+        work = hvd.allreduce_async(torch.tensor([epoch, was_lost], dtype=torch.float64))
+        if is_it and hvd.rank() == 1 and phase == "allreduce":
+            die(config)
+        mean, lost = hvd.synchronize(work).tolist()
+        state = {"epoch": epoch, "sum": state["sum"] + mean, "is_over": lost == 1.0}
+        with tempfile.TemporaryDirectory() as folder:
+            if phase == "checkpoint" and hvd.rank() == 0:
+                Path(folder, "state").write_bytes(os.urandom(1 << 24))
+            if is_it and hvd.rank() == 0 and phase in ("report", "checkpoint"):
+                die_soon(config)
+            report(**state, checkpoint=folder if phase == "checkpoint" else None)
+        if is_it and hvd.rank() == 1 and phase == "commit":
+            commit({**state, "bomb": DiesWhenCopied(config)})
+        commit(state)
+
+
+def train_with_a_sampler(config: dict[str, Any]) -> None:
+    """Train each sample of each epoch once, as Horovod's elastic mode has it."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
+
+    @hvd.elastic.run
+    def loop(state: Any) -> None:
+        while state.epoch < 2:
+            for number, index in enumerate(state.sampler):
+                if state.epoch == 1 and number == 5 and hvd.rank() == 1:
+                    die(config)
+                # The sampler fills the last step up with samples that it has given out already.
+                place = hvd.rank() + number * hvd.size()
+                mine = index if place < len(state.sampler.remaining_indices) else None
+                state.seen = [*state.seen, *hvd.allgather_object(mine)]
+                state.sampler.record_batch(number, 1)
+                if number % 2:
+                    state.commit()
+            report(epoch=state.epoch, seen=sorted(each for each in state.seen if each is not None))
+            state.epoch, state.seen = state.epoch + 1, []
+            state.sampler.set_epoch(state.epoch)
+            state.commit()
+
+    loop(hvd.elastic.TorchState(sampler=sampler, epoch=0, seen=[]))
+
+
+ONCE = (
+    "start",
+    "start, rank 0",
+    "init",
+    "first step",
+    "step",
+    "allreduce",
+    "commit",
+    "report",
+    "checkpoint",
+    "stopped",
+)
+# Two ranks are lost: the second one while the others re-form, or while one joins them.
+TWICE = ("re-forming", "re-forming, in init", "joining", "growing")
+LAST = {**dict.fromkeys(ONCE, "died"), **dict.fromkeys(TWICE, "died_again")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("phases")
+
+
+@pytest.fixture(scope="module")
+def trials(ray_session: Any, folder: Path) -> dict[str, tuple[Any, list[dict[str, Any]]]]:
+    """Each phase's trial, with its results."""
+    from ray import tune
+
+    analysis = tune.run(
+        # Two trials at a time on the session's 4 CPUs.
+        DistributedTrainableCreator(
+            train, num_slots=3, min_workers=1, num_cpus_per_slot=0.6, timeout_s=TIMEOUT_S
+        ),
+        config={"phase": tune.grid_search([*LAST, "sampler"]), "folder": str(folder)},
+        storage_path=str(folder / "results"),
+        raise_on_failed_trial=False,
+        verbose=0,
+    )
+    frames = analysis.trial_dataframes
+    return {
+        trial.config["phase"]: (trial, frames[trial.trial_id].to_dict("records")) for trial in analysis.trials
+    }
+
+
+def check_survived(trial: Any) -> None:
+    error = Path(trial.error_file).read_text() if trial.error_file else ""
+    assert trial.status == "TERMINATED" and trial.num_failures == 0, error
+    assert died(trial.config).exists(), "the rank was not lost at all"
+
+
+@pytest.mark.parametrize("phase", LAST)
+def test_a_trial_survives_a_loss_in_each_phase(trials: Any, phase: str) -> None:
+    trial, records = trials[phase]
+    check_survived(trial)
+    assert died(trial.config, LAST[phase]).exists(), "the second rank was not lost"
+    assert {each["epoch"] for each in records} == set(range(1, records[-1]["epoch"] + 1))
+    assert all(later["epoch"] <= each["epoch"] + 1 for each, later in itertools.pairwise(records))
+    assert all(each["sum"] == sum(range(each["epoch"] + 1)) for each in records)
+    assert EPOCHS <= records[-1]["epoch"] < MOST_EPOCHS
+    assert records[-1]["world_changes"] >= 1
+
+
+def test_a_rank_that_was_stopped_is_ended(trials: Any) -> None:
+    trial, _ = trials["stopped"]
+    assert not psutil.pid_exists(int(died(trial.config).read_text()))
+
+
+def test_no_sample_of_an_epoch_is_trained_twice_and_none_left_out(trials: Any) -> None:
+    trial, records = trials["sampler"]
+    check_survived(trial)
+    assert [each["epoch"] for each in records] == [0, 1]
+    assert all(each["seen"] == list(range(SAMPLES)) for each in records)

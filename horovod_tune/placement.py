@@ -24,6 +24,16 @@ def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:
 
     >>> check_fits(Placement(({"CPU": 2.0},), "PACK"), [{"CPU": 4.0}])
     """
+    if not fits(placement, nodes):
+        raise ResourcesUnavailable(_shortage(placement, nodes))
+
+
+def fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:
+    """Whether nodes of these resources hold all bundles of a trial.
+
+    >>> fits(Placement(({"CPU": 2.0},) * 2, "STRICT_SPREAD"), [{"CPU": 4.0}, {"CPU": 1.0}])
+    False
+    """
     room = [dict(node) for node in nodes]
     spread = placement.strategy == "STRICT_SPREAD"
     taken: set[int] = set()
@@ -37,7 +47,8 @@ def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:
                 taken.add(index)
                 break
         else:
-            raise ResourcesUnavailable(_shortage(placement, nodes))
+            return False
+    return True
 
 
 def fits_one_node(placement: Placement, nodes: Sequence[dict[str, float]]) -> bool:

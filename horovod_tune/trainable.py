@@ -26,6 +26,8 @@ from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
 from horovod_tune.gloo.early_start import EarlyRanks
 from horovod_tune.messages import TrialOrder
+from horovod_tune.placement import fits
+from horovod_tune.ray_adapter.preemption import HostPreempted
 from horovod_tune.ray_adapter.training_result import TrainingResult
 from horovod_tune.resizing import request_for, resized, resized_request
 from horovod_tune.spec import TrialSpec
@@ -98,8 +100,8 @@ class DistributedTrainable(FunctionTrainable):
         self._trial_storage.begin()
 
     def _set_trial(self, config: dict[str, Any]) -> None:
-        # Whether the training function has reported a checkpoint.
-        self._saves_itself = False
+        # Whether the training function has reported a checkpoint, and whether the trial leaves its hosts.
+        self._saves_itself = self._moves = False
         storage = self._storage
         assert storage is not None, "Tune gives every trial its storage"
         order = TrialOrder(
@@ -119,12 +121,13 @@ class DistributedTrainable(FunctionTrainable):
 
     def step(self) -> dict[str, Any]:
         """Return rank 0's next report, as Tune's own function trainables do (see FunctionTrainable.step)."""
+        if self._moves:
+            self._coordinator.close()
+            raise HostPreempted("pre-empted: the trial's host is about to go; it goes on elsewhere")
         try:
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
             if ray_adapter.is_preempted(failed.lost_nodes):
-                from horovod_tune.ray_adapter.preemption import HostPreempted
-
                 # A machine that its cloud took away is not a failure of the trial: Tune must not count it.
                 raise HostPreempted(f"pre-empted: {failed}") from failed
             raise
@@ -132,12 +135,24 @@ class DistributedTrainable(FunctionTrainable):
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
         metrics, checkpoint = result
         self._saves_itself = self._saves_itself or checkpoint is not None
-        if checkpoint is None and not self._saves_itself and self._coordinator.may_end_soon(self._node_id):
-            checkpoint = self._coordinator.store_commit(metrics)
+        if self._coordinator.may_end_soon(self._node_id):
+            if checkpoint is None and not self._saves_itself:
+                checkpoint = self._coordinator.store_commit(metrics)
+            # With the next step, when Tune has noted the checkpoint.
+            self._moves = checkpoint is not None and self._has_room_elsewhere()
         self._last_training_result = TrainingResult(checkpoint=checkpoint, metrics=metrics)
         if checkpoint is not None:
             metrics = {**metrics, SHOULD_CHECKPOINT: True}
         return metrics
+
+    def _has_room_elsewhere(self) -> bool:
+        """Whether all of the trial fits now on nodes that are not about to go."""
+        free = ray_adapter.free_on_staying_nodes()
+        for node in self._coordinator.nodes:
+            for name, amount in self._spec.slot_resources.items():
+                if node in free:
+                    free[node][name] = free[node].get(name, 0.0) + amount
+        return fits(placement_of(self._spec), list(free.values()))
 
     def log_result(self, result: dict[str, Any]) -> None:
         # `step` does not know the iteration yet; a restored trial counts on from the checkpoint's metrics.

@@ -141,6 +141,11 @@ class Coordinator:
         """Whether the trial will have to start again, since hosts of it are about to go."""
         return self._group.may_end_soon(node_id)
 
+    @property
+    def nodes(self) -> list[str]:
+        """The node of each worker."""
+        return [worker.facts.node_id for worker in self._group.workers if worker.facts is not None]
+
     def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
         """Make a checkpoint of what the ranks have committed last; None where they have committed nothing."""
         dumped = self._group.dump_commit() if self._started else None

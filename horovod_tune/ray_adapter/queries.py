@@ -36,9 +36,23 @@ _GROWTH = Patch(
 _PREEMPTION = Patch(
     "pre-empted nodes",
     "a trial whose machine is taken away counts that as a failure",
-    (part(f"{_STATE}.get_draining_nodes"), part("ray.core.generated.common_pb2:NodeDeathInfo.Reason")),
+    (
+        part(f"{_STATE}.get_draining_nodes"),
+        part(f"{_STATE}.available_resources_per_node"),
+        part("ray.core.generated.common_pb2:NodeDeathInfo.Reason"),
+    ),
 )
 _GCS = "ray._raylet:InnerGcsClient"
+_ANNOUNCED_END = Patch(
+    "the announced end of all nodes",
+    "near a job's time limit, trials that only commit make no checkpoints",
+    (
+        part(f"{_GCS}.internal_kv_put", "self", "key", "value", "overwrite", "namespace", "timeout"),
+        part("ray.experimental.internal_kv:_internal_kv_get", "key", "namespace"),
+    ),
+)
+# The key and its namespace in Ray's own store.
+_ALL_NODES_GO = (b"all_nodes_go", b"horovod_tune")
 _DRAINING = Patch(
     "draining of nodes",
     "a cloud's notice that it takes a machine away does not reach Ray",
@@ -130,12 +144,31 @@ def check_cluster_holds(placement: Placement) -> None:
 
 
 def draining_nodes() -> set[str]:
-    """Return the ids of the nodes that are about to go."""
+    """Return the ids of the nodes that are about to go: that Ray drains, or all of them (`announce_end`)."""
+    import ray
+
+    if _ANNOUNCED_END.fits:
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        key, namespace = _ALL_NODES_GO
+        if _internal_kv_get(key, namespace=namespace):
+            return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     if not _PREEMPTION.fits:
         return set()
     from ray._private.state import state
 
     return set(state.get_draining_nodes())
+
+
+def free_on_staying_nodes() -> dict[str, dict[str, float]]:
+    """Return what is free on each node that is not about to go, by the nodes' ids."""
+    if not _PREEMPTION.fits:
+        return {}
+    from ray._private.state import state
+
+    going = draining_nodes()
+    free = state.available_resources_per_node()
+    return {node: dict(amounts) for node, amounts in free.items() if node not in going}
 
 
 def is_preempted(node_ids: Iterable[str]) -> bool:
@@ -159,14 +192,31 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
     )
 
 
-def drain_as_preempted(address: str, node_address: str | None, *, in_s: float) -> list[str]:
+def announce_end(address: str) -> None:
+    """Tell the trials of the Ray at ``address``, its head's HOST:PORT, that all of its nodes are about to go.
+
+    Ray's own draining is not for that: a drained node ends as soon as it has nothing to do, and with the head
+    the search itself.
+
+    Raises:
+        RuntimeError: this Ray has no such call.
+        ray.exceptions.RaySystemError: the head does not answer.
+    """
+    if not _ANNOUNCED_END.fits:
+        raise RuntimeError(_ANNOUNCED_END.without)
+    _raylet: Any = importlib.import_module("ray._raylet")  # compiled, without types
+    key, namespace = _ALL_NODES_GO
+    _raylet.GcsClient(address=address).internal_kv_put(key, b"1", True, namespace, timeout=30)
+
+
+def drain_as_preempted(address: str, node_address: str, *, in_s: float) -> list[str]:
     """Let Ray drain the nodes at `node_address` as pre-empted; return their ids.
 
     It is what the hidden command ``ray drain-node`` does.
 
     Args:
         address: of the head, HOST:PORT.
-        node_address: the one that Ray knows this machine by; None drains all machines.
+        node_address: the one that Ray knows this machine by.
         in_s: in how many seconds the machine goes.
 
     Raises:
@@ -182,8 +232,7 @@ def drain_as_preempted(address: str, node_address: str | None, *, in_s: float) -
     nodes = [
         node_id.hex()
         for node_id, info in gcs.get_all_node_info(timeout=30).items()
-        if node_address in (None, info.node_manager_address)
-        and info.state == gcs_pb2.GcsNodeInfo.GcsNodeState.ALIVE
+        if info.node_manager_address == node_address and info.state == gcs_pb2.GcsNodeInfo.GcsNodeState.ALIVE
     ]
     if not nodes:
         raise RuntimeError(f"no alive node of {address} has the address {node_address}")

@@ -27,7 +27,7 @@ case "$*" in
   *secrets*) echo token ;;
   "-m horovod_tune.node.head_address"*) echo 127.0.0.1 20000 20001 ;;
   "-m horovod_tune.node.wait_for_nodes"*) exit 0 ;;
-  "-m horovod_tune.node.drain_all"*) echo drained >> "$NOTES"; exit "$DRAINS" ;;
+  "-m horovod_tune.node.announce_end"*) echo announced >> "$NOTES"; exit "$ANNOUNCES" ;;
   *) trap 'echo stopped >> "$NOTES"; exit 0' USR1
      echo runs >> "$NOTES"
      while :; do sleep 0.05; done ;;
@@ -47,17 +47,17 @@ def commands(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("drains", [True, False])
+@pytest.mark.parametrize("announces", [True, False])
 @pytest.mark.parametrize("resumes", [True, False])
 def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
-    tmp_path: Path, commands: Path, drains: bool, resumes: bool
+    tmp_path: Path, commands: Path, announces: bool, resumes: bool
 ) -> None:
     notes = tmp_path / "notes"
     environment = {
         **os.environ,
         "PATH": f"{commands}:{os.environ['PATH']}",
         "NOTES": str(notes),
-        "DRAINS": "0" if drains else "1",
+        "ANNOUNCES": "0" if announces else "1",
         "RESUMES": "0" if resumes else "1",
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "n1",
@@ -76,6 +76,6 @@ def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait(timeout=WAIT_S)
-    said = [line for line in notes.read_text().splitlines() if line in ("runs", "drained", "stopped")]
-    assert said == ["runs", "drained", "stopped"]
+    said = [line for line in notes.read_text().splitlines() if line in ("runs", "announced", "stopped")]
+    assert said == ["runs", "announced", "stopped"]
     assert ("scontrol requeue 7" in notes.read_text()) == resumes

@@ -1,4 +1,4 @@
-"""Which hosts are about to go: Ray is told by a cloud's notice, or by whoever drains a node."""
+"""Which hosts are about to go: a cloud said so, somebody drains a node, or the whole job is near its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOOK_EVERY_S = 2.0
 
 
 class DrainingHosts:
-    """The ids of the nodes that are being drained, asked of Ray now and then."""
+    """The ids of the nodes that are about to go, asked of Ray now and then."""
 
     def __init__(self, ask: Callable[[], set[str]] | None = None) -> None:
         self._ask = ask or ray_adapter.draining_nodes

@@ -96,7 +96,8 @@ class ReformingGroup(WorkerGroup):
                 self._joining.replace(worker)
 
     def _lose_those_that_died(self, workers: Sequence[Worker], calls: Sequence[Any]) -> None:
-        ray.wait(list(calls), num_returns=len(calls), timeout=self._timeout_s) if calls else None
+        if calls:
+            ray.wait(list(calls), num_returns=len(calls), timeout=self._timeout_s)
         for worker, call in zip(workers, calls, strict=True):
             try:
                 ray.get(call, timeout=0)

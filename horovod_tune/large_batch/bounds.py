@@ -62,6 +62,20 @@ def count(name: str, value: Any, bound: int = 1) -> int:
     return int(value)
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return `value` as a bool; 0 and 1 are flags too, as are NumPy's.
+
+    >>> flag("nesterov", "no")
+    Traceback (most recent call last):
+    horovod_tune.large_batch.bounds.HyperparameterError: nesterov must be True or False, got 'no'
+    """
+    # NumPy's own bool is no integer.
+    is_flag = isinstance(value, Integral) or type(value).__name__ in ("bool", "bool_")
+    if not is_flag or value not in (0, 1):
+        raise HyperparameterError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def betas(values: Any) -> tuple[float, float]:
     """Return Adam's betas: two numbers of [0, 1)."""
     if not isinstance(values, (tuple, list)) or len(values) != 2:

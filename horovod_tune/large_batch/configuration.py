@@ -87,6 +87,7 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     if values["scaling"] is None:
         values["scaling"] = RULE_OF_OPTIMIZER[values["optimizer"]]
     bounds.one_of("scaling", values["scaling"], RULES)
+    values["nesterov"] = bounds.flag("nesterov", values["nesterov"])
     values["betas"] = bounds.betas(values["betas"])
     return values
 

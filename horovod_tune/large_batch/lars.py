@@ -97,7 +97,7 @@ class Lars(LayerWiseOptimizer):
         super().check_options(group)
         bounds.between("momentum", group["momentum"], 0, 1, with_high=False)
         bounds.more_than("trust", group["trust"], 0)
-        if group["nesterov"] and group["momentum"] == 0:
+        if bounds.flag("nesterov", group["nesterov"]) and group["momentum"] == 0:
             raise bounds.HyperparameterError("momentum must be more than 0 with nesterov, got 0")
 
     def first_state(self, parameter: Tensor) -> State:

@@ -21,11 +21,11 @@ HOSTILE = [
     *("", "x", [], {}, [1], (1, 2, 3), ["a"], [math.nan, 1]),
     *(np.float32(0.5), np.uint8(3), np.array([1.0, 2.0]), torch.tensor(0.5), abs, object()),
 ]
-# Each key with an optimiser and a schedule that read it; `nesterov` may be whatever is true or false.
+# Each key with an optimiser and a schedule that read it.
 ALWAYS_READ = (
     *("epochs", "global_batch_size", "local_batch_size", "base_batch_size", "lr", "relative_lr", "scaling"),
     *("max_micro_batch_size", "optimizer", "momentum", "weight_decay", "max_norm", "schedule"),
-    *("warmup_epochs", "warmup_start"),
+    *("warmup_epochs", "warmup_start", "nesterov"),
 )
 KEYS: dict[str, dict[str, Any]] = {
     **{key: {} for key in ALWAYS_READ},

@@ -92,8 +92,8 @@ def adasum_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def adasum(kind: str) -> dict[str, object]:
     """Adasum's wrapper steps one parameter at a time and combines the steps of the ranks.
 
-    Gloo has no Adasum, so that its formula is computed here of what Horovod gathers. The reference makes both
-    ranks' steps on one rank.
+    Gloo has no Adasum: there its formula is computed here of what Horovod gathers; with MPI it is Horovod's
+    own. The reference makes both ranks' steps on one rank.
     """
     import horovod.torch.optimizer as wrappers
 
@@ -103,7 +103,8 @@ def adasum(kind: str) -> dict[str, object]:
         tensor.copy_(adasum_of(*hvd.allgather(tensor[None], name=f"adasum.{name}")))
         return send(tensor, name=name, op=hvd.Average)  # Equal on both.
 
-    wrappers.allreduce_async_ = combine
+    if not hvd.mpi_enabled():
+        wrappers.allreduce_async_ = combine
     model = new_model()
     optimizer = distributed(model, kind, op=hvd.Adasum)
     wholes = [new_model() for _ in range(SIZE)]

@@ -5,7 +5,7 @@
 
 Every rank checks what it gets back: a checkpoint's or a committed state's checksum, and that all ranks start
 at the same epoch. New trials start until the time is up. At the end each trial must have all of its epochs,
-or more failures than it may have, and no process and no half-written file of the search may be left. Prints
+or more failures than it may have, and no process, socket or half-written file of the search may be left. Prints
 a summary as JSON; exits 1 where something does not add up.
 """
 
@@ -191,21 +191,25 @@ def main() -> int:
     os.environ[MARK] = uuid.uuid4().hex
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     with tempfile.TemporaryDirectory(prefix="soak_") as folder:
-        summary = soak(arguments, Path(folder))
+        summary, of_this_host = soak(arguments, Path(folder))
     ends = time.monotonic() + GONE_S
     while (left := processes_left()) and time.monotonic() < ends:
         time.sleep(0.5)
     summary["problems"] += [f"a process is left: {line}" for line in left]
+    summary["problems"] += [
+        f"a socket is left: {path}" for path in of_this_host.iterdir() if path.is_socket()
+    ]
     print(json.dumps(summary, indent=1))
     return 1 if summary["problems"] else 0
 
 
-def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def soak(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], Path]:
+    """Return the summary, and the directory in which the ranks of this host are forked."""
     import ray
     from ray import tune
     from ray.tune.search import Searcher
 
-    from horovod_tune import DistributedTrainableCreator
+    from horovod_tune import DistributedTrainableCreator, ray_adapter
 
     is_elastic = arguments.kind == "elastic"
     harm = Harm(
@@ -261,6 +265,8 @@ def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             raise_on_failed_trial=False,
         )
         folders = {trial.trial_id: Path(trial.path) for trial in analysis.trials}
+        of_this_host = ray_adapter.private_directory()
+        assert of_this_host is not None
     finally:
         harm.stop()
         ray.shutdown()
@@ -271,7 +277,7 @@ def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         problems += problems_of(trial, rows, kind=arguments.kind, epochs=arguments.epochs)
         repeated += sum(row["epoch"] <= before["epoch"] for before, row in itertools.pairwise(rows))
     problems += [f"{path} is left" for path in folder.rglob("*.part")]
-    return {
+    summary = {
         "kind": arguments.kind,
         "seconds": round(time.monotonic() - began),
         "trials": dict(collections.Counter(trial.status for trial in analysis.trials)),
@@ -280,6 +286,7 @@ def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "epochs repeated": repeated,
         "problems": problems,
     }
+    return summary, of_this_host
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 Every rank checks what it gets back: a checkpoint's or a committed state's checksum, and that all ranks start
 at the same epoch. New trials start until the time is up. At the end each trial must have all of its epochs,
-or more failures than it may have, and no process, socket or half-written file of the search may be left. Prints
-a summary as JSON; exits 1 where something does not add up.
+or more failures than it may have, and no process, socket or half-written file of the search may be left.
+Prints a summary as JSON; exits 1 where something does not add up.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text()
 
 
-# Exceptions of ours that no caller meets, and what becomes of them.
+# Exceptions that never leave the package, and what catches each.
 KEPT_INSIDE = {
     "StopTraining": "unwinds the function of a trial that Tune has stopped",
     "WorldChanges": "unwinds the function of an elastic trial, which is then called again",

@@ -109,6 +109,7 @@ def test_two_rendezvous_have_two_secrets(server):
         b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
         b"PUT / HTTP/1.1\r\nContent-Length: many\r\n\r\n",
         b"PUT / HTTP/1.1\r\nContent-Length: " + b"9" * 500 + b"\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
     ],
 )
 def test_garbage_is_dropped_and_harms_nobody(server, garbage):

@@ -145,6 +145,8 @@ def state_in_words(record: LaunchRecord) -> str:
     words = str(answer["state"]["status"].lower())
     if words not in RUNNING:
         words += ", results fetched" if answer["fetched"] else ", results not fetched yet"
+    if record.target == "running":
+        return f"{words}; on {record.machines}"
     return f"{words}; up: {record.machines}, for {age(time.time() - record.created_s)}"
 
 
@@ -155,15 +157,19 @@ def fetch(record: LaunchRecord) -> None:
     running = answer["state"]["status"].lower() in RUNNING
     where = fetching.fetch(head, record.name, Path(record.results), record.log, final=not running)
     say(f"The results {'so far ' if running else ''}are in {', '.join(where)}")
-    if not running:
-        record.note(phase="fetched")
+    if running:
+        return
+    phase = "down" if record.target == "running" else "fetched"
+    record.note(phase=phase, exit_code=exit_code_of(answer["state"]))
+    if record.target != "running":
         say(f"Take the cluster down: horovod-tune down {record.name}")
 
 
 def stop(record: LaunchRecord) -> None:
     """End the job."""
     shell_of(record).ask("stop", record.name)
-    say(f"{record.name} is being stopped. Its results and the cluster: horovod-tune attach {record.name}")
+    more = "" if record.target == "running" else " and the cluster"
+    say(f"{record.name} is being stopped. Its results{more}: horovod-tune attach {record.name}")
 
 
 def down(record: LaunchRecord, *, lose_results: bool) -> None:
@@ -183,7 +189,7 @@ def down(record: LaunchRecord, *, lose_results: bool) -> None:
     match record.target:
         case "running":  # the cluster is not this launch's to end
             if record.phase == "submitted":
-                stop(record)
+                shell_of(record).ask("stop", record.name)
             record.note(phase="down")
         case "elsewhere":
             line = "python -m horovod_tune.node.autostop --now --cloud $(cat ~/.horovod-tune/cloud)"

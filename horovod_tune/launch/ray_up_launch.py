@@ -31,10 +31,6 @@ from horovod_tune.launch.working_dir import stage
 JOIN_TIMEOUT_S = 1800.0
 
 
-# A cluster that is up already must have this package, in the environment of the head's login shell.
-LOOK = "python -c 'import horovod_tune.node.head_job'"
-
-
 def nodes_at_the_start(config: Mapping[str, Any]) -> int:
     """Return how many machines a cluster file brings up at once, the head among them.
 
@@ -88,6 +84,19 @@ def bring_up(record: LaunchRecord, config: Mapping[str, Any]) -> None:
     say(f"The head is {record.head['host']}, up after {age(time.monotonic() - start)}")
 
 
+def look_at_head(record: LaunchRecord) -> None:
+    """Look at the head of a cluster that is up already: whether it takes a job of this launch's name.
+
+    Raises:
+        LaunchError: it lacks this package or Ray, or a job of that name ran there before.
+        Unreachable: it cannot be reached.
+    """
+    (answer,) = shell_of(record).ask("known", record.name)
+    if answer["known"]:
+        raise LaunchError(f"{record.machines} has had a job called {record.name}: give another --name")
+    record.note(phase="up")
+
+
 def submit(record: LaunchRecord, script: Script, files: dict[str, Path], asked: Mapping[str, Any]) -> None:
     """Send the working directory and the job's description to the head, and submit the job there.
 
@@ -107,7 +116,8 @@ def submit(record: LaunchRecord, script: Script, files: dict[str, Path], asked: 
     }
     (staged / "job.json").write_text(json.dumps(job, indent=1))
     folder = f".horovod-tune/jobs/{record.name}"
-    patiently(lambda: head.run(f"mkdir -p -m 700 ~/.horovod-tune && mkdir -p {folder}"))
+    # What an earlier job of this name has left there would be taken for this one's.
+    patiently(lambda: head.run(f"mkdir -p -m 700 ~/.horovod-tune && rm -rf {folder} && mkdir -p {folder}"))
     patiently(lambda: head.copy(f"{staged}/", f":{folder}/", log=record.log))
     patiently(lambda: head.ask("submit", record.name, timeout_s=300.0))
     record.note(phase="submitted", offset=0)
@@ -129,7 +139,7 @@ def launch(
     """
     try:
         if config is None:
-            shell_of(record).run(LOOK)
+            look_at_head(record)
         else:
             bring_up(record, config)
             asked = {**asked, "nodes": nodes_at_the_start(config)}
@@ -152,8 +162,9 @@ def launch(
 def _undo(record: LaunchRecord) -> None:
     """Nothing has run yet, so there is nothing to lose: leave nothing up."""
     if record.target == "running":
-        with contextlib.suppress(LaunchError, Unreachable):  # it may be submitted, and its answer lost
-            shell_of(record).ask("stop", record.name, timeout_s=30.0)
+        if record.phase == "up":  # it may be submitted, and its answer lost
+            with contextlib.suppress(LaunchError, Unreachable):
+                shell_of(record).ask("stop", record.name, timeout_s=30.0)
         record.note(phase="down")
     elif record.phase == "up":
         take_down(record)

@@ -1,8 +1,8 @@
 """Runs on the head of a cluster, called over ssh by `horovod-tune launch` and its follow-ups: one job, on
 Ray's own job system.
 
-`python -m horovod_tune.node.head_job submit|status|follow|stop|results|fetched JOB`; each prints JSON, a
-line a message. The job's folder (`job_files`) has been shipped before `submit`.
+`python -m horovod_tune.node.head_job known|submit|status|follow|stop|results|fetched JOB`; each prints JSON,
+a line a message. The job's folder (`job_files`) has been shipped before `submit`.
 """
 
 from __future__ import annotations
@@ -214,7 +214,9 @@ def checksum(path: Path) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Do one thing with one job."""
     parser = argparse.ArgumentParser(prog="python -m horovod_tune.node.head_job", description=__doc__)
-    parser.add_argument("action", choices=["submit", "status", "follow", "stop", "results", "fetched"])
+    parser.add_argument(
+        "action", choices=["known", "submit", "status", "follow", "stop", "results", "fetched"]
+    )
     parser.add_argument("job")
     parser.add_argument("--offset", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -225,6 +227,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         match options.action:
+            case "known":
+                say({"known": files.job in list_of_jobs()})
             case "submit":
                 submit(files)
                 say({"submitted": files.job})

@@ -38,6 +38,8 @@ class Head:
 
     def ask(self, action: str, job: str, **_: Any) -> list[dict[str, Any]]:
         self.said.append(action)
+        if action == "known":
+            return [{"known": (self.home / ".horovod-tune" / "jobs" / job).is_dir()}]
         files = JobFiles(job, self.home / ".horovod-tune")
         if action == "submit":
             if self.fails is not None:
@@ -77,7 +79,17 @@ def test_the_job_runs_its_results_come_and_the_cluster_stays(
     assert "loss 0.5" in capsys.readouterr().out
     assert (project / "ray_results" / "mine" / "result.json").read_text() == "{}\n"
     assert load_record("mine").phase == "down"
-    assert launch(Head(tmp_path / "again"), monkeypatch) == 3  # the name is free
+
+
+def test_a_name_that_the_cluster_has_seen_is_refused_and_that_job_goes_on(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert launch(Head(tmp_path / "head"), monkeypatch) == 3
+    again = Head(tmp_path / "head")
+    assert launch(again, monkeypatch) == 2
+    assert "has had a job called mine: give another --name" in capsys.readouterr().err
+    assert again.said == ["known"]
+    assert load_record("mine").phase == "down"
 
 
 @pytest.mark.parametrize(
@@ -108,3 +120,24 @@ def test_down_ends_the_job_alone(
     assert main(["down", "--lose-results", "mine"]) == 0
     assert head.said == ["stop"]
     assert load_record("mine").phase == "down"
+
+
+def test_results_that_are_fetched_after_the_end_end_the_launch_and_no_cluster(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert launch(Head(tmp_path / "head"), monkeypatch) == 3
+    shutil.rmtree(project / "ray_results")
+    head, ask = Head(tmp_path / "head"), Head.ask
+    over = [{"state": {"status": "FAILED", "exit_code": 3}, "fetched": False}]
+    monkeypatch.setattr(ray_up_end, "shell_of", lambda record, host=None: head)
+    monkeypatch.setattr(
+        Head, "ask", lambda self, what, *job, **_: over if what == "status" else ask(self, what, *job)
+    )
+    load_record("mine").note(phase="submitted", exit_code=None)
+    assert main(["status", "mine"]) == 0
+    assert "failed, results not fetched yet; on the cluster of me@10.0.0.5" in capsys.readouterr().out
+    assert main(["fetch", "mine"]) == 0
+    assert (project / "ray_results" / "mine" / "result.json").is_file()
+    assert "down" not in capsys.readouterr().err
+    assert load_record("mine").phase == "down"
+    assert main(["attach", "mine"]) == 3

@@ -72,7 +72,9 @@ def find(arguments: argparse.Namespace) -> LaunchRecord:
 
     Raises:
         LaunchError: there is none.
+        Unreachable: the head of `--head` cannot be reached.
     """
+    from horovod_tune.launch import ray_up_end
     from horovod_tune.launch.launch_record import LaunchRecord, all_records, load_record
     from horovod_tune.launch.values import LaunchError, head_of_option
 
@@ -90,6 +92,11 @@ def find(arguments: argparse.Namespace) -> LaunchRecord:
             keep_up=True,
             machines="its machines",
         )
+        record.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (answer,) = ray_up_end.shell_of(record).ask("submission", record.name)
+        if answer["job"].get("target") == "running":
+            record.target, record.machines = "running", f"the cluster of {arguments.head}"
+        record.command = list(answer["job"].get("command", []))
         record.save()
         return record
     if arguments.name is not None:

@@ -111,6 +111,7 @@ def submit(record: LaunchRecord, script: Script, files: dict[str, Path], asked: 
         "command": script.command,
         "script": script.path.name,
         "user": record.user,
+        "target": record.target,
         "join_timeout_s": JOIN_TIMEOUT_S,
         **asked,
     }

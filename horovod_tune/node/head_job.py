@@ -1,8 +1,8 @@
 """Runs on the head of a cluster, called over ssh by `horovod-tune launch` and its follow-ups: one job, on
 Ray's own job system.
 
-`python -m horovod_tune.node.head_job known|submit|status|follow|stop|results|fetched JOB`; each prints JSON,
-a line a message. The job's folder (`job_files`) has been shipped before `submit`.
+`python -m horovod_tune.node.head_job ACTION JOB` prints JSON, a line a message; its actions are in `main`.
+The job's folder (`job_files`) has been shipped before `submit`.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Do one thing with one job."""
     parser = argparse.ArgumentParser(prog="python -m horovod_tune.node.head_job", description=__doc__)
     parser.add_argument(
-        "action", choices=["known", "submit", "status", "follow", "stop", "results", "fetched"]
+        "action", choices=["known", "submit", "submission", "status", "follow", "stop", "results", "fetched"]
     )
     parser.add_argument("job")
     parser.add_argument("--offset", type=int, default=0)
@@ -232,6 +232,8 @@ def main(arguments: list[str] | None = None) -> int:
             case "submit":
                 submit(files)
                 say({"submitted": files.job})
+            case "submission":
+                say({"job": files.submission()})
             case "status":
                 state = state_of(files)
                 say({"state": vars(state), "fetched": files.fetched.exists(), "job": files.submission()})

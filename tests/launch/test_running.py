@@ -41,6 +41,8 @@ class Head:
         if action == "known":
             return [{"known": (self.home / ".horovod-tune" / "jobs" / job).is_dir()}]
         files = JobFiles(job, self.home / ".horovod-tune")
+        if action == "submission":
+            return [{"job": files.submission()}]
         if action == "submit":
             if self.fails is not None:
                 raise self.fails
@@ -141,3 +143,15 @@ def test_results_that_are_fetched_after_the_end_end_the_launch_and_no_cluster(
     assert "down" not in capsys.readouterr().err
     assert load_record("mine").phase == "down"
     assert main(["attach", "mine"]) == 3
+
+
+def test_another_machine_that_ends_the_launch_ends_the_job_and_no_cluster(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    head = Head(tmp_path / "head")
+    assert launch(head, monkeypatch) == 3
+    monkeypatch.setenv("HOROVOD_TUNE_HOME", str(tmp_path / "another"))
+    head.said.clear()
+    assert main(["down", "mine", "--head", "me@10.0.0.5", "--lose-results"]) == 0
+    assert head.said == ["submission", "stop"]
+    assert load_record("mine").command == ["python", "tune.py"]

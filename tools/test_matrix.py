@@ -2,9 +2,10 @@
 
     python tools/test_matrix.py [NAME...]
 
-Each combination is a copy (of hard links) of the environment that this runs in, with one release changed.
-Horovod is compiled for its torch and its Python, so those two stay; others need an environment of their own
-(`make set-up VENV=... PYTHON=...`).
+A combination with another Ray, pandas or bayesian-optimization is a copy (of hard links) of the environment
+that this runs in, with one release changed. One with another Python or torch is made anew, as a user's is:
+`pip install`, then `horovod-tune install-horovod`, which compiles Horovod for it (some seven minutes of CPU
+each, unless a wheel was kept). A Python that this machine does not have is said to be missing.
 """
 
 from __future__ import annotations
@@ -16,15 +17,39 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
+
+@dataclass(frozen=True)
+class Combination:
+    """What differs from the environment that this runs in; ``python`` is a command, such as python3.12."""
+
+    requirements: tuple[str, ...] = ()
+    python: str | None = None
+
+    @property
+    def is_anew(self) -> bool:
+        """Whether Horovod has to be compiled for it."""
+        return self.python is not None or any(each.startswith("torch") for each in self.requirements)
+
+
+# torch before 2.3 was compiled with NumPy 1.
+_NUMPY_1 = "numpy<2"
 COMBINATIONS = {
-    "as locked": [],
-    **{f"ray {minor}": [f"ray[tune]=={minor}.*"] for minor in [f"2.{number}" for number in range(51, 60)]},
-    "bayesian-optimization 3.0": ["bayesian-optimization==3.0.*"],
-    "pandas 2": ["pandas==2.*"],
+    "as locked": Combination(),
+    **{f"ray 2.{minor}": Combination((f"ray[tune]==2.{minor}.*",)) for minor in range(51, 60)},
+    "bayesian-optimization 3.0": Combination(("bayesian-optimization==3.0.*",)),
+    "pandas 2": Combination(("pandas==2.*",)),
+    **{
+        f"python 3.{minor}": Combination(("torch==2.13.*",), f"python3.{minor}") for minor in (10, 12, 13, 14)
+    },
+    "torch 2.1": Combination(("torch==2.1.*", _NUMPY_1)),
+    **{
+        f"torch {release}": Combination((f"torch=={release}.*",)) for release in ("2.3", "2.6", "2.9", "2.15")
+    },
 }
 # Shapes of private parts, the search, the reader of experiments; real trials that fail, with checkpoints.
 CORE = [
@@ -35,7 +60,10 @@ CORE = [
     "tests/trials/test_checkpoints.py",
     "tests/trials/test_warm_in_tune.py",
 ]
-INSTALL_TIMEOUT_S = 900
+# What the core needs beside the package.
+TEST_PACKAGES = ["pytest>=8", "pytest-timeout", "matplotlib>=3.8", "rich>=13"]
+INSTALL_TIMEOUT_S = 1800
+COMPILE_TIMEOUT_S = 3600
 TEST_TIMEOUT_S = 1500
 
 
@@ -51,12 +79,71 @@ def main() -> int:
     for name in names:
         began_s = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="matrix-", dir=CHECKOUT.parent) as folder:
-            outcome = run_core(copy_environment(Path(folder, "venv")), COMBINATIONS[name])
+            try:
+                outcome = run_core(environment_for(COMBINATIONS[name], Path(folder, "venv")))
+            except NotHere as why:
+                outcome = f"{NOT_TRIED}: {why}"
+            except CannotInstall as error:
+                outcome = f"failed: {error}"
         results.append((name, outcome))
         print(f"=== {name}: {outcome} ({time.monotonic() - began_s:.0f} s)", flush=True)
     width = max(map(len, names))
     print("\n" + "\n".join(f"{name:{width}}  {outcome}" for name, outcome in results))
-    return int(any("passed" not in outcome or "failed" in outcome for _, outcome in results))
+    return int(any(not is_good(outcome) for _, outcome in results))
+
+
+NOT_TRIED = "not tried"
+
+
+class NotHere(Exception):
+    """This machine does not have what the combination needs."""
+
+
+class CannotInstall(Exception):
+    """The combination cannot be installed: the last line of what the installer said."""
+
+
+def is_good(outcome: str) -> bool:
+    """Tell whether every test passed, or the machine cannot run them."""
+    return outcome.startswith(NOT_TRIED) or ("passed" in outcome and "failed" not in outcome)
+
+
+def environment_for(combination: Combination, target: Path) -> Path:
+    """Make the combination's environment in `target` and return its Python."""
+    if not combination.is_anew:
+        python = copy_environment(target)
+        if combination.requirements:
+            pip_install(python, *combination.requirements)
+        return python
+    base = shutil.which(combination.python) if combination.python else sys.executable
+    if base is None:
+        raise NotHere(f"there is no {combination.python} on this machine")
+    install([base, "-m", "venv", str(target)], INSTALL_TIMEOUT_S)
+    python = target / "bin" / "python"
+    # The package's own needs, without the package: this checkout is what is tested.
+    with tempfile.TemporaryDirectory() as empty:
+        pip_install(python, str(CHECKOUT), *TEST_PACKAGES, *combination.requirements)
+        install([str(python), "-m", "horovod_tune.cli", "install-horovod"], COMPILE_TIMEOUT_S, cwd=empty)
+    return python
+
+
+def pip_install(python: Path, *requirements: str) -> None:
+    """Install with pip, or raise `CannotInstall`."""
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install([*pip, *requirements], INSTALL_TIMEOUT_S)
+
+
+def install(command: list[str], timeout_s: float, cwd: str | None = None) -> None:
+    """Run an installer's command, or raise `CannotInstall`."""
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise CannotInstall(f"{command[-1]} was not over after {timeout_s} s") from None
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no message"]
+        raise CannotInstall(f"{said[-1][:300]}")
 
 
 def copy_environment(target: Path) -> Path:
@@ -76,15 +163,8 @@ def link(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def run_core(python: Path, requirements: list[str]) -> str:
-    """Install `requirements` and run the core; return pytest's last line, or what pip said."""
-    if requirements:
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements]
-        installed = subprocess.run(
-            pip, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
-        )
-        if installed.returncode:
-            return "pip: " + (installed.stderr.strip().splitlines() or ["no message"])[-1]
+def run_core(python: Path) -> str:
+    """Run the core of the tests; return pytest's last line."""
     # This checkout is what is tested; the copy's scripts still name the environment they came from.
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "RAY_USAGE_STATS_ENABLED": "0"}
     try:

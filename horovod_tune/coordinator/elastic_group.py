@@ -18,7 +18,7 @@ from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator.backend_protocol import ElasticLauncher
 from horovod_tune.coordinator.draining import DrainingHosts
 from horovod_tune.coordinator.reforming import Decision, decide
-from horovod_tune.coordinator.reforming_group import ReformingGroup
+from horovod_tune.coordinator.reforming_group import SILENT_S, ReformingGroup
 from horovod_tune.coordinator.worker import Worker, ping_all
 from horovod_tune.coordinator.worker_group import PING_S
 from horovod_tune.errors import StartFailed
@@ -174,7 +174,8 @@ class ElasticGroup(ReformingGroup):
                     self._lose(worker, FailureKind.HUNG, text)
             case Decision.WAIT_FOR_RANKS if time.monotonic() - max(change.began, change.pinged) > PING_S:
                 change.pinged = time.monotonic()
-                self._find_silent([each for each in self.workers if each not in change.waiting])
+                late = [each for each in self.workers if each not in change.waiting]
+                self._lose_the_silent(late, timeout_s=SILENT_S)
 
     def _ready_to_join(self) -> list[Worker]:
         """Return the workers that may join, the first to start first."""

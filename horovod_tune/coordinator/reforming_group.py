@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from horovod_tune.coordinator import actor_processes, failures
 from horovod_tune.coordinator.backend_protocol import ElasticLauncher
 from horovod_tune.coordinator.joining import JoiningWorkers
-from horovod_tune.coordinator.worker import Worker, ping_all
+from horovod_tune.coordinator.worker import Worker
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Failed, FailureKind, NeedsWorld, Report, TrialOrder, WorkerFacts
@@ -83,18 +83,6 @@ class ReformingGroup(WorkerGroup):
         """Return why the world is left that ``first`` has left without a loss."""
         return f"{first.name} lost contact"
 
-    def _find_silent(self, workers: Sequence[Worker]) -> None:
-        silent, dead = ping_all(workers, timeout_s=SILENT_S)
-        lost = [
-            (worker, FailureKind.SILENT, f"does not answer (asked for {SILENT_S:g} s)") for worker in silent
-        ]
-        lost += [(worker, FailureKind.DIED, self._death_of(worker, error)) for worker, error in dead]
-        for worker, kind, text in lost:
-            if worker in self.workers:
-                self._lose(worker, kind, text)
-            else:
-                self._joining.replace(worker)
-
     def _lose_those_that_died(self, workers: Sequence[Worker], calls: Sequence[Any]) -> None:
         if calls:
             ray.wait(list(calls), num_returns=len(calls), timeout=self._timeout_s)
@@ -106,6 +94,9 @@ class ReformingGroup(WorkerGroup):
                     self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
 
     def _lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
+        if worker not in self.workers:  # it had not joined yet
+            self._joining.replace(worker)
+            return
         if self._failures or self._finished or self._order is None:
             super()._lose(worker, kind, text)
             return
@@ -181,7 +172,7 @@ class ReformingGroup(WorkerGroup):
         except StartFailed as error:
             # Which of them it was shows in a moment; the limits of `decide` end this.
             self._change.reasons.append(str(error))
-            self._find_silent(workers)
+            self._lose_the_silent(workers, timeout_s=SILENT_S)
             return
         self._world_number += 1
         self._change = None

@@ -260,7 +260,7 @@ class WorkerGroup:
         while failures.needs_cause(first) and self._running and time.monotonic() < end:
             self._listen(max(0.05, min(0.5, end - time.monotonic())))
         if failures.needs_cause(first):
-            self._ping_the_others()
+            self._lose_the_silent([each for each in self.workers if each.running], timeout_s=PING_S)
         self._hear_last_logs()
         error = TrainingFailed(failures.explain(first, world_size=self._world_size))
         error.lost_nodes = tuple(self._lost_nodes)
@@ -281,10 +281,11 @@ class WorkerGroup:
                 return
             self._listen(0.1)
 
-    def _ping_the_others(self) -> None:
-        silent, dead = ping_all([each for each in self.workers if each.running], timeout_s=PING_S)
+    def _lose_the_silent(self, workers: Sequence[Worker], *, timeout_s: float) -> None:
+        """Ask workers for a sign of life, and give up those that have none in ``timeout_s`` or are dead."""
+        silent, dead = ping_all(workers, timeout_s=timeout_s)
         for worker in silent:
-            self._lose(worker, FailureKind.SILENT, f"does not answer (asked for {PING_S:g} s)")
+            self._lose(worker, FailureKind.SILENT, f"does not answer (asked for {timeout_s:g} s)")
         for worker, error in dead:
             self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
 

@@ -65,8 +65,9 @@ class BayesOptSearch(Searcher):
     * `time_attr`: what tells the progress of a trial in its reports; with several reports a trial, the model
       is one of learning curves. `max_t`: where a whole training ends; by default the stop criterion of the
       tuner, otherwise the latest report so far.
-    * `analysis`: results of an earlier experiment to start from: its directory, an `ExperimentAnalysis`,
-      a `ResultGrid`, or a DataFrame of one.
+    * `analysis`: results of an earlier experiment, on the same data or on other: its directory, an
+      `ExperimentAnalysis`, a `ResultGrid`, or a DataFrame of one. The search begins where it was good, and
+      how much it counts afterwards is learned from this one's results.
 
     Where trials report several times, every report counts, of running, paused and stopped trials too: what is
     looked for is the best result at the end of a whole training. A trial that fails, or whose metric is NaN,
@@ -278,12 +279,11 @@ class BayesOptSearch(Searcher):
                 "space": self._space.describe(),
                 "spec": self._space.as_json(),
                 "seed": self._seed,
-                "drawn": self._history.drawn,
                 "limits": [str(limit) for limit in self._limits],
                 "fits": self._optimizer.fit_states,
                 "limit_fits": self._optimizer.limits.states,
                 "queue": [queued.as_json() for queued in self._queue],
-                "trials": self._history.as_json(),
+                **self._history.as_json(),
             },
         )
 
@@ -355,8 +355,7 @@ class BayesOptSearch(Searcher):
     def _take_earlier(self, space: SearchSpace, earlier: PreviousResults) -> None:
         used, message = earlier.fit_into(space, self._metric, self._time_attr)
         for point, value, time in used:
-            # A trial that was stopped early is no whole training here either.
-            self._history.add_known("earlier", point, value, time)
+            self._history.add_earlier(point, value, time)
         logger.info(message)
 
     def _take_state(self, space: SearchSpace) -> None:
@@ -368,7 +367,7 @@ class BayesOptSearch(Searcher):
         state_file.check_same_search(state, space.describe(), self._metric, self._mode, limits)
         self._seed = state["seed"]
         self._queue = [Queued.from_json(entry) for entry in state["queue"]]
-        self._history = History.from_json(state["trials"], state["drawn"])
+        self._history = History.from_json(state)
         self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
         self._optimizer.fit_states = _fit_states(state.get("fits", {}))
         self._optimizer.limits.states = _fit_states(state.get("limit_fits", {}))

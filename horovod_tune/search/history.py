@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -45,6 +45,17 @@ class Trial:
         if time is not None and math.isfinite(time) and value is not None and math.isfinite(value):
             self.curve[time] = value
 
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ending": self.ending.value, "curve": list(self.curve.items())}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Trial:
+        point = tuple(float(c) for c in entry["point"])
+        curve = {float(time): float(value) for time, value in entry.get("curve", ())}
+        others = dict(entry.get("others", {}))
+        ending = Ending(entry["ending"])
+        return cls(entry["trial_id"], point, ending, entry["value"], entry["last"], curve, others)
+
 
 @dataclass
 class History:
@@ -54,6 +65,8 @@ class History:
     counts: Counter[Point] = field(default_factory=Counter)
     #: Suggestions that came from the quasi-random sequence, and from `points_to_evaluate`.
     drawn: int = 0
+    #: Results of an earlier experiment, on other data: none of this search's own.
+    earlier: list[Trial] = field(default_factory=list)
 
     def add(self, trial: Trial) -> None:
         if trial.trial_id in self.trials:
@@ -76,6 +89,12 @@ class History:
         self.add(trial)
         self.end(trial.trial_id, value, error)
 
+    def add_earlier(self, point: Point, value: float, time: float | None) -> None:
+        """Add a result of an earlier experiment; one that was stopped early is no whole training here either."""
+        trial = Trial(f"earlier-{len(self.earlier)}", point, Ending.SCORED, value, value)
+        trial.note(time, value)
+        self.earlier.append(trial)
+
     def with_ending(self, ending: Ending) -> list[Trial]:
         return [trial for trial in self.trials.values() if trial.ending is ending]
 
@@ -94,21 +113,20 @@ class History:
         counts = +self.counts
         return min(counts.values()) if counts and len(counts) >= size else 0
 
-    def as_json(self) -> list[dict[str, Any]]:
-        return [
-            {**asdict(trial), "ending": trial.ending.value, "curve": list(trial.curve.items())}
-            for trial in self.trials.values()
-        ]
+    def as_json(self) -> dict[str, Any]:
+        """Return what a saved search keeps of it, under the names that `from_json` looks for."""
+        return {
+            "drawn": self.drawn,
+            "trials": [trial.as_json() for trial in self.trials.values()],
+            "earlier": [trial.as_json() for trial in self.earlier],
+        }
 
     @classmethod
-    def from_json(cls, trials: Iterable[dict[str, Any]], drawn: int) -> History:
-        history = cls(drawn=drawn)
-        for entry in trials:
-            point = tuple(float(c) for c in entry["point"])
-            ending = Ending(entry["ending"])
-            curve = {float(time): float(value) for time, value in entry.get("curve", ())}
-            others = dict(entry.get("others", {}))
-            history.add(Trial(entry["trial_id"], point, ending, entry["value"], entry["last"], curve, others))
+    def from_json(cls, state: Mapping[str, Any]) -> History:
+        history = cls(drawn=state["drawn"])
+        for entry in state["trials"]:
+            history.add(Trial.from_json(entry))
+        history.earlier = [Trial.from_json(entry) for entry in state.get("earlier", ())]
         return history
 
 

@@ -17,9 +17,11 @@ from scipy.stats import qmc
 from horovod_tune.analysis.dominance import non_dominated
 from horovod_tune.search.aims import Aims
 from horovod_tune.search.curve_rows import has_curves, rows_of
+from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
 from horovod_tune.search.gp.chances import AllOf, Chance, ChancesAlone
 from horovod_tune.search.gp.drawn import Drawn
+from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.failure_model import Safety, diverged
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
@@ -37,6 +39,9 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 _SAFE_ENOUGH, _PASSED_OVER = -3.0, 8
 #: Suggestions of the quasi-random start where trials report several times: one says more than its end.
 _CURVES_START = 4
+#: Results that are waited for before they are modelled beside an earlier experiment's. Until then its model
+#: and the quasi-random sequence suggest in turns: the difference shows how far it can be trusted.
+_TRANSFER_START = 3
 #: Points of a finite space that are looked at one by one when it is nearly used up.
 _ENUMERABLE = 100_000
 
@@ -59,6 +64,7 @@ class Optimizer:
         #: Where the next fit of each metric starts; a part of a saved search, as that of the limits is.
         self.fit_states: dict[str, FitState] = {}
         self.limits = LimitModels()
+        self._earlier: tuple[object, EarlierExperiment] | None = None
 
     @property
     def fitted(self) -> FittedModel | None:
@@ -82,14 +88,19 @@ class Optimizer:
         known = [trial for trial in usable if trial.curve] if by_curves else scored
         fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
         steps = self._steps if self._steps is not None else fewest
-        if len(history.trials) < steps or len(known) < 2 or space.dimension == 0:
-            start = _sobol(space, history, seed, taken, _safety(space, failed, known))
+        safety = _safety(space, failed, known)
+        earlier = self._look_back(space, history, aims)
+        asks_earlier = False
+        if earlier is not None and self._steps is None and len(known) < _TRANSFER_START:
+            asks_earlier = len(history.trials) % 2 == 0
+            steps = len(history.trials) + 1
+        if (len(history.trials) < steps or len(known) < 2 or space.dimension == 0) and not asks_earlier:
+            start = _sobol(space, history, seed, taken, safety)
             return start if start is not None else _leftover(space, taken, None, seed)
         self.learns_from_curves = by_curves
-        safety = _safety(space, failed, known)
         within = self.limits.fit(space, usable, aims, self.options) if aims.limits else None
         chances: list[Chance] = [chance for chance in (safety, within) if chance is not None]
-        situation = _Situation(
+        now = _Situation(
             space,
             usable,
             aims,
@@ -97,18 +108,41 @@ class Optimizer:
             within,
             decayed(self._acquisition, len(history.trials)),
             seed_for(seed, history, "draws"),
+            None if earlier is None else earlier.task,
         )
-        if within is not None and not any(aims.keeps_limits(trial) for trial in known):
-            belief: Belief = ChancesAlone(AllOf(chances), len(known))
-            centres: FloatArray = np.empty((0, space.dimension))
+        if asks_earlier:
+            assert earlier is not None
+            tried = _features_of(space, usable)
+            belief: Belief = earlier.belief(tried, now.chance, now.acquisition, now.draws)
+            centres: FloatArray = earlier.best
+        elif within is not None and not any(aims.keeps_limits(trial) for trial in known):
+            belief = ChancesAlone(AllOf(chances), len(known))
+            centres = np.empty((0, space.dimension))
         elif by_curves:
-            belief, centres = self._look_at_curves(situation)
+            belief, centres = self._look_at_curves(now)
         elif len(aims.metrics) == 1:
-            belief, centres = self._look_at_results(situation)
+            belief, centres = self._look_at_results(now)
         else:
-            belief, centres = self._look_at_front(situation)
+            belief, centres = self._look_at_front(now)
         found = propose(belief, space, centres, taken, seed_for(seed, history, "proposal"))
         return found if found is not None else _leftover(space, taken, belief, seed)
+
+    def _look_back(self, space: SearchSpace, history: History, aims: Aims) -> EarlierExperiment | None:
+        """Return the earlier experiment that the search begins with, if there is one."""
+        if len(history.earlier) < 2 or space.dimension == 0 or len(aims.metrics) > 1:
+            return None
+        key = [(trial.point, trial.value) for trial in history.earlier]
+        if self._earlier is None or self._earlier[0] != key:
+            found = EarlierExperiment(space, history.earlier, aims, self.horizon, self._options_with_scales)
+            self._earlier = (key, found)
+        return self._earlier[1]
+
+    @property
+    def _options_with_scales(self) -> ModelOptions:
+        """The model's options, with warped scales where the acquisition function allows them."""
+        if is_scale_free(self._acquisition):
+            return replace(self.options, softnesses=SOFTNESSES)
+        return self.options
 
     def _look_at_results(self, now: _Situation) -> tuple[Belief, FloatArray]:
         """Return what is known from the trials' last results, and the best points."""
@@ -121,6 +155,7 @@ class Optimizer:
             gains,
             now.space.feature_groups,
             now.space.bendable,
+            task=now.earlier,
         )
         pending = _features_of(now.space, _running(now.usable))
         allowed = now.allowed([scored[i] for i in model.kept], pending)
@@ -162,7 +197,8 @@ class Optimizer:
         features = np.concatenate([points[rows.trials], rows.times[:, None]], axis=1)
         groups = np.append(space.feature_groups, space.dimension)
         bendable = np.append(space.bendable, False)
-        model = self._fit(now.aims.metrics[0], features, gains, groups, bendable, timed=True)
+        metric = now.aims.metrics[0]
+        model = self._fit(metric, features, gains, groups, bendable, timed=True, task=now.earlier)
         live = _features_of(space, _running(usable))
         pending = np.concatenate([live, np.full((len(live), 1), rows.target)], axis=1)
         context = np.asarray([rows.target])
@@ -189,14 +225,13 @@ class Optimizer:
         bendable: NDArray[np.bool_],
         timed: bool = False,
         scales: bool = True,
+        task: EarlierTask | None = None,
     ) -> FittedModel:
-        options = self.options
-        if scales and is_scale_free(self._acquisition):
-            options = replace(options, softnesses=SOFTNESSES)
+        options = self._options_with_scales if scales else self.options
         key = (features.tobytes(), gains.tobytes(), options)
         if metric not in self._fitted or self._fitted[metric][0] != key:
             model = FittedModel(
-                features, gains, groups, options, bendable, self.fit_states.get(metric), timed
+                features, gains, groups, options, bendable, self.fit_states.get(metric), timed, task=task
             )
             self._fitted[metric] = (key, model)
             if model.state is not None:
@@ -216,6 +251,8 @@ class _Situation:
     within: Chance | None
     acquisition: AcquisitionFunction
     draws: int
+    #: What an earlier experiment says, to be weighed against what is seen.
+    earlier: EarlierTask | None = None
 
     def gains(self, trials: Sequence[Trial], metric: str) -> FloatArray:
         """Return the values of a metric, larger being better, shape (trials,)."""

@@ -70,15 +70,17 @@ def fit(
     warm: FloatArray | None = None,
     iterations: int = 60,
     timed: bool = False,
+    task: FloatArray | None = None,
 ) -> Fit:
     """Return the MAP hyperparameters for standardised `targets`, shape (points,).
 
     `features` has the shape (points, features), `groups` names the parameter of each feature. `starts` are
     the numbers of the places to start from, of 4; `warm`, the `theta` of an earlier fit, is the only one
     where it is given. `bendable`, shape (parameters,), are the parameters whose axes may be bent.
+    `task`, shape (points,), is an earlier task there, whose weight is integrated out (see `earlier_task`).
     """
     objective = MarginalLikelihood(
-        features, targets, groups, priors or Priors(), fixed_noise, bendable, timed
+        features, targets, groups, priors or Priors(), fixed_noise, bendable, timed, task
     )
     places = objective.starts(starts.stop)[starts.start :] if warm is None else [warm]
     options = {"maxiter": iterations}
@@ -106,8 +108,14 @@ class MarginalLikelihood:
         fixed_noise: float | None,
         bendable: NDArray[np.bool_] | None = None,
         timed: bool = False,
+        task: FloatArray | None = None,
     ) -> None:
-        self._trend = trend(features[:, -1], features[:, -1]) if timed else None
+        #: What is added to the kernel's covariance and has no hyperparameters.
+        self._fixed: FloatArray = np.zeros((len(features), len(features)))
+        if timed:
+            self._fixed += trend(features[:, -1], features[:, -1])
+        if task is not None:
+            self._fixed += np.outer(task, task)
         self._targets, self._features, self._groups = targets, features, groups
         count = int(groups.max()) + 1 if len(groups) else 0
         self._bent = np.flatnonzero(bendable) if bendable is not None else np.empty(0, dtype=int)
@@ -182,8 +190,7 @@ class MarginalLikelihood:
         squared *= decay
         correlation = squared
         covariance = h.signal * correlation
-        if self._trend is not None:
-            covariance += self._trend
+        covariance += self._fixed
         covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
         # The transpose of a symmetric matrix, in the order of memory that LAPACK needs no copy of.
         factor, failed = dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_tune.search.gp import fit as gp_fit
+from horovod_tune.search.gp.earlier_task import EarlierTask, TransferCovariance
 from horovod_tune.search.gp.fit import Fit, MarginalLikelihood, Priors
 from horovod_tune.search.gp.kernels import Covariance, FloatArray, Hyperparameters, MaternCovariance
 from horovod_tune.search.gp.output_scales import Scale, scales
@@ -81,7 +82,7 @@ class FittedModel:
 
     `earlier` is the state of a fit to fewer results. Where it is of the same ones, nothing is fitted, and
     without `refit` not as long as there are few more either. Where `timed`, the results are reports, and the
-    last feature is their time.
+    last feature is their time. `task` is what an earlier experiment says of this one.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class FittedModel:
         earlier: FitState | None = None,
         timed: bool = False,
         refit: bool = True,
+        task: EarlierTask | None = None,
     ) -> None:
         self._bendable, self._timed, self._refit = bendable, timed, refit
         self.state: FitState | None = None
@@ -101,6 +103,7 @@ class FittedModel:
         self.features, self.groups, self.options = features[kept], groups, options
         #: Which of the results that were given these are.
         self.kept = kept
+        self._task = None if task is None else task(self.features)
         own = options.kernel is None and options.fixed_noise is None
         found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
         # Each scale keeps the order, so these are the same points on all.
@@ -115,6 +118,8 @@ class FittedModel:
             number, fitted = self._fit(found, few, earlier)
             chosen = found[number]
             self.covariance = MaternCovariance(fitted, groups, timed)
+        if task is not None:
+            self.covariance = TransferCovariance(self.covariance, task)
         self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
 
     def _fit(
@@ -124,6 +129,9 @@ class FittedModel:
         options, features, rows = self.options, self.features[few], len(self.features)
         priors, noise = options.priors, options.fixed_noise
         data = hashlib.sha1(features.tobytes() + found[0].targets[few].tobytes() + repr(options).encode())
+        task = None if self._task is None else self._task[few]
+        if task is not None:
+            data.update(task.tobytes())
         digest = data.hexdigest()
 
         def fit(
@@ -131,8 +139,9 @@ class FittedModel:
         ) -> Fit:
             bendable = self._bendable if bend else None
             targets = scale.targets[few]
+            groups, timed = self.groups, self._timed
             return gp_fit.fit(
-                features, targets, self.groups, priors, noise, starts, bendable, warm, steps, self._timed
+                features, targets, groups, priors, noise, starts, bendable, warm, steps, timed, task
             )
 
         straight = len(MarginalLikelihood(features, found[0].targets[few], self.groups, priors, noise).bounds)

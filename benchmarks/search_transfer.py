@@ -1,10 +1,12 @@
 """What `BayesOptSearch(analysis=...)` gains from an earlier experiment on other data, and what it costs.
 
-    python benchmarks/search_transfer.py [--seeds 11]
+    python benchmarks/search_transfer.py [--seeds 11] [--model MODEL]
 
 Each problem is searched anew and with 40 random results of an earlier one: of the same function, of a related
 one (moved, on another scale, with other weights), of one that says nothing or the opposite. Regret is the
-median over the seeds, after 5, 10, 20 and 30 evaluations, one at a time.
+median over the seeds, after 5, 10, 20 and 30 evaluations, one at a time. With MODEL, the path of LCBench's
+surrogate (see `lcbench.py`), also whole trainings on some of its tasks, each after those on another one.
+
 One core is enough: set OMP_NUM_THREADS=1.
 """
 
@@ -15,12 +17,16 @@ import csv
 import math
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from search_problems import PROBLEMS, Config, branin, hartmann6, lr_valley, mixed_network
+from lcbench import Task
+from lcbench import space as lcbench_space
+from search_problems import PROBLEMS, Config, Problem, branin, hartmann6, lr_valley, mixed_network
 from search_quality import RandomSearch
 
 RESULTS = Path(__file__).parent / "results" / "search_transfer.csv"
@@ -76,6 +82,19 @@ def pairs() -> Iterator[tuple[str, Any, dict[str, Function]]]:
     yield "mixed_network", PROBLEMS["mixed_network"], {"related": _other_network, "noise": _of_no_use}
 
 
+#: Of LCBench: the task that is searched, and the one that was searched before.
+LCBENCH = {7593: 3945, 189354: 126026, 146212: 34539, 189905: 189873}
+
+
+def lcbench_pairs(model: Path) -> Iterator[tuple[str, Any, dict[str, Function]]]:
+    """Yield LCBench's tasks as `pairs` does; the metric is the error after the last epoch."""
+    for number, before in LCBENCH.items():
+        task, earlier = Task(model, number), Task(model, before)
+        problem = Problem(f"lcbench_{number}", "", lcbench_space, lambda c, t=task: t.curve(c)[0][-1], 0.0)
+        problem = replace(problem, optimum=task.best_error)
+        yield problem.name, problem, {str(before): lambda config, t=earlier: t.curve(config)[0][-1]}
+
+
 def table_of(function: Function, space: Config, seed: int) -> pd.DataFrame:
     """Return random results of a function, as an experiment's table."""
     random = RandomSearch(1000 + seed)
@@ -108,12 +127,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=11)
     parser.add_argument("--problems", nargs="*")
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     with options.output.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(FIELDS)
-        for name, problem, functions in pairs():
+        for name, problem, functions in chain(pairs(), lcbench_pairs(options.model) if options.model else ()):
             if options.problems and name not in options.problems:
                 continue
             for earlier, function in {"nothing": None, **functions}.items():

@@ -163,7 +163,7 @@ def test_an_earlier_experiments_stopped_trials_are_known_as_stopped() -> None:
     ]
     search = searcher(analysis=pd.DataFrame(rows))
     search.set_search_properties(METRIC, "min", SPACE)
-    assert [trial.curve for trial in search._history.trials.values()] == [{3.0: 0.5}, {27.0: 0.2}]
+    assert [trial.curve for trial in search._history.earlier] == [{3.0: 0.5}, {27.0: 0.2}]
 
 
 @pytest.mark.parametrize("disaster", [1e6, 1e30])

@@ -187,7 +187,7 @@ def test_what_does_not_fit_a_changed_space_is_counted(caplog: Any) -> None:
     assert f"{inside} of 20 earlier results are used" in caplog.text
     assert f"{19 - inside} ('lr' must be in [0.0001, 0.01])" in caplog.text
     assert "1 (no finite 'loss')" in caplog.text
-    assert len(search._history.trials) == inside
+    assert len(search._history.earlier) == inside and not search._history.trials
 
 
 def test_choices_that_are_dictionaries_are_found_in_a_flat_table() -> None:
@@ -195,4 +195,4 @@ def test_choices_that_are_dictionaries_are_found_in_a_flat_table() -> None:
     frame = pd.DataFrame([{METRIC: 1.0, "config/opt/name": "adam", "config/opt/lr": 0.001}])
     search = searcher(analysis=frame)
     search.set_search_properties(METRIC, "min", space)
-    assert [trial.point for trial in search._history.trials.values()] == [(1.0,)]
+    assert [trial.point for trial in search._history.earlier] == [(1.0,)]

@@ -160,4 +160,4 @@ def test_an_earlier_table_of_a_conditional_space_is_a_start() -> None:
     frame["config/width"] = [2, 3]
     search = BayesOptSearch(metric=METRIC, mode="min", analysis=frame)
     assert search.set_search_properties(METRIC, "min", optimizers())
-    assert [trial.value for trial in search._history.trials.values()] == [1.0, 2.0]
+    assert [trial.value for trial in search._history.earlier] == [1.0, 2.0]

@@ -66,8 +66,8 @@ class BayesOptSearch(Searcher):
       is one of learning curves. `max_t`: where a whole training ends; by default the stop criterion of the
       tuner, otherwise the latest report so far.
     * `analysis`: results of an earlier experiment, on the same data or on other: its directory, an
-      `ExperimentAnalysis`, a `ResultGrid`, or a DataFrame of one. The search begins where it was good, and
-      how much it counts afterwards is learned from this one's results.
+      `ExperimentAnalysis`, a `ResultGrid`, or a DataFrame of one. The search begins where it was good; how
+      much it counts after that is learned from the new results.
 
     Where trials report several times, every report counts, of running, paused and stopped trials too: what is
     looked for is the best result at the end of a whole training. A trial that fails, or whose metric is NaN,

@@ -90,7 +90,7 @@ class History:
         self.end(trial.trial_id, value, error)
 
     def add_earlier(self, point: Point, value: float, time: float | None) -> None:
-        """Add a result of an earlier experiment; one that was stopped early is no whole training here either."""
+        """Add a result of an earlier experiment, at the time at which its trial ended."""
         trial = Trial(f"earlier-{len(self.earlier)}", point, Ending.SCORED, value, value)
         trial.note(time, value)
         self.earlier.append(trial)

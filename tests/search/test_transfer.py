@@ -33,9 +33,7 @@ def elsewhere(config: dict[str, Any]) -> float:
 
 def results_of(loss: Loss, number: int = 30, seed: int = 0) -> pd.DataFrame:
     generator = np.random.default_rng(seed)
-    configs = [
-        {"x": generator.uniform(-2, 2), "lr": 10 ** generator.uniform(-5, -1)} for _ in range(number)
-    ]
+    configs = [{"x": generator.uniform(-2, 2), "lr": 10 ** generator.uniform(-5, -1)} for _ in range(number)]
     rows = [{"config/x": c["x"], "config/lr": c["lr"], "loss": loss(c)} for c in configs]
     return pd.DataFrame(rows)
 

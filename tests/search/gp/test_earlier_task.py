@@ -29,9 +29,7 @@ def earlier_task(timed: bool = False) -> EarlierTask:
 def test_slopes_are_those_of_the_covariance(timed: bool) -> None:
     task = earlier_task(timed=True)
     columns = 3 if timed else 2
-    own = MaternCovariance(
-        Hyperparameters(np.full(columns, 0.5), 1.0, 1e-3), np.arange(columns), timed=timed
-    )
+    own = MaternCovariance(Hyperparameters(np.full(columns, 0.5), 1.0, 1e-3), np.arange(columns), timed=timed)
     covariance = TransferCovariance(own, task)
     points = np.random.default_rng(1).random((7, columns))
     query = np.full(columns, 0.3)

@@ -14,6 +14,7 @@ from horovod_tune.launch import (
     cluster_config,
     cluster_files,
     fetching,
+    prices,
     ray_up_launch,
     working_dir,
 )
@@ -76,6 +77,7 @@ def run_ray_up(arguments: argparse.Namespace) -> int:
         return 0
     fetching.check_writable(results)
     _check_access(config)
+    record.machines += prices.in_words(config)
     record.save()
     write_private(Path(record.file), text)
     asked = {"storage": arguments.storage, "fetch": arguments.fetch}

@@ -24,7 +24,8 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     )
     report.add_argument(
         "--pareto", type=_aims, metavar="METRICS",
-        help='add a section on several metrics at once, such as "accuracy=max,latency_ms=min"',
+        help='add a section on several metrics at once, such as "accuracy=max,latency_ms=min" (default: '
+        "those that BayesOptSearch looked for)",
     )  # fmt: skip
     report.set_defaults(run=run_report)
 
@@ -65,7 +66,8 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("min", "max"), help="whether lower or higher is better")
     parser.add_argument(
         "--limit", action="append", default=[], metavar="LIMIT",
-        help='what the best has to keep, such as "latency_ms <= 20"; may be given several times',
+        help='what the best has to keep, such as "latency_ms <= 20"; may be given several times (default: '
+        "the limits that BayesOptSearch was given)",
     )  # fmt: skip
     parser.add_argument(
         "--run", dest="run_name", metavar="NAME",
@@ -111,7 +113,7 @@ def _read(args: argparse.Namespace) -> Analysis | None:
                 metric=args.metric,
                 mode=args.mode,
                 scope=args.scope,
-                limits=args.limit,
+                limits=args.limit or None,
                 run=args.run_name,
             )
     except (OSError, ValueError, ImportError) as error:
@@ -140,7 +142,7 @@ def run_report(args: argparse.Namespace) -> int:
     try:
         analysis.require_metric()
     except MetricUnknown as error:
-        if analysis.reported_numbers or args.metric:
+        if (analysis.reported_numbers or args.metric) and not analysis.record.front:
             _say(f"{error}. No report was written")
             return 2
     try:

@@ -21,7 +21,7 @@ def analyze(
     metric: str | None = None,
     mode: str | None = None,
     scope: str = "last",
-    limits: Iterable[str | Limit] = (),
+    limits: Iterable[str | Limit] | None = None,
     run: str | None = None,
     filesystem: Any = None,
 ) -> Analysis:
@@ -33,7 +33,8 @@ def analyze(
         metric: what trials are compared by; the experiment's own unless given.
         mode: "min" or "max"; the experiment's own unless given.
         scope: how trials are compared: by their "last" value, as Tune does, or by the best of "all".
-        limits: what a result has to keep to be the best, such as ["latency_ms <= 20"].
+        limits: what a result has to keep to be the best, such as ["latency_ms <= 20"]; those that
+            `BayesOptSearch` was given unless said otherwise, [] for none.
         run: which search of the folder, where several of one name wrote into it: one of `Analysis.runs`.
             The newest unless given, with a warning that names the others.
         filesystem: the pyarrow filesystem of a path that needs one (as in `RunConfig(storage_filesystem=…)`).
@@ -47,9 +48,12 @@ def analyze(
         raise ValueError(f'mode must be "min" or "max", got {mode!r}')
     if scope not in SCOPES:
         raise ValueError(f'scope must be "last" or "all", got {scope!r}')
-    kept = [parse_limit(limit) if isinstance(limit, str) else limit for limit in limits]
+    given = None
+    if limits is not None:
+        given = [parse_limit(limit) if isinstance(limit, str) else limit for limit in limits]
     if isinstance(experiment, Analysis):
         record, folder = experiment.record, experiment.folder
+        kept = record.limits if given is None else given
         return Analysis(record, folder, metric=metric, mode=mode, scope=scope, limits=kept)
     known: tuple[str | None, str | None] = (None, None)
     trial_ids = None
@@ -72,6 +76,7 @@ def analyze(
         metric, mode = metric_known, mode or mode_known
     elif mode is None and metric == metric_known:
         mode = mode_known
+    kept = record.limits if given is None else given
     return Analysis(record, folder, metric=metric, mode=mode, scope=scope, limits=kept, trial_ids=trial_ids)
 
 

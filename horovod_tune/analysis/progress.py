@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.tune import Callback
 
-from horovod_tune.analysis.last_screen import last_screen
+from horovod_tune.analysis.last_screen import last_screen, searched_for
 from horovod_tune.analysis.printable import printable
 from horovod_tune.analysis.progress_state import Progress
 from horovod_tune.experiment_facts import write_facts
@@ -121,7 +121,8 @@ class ProgressCallback(Callback):
             self._view = None
             if trials:
                 folder = str(trials[0].storage.experiment_fs_path)
-                text = last_screen(self._progress, folder, trials)
+                aims = searched_for(trials[0].storage.experiment_driver_staging_path)
+                text = last_screen(self._progress, folder, trials, aims)
                 print(printable(text), file=self._stream or sys.stdout, flush=True)
 
     def _tell(self, what: str, trial_id: str) -> None:

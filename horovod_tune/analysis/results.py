@@ -274,17 +274,18 @@ class Analysis:
         start = self.record.start_time
         return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
 
-    def pareto_front(self, metrics: Mapping[str, str]) -> ParetoFront:
+    def pareto_front(self, metrics: Mapping[str, str] | None = None) -> ParetoFront:
         """Return the results that no other one beats in all of several metrics.
 
-        `metrics` maps each to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`. Each trial is
+        `metrics` maps each to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; those that
+        `BayesOptSearch` looked for unless given. Each trial is
         compared by its last report, with scope "all" every report counts; a metric that only some reports
         have keeps its value until the next. What breaks the limits is left out. Raises `ValueError` for
         fewer than two metrics, or one that nobody reported.
         """
         from horovod_tune.analysis.pareto import pareto_front
 
-        return pareto_front(self, metrics)
+        return pareto_front(self, self.record.front if metrics is None else metrics)
 
     def _repr_html_(self) -> str:
         from horovod_tune.analysis.html_summary import html_summary

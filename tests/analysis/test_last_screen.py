@@ -17,6 +17,7 @@ def trial(name: str, config: dict[str, Any], *searched: str, error: str | None =
         evaluated_params=dict.fromkeys(searched),
         status="ERROR" if error else "TERMINATED",
         error_file=error,
+        last_result=None,
         storage=storage,
     )
 

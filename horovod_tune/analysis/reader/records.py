@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from horovod_tune.analysis.limits import Limit
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -79,7 +81,8 @@ class ExperimentRecord:
 
     `run` names it (None where its state file is lost), `runs` all searches of the same folder, oldest first.
     `rungs` are the iterations at which ASHA or HyperBand decides, smallest first, empty where no such
-    scheduler is known. `domains` is None where the space is not written down anywhere.
+    scheduler is known. `domains` is None where the space is not written down anywhere. `limits`, and the
+    metrics with their modes in `front`, are those that `BayesOptSearch` was given.
     """
 
     name: str
@@ -100,4 +103,6 @@ class ExperimentRecord:
     scheduler: str | None = None
     rungs: tuple[int, ...] = ()
     time_budget_s: float | None = None
+    limits: tuple[Limit, ...] = ()
+    front: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)

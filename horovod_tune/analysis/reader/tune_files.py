@@ -241,6 +241,8 @@ def _assemble(
         scheduler=facts.scheduler,
         rungs=facts.rungs,
         time_budget_s=facts.time_budget_s,
+        limits=facts.limits,
+        front=facts.front,
         facts=written,
     )
 

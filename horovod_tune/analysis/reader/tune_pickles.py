@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from horovod_tune.analysis.limits import Limit, parse_limit
 from horovod_tune.analysis.reader.inert_pickle import Inert, UnreadablePickle, look
 from horovod_tune.analysis.reader.plain_values import (
     DEEPEST,
@@ -41,6 +42,8 @@ class TunerFacts:
     rungs: tuple[int, ...] = ()
     domains: dict[str, Domain] | None = None
     constants: dict[str, Any] = field(default_factory=dict)
+    limits: tuple[Limit, ...] = ()
+    front: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: TunerFacts) -> None:
         """Take over what is not known yet."""
@@ -107,7 +110,21 @@ def _own_searcher(data: bytes) -> TunerFacts:
         raise UnreadablePickle(f"neither a pickle nor JSON: {error}") from error
     name = str(state.get("format", "")).rsplit(".", 1)[-1]
     metric, mode = text_or_none(state.get("metric")), text_or_none(state.get("mode"))
-    return TunerFacts(metric, mode, searcher=text_or_none(name) or None)
+    try:
+        limits = tuple(parse_limit(str(text)) for text in state.get("limits") or ())
+    except (TypeError, ValueError) as error:
+        raise UnreadablePickle(f"its limits: {error}") from error
+    front = _front(state.get("metric"), state.get("mode"))
+    return TunerFacts(metric, mode, searcher=text_or_none(name) or None, limits=limits, front=front)
+
+
+def _front(metrics: Any, modes: Any) -> dict[str, str]:
+    """Return the modes of the metrics of a search for several of them; empty for any other."""
+    if not (isinstance(metrics, list) and isinstance(modes, list) and len(metrics) == len(modes)):
+        return {}
+    if not all(isinstance(name, str) for name in metrics) or set(map(str, modes)) - {"min", "max"}:
+        return {}
+    return dict(zip(metrics, modes, strict=True))
 
 
 def resources_of(hex_blob: Any) -> Resources | None:

@@ -46,7 +46,8 @@ def write_report(
 def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> str:
     """Return the report as one HTML page that loads nothing.
 
-    With `pareto`, metrics and their modes as `Analysis.pareto_front` takes them, it has a section on them.
+    With `pareto`, metrics and their modes as `Analysis.pareto_front` takes them, it has a section on them; so
+    it has where `BayesOptSearch` looked for several metrics.
 
     Its content security policy allows no network, and no script but its own (by hash).
     """
@@ -204,7 +205,9 @@ def _notes(analysis: Analysis) -> str:
 
 
 def _trade_offs(analysis: Analysis, pareto: Mapping[str, str] | None) -> str:
-    if pareto is None:
+    if pareto is None and set(analysis.record.front) <= set(analysis.reported_numbers):
+        pareto = analysis.record.front
+    if not pareto:
         return ""
     section = trade_offs(analysis.pareto_front(pareto))
     head = '<section id="trade-offs"><h2>Several metrics at once</h2>'

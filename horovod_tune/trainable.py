@@ -220,6 +220,7 @@ def patch_tune(reuse_workers: bool) -> None:
     ray_adapter.count_each_death_once(is_distributed)
     ray_adapter.shorten_errors(is_distributed)
     ray_adapter.check_resized_trials(_placement_in)
+    ray_adapter.take_freed_places()
 
 
 def is_distributed(trainable: Any) -> bool:

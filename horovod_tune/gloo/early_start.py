@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # How long a free slot takes to be granted.
 SOON_S = 0.05
+# How long the import of Ray Tune waits for the actors to be created, which takes about 0.1 s.
+CREATED_S = 0.5
 
 
 class EarlyRanks:
@@ -47,8 +49,10 @@ class EarlyRanks:
             group = ray.util.get_current_placement_group()
             if group is not None:
                 cls._start = RankStart(resized(spec, group.bundle_specs), group)
-                # The trial that starts first should import first: it asks before those that wait here.
-                cls._start.has_slot_within(SOON_S)
+                # The trial that starts first should import first: it asks before those that wait here. An
+                # import leaves other threads little time, and the ranks take longer than it.
+                if cls._start.has_slot_within(SOON_S):
+                    cls._start.wait(CREATED_S)
             directory = ray_adapter.private_directory()
             if directory is not None:
                 cls._imports = import_slot(directory).request()

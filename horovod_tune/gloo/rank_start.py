@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future, TimeoutError, wait
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ class RankStart:
     def has_slot_within(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for the start slot; return whether the trial holds it."""
         return self._slot is None or self._slot.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` until Ray has been asked for the actors."""
+        wait([self._actors], timeout_s)
 
     def actors(self) -> list[Any]:
         """Return the actors' handles, after at most ``SLOT_TIMEOUT_S`` of waiting for the start slot.

@@ -15,6 +15,7 @@ from horovod_tune.ray_adapter.patches.actor_reuse import reuse_actors_of
 from horovod_tune.ray_adapter.patches.empty_results import accept_trials_without_results
 from horovod_tune.ray_adapter.patches.experiment_paths import note_experiments
 from horovod_tune.ray_adapter.patches.failure_count import count_each_death_once
+from horovod_tune.ray_adapter.patches.freed_places import take_freed_places
 from horovod_tune.ray_adapter.patches.idle_processes import start_in_idle_processes
 from horovod_tune.ray_adapter.patches.lost_coordinator import name_lost_hosts
 from horovod_tune.ray_adapter.patches.paused_trials import end_waits_of_paused_trials
@@ -76,5 +77,6 @@ __all__ = [
     "shows_tunes_own_output",
     "start_in_idle_processes",
     "storage_reaches_here",
+    "take_freed_places",
     "without_reporter",
 ]

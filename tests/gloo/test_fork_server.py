@@ -33,7 +33,8 @@ import json, os, sys
 print(json.dumps({
     "pid": os.getpid(), "server": os.getppid(), "group": os.getpgid(0), "directory": os.getcwd(),
     "mark": os.environ.get("MARK"), "threads": os.environ.get("OMP_NUM_THREADS"), "argv": sys.argv,
-    "executable": sys.executable, "has_torch": "torch" in sys.modules, "main": __name__, "path": sys.path[:2],
+    "executable": sys.executable, "has_torch": "torch" in sys.modules,
+    "has_tune": "ray.tune" in sys.modules, "main": __name__, "path": sys.path[:2],
 }))
 """
 
@@ -86,6 +87,37 @@ def test_a_program_runs_as_if_python_had_started_it(client: Any, tmp_path: Path)
     assert first["group"] == first["pid"], "Ray ends a worker with its process group"
     second = client(MARK="x")
     assert (second["server"], second["pid"] != first["pid"]) == (first["server"], True)
+
+
+WAITS = """
+import pathlib, time
+end = time.monotonic() + 120
+while time.monotonic() < end and not pathlib.Path("over").exists():
+    time.sleep(0.05)
+"""
+
+
+def test_who_is_forked_later_finds_ray_tune(client: Any, tmp_path: Path) -> None:
+    first = client()
+    assert not first["has_tune"], "the first ones do not wait for it"
+    server = psutil.Process(first["server"])
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    command = [sys.executable, "-I", "-S", str(fork_server._CLIENT), str(client.directory), "fork", "3"]
+    subprocess.run(
+        [*command, str(program)],
+        env=dict(os.environ),  # of which each has a server
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+        check=True,
+    )
+    try:
+        # It is busy from then on, and whoever comes has to wait.
+        eventually(lambda: any("pyarrow" in each.path for each in server.memory_maps()), within_s=90)
+        assert client()["has_tune"]
+    finally:
+        (tmp_path / "over").touch()
 
 
 def test_each_environment_has_a_server(client: Any) -> None:

@@ -3,6 +3,10 @@
 LISTENER is the file descriptor of a socket that listens, PATH its name in the file system, and RAYLET the pid
 of Ray's daemon, without which there is nothing to do. Where HOW is "exec", nothing is loaded and the children
 start a new Python.
+
+The first ranks do not wait for Ray Tune, which the module of a training function usually imports: a second
+for each rank. It is loaded in the first second in which nobody asks, for those that are forked later: in the
+place of lost ranks and for trials that are resized.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import array
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -21,6 +26,8 @@ import struct
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 LOOKS_EVERY_S = 1.0
@@ -39,9 +46,15 @@ _PROGRAMS_FOLDER = "/dev/null/the folder of the program to come"
 
 
 class Server:
-    """Forks a child for each request. `serve` returns in the children, with what they are to run."""
+    """Forks a child for each request. `serve` returns in the children, with what they are to run.
 
-    def __init__(self, listener: socket.socket, path: str, raylet: int) -> None:
+    ``when_quiet`` is called once, as soon as there are children and nobody asks for one.
+    """
+
+    def __init__(
+        self, listener: socket.socket, path: str, raylet: int, when_quiet: Callable[[], None] = lambda: None
+    ) -> None:
+        self._when_quiet: Callable[[], None] | None = when_quiet
         self._listener = listener
         self._path = path
         self._raylet = raylet
@@ -61,6 +74,9 @@ class Server:
                         return request
             elif (self._is_idle() or not _is_there(self._raylet)) and self._leaves():
                 return None
+            elif self._children and self._when_quiet is not None:
+                self._when_quiet()
+                self._when_quiet = None
 
     def _is_idle(self) -> bool:
         if self._children:
@@ -184,20 +200,24 @@ def _is_there(pid: int) -> bool:
     return True
 
 
-def load() -> dict[str, str]:
-    """Import what every rank needs; return the environment variables that this has set."""
-    sys.path[0] = _PROGRAMS_FOLDER  # before what Ray puts in front of it
+def load(*modules: str) -> dict[str, str]:
+    """Import modules that ranks need; return the environment variables that this has set."""
     before = dict(os.environ)
     gc.disable()
-    import numpy
-    import psutil
-    import ray
-    import torch
-
-    del numpy, psutil, ray, torch
+    for module in modules:
+        importlib.import_module(module)
     gc.enable()
     gc.freeze()  # the children need not look at it, nor copy its pages for looking
     return {name: value for name, value in os.environ.items() if before.get(name) != value}
+
+
+def load_more() -> dict[str, str]:
+    """Import Ray Tune and the training actor, if that is possible; return what `load` does."""
+    try:
+        return load("ray.tune", "horovod_tune.gloo.training_actor")
+    except Exception:  # whatever an import raises: a rank that does the same says so
+        traceback.print_exc()
+        return {}
 
 
 def _reseed() -> None:
@@ -250,14 +270,16 @@ def main() -> None:
     number, path, how, raylet = sys.argv[1:]
     listener = socket.socket(fileno=int(number))
     listener.set_inheritable(False)
-    of_imports = load() if how == "fork" else {}
-    request = Server(listener, path, int(raylet)).serve()
-    if request is None:
+    if how != "fork":
+        request = Server(listener, path, int(raylet)).serve()
+        if request is not None:
+            start_anew(request)
         return
-    if how == "fork":
+    sys.path[0] = _PROGRAMS_FOLDER  # before what Ray puts in front of it
+    of_imports = load("numpy", "psutil", "ray", "torch")
+    request = Server(listener, path, int(raylet), lambda: of_imports.update(load_more())).serve()
+    if request is not None:
         run(request, of_imports, int(raylet))
-    else:
-        start_anew(request)
 
 
 if __name__ == "__main__":

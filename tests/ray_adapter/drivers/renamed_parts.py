@@ -39,6 +39,7 @@ INSTALL: dict[str, list[Callable[[], object]]] = {
     "empty_results": [ray_adapter.accept_trials_without_results],
     "experiment_paths": [lambda: ray_adapter.note_experiments(lambda kind, path: None)],
     "failure_count": [lambda: ray_adapter.count_each_death_once(is_ours)],
+    "freed_places": [ray_adapter.take_freed_places],
     "idle_processes": [lambda: ray_adapter.start_in_idle_processes(is_ours)],
     "lost_coordinator": [lambda: ray_adapter.name_lost_hosts(is_ours)],
     "paused_trials": [ray_adapter.end_waits_of_paused_trials],

@@ -1,6 +1,6 @@
 """Runs a core of the tests with other releases of what we stand on: `make test-matrix`. Prints a table.
 
-    python tools/test_matrix.py [NAME...]
+    python tools/test_matrix.py [--quick] [NAME...]
 
 A combination with another Ray, pandas or bayesian-optimization is a copy (of hard links) of the environment
 that this runs in, with one release changed. One with another Python or torch is made anew, as a user's is:
@@ -52,14 +52,14 @@ COMBINATIONS = {
         f"torch {release}": Combination((f"torch=={release}.*",)) for release in ("2.3", "2.6", "2.9", "2.15")
     },
 }
-# Shapes of private parts, the reader of experiments; real trials on kept workers, with checkpoints.
-CORE = [
+# Shapes of private parts; real trials on kept workers, that fail too, with checkpoints.
+QUICK = [
     "tests/test_private_parts.py",
-    "tests/analysis/test_results.py",
     "tests/trials/test_checkpoints.py",
     "tests/trials/test_warm_in_tune.py",
 ]
-SEARCH = ["tests/search/test_bayesopt.py"]
+# The reader of experiments, whose files Tune writes, and the search.
+CORE = [*QUICK, "tests/analysis/test_results.py", "tests/search/test_bayesopt.py"]
 # What the core needs beside the package.
 TEST_PACKAGES = ["pytest>=8", "pytest-timeout", "matplotlib>=3.8", "rich>=13"]
 INSTALL_TIMEOUT_S = 1800
@@ -71,7 +71,9 @@ def main() -> int:
     """Run the combinations that the command line names, all by default; 1 where one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(COMBINATIONS)}")
-    names = parser.parse_args().names or list(COMBINATIONS)
+    parser.add_argument("--quick", action="store_true", help="only real trials and the private parts")
+    arguments = parser.parse_args()
+    names = arguments.names or list(COMBINATIONS)
     unknown = set(names) - set(COMBINATIONS)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
@@ -81,8 +83,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="matrix-", dir=CHECKOUT.parent) as folder:
             try:
                 python = environment_for(COMBINATIONS[name], Path(folder, "venv"))
-                # What the search stands on is no part of Ray.
-                outcome = run_tests(python, CORE if name.startswith("ray") else [*CORE, *SEARCH])
+                outcome = run_tests(python, QUICK if arguments.quick else CORE)
             except NotHere as why:
                 outcome = f"{NOT_TRIED}: {why}"
             except CannotInstall as error:

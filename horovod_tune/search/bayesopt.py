@@ -102,11 +102,13 @@ class BayesOptSearch(Searcher):
         several = metric is not None and not isinstance(metric, str)
         check_metrics(metric, mode)
         check_arguments(random_search_steps)
-        if (several or limits) and (evaluated_rewards is not None or analysis is not None):
+        if (several or limits) and evaluated_rewards is not None:
             raise ValueError(
-                "evaluated_rewards and analysis know one value a point: leave them out where metric is a "
-                "list or there are limits"
+                "evaluated_rewards knows one value a point: leave it out where metric is a list or there are "
+                "limits"
             )
+        if several and analysis is not None:
+            raise ValueError("analysis is for one metric: leave it out where metric is a list")
         if several and (acquisition_function is not None or utility_kwargs is not None):
             raise ValueError(
                 "acquisition_function and utility_kwargs are for one metric; with a list of metrics the gain "

@@ -118,6 +118,24 @@ def test_learning_curves_begin_from_an_earlier_experiment_that_was_stopped_early
     assert best < 0.05
 
 
+def test_limits_are_those_of_the_new_experiment() -> None:
+    """The earlier results say nothing of the limited metric."""
+    search = searcher(results_of(moved), limits=["latency_ms <= 10"])
+    best = math.inf
+    for trial in map(str, range(12)):
+        config = search.suggest(trial) or {}
+        latency = 10.0 * math.exp(config["x"] - 0.2)  # the optimum at 0.7 breaks it
+        search.on_trial_complete(trial, {"loss": valley(config), "latency_ms": latency})
+        if latency <= 10:
+            best = min(best, valley(config))
+    assert best < 0.35  # 0.25 is the least within the limit
+
+
+def test_an_earlier_experiment_is_for_one_metric() -> None:
+    with pytest.raises(ValueError, match="analysis is for one metric"):
+        BayesOptSearch(metric=["a", "b"], mode=["min", "min"], analysis=results_of(valley))
+
+
 def test_a_restored_search_goes_on_with_its_earlier_experiment(tmp_path: Path) -> None:
     search = searcher(results_of(moved))
     losses(search, 6)

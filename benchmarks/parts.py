@@ -54,6 +54,7 @@ class Part:
 
 FLOOR, OURS = "plain Tune class (floor)", "horovod_tune"
 EXECUTOR, RUN, TRAIN = "RayExecutor per trial", "horovodrun per trial", "Ray Train V2 per trial"
+FIXED, HOROVODS = "restart from its checkpoint", "horovodrun --min-np"
 
 PARTS = {
     "turnaround": Part(
@@ -157,6 +158,17 @@ PARTS = {
         "resize_s",
         {OURS: "resize"},
         bounds=(Bound("seconds from the decision to the next report", "resize_s", OURS, at_most=3),),
+    ),
+    "loss": Part(
+        "One of 3 ranks is killed, 10 MB of state: seconds from its death to the next step",
+        "s",
+        "loss_s",
+        {OURS: "loss elastic", FIXED: "loss fixed", HOROVODS: "horovodrun_loss"},
+        claims=(
+            Claim("against a restart", "loss_s", OURS, FIXED, at_most=0.5),
+            Claim("against horovodrun --min-np", "loss_s", OURS, HOROVODS, at_most=0.5),
+        ),
+        bounds=(Bound("seconds from a rank's death to the next step", "loss_s", OURS, at_most=3),),
     ),
     "checkpoint": Part(
         "A checkpoint of 1 GB to local storage: time / time of a plain copy",

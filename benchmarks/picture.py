@@ -16,8 +16,11 @@ from matplotlib import ticker
 from benchmarks.parts import OURS, PARTS
 
 OURS_COLOUR, OTHER_COLOUR, DOT_COLOUR = "#1f77b4", "#b8bcc2", "#30343a"
-SHOWN = ("turnaround", "concurrent", "first_trial", "world_8", "world_16", "training", "reports", "exploit")
-LOGARITHMIC = ("turnaround", "exploit")
+SHOWN = (
+    *("turnaround", "concurrent", "first_trial", "world_8", "world_16", "training", "reports", "exploit"),
+    *("resize", "loss"),
+)
+LOGARITHMIC = ("turnaround", "exploit", "loss")
 
 
 def draw(results: Mapping[str, Mapping[str, list[dict[str, float]]]], path: Path) -> None:

@@ -27,8 +27,10 @@ _PATCH = Patch(
         ),
     ),
 )
-# How long after a place has become free it is asked for. Ray returns it some milliseconds after it says so.
+# How long after a place has become free it is asked for, and how often: Ray returns it some milliseconds
+# after it says so.
 ASKS_FOR_S = 2.0
+ASKS_EVERY_S = 0.1
 
 
 def take_freed_places() -> None:
@@ -45,18 +47,21 @@ def take_freed_places() -> None:
     manager_class = importlib.import_module(_MODULE).PlacementGroupResourceManager
     original_free, original_futures = manager_class.free_resources, manager_class.get_resource_futures
     freed_at: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+    asks_at: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
     @functools.wraps(original_free)
     def free(self: Any, acquired_resource: Any) -> None:
         original_free(self, acquired_resource)
-        freed_at[self] = time.monotonic()
+        freed_at[self] = asks_at[self] = time.monotonic()
 
     @functools.wraps(original_futures)
     def futures(self: Any) -> list[Any]:
         if self in freed_at:
-            if time.monotonic() - freed_at[self] > ASKS_FOR_S or not self._staging_future_to_pg:
+            now = time.monotonic()
+            if now - freed_at[self] > ASKS_FOR_S or not self._staging_future_to_pg:
                 del freed_at[self]
-            else:
+            elif now >= asks_at[self]:
+                asks_at[self] = now + ASKS_EVERY_S
                 ask_again(self)
         found: list[Any] = original_futures(self)
         return found

@@ -5,8 +5,8 @@ of Ray's daemon, without which there is nothing to do. Where HOW is "exec", noth
 start a new Python.
 
 The first ranks do not wait for Ray Tune, which the module of a training function usually imports: a second
-for each rank. It is loaded some seconds later, when nobody asks, for those that are forked then: in the place
-of lost ranks and for trials that are resized. A search that is over by then does without.
+for each rank. It is loaded in the first second in which nobody asks, for those that are forked later: in the
+place of lost ranks and for trials that are resized.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from typing import Any
 LOOKS_EVERY_S = 1.0
 # How long a server without children stays, for the next ones.
 IDLE_S = 10.0
-# How long after the first child more is loaded.
-LATER_S = 5.0
 # How long a client may take to send its request; others wait meanwhile.
 REQUEST_S = 5.0
 # How many children's ends stay noted.
@@ -50,14 +48,13 @@ _PROGRAMS_FOLDER = "/dev/null/the folder of the program to come"
 class Server:
     """Forks a child for each request. `serve` returns in the children, with what they are to run.
 
-    ``when_quiet`` is called once, when there have been children for LATER_S and nobody asks for one.
+    ``when_quiet`` is called once, as soon as there are children and nobody asks for one.
     """
 
     def __init__(
         self, listener: socket.socket, path: str, raylet: int, when_quiet: Callable[[], None] = lambda: None
     ) -> None:
         self._when_quiet: Callable[[], None] | None = when_quiet
-        self._first_child_at: float | None = None
         self._listener = listener
         self._path = path
         self._raylet = raylet
@@ -77,7 +74,7 @@ class Server:
                         return request
             elif (self._is_idle() or not _is_there(self._raylet)) and self._leaves():
                 return None
-            elif self._when_quiet is not None and self._has_served_for(LATER_S):
+            elif self._children and self._when_quiet is not None:
                 self._when_quiet()
                 self._when_quiet = None
 
@@ -85,10 +82,6 @@ class Server:
         if self._children:
             self._busy_at = time.monotonic()
         return time.monotonic() - self._busy_at > IDLE_S
-
-    def _has_served_for(self, seconds: float) -> bool:
-        began = self._first_child_at
-        return bool(self._children) and began is not None and time.monotonic() - began > seconds
 
     def _leaves(self) -> bool:
         """Take the name away, unless a client is just coming in."""
@@ -121,7 +114,6 @@ class Server:
                 self._listener.close()
                 return request
             self._busy_at = time.monotonic()
-            self._first_child_at = self._first_child_at or self._busy_at
             connection.sendall(PID.pack(child))
             return None
         finally:

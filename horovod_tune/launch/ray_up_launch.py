@@ -91,7 +91,7 @@ def look_at_head(record: LaunchRecord) -> None:
         LaunchError: it lacks this package or Ray, or a job of that name ran there before.
         Unreachable: it cannot be reached.
     """
-    (answer,) = shell_of(record).ask("known", record.name)
+    (answer,) = shell_of(record).ask("known", record.name, timeout_s=300.0)
     if answer["known"]:
         raise LaunchError(f"{record.machines} has had a job called {record.name}: give another --name")
     record.note(phase="up")

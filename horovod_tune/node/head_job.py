@@ -42,6 +42,23 @@ def client() -> Any:
     return JobSubmissionClient(DASHBOARD)
 
 
+def client_in_time() -> tuple[Any, set[str]]:
+    """Return Ray's client and the jobs that Ray knows, once its dashboard listens: soon after `ray start`.
+
+    Raises:
+        OSError: it does not listen in time.
+    """
+    deadline = time.monotonic() + DASHBOARD_TIMEOUT_S
+    while True:
+        try:
+            jobs = client()
+            return jobs, {details.submission_id for details in jobs.list_jobs()}
+        except (OSError, RuntimeError) as error:
+            if time.monotonic() > deadline or "ray[default]" in str(error):
+                raise
+            time.sleep(POLL_S)
+
+
 def list_of_jobs() -> dict[str, Any]:
     """Return Ray's details of each job that it knows, by submission id.
 
@@ -89,17 +106,9 @@ def submit(files: JobFiles) -> None:
         OSError: Ray's dashboard does not listen in time.
     """
     asked = files.submission()
-    deadline = time.monotonic() + DASHBOARD_TIMEOUT_S
-    while True:
-        try:
-            jobs = client()
-            if files.job in {details.submission_id for details in jobs.list_jobs()}:
-                return
-            break
-        except (OSError, RuntimeError) as error:
-            if time.monotonic() > deadline or "ray[default]" in str(error):
-                raise
-            time.sleep(POLL_S)
+    jobs, known = client_in_time()
+    if files.job in known:
+        return
     environment = {EXPERIMENTS_VARIABLE: str(files.experiments), "PYTHONUNBUFFERED": "1"}
     if asked.get("storage"):
         environment["RAY_STORAGE"] = asked["storage"]
@@ -228,7 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         match options.action:
             case "known":
-                say({"known": files.job in list_of_jobs()})
+                say({"known": files.job in client_in_time()[1]})
             case "submit":
                 submit(files)
                 say({"submitted": files.job})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,3 +156,24 @@ def test_another_machine_that_ends_the_launch_ends_the_job_and_no_cluster(
     assert main(["down", "mine", "--head", "me@10.0.0.5", "--lose-results"]) == 0
     assert head.said == ["submission", "stop"]
     assert load_record("mine").command == ["python", "tune.py"]
+
+
+def test_a_dashboard_that_does_not_listen_yet_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Jobs:
+        def list_jobs(self) -> list[Any]:
+            return [SimpleNamespace(submission_id="mine")]
+
+    clients: list[Any] = [ConnectionError("Failed to connect to Ray"), Jobs()]
+
+    def client() -> Any:
+        if isinstance(clients[0], Exception):
+            raise clients.pop(0)
+        return clients[0]
+
+    monkeypatch.setattr(head_job, "client", client)
+    monkeypatch.setattr(head_job.time, "sleep", lambda seconds: None)
+    assert head_job.main(["known", "mine"]) == 0
+    assert head_job.main(["known", "other"]) == 0
+    assert capsys.readouterr().out == '{"known": true}\n{"known": false}\n'

@@ -13,15 +13,22 @@ from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
 
 from benchmarks.programs import exploit, trials
 
+SETTLED_S = 15.0
+
 
 class Resizes:
     """Gives the trial 2 and 4 CPUs in turns, and notes when."""
 
     def __init__(self) -> None:
         self._decided: float | None = None
+        self._has_waited = False
         self.seconds: list[float] = []
 
     def __call__(self, controller: Any, trial: Any, result: dict[str, Any], scheduler: Any) -> Any:
+        if not self._has_waited:
+            # A trial is resized after minutes; of those a few will do (the fork server: LOADS_MORE_AFTER_S).
+            self._has_waited = True
+            time.sleep(SETTLED_S)
         if self._decided is not None:
             self.seconds.append(time.monotonic() - self._decided)
             self._decided = None

@@ -5,8 +5,8 @@ of Ray's daemon, without which there is nothing to do. Where HOW is "exec", noth
 start a new Python.
 
 The first ranks do not wait for Ray Tune, which the module of a training function usually imports: a second
-for each rank. It is loaded in the first second in which nobody asks, for those that are forked later: in the
-place of lost ranks and for trials that are resized.
+for each rank. It is loaded some seconds later, in a second in which nobody asks, for those that are forked
+then: in the place of lost ranks and for trials that are resized.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import fcntl
 import gc
 import importlib
 import json
+import math
 import os
 import runpy
 import select
@@ -33,6 +34,9 @@ from typing import Any
 LOOKS_EVERY_S = 1.0
 # How long a server without children stays, for the next ones.
 IDLE_S = 10.0
+# How long after its first child the server loads what only later ones gain from. It takes a second of a core:
+# of forty short trials in five seconds it would take a fifth.
+LOADS_MORE_AFTER_S = 10.0
 # How long a client may take to send its request; others wait meanwhile.
 REQUEST_S = 5.0
 # How many children's ends stay noted.
@@ -48,13 +52,20 @@ _PROGRAMS_FOLDER = "/dev/null/the folder of the program to come"
 class Server:
     """Forks a child for each request. `serve` returns in the children, with what they are to run.
 
-    ``when_quiet`` is called once, as soon as there are children and nobody asks for one.
+    ``when_quiet`` is called once, in a second in which nobody asks for a child, ``quiet_after_s`` after the
+    first one at the earliest.
     """
 
     def __init__(
-        self, listener: socket.socket, path: str, raylet: int, when_quiet: Callable[[], None] = lambda: None
+        self,
+        listener: socket.socket,
+        path: str,
+        raylet: int,
+        when_quiet: Callable[[], None] = lambda: None,
+        quiet_after_s: float = LOADS_MORE_AFTER_S,
     ) -> None:
         self._when_quiet: Callable[[], None] | None = when_quiet
+        self._quiet_after_s, self._first_at = quiet_after_s, math.inf
         self._listener = listener
         self._path = path
         self._raylet = raylet
@@ -75,8 +86,10 @@ class Server:
             elif (self._is_idle() or not _is_there(self._raylet)) and self._leaves():
                 return None
             elif self._children and self._when_quiet is not None:
-                self._when_quiet()
-                self._when_quiet = None
+                self._first_at = min(self._first_at, time.monotonic())
+                if time.monotonic() - self._first_at >= self._quiet_after_s:
+                    self._when_quiet()
+                    self._when_quiet = None
 
     def _is_idle(self) -> bool:
         if self._children:

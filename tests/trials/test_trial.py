@@ -137,19 +137,6 @@ def test_tunes_own_context_and_report_work_in_every_rank(tune_run):
     assert result["dir"].endswith(os.path.basename(trial.path))
 
 
-def test_a_rank_imports_no_ray_tune_unless_its_function_does(tune_run):
-    def train(config):
-        import sys
-
-        from horovod_tune import report
-
-        heavy = ("ray.tune", "ray.data", "pandas")
-        report(heavy=[name for name in heavy if name in sys.modules])
-
-    (trial,) = tune_run(DistributedTrainableCreator(train, num_slots=1)).trials
-    assert trial.last_result["heavy"] == []
-
-
 def test_a_trial_that_a_scheduler_stops_runs_no_further_step(tune_run, tmp_path):
     from ray.tune.schedulers import AsyncHyperBandScheduler
 

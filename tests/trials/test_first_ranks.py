@@ -1,0 +1,16 @@
+"""The first ranks of a Ray session: later ones are forked from a process that has loaded more meanwhile."""
+
+from horovod_tune import DistributedTrainableCreator
+
+
+def test_the_first_ranks_import_no_ray_tune_unless_their_function_does(tune_run):
+    def train(config):
+        import sys
+
+        from horovod_tune import report
+
+        heavy = ("ray.tune", "ray.data", "pandas")
+        report(heavy=[name for name in heavy if name in sys.modules])
+
+    (trial,) = tune_run(DistributedTrainableCreator(train, num_slots=1)).trials
+    assert trial.last_result["heavy"] == []

@@ -70,7 +70,7 @@ def test_the_list_is_asked_for_linux_of_the_region() -> None:
     }
     filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in pairs.items()]
     expected = {"ServiceCode": "AmazonEC2", "Filters": filters, "MaxResults": 10}
-    # A quantity that is no hour is no price of one.
+    # Only prices by the hour count.
     prices = [product(("Quantity", "900"), ("Hrs", "98.32"))]
     stubber.add_response("get_products", {"PriceList": prices}, expected)
     with stubber:

@@ -37,6 +37,7 @@ finish() { # print once more, where a reader of the last page finds it, what fai
   for name in test-xla test-hosts examples test; do # pytest's last line; make may have added one of its own
     [ -f "$logs/$name" ] && grep -E '^=+ .* in [0-9.]+s' "$logs/$name" | tail -n 1
   done
+  echo "Modules of long tests that there was no time for: $(cat "$logs"/* | grep -cE '^SKIPPED .* left out: ')"
   [ ! -s "$logs/failed" ]
   exit
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,43 @@ if TYPE_CHECKING:
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "2")
+BEGAN_S = time.monotonic()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel-dir", help="try the wheel in this folder in place of one that is built for it")
+    parser.addoption(
+        "--begin-within",
+        type=float,
+        metavar="SECONDS",
+        help="begin none of the long tests later; those left out are skipped and say so",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the modules of long tests last where time is limited, and begin them with another one each time."""
+    if config.getoption("--begin-within") is None:
+        return
+    modules: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if is_long(item):
+            modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    names = list(modules)
+    first = random.randrange(len(names)) if names else 0
+    items[:] = [item for item in items if not is_long(item)]
+    items += [item for name in names[first:] + names[:first] for item in modules[name]]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    within_s = item.config.getoption("--begin-within")
+    if within_s is not None and is_long(item) and time.monotonic() - BEGAN_S > within_s:
+        module = item.nodeid.partition("::")[0]
+        pytest.skip(f"{module} left out: the {within_s:.0f} s for long tests are over")
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Tell whether a test's module takes a minute or more."""
+    return any(item.get_closest_marker(name) for name in ("long", "cluster", "example"))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from horovod_tune.ray_adapter import metric_and_mode
 from horovod_tune.run_settings import ExperimentFacts, SilentTrials, settings_for
 from horovod_tune.search import BayesOptSearch
 
+pytestmark = pytest.mark.long
+
 # What lines of Tune's reporter begin with.
 BY_TUNE = ("╭", "│", "├", "╰", "View detailed results", "To visualize", "Trial ", "Error file")
 

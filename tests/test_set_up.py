@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 spec = importlib.util.spec_from_file_location("set_up", CHECKOUT / "tools" / "set_up.py")

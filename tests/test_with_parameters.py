@@ -16,6 +16,8 @@ from horovod_tune import DistributedTrainableCreator, with_parameters
 from horovod_tune.errors import NotInTraining, TrainingFunctionError
 from horovod_tune.with_parameters import load_values, pack_values, parameters_of
 
+pytestmark = pytest.mark.long
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

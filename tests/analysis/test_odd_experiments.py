@@ -16,6 +16,8 @@ from horovod_tune.analysis import analyze
 from horovod_tune.analysis.export import chosen_frame, write_csv, write_parquet
 from horovod_tune.analysis.report import render
 
+pytestmark = pytest.mark.long
+
 ODD_NAMES = (
     "a/b",
     "__proto__",

@@ -31,6 +31,8 @@ from horovod_tune.errors import TrainingFailed
 from horovod_tune.gloo.ranks import assign_worlds
 from horovod_tune.messages import Assignment, Finished, NeedsWorld, Report, TrialOrder, WorkerFacts, World
 
+pytestmark = pytest.mark.long
+
 SLOTS = 8  # ranks of a simulated host
 
 

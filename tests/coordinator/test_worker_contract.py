@@ -23,6 +23,8 @@ from worker_kinds import NEEDS, Workers, skip_unless_installed
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Finished, LogChunk, Report
 
+pytestmark = pytest.mark.long
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

@@ -26,6 +26,8 @@ from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server
 from horovod_tune.spec import make_spec
 
+pytestmark = pytest.mark.long
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PROGRAM = """

@@ -17,6 +17,8 @@ from horovod_tune.gloo import ranks
 from horovod_tune.gloo.http_server import Connection
 from horovod_tune.gloo.rendezvous import Rendezvous
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("horovod")
 
 GLOO_TIMEOUT_S = 5

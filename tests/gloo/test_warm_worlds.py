@@ -11,6 +11,8 @@ from trial_runner import is_kept, sound
 
 from horovod_tune import report
 
+pytestmark = pytest.mark.long
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

@@ -26,6 +26,8 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 from horovod_tune.horovod_build.installed import installed_horovod
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 120
 
 WORK = """

@@ -16,6 +16,8 @@ from worker_kinds import NEEDS, Workers, skip_unless_installed
 
 from horovod_tune.messages import CheckpointPlace, Report
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("transformers")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

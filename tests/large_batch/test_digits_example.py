@@ -11,6 +11,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

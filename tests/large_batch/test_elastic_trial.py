@@ -19,6 +19,8 @@ from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
 from horovod_tune import DistributedTrainableCreator, commit, get_checkpoint, get_state, large_batch, report
 from horovod_tune.search import DistributeByGlobalBatch
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("horovod")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

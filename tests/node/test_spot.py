@@ -16,6 +16,8 @@ from horovod_tune.node import spot_watch
 from horovod_tune.ray_adapter import drain_as_preempted, is_preempted
 from horovod_tune.ray_adapter.preemption import HostPreempted
 
+pytestmark = pytest.mark.long
+
 
 class Metadata(BaseHTTPRequestHandler):
     """The metadata services of both clouds, as their documentation describes them."""

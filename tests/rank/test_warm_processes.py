@@ -16,6 +16,8 @@ from trial_runner import TrialRunner, exists, is_kept, sound
 from horovod_tune import report
 from horovod_tune.errors import TrainingFailed
 
+pytestmark = pytest.mark.long
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

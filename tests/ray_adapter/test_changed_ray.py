@@ -18,6 +18,8 @@ import horovod_tune.gloo.horovod_elastic
 import horovod_tune.gloo.horovod_world
 from horovod_tune import private_parts, ray_adapter
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).resolve().parent
 
 

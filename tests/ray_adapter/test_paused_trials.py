@@ -13,6 +13,8 @@ from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining
 
 from horovod_tune import ray_adapter
 
+pytestmark = pytest.mark.long
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

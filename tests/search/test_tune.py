@@ -17,6 +17,8 @@ from ray.tune.search import ConcurrencyLimiter
 from horovod_tune import analyze
 from horovod_tune.search import BayesOptSearch
 
+pytestmark = pytest.mark.long
+
 # The trials run in other processes, which cannot import tests.
 cloudpickle.register_pickle_by_value(conformance)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

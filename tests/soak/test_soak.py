@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("horovod")
 SOAK = Path(__file__).with_name("soak.py")
 

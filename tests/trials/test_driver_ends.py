@@ -16,6 +16,8 @@ import psutil
 import pytest
 from processes import eventually
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).with_name("drivers") / "search.py"
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("horovod")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

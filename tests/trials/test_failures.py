@@ -14,7 +14,7 @@ from processes import training_processes
 
 from horovod_tune import DistributedTrainableCreator
 
-pytestmark = pytest.mark.usefixtures("ray_session")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_session")]
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,10 @@
 """The first ranks of a Ray session: later ones are forked from a process that has loaded more meanwhile."""
 
+import pytest
+
 from horovod_tune import DistributedTrainableCreator
+
+pytestmark = pytest.mark.long
 
 
 def test_the_first_ranks_import_no_ray_tune_unless_their_function_does(tune_run):

@@ -16,6 +16,8 @@ from sessions import simulated_nodes
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
 from horovod_tune.session import COMMIT_FILE
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("horovod")
 
 

@@ -18,6 +18,8 @@ from ray.tune.schedulers.resource_changing_scheduler import DistributeResources,
 from horovod_tune import DistributedTrainableCreator, commit, get_checkpoint, get_state, report
 from horovod_tune.search import DistributeByNoiseScale
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("horovod")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

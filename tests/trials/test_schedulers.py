@@ -11,6 +11,8 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, ResourceChang
 
 from horovod_tune import DistributedTrainableCreator
 
+pytestmark = pytest.mark.long
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 STEPS = 4

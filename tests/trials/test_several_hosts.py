@@ -15,6 +15,8 @@ from sessions import simulated_nodes
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import ResourcesUnavailable
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def cluster():

@@ -11,7 +11,7 @@ import pytest
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import ResourcesUnavailable
 
-pytestmark = pytest.mark.usefixtures("ray_session")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_session")]
 
 
 def results_of(trial):

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pytest
 
 from horovod_tune import DistributedTrainableCreator, report
+
+pytestmark = pytest.mark.long
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

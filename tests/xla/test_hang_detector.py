@@ -16,6 +16,8 @@ from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import Report
 from horovod_tune.xla.inactivity import Activity, Inactivity, StackDump, explain
 
+pytestmark = pytest.mark.long
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 STALL_TIMEOUT_S = 3.0

@@ -15,7 +15,7 @@ from horovod_tune.backends import placement_of, require_installed
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
 from horovod_tune.gloo.early_start import EarlyRanks
-from horovod_tune.run_settings import settings_for
+from horovod_tune.run_settings import SavesAtEnd, settings_for
 from horovod_tune.spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
 from horovod_tune.trainable import DistributedTrainable, is_distributed, patch_tune, wants_reuse
 from horovod_tune.with_parameters import parameters_of
@@ -40,6 +40,7 @@ def DistributedTrainableCreator(
     min_workers: int | None = None,
     max_workers: int | None = None,
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S,
+    background_uploads: bool = False,
 ) -> type[DistributedTrainable]:
     """Turn a Horovod training function into a class that ``tune.run`` and ``tune.Tuner`` take.
 
@@ -77,6 +78,9 @@ def DistributedTrainableCreator(
             starts with).
         min_workers_timeout_s: seconds for which fewer ranks than ``min_workers`` wait for others (default
             60).
+        background_uploads: let ``report`` return while its checkpoint is on its way to a bucket or to
+            another machine. A trial that fails, or that its scheduler pauses or stops, may then go on from
+            the checkpoint before.
 
     Raises:
         SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
@@ -102,6 +106,7 @@ def DistributedTrainableCreator(
         min_workers=min_workers,
         max_workers=max_workers,
         min_workers_timeout_s=min_workers_timeout_s,
+        background_uploads=background_uploads,
     )
     require_installed(use_tpu=use_tpu)
     patch_tune(reuse_workers)
@@ -121,14 +126,15 @@ def DistributedTrainableCreator(
     return metaclass(name, (DistributedTrainable,), body)
 
 
-def _preflight_of(trainable: type[DistributedTrainable]) -> Callback | None:
+def _callbacks_of(trainable: type[DistributedTrainable]) -> list[Callback]:
+    callbacks: list[Callback] = [SavesAtEnd()] if trainable._spec.background_uploads else []
     placement = placement_of(trainable._spec)
-    if len(placement.bundles) < 2:
-        return None
-    from horovod_tune.preflight.before_trials import Preflight
+    if len(placement.bundles) > 1:
+        from horovod_tune.preflight.before_trials import Preflight
 
-    return Preflight(trainable._spec, trainable._shipped, placement)
+        callbacks.append(Preflight(trainable._spec, trainable._shipped, placement))
+    return callbacks
 
 
 # Not when the factory is called: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before that.
-ray_adapter.prepare_runs(settings_for(is_distributed, wants_reuse, _preflight_of))
+ray_adapter.prepare_runs(settings_for(is_distributed, wants_reuse, _callbacks_of))

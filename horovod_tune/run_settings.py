@@ -43,6 +43,13 @@ class SilentTrials(Callback):
             )
 
 
+class SavesAtEnd(Callback):
+    """Lets the last checkpoint of each trial be waited for, where ranks do not wait for it."""
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        ray_adapter.save_at_end(trial)
+
+
 class ExperimentFacts(Callback):
     """Leaves metric and mode, versions and the cluster beside Tune's files when the first trial starts.
 
@@ -62,7 +69,7 @@ class ExperimentFacts(Callback):
 def settings_for(
     is_ours: Callable[[Any], bool],
     wants_reuse: Callable[[Any], bool],
-    preflight_of: Callable[[Any], Callback | None] = lambda trainable: None,
+    callbacks_of: Callable[[Any], list[Callback]] = lambda trainable: [],
 ) -> ray_adapter.Prepare:
     """Return what `ray_adapter.prepare_runs` takes; the arguments of other searches stay as they are."""
 
@@ -77,9 +84,7 @@ def settings_for(
         with ray_adapter.corrected_advice(RESOURCE_ARGUMENTS, quiet=quiet):
             try:
                 changed = _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
-                preflight = preflight_of(trainable)
-                if preflight is not None:
-                    changed["callbacks"].append(preflight)
+                changed["callbacks"] += callbacks_of(trainable)
                 with ray_adapter.without_reporter() if changed.get("verbose") == 0 else nullcontext():
                     yield changed
             except Exception as error:

@@ -53,6 +53,7 @@ class TrialSpec:
     min_workers: int | None = None
     max_workers: int | None = None
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S
+    background_uploads: bool = False
     # The ranks in each bundle of a trial that a scheduler has resized; None before.
     resized_slots: tuple[int, ...] | None = None
 
@@ -121,6 +122,7 @@ def make_spec(
     min_workers: int | None = None,
     max_workers: int | None = None,
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S,
+    background_uploads: bool = False,
 ) -> TrialSpec:
     """Return the spec for arguments of either era's names.
 
@@ -131,7 +133,8 @@ def make_spec(
     for name, number in {**counts, "min_workers": min_workers, "max_workers": max_workers}.items():
         if number is not None:
             _check_count(name, number)
-    for name, flag in (("use_gpu", use_gpu), ("use_tpu", use_tpu), ("reuse_workers", reuse_workers)):
+    flags = {"use_gpu": use_gpu, "use_tpu": use_tpu, "reuse_workers": reuse_workers}
+    for name, flag in {**flags, "background_uploads": background_uploads}.items():
         if not isinstance(flag, bool):
             raise SpecError(f"{name} must be True or False, got {flag!r}")
     if use_gpu and use_tpu:
@@ -171,6 +174,7 @@ def make_spec(
         min_workers=min_workers,
         max_workers=max_workers,
         min_workers_timeout_s=float(min_workers_timeout_s),
+        background_uploads=background_uploads,
     )
     return _with_checked_range(spec)
 

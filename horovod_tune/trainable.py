@@ -21,6 +21,7 @@ from horovod_tune import ray_adapter
 from horovod_tune.backends import make_group, placement_of
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
+from horovod_tune.coordinator.uploads import Upload
 from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, TrainingFunctionError
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
@@ -93,6 +94,7 @@ class DistributedTrainable(FunctionTrainable):
             make_group(self._spec, self._node_id),
             self._shipped.pickled(),
             reuse_workers=self._spec.reuse_workers,
+            background_uploads=self._spec.background_uploads,
         )
         if self._spec.use_tpu:  # otherwise EarlyRanks has begun
             self._coordinator.begin_workers()
@@ -102,6 +104,10 @@ class DistributedTrainable(FunctionTrainable):
     def _set_trial(self, config: dict[str, Any]) -> None:
         # Whether the training function has reported a checkpoint, and whether the trial leaves its hosts.
         self._saves_itself = self._moves = False
+        # The report whose checkpoint is on its way, and what Tune is to save next.
+        self._uploading: tuple[Upload, TrainingResult] | None = None
+        self._due: TrainingResult | None = None
+        self._saved: TrainingResult | None = None
         storage = self._storage
         assert storage is not None, "Tune gives every trial its storage"
         order = TrialOrder(
@@ -135,15 +141,33 @@ class DistributedTrainable(FunctionTrainable):
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
         metrics, checkpoint = result
         self._saves_itself = self._saves_itself or checkpoint is not None
+        last = TrainingResult(checkpoint=None, metrics=metrics)
+        # An earlier report's: the coordinator has waited for it if this one has a checkpoint too.
+        self._due = self._take_upload(wait=False)
+        if isinstance(checkpoint, Upload):
+            self._uploading = (checkpoint, last)
+        else:
+            last.checkpoint = checkpoint
         if self._coordinator.may_end_soon(self._node_id):
-            if checkpoint is None and not self._saves_itself:
-                checkpoint = self._coordinator.store_commit(metrics)
+            self._due = self._take_upload(wait=True) or self._due
+            if last.checkpoint is None and not self._saves_itself:
+                last.checkpoint = self._coordinator.store_commit(metrics)
             # With the next step, when Tune has noted the checkpoint.
-            self._moves = checkpoint is not None and self._has_room_elsewhere()
-        self._last_training_result = TrainingResult(checkpoint=checkpoint, metrics=metrics)
-        if checkpoint is not None:
+            self._moves = last.checkpoint is not None and self._has_room_elsewhere()
+        self._last_training_result = last
+        if last.checkpoint is not None or self._due is not None:
             metrics = {**metrics, SHOULD_CHECKPOINT: True}
         return metrics
+
+    def _take_upload(self, *, wait: bool) -> TrainingResult | None:
+        """Return the report whose checkpoint has arrived; None where none is on its way, or still is."""
+        if self._uploading is None or not (wait or self._uploading[0].is_over):
+            return None
+        upload, result = self._uploading
+        self._uploading = None
+        upload.wait()
+        result.checkpoint = upload.checkpoint
+        return result
 
     def _has_room_elsewhere(self) -> bool:
         """Whether all of the trial fits now on nodes that are not about to go."""
@@ -158,6 +182,22 @@ class DistributedTrainable(FunctionTrainable):
         # `step` does not know the iteration yet; a restored trial counts on from the checkpoint's metrics.
         if self._last_training_result is not None:
             self._last_training_result.metrics = result
+
+    def save(self, checkpoint_dir: str | None = None) -> TrainingResult:
+        """Return a result with its checkpoint; without one where the newest has been saved before.
+
+        One whose upload is over comes with the metrics of its own report: Tune's `save` would give it the
+        newest.
+        """
+        arrived, self._due = self._due or self._take_upload(wait=True), None
+        if arrived is not None:
+            self._saved = arrived
+            return arrived
+        last = self._last_training_result
+        if last is None or last is self._saved:  # at a trial's end the search asks until there is nothing new
+            return TrainingResult(checkpoint=None, metrics={})
+        self._saved = last
+        return super().save(checkpoint_dir)
 
     # FunctionTrainable uses these two in its own way too: with a result in place of a directory.
     def save_checkpoint(self, checkpoint_dir: str = "") -> TrainingResult | None:  # type: ignore[override]

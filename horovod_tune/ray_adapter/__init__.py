@@ -21,6 +21,7 @@ from horovod_tune.ray_adapter.patches.lost_coordinator import name_lost_hosts
 from horovod_tune.ray_adapter.patches.paused_trials import end_waits_of_paused_trials
 from horovod_tune.ray_adapter.patches.resized_trials import check_resized_trials
 from horovod_tune.ray_adapter.patches.result_files import keep_longer_results
+from horovod_tune.ray_adapter.patches.saves_at_end import save_at_end
 from horovod_tune.ray_adapter.patches.tune_advice import corrected_advice, drop_advice_on_reuse
 from horovod_tune.ray_adapter.patches.tune_run import (
     Prepare,
@@ -73,6 +74,7 @@ __all__ = [
     "private_directory",
     "resources_of_nodes",
     "reuse_actors_of",
+    "save_at_end",
     "shorten_errors",
     "shows_tunes_own_output",
     "start_in_idle_processes",

@@ -65,6 +65,8 @@ TEST_PACKAGES = ["pytest>=8", "pytest-timeout", "matplotlib>=3.8", "rich>=13"]
 INSTALL_TIMEOUT_S = 1800
 COMPILE_TIMEOUT_S = 3600
 TEST_TIMEOUT_S = 1500
+# How much of a failed run's output is shown.
+FAILURE_LINES = 150
 
 
 def main() -> int:
@@ -183,10 +185,10 @@ def run_tests(python: Path, tests: Sequence[str]) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"failed: not over after {TEST_TIMEOUT_S} s"
-    lines = done.stdout.strip().splitlines() or ["failed without output"]
-    for line in lines:
-        if line.startswith(("FAILED", "ERROR")):
-            print("   ", line[:200])
+    lines = done.stdout.strip().splitlines() or ["no output"]
+    if done.returncode:
+        print("    " + "\n    ".join(line[:300] for line in lines[-FAILURE_LINES:]), flush=True)
+        return f"failed, exit status {done.returncode}: {lines[-1]}"
     return lines[-1]
 
 

@@ -2,9 +2,8 @@
 
     python -m benchmarks.background_uploads [--epochs 8] [--epoch-s 1] [--upload-s 1] [--rounds 3]
 
-One trial of 2 ranks sleeps for `--epoch-s` and reports a checkpoint of 10 MB, which a storage that is no local
-path takes `--upload-s` for. Prints the seconds from the first report to the end of the search with and without
-it, in turns. Nothing but one of the two waits: at best the ratio is (epoch + upload) / max(epoch, upload).
+One trial of 2 ranks sleeps for `--epoch-s` and reports a checkpoint of 10 MB, for which the storage takes
+`--upload-s`. Prints the seconds from the first report to the end of the search with and without it, in turns.
 """
 
 from __future__ import annotations
@@ -84,9 +83,7 @@ def main() -> None:
     for _ in range(arguments.rounds):
         waits, goes_on = seconds(arguments, False), seconds(arguments, True)
         ratios.append(goes_on / waits)
-        print(
-            f"report() waits {waits:.1f} s, in the background {goes_on:.1f} s: {ratios[-1]:.2f}", flush=True
-        )
+        print(f"report() waits: {waits:.1f} s; in the background: {goes_on:.1f} s", flush=True)
     print(f"{statistics.median(ratios):.2f} of the time ({min(ratios):.2f} to {max(ratios):.2f})")
 
 

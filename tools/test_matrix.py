@@ -41,7 +41,8 @@ class Combination:
 _NUMPY_1 = "numpy<2"
 COMBINATIONS = {
     "as locked": Combination(),
-    **{f"ray 2.{minor}": Combination((f"ray[tune]==2.{minor}.*",)) for minor in range(51, 60)},
+    # Not 2.52: a check of Ray's own fails there when a trial starts again.
+    **{f"ray 2.{minor}": Combination((f"ray[tune]==2.{minor}.*",)) for minor in range(51, 60) if minor != 52},
     "bayesian-optimization 3.0": Combination(("bayesian-optimization==3.0.*",)),
     "pandas 2": Combination(("pandas==2.*",)),
     **{

@@ -39,7 +39,7 @@ test: set-up
 	@$(VENV)/bin/python -m pytest -m "not cluster and not example and not wheel" $(PYTEST_ARGS)
 
 test-hosts: set-up
-	@$(VENV)/bin/python -m pytest -m cluster $(PYTEST_ARGS)
+	@$(VENV)/bin/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
 
 examples: set-up
 	@$(VENV)/bin/python -m pytest -m example $(PYTEST_ARGS)

@@ -9,7 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "testbed"))
 
-from lab import PROGRAMS, SLURM_PROGRAMS, job_packages, reason_to_skip
+from job_packages import job_packages
+from lab import PROGRAMS, SLURM_PROGRAMS, reason_to_skip
 
 
 def pytest_configure(config: pytest.Config) -> None:

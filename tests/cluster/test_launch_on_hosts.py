@@ -6,51 +6,14 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from lab import REPOSITORY, Lab, wait_until
+from laptop import Laptop, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500), pytest.mark.usefixtures("jobs_possible")]
 RAY_PROCESSES = "raylet|gcs_server|ray::|monitor.py|dashboard|start_worker|node.autostop"
-# What a cluster's start may take on a machine that is busy elsewhere.
-START_S = 480.0
-
-
-class Laptop:
-    """Where people type."""
-
-    def __init__(self, lab: Lab, logs: Path) -> None:
-        self.lab, self._logs = lab, logs
-        self.hosts = ",".join(map(lab.ip, lab.hosts))
-        lab.run("laptop", f"cp -r {REPOSITORY}/tests/cluster/jobs/launched ~/project", timeout_s=60)
-
-    def types(self, command: str, *, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
-        return self.lab.run("laptop", f"cd ~/project; {command}", timeout_s=timeout_s, check=False)
-
-    def starts(self, command: str, name: str) -> tuple[subprocess.Popen[bytes], Path]:
-        log = self._logs / f"{name}.log"
-        line = f"cd ~/project; exec horovod-tune {command}"
-        return self.lab.start("laptop", ["bash", "-lc", line], log), log
-
-    def launch_line(self, options: str, script: str) -> str:
-        ssh = "--ssh-user root --ssh-key ~/.ssh/id_nc"
-        return f"launch local --hosts {self.hosts} {ssh} {options} -- python search.py {script}"
-
-    def signals(self, pattern: str, number: signal.Signals) -> None:
-        self.lab.run("laptop", ["pkill", f"-{int(number)}", "-f", pattern], timeout_s=30)
-
-    def wait_until_free(self) -> None:
-        for host in self.lab.hosts:
-            wait_until(
-                lambda host=host: not self.lab.processes(host, RAY_PROCESSES),
-                timeout_s=180,
-                what=f"{host} without Ray",
-            )
-            left = self.lab.run(host, "cat ~/.horovod-tune/claim.json", timeout_s=30, check=False)
-            assert left.returncode, f"{host} keeps {left.stdout}"
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +23,42 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
         yield Laptop(lab, tmp_path_factory.mktemp("logs"))
 
 
-def wait_for(log: Path, text: str, process: subprocess.Popen[bytes], *, timeout_s: float = START_S) -> None:
-    def there() -> bool:
-        assert text in log.read_text() or process.poll() is None, log.read_text()[-6000:]
-        return text in log.read_text()
+def launch_line(laptop: Laptop, options: str, script: str) -> str:
+    """Return the line of `docs/clusters.md`, with these machines and this script."""
+    page = (REPOSITORY / "docs" / "clusters.md").read_text()
+    (line,) = re.findall(r"^    horovod-tune (launch local .*)$", page, re.M)
+    for was, now in {
+        "192.168.0.10,192.168.0.11,192.168.0.12": ",".join(map(laptop.lab.ip, laptop.lab.hosts)),
+        "--ssh-user me": f"--ssh-user root --ssh-key ~/.ssh/id_nc {options}",
+        "tune.py --address auto": f"search.py {script}",
+    }.items():
+        assert was in line, line
+        line = line.replace(was, now)
+    return line
 
-    try:
-        wait_until(there, timeout_s=timeout_s, what=repr(text))
-    except AssertionError as late:
-        raise AssertionError(f"{late}\n{log.read_text()[-6000:]}") from late
+
+def wait_until_free(laptop: Laptop) -> None:
+    for host in laptop.lab.hosts:
+        wait_until(
+            lambda host=host: not laptop.lab.processes(host, RAY_PROCESSES),
+            timeout_s=180,
+            what=f"{host} without Ray",
+        )
+        left = laptop.lab.run(host, "cat ~/.horovod-tune/claim.json", timeout_s=30, check=False)
+        assert left.returncode, f"{host} keeps {left.stdout}"
 
 
-def test_a_job_outlives_the_network_the_terminal_and_other_launches(laptop: Laptop) -> None:
+def test_a_job_outlives_the_network_the_terminal_other_launches_and_its_cluster_ends_without_a_laptop(
+    laptop: Laptop,
+) -> None:
     script = "--storage /var/tmp/elsewhere --until /shared/enough --exit-code 3"
-    first, log = laptop.starts(laptop.launch_line("--name first", script), "first")
+    first, log = laptop.starts(launch_line(laptop, "--name first --autostop 0.2", script), "first")
     try:
         wait_for(log, "tick 1\n", first)
         # The module and the data beside the script are on every host.
         assert "searched: {'data arrived'} errors 0" in log.read_text(), log.read_text()[-4000:]
 
-        refused = laptop.types("horovod-tune " + laptop.launch_line("--name second", ""))
+        refused = laptop.types("horovod-tune " + launch_line(laptop, "--name second", ""))
         assert refused.returncode == 2
         for host in laptop.lab.hosts:
             used = (
@@ -117,8 +96,13 @@ def test_a_job_outlives_the_network_the_terminal_and_other_launches(laptop: Lapt
     second.wait(timeout=60)
     assert laptop.lab.processes("n1", "raylet")
 
-    # And another, which sees the end.
+    # The job ends with nobody there, and after the grace time so does its cluster.
     laptop.lab.run("n1", "touch /shared/enough", timeout_s=30)
+    wait_until_free(laptop)
+    said = laptop.lab.run("n1", "cat ~/.horovod-tune/autostop.log", timeout_s=30).stdout
+    assert "ending the cluster: the last job ended 0 min ago and its results were not fetched" in said
+
+    # And another terminal, in the end. The machines are the user's own, and so all is still there.
     attached = laptop.types("horovod-tune attach first", timeout_s=300)
     assert attached.returncode == 3, attached.stdout[-4000:]
     assert "script ends" in attached.stdout and "The cluster is down" in attached.stdout
@@ -127,30 +111,9 @@ def test_a_job_outlives_the_network_the_terminal_and_other_launches(laptop: Lapt
     # Nothing twice but what a closed terminal had been shown and not noted; nothing missing.
     assert sorted(set(numbers)) == list(range(1, max(numbers) + 1)), numbers
     assert len(laptop.types("ls ray_results/launched/*/result.json").stdout.split()) == 4
+    assert "nothing is up" in laptop.types("horovod-tune list").stdout
     # Few lines of its own: the rest is in the log.
     own = [line for line in log.read_text().splitlines() if not line.startswith("tick")]
     assert (
         len([line for line in own if re.match(r"Bringing|The head|Running as|\[|Detached|Come", line)]) <= 12
     )
-    laptop.wait_until_free()
-
-
-def test_a_cluster_whose_laptop_never_comes_back_ends_itself(laptop: Laptop) -> None:
-    launched, log = laptop.starts(
-        laptop.launch_line("--name lonely --autostop 0.2", "--until /shared/later"), "l"
-    )
-    try:
-        wait_for(log, "tick 1\n", launched)
-    finally:
-        laptop.signals("bin/horovod-tune launch", signal.SIGKILL)
-        launched.wait(timeout=20)
-    laptop.lab.run("n1", "touch /shared/later", timeout_s=30)
-    laptop.wait_until_free()
-    said = laptop.lab.run("n1", "cat ~/.horovod-tune/autostop.log", timeout_s=30).stdout
-    assert "ending the cluster: the last job ended 0 min ago and its results were not fetched" in said
-    # The machines are the user's own, and so the results are still there.
-    fetched = laptop.types("rm -rf ray_results; horovod-tune fetch lonely")
-    assert fetched.returncode == 0, fetched.stdout
-    assert len(laptop.types("ls ray_results/launched/*/result.json").stdout.split()) == 4
-    assert laptop.types("horovod-tune down lonely").returncode == 0
-    assert "nothing is up" in laptop.types("horovod-tune list").stdout

@@ -74,7 +74,7 @@ common_home() {  # files every host gets
   mkdir -p -m 700 /root/.ssh
   (umask 077; printf '%s\n' "$NC_KEY" > /root/.ssh/id_nc; printf '%s\n' "$NC_PUB" > /root/.ssh/authorized_keys)
   hosts_file "$NC_N" > /etc/hosts
-  echo "export PATH=${NC_PATH:+$NC_PATH:}\$PATH RAY_USAGE_STATS_ENABLED=0" > /root/.bashrc
+  echo "export PATH=${NC_PATH:+$NC_PATH:}\$PATH RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0" > /root/.bashrc
   echo '. ~/.bashrc' > /root/.profile
 }
 

@@ -6,8 +6,7 @@ Debian's openssh-server, rsync, iptables, iproute2, procps (and slurm-wlm, munge
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import functools
 import os
 import secrets
 import shutil
@@ -18,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from job_packages import job_packages
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
@@ -45,40 +46,6 @@ def reason_to_skip(programs: dict[str, str] = PROGRAMS) -> str | None:
     return f"cannot make namespaces here: {probe.stderr.strip()}" if probe.returncode else None
 
 
-def job_packages() -> str | None:
-    """Return the folder with what `ray[default]` brings and this environment lacks; None if it lacks nothing.
-
-    It is made once, by pip, in the user's cache. On a machine with few cores each `ray.init()` would pay for
-    these packages if they were in the environment of the other tests.
-
-    Raises:
-        FileNotFoundError: pip could not make it.
-    """
-    import ray
-
-    if importlib.util.find_spec("aiohttp_cors") is not None:
-        return None
-    folder = Path.home() / ".cache" / "horovod_tune" / f"ray-default-{ray.__version__}"
-    if folder.is_dir():
-        return str(folder)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    wanted = f"ray[default]=={ray.__version__}"
-    asked = subprocess.run(
-        [*pip, "--dry-run", "--report", "-", wanted], capture_output=True, text=True, timeout=300
-    )
-    coming = folder.with_name(f"{folder.name}.{os.getpid()}")
-    if asked.returncode == 0:
-        lacking = [entry["metadata"] for entry in json.loads(asked.stdout)["install"]]
-        names = [f"{package['name']}=={package['version']}" for package in lacking]
-        asked = subprocess.run(
-            [*pip, "--no-deps", "--target", str(coming), *names], capture_output=True, text=True, timeout=300
-        )
-    if asked.returncode:
-        raise FileNotFoundError(f"pip install '{wanted}': {asked.stderr.strip()[-500:]}")
-    coming.rename(folder)
-    return str(folder)
-
-
 class Lab:
     """Hosts n1…nN and a `laptop` that reaches them by ssh; nothing in it reaches the network outside."""
 
@@ -93,6 +60,7 @@ class Lab:
     ) -> None:
         self.hosts = [f"n{i + 1}" for i in range(hosts)]
         self._slurm_cpus = slurm_cpus
+        self._port = 6380
         self._state = tempfile.mkdtemp(prefix="horovod-tune-lab-")
         environment = Path(sys.prefix)
         binds = {str(REPOSITORY), str(environment), sys.base_prefix}
@@ -109,6 +77,8 @@ class Lab:
             "NC_NICS": str(nics),
             **settings,
         }
+        # The tests' own, under which a search shows Tune's tables: people on hosts have not set it.
+        self._env.pop("RAY_AIR_NEW_OUTPUT", None)
 
     @property
     def python(self) -> str:
@@ -164,28 +134,36 @@ class Lab:
 
     def start_ray(self, *, cpus: int = 1, head_cpus: int = 1, environment: str = "") -> None:
         """Start a Ray cluster on all hosts, the head on n1, with the settings and the token that we ship."""
-        settings = f"set -a; . {REPOSITORY}/cluster/ray.env; {environment} set +a; "
         token = secrets.token_hex(32)
-        start = "ray start --object-store-memory=100000000 "
-        address = f"{self.ip('n1')}:6379"
-
-        def join(host: str) -> None:
+        for host in self.hosts:
             self.put(host, "~/.ray/auth_token", token, "600")
             self.run(host, "echo export RAY_AUTH_MODE=token >> ~/.bashrc", timeout_s=10)
-            where = f"--head --include-dashboard=false --port=6379 --node-ip-address={self.ip(host)}"
-            if host != "n1":
-                where = f"--address={address} --node-ip-address={self.ip(host)}"
-            own = f"--num-cpus={head_cpus if host == 'n1' else cpus} "
-            # `ray start` itself waits 30 s and no longer: too little where a machine is busy elsewhere.
-            again = "".join(f" || (ray stop --force; {start + own + where})" for _ in range(2))
-            self.run(host, settings + start + own + where + again, timeout_s=240)
-
-        join("n1")
+        self.start_ray_on("n1", cpus=head_cpus, environment=environment)
         # All at once they would be in each other's way: these hosts share one machine's cores.
         with ThreadPoolExecutor(max_workers=2) as pool:
+            join = functools.partial(self.start_ray_on, cpus=cpus, environment=environment)
             list(pool.map(join, self.hosts[1:]))
-        wait = f"python -m horovod_tune.node.wait_for_nodes --address {address} --nodes {len(self.hosts)}"
-        self.run("n1", f"{wait} --timeout-s 120", timeout_s=180)
+        wait = f"python -m horovod_tune.node.wait_for_nodes --address {self.ip('n1')}:6379"
+        self.run("n1", f"{wait} --nodes {len(self.hosts)} --timeout-s 120", timeout_s=180)
+
+    def start_ray_on(self, host: str, *, cpus: int = 1, environment: str = "") -> None:
+        """Start one host's Ray: the cluster's head on n1, which the others join.
+
+        Its ports are fixed, as on hosts with a firewall between them, and others at each start: a Ray
+        that came back on the port of before, 26 s after its host fell silent, was given up by the head again.
+        """
+        self._port = port = self._port + 2
+        where = f"--address={self.ip('n1')}:6379"
+        if host == "n1":
+            where = "--head --include-dashboard=false --port=6379"
+        start = (
+            f"ray start {where} --node-ip-address={self.ip(host)} --num-cpus={cpus} "
+            f"--object-store-memory=100000000 --node-manager-port={port} --object-manager-port={port + 1}"
+        )
+        # `ray start` itself waits 30 s and no longer: too little where a machine is busy elsewhere.
+        again = f" || (ray stop --force; {start})" * 2
+        settings = f"set -a; . {REPOSITORY}/cluster/ray.env; {environment} set +a; "
+        self.run(host, settings + start + again, timeout_s=240)
 
     def give_job_packages(self, host: str) -> None:
         """Have what `ray[default]` brings on a host that becomes a head: Ray's job system needs it there."""
@@ -219,8 +197,21 @@ class Lab:
         self._run("hosts.sh", "heal", host, timeout_s=60)
 
     def power_off(self, host: str) -> None:
-        """Pull a host's power cord."""
+        """Pull a host's power cord; it is none of the hosts any more."""
         self._run("hosts.sh", "off", host, timeout_s=60)
+        self.hosts.remove(host)
+
+    def give_clock(self, host: str) -> None:
+        """Have processes that are started on a host from now on take its wall clock from `skew_clock`."""
+        library = "/usr/local/lib/clock_skew.so"
+        build = f"gcc -shared -fPIC -O2 -o {library} {HERE}/clock_skew.c -ldl"
+        self.run(host, f"{build} && echo {library} > /etc/ld.so.preload", timeout_s=60)
+        self.skew_clock(host, 0)
+
+    def skew_clock(self, host: str, seconds: int) -> None:
+        """Put a host's wall clock ahead, or behind."""
+        write = f"printf %-15d {seconds} 1<> /dev/shm/clock_skew"  # never empty: it is mapped
+        self.run(host, ["bash", "-c", write], timeout_s=30)
 
     def _in_host(self, host: str, command: str | Sequence[str]) -> list[str]:
         words = ["bash", "-lc", command] if isinstance(command, str) else list(command)

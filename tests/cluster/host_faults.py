@@ -1,0 +1,165 @@
+"""What a trial makes of the faults of `testbed/faults.py`: runs them and measures.
+
+    python tests/cluster/host_faults.py [--timeout-s 30] [--rows FILE.csv] [FAULT ...]
+
+It takes four hosts as network namespaces, hence root and the Debian packages of `make test-hosts`. A trial of
+two ranks trains on two of three workers while the faults come one after the other; `docs/reliability.md` has
+what came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "testbed"))
+
+from faults import FAULTS, Fault, heal, kill_rank
+from lab import Lab, wait_until
+from steady import RESTART_S, Training, steady_training
+
+HOSTS = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a fault. Seconds from its beginning."""
+
+    fault: str
+    timeout_s: float
+    error_s: float | None
+    # The longest time without a report, and when it ended.
+    silence_s: float
+    on_again_s: float
+    counted_failures: int
+    allreduce_median_s: float
+    allreduce_max_s: float
+    error: str
+
+
+def run(training: Training, fault: Fault) -> Row:
+    """Do the fault to the trial, undo it, and return what came of it.
+
+    Raises:
+        AssertionError: the trial made something else of it.
+    """
+    lab, host = training.lab, training.hosts[fault.rank]
+    told, counted, reports = len(training.errors()), training.counted_failures(), len(training.seen())
+    began_s, error_s = time.time(), None
+    fault.inject(training, host)
+    try:
+        if fault.lasts_s is not None:
+            time.sleep(fault.lasts_s)  # how long it lasts is what is tested
+            heal(lab)
+        if fault.new_start:
+            training.wait_for_progress()  # the world that is there does not mind
+            kill_rank(training, training.hosts[1])
+            training.wait_for_failure("rank 1 of 2 on .* died", after=told)
+            told += 1
+            began_s = time.time()
+        if fault.error and (not fault.may_go_on or fails(training, told)):
+            start_s = RESTART_S if fault.new_start else 0.0
+            training.wait_for_failure(fault.error.format(host=host), after=told, more_s=start_s)
+            error_s = round(time.time() - began_s, 1)
+            if fault.new_start:
+                heal(lab)
+        lost = fault.loses_host and error_s is not None
+        training.wait_for_progress(without=host if lost and not fault.may_go_on else None)
+    finally:
+        heal(lab)
+    # A start that took longer than `timeout_s` on a busy machine is no answer to the fault.
+    new = [error for error in training.errors()[told:] if fault.error or "StartFailed" not in error]
+    assert fault.error or not new, f"{fault.name}: the trial failed\n{new}"
+    if lost and host in lab.hosts and host not in training.hosts:
+        lab.run(host, "ray stop --force", timeout_s=120)
+        lab.start_ray_on(host)
+    seen = training.seen()[reports - 1 :]
+    silence_s, again_s = max(
+        (later.time_s - earlier.time_s, later.time_s) for earlier, later in pairwise(seen)
+    )
+    took = [each.allreduce_s for each in seen[1:]]
+    return Row(
+        fault=fault.name,
+        timeout_s=training.timeout_s,
+        error_s=error_s,
+        silence_s=round(silence_s, 1),
+        on_again_s=round(again_s - began_s, 1),
+        counted_failures=training.counted_failures() - counted,
+        allreduce_median_s=round(statistics.median(took), 4),
+        allreduce_max_s=round(max(took), 3),
+        error=words_of(new, fault.error.format(host=host)) if fault.error else "",
+    )
+
+
+def words_of(errors: list[str], expected: str) -> str:
+    """Return the beginning of what was said, from where it is what was expected."""
+    found = re.search(expected, "\n".join(errors))
+    return " ".join(found.string[found.start() :].split())[:300] if found else ""
+
+
+def fails(training: Training, told: int) -> bool:
+    """Wait until the trial fails or goes on; return whether it failed."""
+    reports = len(training.seen())
+    until = training.in_time_s
+    wait_until(
+        lambda: len(training.errors()) > told or len(training.seen()) > reports,
+        timeout_s=until,
+        what="the trial to fail or to go on",
+    )
+    return len(training.errors()) > told
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the faults, print a row each, and write them as CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help=", ".join(fault.name for fault in FAULTS))
+    parser.add_argument("--timeout-s", type=float, default=30.0, help="of the trial (30)")
+    parser.add_argument("--rows", type=Path, default=Path("host_faults.csv"))
+    options = parser.parse_args(arguments)
+    if unknown := set(options.faults) - {fault.name for fault in FAULTS}:
+        parser.error(f"no fault is called {sorted(unknown)[0]!r}")
+    chosen = [fault for fault in FAULTS if not options.faults or fault.name in options.faults]
+    missed = 0
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        options.rows.open("w", newline="") as file,
+        hosts(clocks=any(fault.new_start for fault in chosen)) as lab,
+        steady_training(lab, Path(folder) / "driver.log", timeout_s=options.timeout_s) as training,
+    ):
+        rows = csv.DictWriter(file, [field.name for field in fields(Row)])
+        rows.writeheader()
+        for fault in chosen:
+            try:
+                row = asdict(run(training, fault))
+            except AssertionError as other:
+                missed += 1
+                print(f"{fault.name}: {other}", flush=True)
+                continue
+            rows.writerow(row)
+            file.flush()
+            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    return 1 if missed else 0
+
+
+@contextmanager
+def hosts(*, clocks: bool = False) -> Iterator[Lab]:
+    """A head without CPUs and three workers, whose clocks can be set where that is wanted."""
+    with Lab(HOSTS) as lab:
+        for host in lab.hosts[1:] if clocks else []:
+            lab.give_clock(host)
+        lab.start_ray(head_cpus=0)
+        yield lab
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -79,7 +79,8 @@ class TrialStorage:
         checkpoint = self._next_checkpoint(metrics)
         copy = Path(self._context.trial_working_directory, "uploads", self._context.checkpoint_dir_name)
         send = functools.partial(self._send, target=checkpoint.path)
-        return Upload(directory, copy, send, checkpoint, self.place(checkpoint))
+        place, timeout_s = self.place(checkpoint), host_copies.TRANSFER_TIMEOUT_S
+        return Upload(directory, copy, send, checkpoint, place, timeout_s=timeout_s)
 
     @property
     def is_elsewhere(self) -> bool:

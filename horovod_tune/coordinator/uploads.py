@@ -27,6 +27,7 @@ class Upload:
         send: brings a directory of this host to the storage.
         checkpoint: what it will be there.
         place: where ranks will find it.
+        timeout_s: how long it may take from when it is waited for.
     """
 
     def __init__(
@@ -36,8 +37,11 @@ class Upload:
         send: Callable[[str], None],
         checkpoint: Checkpoint,
         place: CheckpointPlace,
+        *,
+        timeout_s: float,
     ) -> None:
         self.checkpoint, self.place = checkpoint, place
+        self._timeout_s = timeout_s
         self._copy, self._send = copy, send
         self._error: BaseException | None = None
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -63,18 +67,25 @@ class Upload:
         """Return when it has arrived.
 
         Raises:
+            TimeoutError: it took too long.
             Exception: what the storage raised.
         """
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+        error = self._error_in_time()
+        if error is not None:
+            raise error
 
     def wait_at_end(self) -> None:
         """Return when it is over; the trial has ended, so that a failure is only logged."""
-        self._thread.join()
-        if self._error is not None:
+        error = self._error_in_time()
+        if error is not None:
             logger.warning(
                 "The checkpoint %s of a trial that has ended did not arrive: %r",
                 self.place.path,
-                self._error,
+                error,
             )
+
+    def _error_in_time(self) -> BaseException | None:
+        self._thread.join(self._timeout_s)
+        if self._thread.is_alive():
+            return TimeoutError(f"the storage has not taken {self.place.path} after {self._timeout_s:g} s")
+        return self._error

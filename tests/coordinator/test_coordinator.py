@@ -79,6 +79,7 @@ class FakeStorage:
         self.errors = errors
         self.written, self.published, self.persisted, self.is_closed = {}, {}, [], False
         self.is_elsewhere, self.uploads, self.may_arrive = False, [], threading.Event()
+        self.timeout_s = 60.0
 
     def _may_fail(self, name):
         if name in self.errors:
@@ -99,7 +100,8 @@ class FakeStorage:
 
     def begin_upload(self, directory, metrics):
         copy = self.copies / str(len(self.uploads))
-        upload = Upload(directory, copy, self._send, f"stored {directory}", CheckpointPlace("/uploaded"))
+        place = CheckpointPlace("/uploaded")
+        upload = Upload(directory, copy, self._send, "stored", place, timeout_s=self.timeout_s)
         self.uploads.append(upload)
         return upload
 
@@ -279,6 +281,14 @@ def test_the_end_of_a_trial_waits_for_its_upload_and_logs_that_it_failed(uploadi
     threading.Timer(0.2, storage.may_arrive.set).start()
     coordinator.close()
     assert "did not arrive" in caplog.text and storage.is_closed
+
+
+def test_a_storage_that_never_answers_is_waited_for_so_long(uploading):
+    coordinator, storage, _, _ = uploading
+    storage.timeout_s = 0.1
+    _, upload = coordinator.next_result()
+    with pytest.raises(TimeoutError, match="has not taken /uploaded after 0.1 s"):
+        upload.wait()
 
 
 def test_what_cannot_be_copied_is_the_reports_error_at_once(uploading):

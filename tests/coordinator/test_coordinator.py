@@ -287,7 +287,7 @@ def test_a_storage_that_never_answers_is_waited_for_so_long(uploading):
     coordinator, storage, _, _ = uploading
     storage.timeout_s = 0.1
     _, upload = coordinator.next_result()
-    with pytest.raises(TimeoutError, match="has not taken /uploaded after 0.1 s"):
+    with pytest.raises(TimeoutError, match="has not taken /uploaded"):
         upload.wait()
 
 

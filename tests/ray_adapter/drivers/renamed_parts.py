@@ -45,6 +45,7 @@ INSTALL: dict[str, list[Callable[[], object]]] = {
     "paused_trials": [ray_adapter.end_waits_of_paused_trials],
     "resized_trials": [lambda: ray_adapter.check_resized_trials(lambda trainable, resources: resources)],
     "result_files": [ray_adapter.keep_longer_results],
+    "saves_at_end": [lambda: ray_adapter.save_at_end(None)],  # no trial is touched without its parts
     "tune_advice": [
         lambda: enter(ray_adapter.corrected_advice("instead", quiet=True)),
         ray_adapter.drop_advice_on_reuse,

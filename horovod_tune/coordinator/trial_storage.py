@@ -6,8 +6,7 @@ driver's machine, which only that machine does. In the last case files go there 
 
 from __future__ import annotations
 
-import functools
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +77,7 @@ class TrialStorage:
         """
         checkpoint = self._next_checkpoint(metrics)
         copy = Path(self._context.trial_working_directory, "uploads", self._context.checkpoint_dir_name)
-        send = functools.partial(self._send, target=checkpoint.path)
+        send = partial(self._send, target=checkpoint.path)
         place, timeout_s = self.place(checkpoint), host_copies.TRANSFER_TIMEOUT_S
         return Upload(directory, copy, send, checkpoint, place, timeout_s=timeout_s)
 

@@ -156,7 +156,7 @@ PARTS = {
         "A trial resized from 2 to 4 ranks, 10 MB of state: seconds from the decision to the next report",
         "s",
         "resize_s",
-        {OURS: "resize"},
+        {OURS: "resize elastic", FIXED: "resize fixed"},
         bounds=(Bound("seconds from the decision to the next report", "resize_s", OURS, at_most=3),),
     ),
     "loss": Part(

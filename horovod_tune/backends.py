@@ -8,9 +8,9 @@ import ray
 
 from horovod_tune.coordinator.elastic_group import ElasticGroup
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.gloo import backend as gloo_backend
+from horovod_tune.gloo import gloo_backend
 from horovod_tune.spec import TrialSpec
-from horovod_tune.xla import backend as xla_backend
+from horovod_tune.xla import xla_backend
 
 
 def require_installed(*, use_tpu: bool) -> None:
@@ -21,7 +21,7 @@ def require_installed(*, use_tpu: bool) -> None:
 def placement_of(spec: TrialSpec) -> Any:
     """Return the `Placement` of a trial's workers."""
     if spec.use_tpu:
-        from horovod_tune.xla.launcher import placement
+        from horovod_tune.xla.xla_launcher import placement
 
         return placement(spec)
     return spec.placement()
@@ -46,9 +46,9 @@ def _make_launcher(spec: TrialSpec, node_id: str) -> Any:
     group = ray.util.get_current_placement_group()
     assert group is not None, "Tune runs a trial in its placement group"
     if spec.use_tpu:
-        from horovod_tune.xla.launcher import XlaLauncher
+        from horovod_tune.xla.xla_launcher import XlaLauncher
 
         return XlaLauncher(spec, group, node_id=node_id)
-    from horovod_tune.gloo.launcher import GlooLauncher
+    from horovod_tune.gloo.gloo_launcher import GlooLauncher
 
     return GlooLauncher(spec, group, node_id=node_id)

@@ -30,6 +30,9 @@ class Collectives(Protocol):
 class States(Protocol):
     """The states of `hvd.elastic.run` in this process, which hold what was committed by themselves."""
 
+    @property
+    def are_there(self) -> bool: ...
+
     def dump(self) -> Any: ...
 
     def load_later(self, dumped: Any) -> None: ...
@@ -55,14 +58,22 @@ class CommittedState:
         self._stored: Callable[[], bytes | None] | None = stored
         states.load_later(None)  # of the trial before
         self._state: Any = None
-        self._number = 0
+        self._number, self._is_asked = 0, False
         # Whether more ranks wait to join at the next commit; set by the actor's thread.
         self.may_grow = False
 
     @property
     def is_used(self) -> bool:
-        """Whether the training function has committed, or asked for a state."""
+        """Whether the training function has committed."""
         return self._number > 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the function goes on with what it commits, here or in a state of `hvd.elastic.run`.
+
+        One that has asked for a state will commit, though it has not yet.
+        """
+        return self.is_used or self._is_asked or self._states.are_there
 
     def commit(self, state: Any) -> None:
         """Keep a copy of ``state``; raises `WorldChanges` on every rank when any knows that more may join."""
@@ -73,6 +84,7 @@ class CommittedState:
 
     def get(self) -> Any:
         """Return a copy of the newest state that any rank of the world has."""
+        self._is_asked = True
         self.load_stored()
         self._number, self._state = self._collectives.newest(self._number, self._state)
         return copy.deepcopy(self._state)

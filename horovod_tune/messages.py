@@ -117,7 +117,7 @@ Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """Where a worker was placed, and its process."""
+    """Where a worker was placed, and its process; ``process_started`` is its `process_start`."""
 
     node_id: str
     node_ip: str

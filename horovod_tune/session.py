@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.errors import MetricsError, NotElastic, NotInTraining
@@ -141,8 +142,9 @@ class Session:
             if self._stopped:
                 raise StopTraining
 
-    def join_world(self, world: World, *, number: int, reports: int) -> None:
+    def join_world(self, world: World, *, number: int, reports: int, resources: bytes) -> None:
         """Take this rank's place in the next world, where ``reports`` reports have been made so far."""
+        self.order = replace(self.order, resources=resources)
         with self._condition:
             self.world, self.world_number = world, number
             self._reports, self._allowed = reports, max(self._allowed, float(reports))

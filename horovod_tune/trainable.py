@@ -169,6 +169,19 @@ class DistributedTrainable(FunctionTrainable):
         result.checkpoint = upload.checkpoint
         return result
 
+    def resize(self, resources: PlacementGroupFactory) -> bool:
+        """Let the ranks become as many as ``resources`` hold, in this process; False where that cannot be.
+
+        Ranks that stay keep their processes. It takes an elastic trial whose function has committed.
+        """
+        if self._spec.num_hosts not in (None, 1):
+            return False  # every host would have to keep as many ranks as the others
+        spec = resized(self._spec, resources.bundles)
+        if not self._coordinator.resize(spec.world_size, pickle.dumps(resources)):
+            return False
+        self._spec = spec  # type: ignore[misc]
+        return True
+
     def _has_room_elsewhere(self) -> bool:
         """Whether all of the trial fits now on nodes that are not about to go."""
         free = ray_adapter.free_on_staying_nodes()
@@ -259,13 +272,18 @@ def patch_tune(reuse_workers: bool) -> None:
     ray_adapter.accept_trials_without_results()
     ray_adapter.count_each_death_once(is_distributed)
     ray_adapter.shorten_errors(is_distributed)
-    ray_adapter.check_resized_trials(_placement_in)
+    ray_adapter.check_resized_trials(_placement_in, is_elastic)
     ray_adapter.take_freed_places()
 
 
 def is_distributed(trainable: Any) -> bool:
     """Whether Tune's ``trainable`` was made by `DistributedTrainableCreator`."""
     return isinstance(trainable, type) and issubclass(trainable, DistributedTrainable)
+
+
+def is_elastic(trainable: Any) -> bool:
+    """Whether Tune's ``trainable`` is a distributed one whose ranks may come and go while it runs."""
+    return is_distributed(trainable) and trainable._spec.is_elastic
 
 
 def _placement_in(trainable: Any, resources: Any) -> Any:

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from horovod_tune.messages import WorkerFacts
 from horovod_tune.xla.host_actor import HostActor
-from horovod_tune.xla.launcher import XlaLauncher
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals, Serve
 from horovod_tune.xla.torch_xla_runtime import lost_peer
+from horovod_tune.xla.xla_launcher import XlaLauncher
 
 HERE = str(Path(__file__).parent)
 

@@ -43,6 +43,7 @@ CALLED = {
     "grid_random_digits.py",
     "hyperopt_asha_digits.py",
     "median_stopping_digits.py",
+    "noise_scale_digits.py",
     "pb2_digits.py",
     "pbt_digits.py",
 }
@@ -197,3 +198,14 @@ def test_an_elastic_trial_shrinks_and_grows(example: Any, tmp_path: Path) -> Non
     assert_all_trained(analysis)
     sizes = [report["world_size"] for report in reports_of(analysis.trials[0])]
     assert sizes[0] == 3 and 2 in sizes, "a rank was killed, and the trial went on without it"
+
+
+def test_the_best_trial_takes_the_places_of_those_that_asha_ends(example: Any, tmp_path: Path) -> None:
+    analysis = example("noise_scale_digits").main(storage_path=str(tmp_path))
+    assert_all_trained(analysis)
+    sizes = {
+        trial.trial_id: [report["world_size"] for report in reports_of(trial)] for trial in analysis.trials
+    }
+    best = sizes.pop(analysis.best_trial.trial_id)
+    assert best[0] == 1 and best[-1] == 4 and best == sorted(best)
+    assert all(max(other) < 4 for other in sizes.values())

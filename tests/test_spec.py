@@ -64,7 +64,7 @@ def test_a_wrong_argument_is_named_with_its_bound_and_value(arguments, parts):
 
 
 def test_horovod_without_gloo_or_missing_is_said_with_its_cure(tmp_path):
-    code = "from horovod_tune.gloo.backend import require_installed\nrequire_installed()"
+    code = "from horovod_tune.gloo.gloo_backend import require_installed\nrequire_installed()"
     hide = tmp_path / "hide"
     (hide / "horovod" / "torch").mkdir(parents=True)
     (hide / "horovod" / "__init__.py").touch()

@@ -16,7 +16,7 @@ from horovod_tune import report
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function import shipping
-from horovod_tune.gloo.launcher import GlooLauncher
+from horovod_tune.gloo.gloo_launcher import GlooLauncher
 from horovod_tune.messages import TrialOrder
 from horovod_tune.spec import make_spec
 

@@ -39,7 +39,7 @@ class Workers:
         where: dict[str, Any] = {"node_id": ray.get_runtime_context().get_node_id()}
         launcher: Any
         if kind == "gloo":
-            from horovod_tune.gloo.launcher import GlooLauncher
+            from horovod_tune.gloo.gloo_launcher import GlooLauncher
 
             launcher = GlooLauncher(spec, self._placement_group, **where)
         elif kind == "plain":
@@ -49,7 +49,7 @@ class Workers:
             ray.cloudpickle.register_pickle_by_value(plain_processes)
             launcher = plain_processes.PlainLauncher(spec, self._placement_group, **where)
         else:
-            from horovod_tune.xla.launcher import XlaLauncher
+            from horovod_tune.xla.xla_launcher import XlaLauncher
 
             launcher = XlaLauncher(spec, self._placement_group, **where)
         self.launcher = launcher

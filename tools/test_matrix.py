@@ -37,8 +37,8 @@ class Combination:
         return self.python is not None or any(each.startswith("torch") for each in self.requirements)
 
 
-# torch before 2.3 was compiled with NumPy 1.
-_NUMPY_1 = "numpy<2"
+# torch before 2.3 was compiled with NumPy 1; newer releases of pyarrow want NumPy 2.
+_NUMPY_1 = ("numpy<2", "pyarrow<20")
 COMBINATIONS = {
     "as locked": Combination(),
     # Not 2.52: a check of Ray's own fails there when a trial starts again.
@@ -48,7 +48,7 @@ COMBINATIONS = {
     **{
         f"python 3.{minor}": Combination(("torch==2.13.*",), f"python3.{minor}") for minor in (10, 12, 13, 14)
     },
-    "torch 2.1": Combination(("torch==2.1.*", _NUMPY_1)),
+    "torch 2.1": Combination(("torch==2.1.*", *_NUMPY_1)),
     **{
         f"torch {release}": Combination((f"torch=={release}.*",)) for release in ("2.3", "2.6", "2.9", "2.15")
     },

@@ -1,8 +1,9 @@
-"""A trial of 2 ranks with 10 MB of state gets 4 by a scheduler: from the decision to the first report."""
+"""A trial with 10 MB of state gets 4 ranks in place of 2: from the decision to the first report of all."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -16,47 +17,68 @@ from benchmarks.programs import exploit, trials
 SETTLED_S = 15.0
 
 
+def train_and_commit(config: dict[str, Any]) -> None:
+    import horovod.torch as hvd
+
+    from horovod_tune import commit, get_state, report
+
+    hvd.init()
+    state = get_state() or {"step": 0}
+    while state["step"] < config["steps"]:
+        step = state["step"] + 1
+        report(score=config["x"], step=step)
+        state = {"step": step, "weights": os.urandom(exploit.MEGABYTES << 20)}
+        commit(state)
+
+
 class Resizes:
-    """Gives the trial 2 and 4 CPUs in turns, and notes when."""
+    """Gives the trial 4 and 2 CPUs in turns, and notes how long each took."""
 
     def __init__(self) -> None:
-        self._decided: float | None = None
-        self._has_waited = False
+        self._decided = 0.0
+        self._wanted: int | None = None
+        self._settled_at = 0
         self.seconds: list[float] = []
 
     def __call__(self, controller: Any, trial: Any, result: dict[str, Any], scheduler: Any) -> Any:
-        if not self._has_waited:
+        iteration, size = result["training_iteration"], result["world_size"]
+        if iteration == 1 and not self.seconds:
             # A trial is resized after minutes; of those a few will do (the fork server: LOADS_MORE_AFTER_S).
-            self._has_waited = True
             time.sleep(SETTLED_S)
-        if self._decided is not None:
-            self.seconds.append(time.monotonic() - self._decided)
-            self._decided = None
+        if self._wanted is not None:
+            if size == self._wanted:
+                self.seconds.append(time.monotonic() - self._decided)
+                self._wanted, self._settled_at = None, iteration
             return None
-        if result["training_iteration"] % 3:
+        if iteration < self._settled_at + 3:
             return None
-        self._decided = time.monotonic()
-        return {"CPU": 6 - result["world_size"]}
+        self._decided, self._wanted = time.monotonic(), 6 - size
+        return {"CPU": self._wanted}
 
 
 if __name__ == "__main__":
     from horovod_tune import DistributedTrainableCreator
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("trial", choices=["elastic", "fixed"])
+    parser.add_argument("--resizes", type=int, default=6)
     options = parser.parse_args()
     trials.start_ray(num_cpus=4)
     resizes = Resizes()
+    is_elastic = options.trial == "elastic"
+    trainable = DistributedTrainableCreator(
+        train_and_commit if is_elastic else exploit.train, num_slots=2, min_workers=1 if is_elastic else None
+    )
     with tempfile.TemporaryDirectory() as storage:
         tune.run(
-            DistributedTrainableCreator(exploit.train, num_slots=2),
-            config={"x": 1.0, "steps": options.steps},
+            trainable,
+            config={"x": 1.0, "steps": 100_000},
             scheduler=ResourceChangingScheduler(FIFOScheduler(), resizes),
+            stop=lambda trial_id, result: len(resizes.seconds) >= options.resizes,
             storage_path=storage,
             verbose=0,
         )
     # Every other one is a growth from 2 to 4.
-    assert len(resizes.seconds) >= 2, "the trial was not resized"
     trials.publish(
         {
             "resize_s": statistics.median(resizes.seconds[::2]),

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod_tune.messages import WorkerFacts
+from horovod_tune.process_start import process_start
 
 # How long a killed actor's process may take to be gone before it is killed by its pid.
 GONE_S = 3.0
@@ -56,7 +57,7 @@ def end_actors(
 
 
 def end_processes(processes: Sequence[tuple[int, float]]) -> None:
-    """Wait until this host's processes (pid, start time in s since the epoch) are gone; kill what stays."""
+    """Wait until this host's processes (pid, `process_start`) are gone; kill what stays."""
     waiting = [process for pid, started in processes if (process := _find(pid, started)) is not None]
     end = time.monotonic() + GONE_S
     stopped = [process for process in waiting if _status(process) == psutil.STATUS_STOPPED]
@@ -72,7 +73,7 @@ def _find(pid: int, started: float) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
         # Pids are used again: another start time is another process.
-        return process if abs(process.create_time() - started) < 1.0 else None
+        return process if abs(process_start(pid) - started) < 1.0 else None
     except psutil.NoSuchProcess:
         return None
 

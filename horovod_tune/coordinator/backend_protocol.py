@@ -43,6 +43,9 @@ class WorkerActor(Protocol):
     def close_world(self) -> None:
         """Break the ranks' collectives, so that those who wait in one get an error."""
 
+    def dump_commit(self) -> bytes | None:
+        """Return what the worker's rank has committed last; None where it has committed nothing."""
+
     def ping(self) -> int:
         """Return how often the worker's lowest rank has reported."""
 
@@ -82,10 +85,18 @@ class Launcher(Protocol):
 class ElasticLauncher(Launcher, Protocol):
     """A launcher whose world may change: single actors come and go."""
 
-    def create_one(self, place: int, *, elsewhere: bool = False) -> Any:
+    @property
+    def placed_workers(self) -> int:
+        """How many slots the trial's placement group holds, which Ray takes back together."""
+
+    def give_back(self, place: int) -> None:
+        """Give Ray back what slot ``place`` holds, which lies beyond the trial's placement group."""
+
+    def create_one(self, place: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Create the actor of slot ``place`` and return its handle, without waiting for it.
 
-        ``elsewhere``: not on the host that the trial's placement group has for it, which is about to go.
+        ``elsewhere``: not on the host that the slot has been on, which is about to go. ``again``: in place of
+        one that has died on its start, in the same group.
         """
 
     def abandon_world(self) -> None:

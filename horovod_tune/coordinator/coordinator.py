@@ -164,6 +164,10 @@ class Coordinator:
         """Whether the trial will have to start again, since hosts of it are about to go."""
         return self._group.may_end_soon(node_id)
 
+    def resize(self, workers: int, resources: bytes) -> bool:
+        """Let the trial have as many ranks from its next commit on; False where it has to start again."""
+        return self._started and self._group.resize(workers, resources)
+
     @property
     def nodes(self) -> list[str]:
         """The node of each worker."""

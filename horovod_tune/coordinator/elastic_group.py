@@ -86,13 +86,56 @@ class ElasticGroup(ReformingGroup):
             worker.running = set(worker.ranks)
         self._lose_those_that_died(list(self.workers), calls)
         self._ask_all()
+        self._start_missing()
+
+    def _start_missing(self) -> None:
+        """Begin to start an actor for each slot that has none."""
         taken = {worker.place for worker in self.workers} | self._joining.places
         for place in range(self._max_workers):
             if place not in taken:
                 self._joining.start(place)
 
+    def resize(self, workers: int, resources: bytes) -> bool:
+        if self._failures or self._finished or not self._running or not self._has_committed():
+            return False
+        if workers < self._launcher.placed_workers:
+            return False  # Ray takes back a placement group as a whole
+        assert self._order is not None, "ranks run"
+        self._max_workers, self._order = workers, replace(self._order, resources=resources)
+        dropped = {place for place in self._joining.places if place >= workers}
+        self._joining.drop(dropped)
+        for place in dropped - {worker.place for worker in self.workers}:
+            self._launcher.give_back(place)
+        self._start_missing()
+        if self._change is None and any(map(self._is_surplus, self.workers)):
+            self._offer_change()
+        return True
+
+    def _has_committed(self) -> bool:
+        """Whether the ranks have something to go on with in another world."""
+        for worker in self.workers:
+            try:
+                answer: bool = ray.get(worker.actor.has_committed.remote(), timeout=PING_S)
+            except RayError:
+                continue  # it is noted as lost when it is listened to
+            return answer
+        return False
+
+    def _replace(self, worker: Worker) -> None:
+        if self._is_surplus(worker):
+            self._launcher.give_back(worker.place)
+        else:
+            super()._replace(worker)
+
+    def _is_surplus(self, worker: Worker) -> bool:
+        """Whether a scheduler has taken the worker's slot from the trial."""
+        return worker.place >= self._max_workers
+
     def _is_going(self, worker: Worker) -> bool:
-        """Whether the worker's host is about to go."""
+        """Whether the worker is to leave at the next commit: its host goes, or it is one too many."""
+        return self._is_surplus(worker) or self._is_on_going_host(worker)
+
+    def _is_on_going_host(self, worker: Worker) -> bool:
         return worker.facts is not None and worker.facts.node_id in self._draining.nodes
 
     @property
@@ -103,7 +146,8 @@ class ElasticGroup(ReformingGroup):
         """Whether the coordinator's host goes, or so many ranks' hosts that the others are too few."""
         if node_id in self._draining.nodes:
             return True
-        return any(map(self._is_going, self.workers)) and not self._can_do_without(self._ready_to_join())
+        going = any(map(self._is_on_going_host, self.workers))
+        return going and not self._can_do_without(self._ready_to_join())
 
     def _can_do_without(self, joining: Sequence[Worker]) -> bool:
         """Whether the trial goes on without ranks whose hosts go; one that stays has what was committed."""
@@ -114,12 +158,12 @@ class ElasticGroup(ReformingGroup):
         """Start others in place of those whose host goes, and let the next commit end this world."""
         if not self._draining.look() or self._finished:
             return
-        going = [worker for worker in self.workers if self._is_going(worker)]
+        going = [worker for worker in self.workers if self._is_on_going_host(worker)]
         if not self._staying:
             return  # the trial will start again elsewhere as a whole
         started = self._joining.places
         for worker in going:
-            if worker.place not in started:
+            if worker.place not in started and not self._is_surplus(worker):
                 self._joining.start(worker.place, elsewhere=True)
         if going and self._change is None and self._can_do_without([]):
             self._offer_change()
@@ -185,20 +229,12 @@ class ElasticGroup(ReformingGroup):
 
     def _reason_of_leaving(self, first: Worker) -> str:
         """Return why the world is left that ``first`` has left without a loss."""
-        going = ", ".join(worker.name for worker in self.workers if self._is_going(worker))
+        going = ", ".join(worker.name for worker in self.workers if self._is_on_going_host(worker))
         if going:
             return f"the host of {going} is about to go"
+        if any(map(self._is_surplus, self.workers)):
+            return f"a scheduler left the trial {self._max_workers} rank(s)"
         return "more workers join" if self._offered else super()._reason_of_leaving(first)
-
-    def dump_commit(self) -> bytes | None:
-        """Return what the ranks have committed last, as bytes; None where they have committed nothing."""
-        for worker in self.workers:
-            try:
-                dumped: bytes | None = ray.get(worker.actor.dump_commit.remote(), timeout=self._timeout_s)
-            except RayError:
-                continue  # it is noted as lost when it is listened to
-            return dumped
-        return None
 
     def _end_those_who_go(self) -> None:
         going = [worker for worker in self.workers if self._is_going(worker)]
@@ -207,6 +243,8 @@ class ElasticGroup(ReformingGroup):
             self._inbox.close_channel(worker.channel)
             assert worker.facts is not None
             actor_processes.end_actors([worker.actor], [worker.facts])
+            if self._is_surplus(worker):
+                self._launcher.give_back(worker.place)
 
     def end_trial(self) -> list[str]:
         problems = super().end_trial()

@@ -35,9 +35,9 @@ class JoiningWorkers:
     def __bool__(self) -> bool:
         return bool(self._workers or self._due)
 
-    def start(self, place: int, *, elsewhere: bool = False) -> None:
+    def start(self, place: int, *, elsewhere: bool = False, again: bool = False) -> None:
         """Begin to start an actor for a slot; ``elsewhere``: not on the host that the trial has for it."""
-        actor = self._launcher.create_one(place, elsewhere=elsewhere)
+        actor = self._launcher.create_one(place, elsewhere=elsewhere, again=again)
         self._workers.append(Worker(actor, place, elsewhere=elsewhere))
 
     def ready(self) -> list[Worker]:
@@ -46,7 +46,7 @@ class JoiningWorkers:
         for place, (when, elsewhere) in list(self._due.items()):
             if now >= when:
                 del self._due[place]
-                self.start(place, elsewhere=elsewhere)
+                self.start(place, elsewhere=elsewhere, again=True)
         for worker in list(self._workers):
             if worker.loaded is None:
                 worker.loaded = worker.actor.load.remote()
@@ -69,6 +69,16 @@ class JoiningWorkers:
         self._deaths[worker.place] = deaths + 1
         wait_s = min(LONGEST_RETRY_S, RETRY_S * 2**deaths)
         self._due[worker.place] = (time.monotonic() + wait_s, worker.elsewhere)
+
+    def drop(self, places: Collection[int]) -> None:
+        """Start nothing for these slots any more, and end what has been started for them."""
+        dropped = [worker for worker in self._workers if worker.place in places]
+        self._workers = [worker for worker in self._workers if worker not in dropped]
+        self._due = {place: when for place, when in self._due.items() if place not in places}
+        actor_processes.end_actors(
+            [worker.actor for worker in dropped],
+            [worker.facts for worker in dropped if worker.facts is not None],
+        )
 
     def joined(self, workers: Collection[Worker]) -> None:
         """Forget workers that have their place in a world."""

@@ -121,6 +121,9 @@ class ReformingGroup(WorkerGroup):
                 self._change.reasons.clear()  # that others lost contact with it is no second reason
             self._change.reasons.append(reason)
             self._break_world()
+        self._replace(worker)
+
+    def _replace(self, worker: Worker) -> None:
         if worker.place not in self._joining.places:
             self._joining.start(worker.place)
 
@@ -185,7 +188,7 @@ class ReformingGroup(WorkerGroup):
             worker.ranks = tuple(world.rank for world in assignment.worlds)
             worker.running = set(worker.ranks)
         calls = [
-            worker.actor.rejoin.remote(each, self._world_number, self._last_report)
+            worker.actor.rejoin.remote(each, self._world_number, self._last_report, self._order.resources)
             if worker in stayed
             else worker.actor.assign.remote(each)
             for worker, each in zip(workers, assignments, strict=True)

@@ -239,8 +239,21 @@ class WorkerGroup:
         return False
 
     def dump_commit(self) -> bytes | None:
-        """Return what the ranks of an elastic trial have committed last."""
+        """Return what the ranks have committed last, as bytes; None where they have committed nothing."""
+        for worker in self.workers:
+            try:
+                dumped: bytes | None = ray.get(worker.actor.dump_commit.remote(), timeout=self._timeout_s)
+            except RayError:
+                continue  # it is noted as lost when it is listened to
+            return dumped
         return None
+
+    def resize(self, workers: int, resources: bytes) -> bool:
+        """Let an elastic trial have as many ranks from its next commit on; whether that is possible.
+
+        ``resources`` is what its function sees then, as in `TrialOrder`.
+        """
+        return False
 
     def _take_other(self, worker: Worker, message: Any) -> None:
         raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")

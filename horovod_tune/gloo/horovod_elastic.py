@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
+
+import cloudpickle
 
 from horovod_tune import session
 from horovod_tune.errors import NotElastic
@@ -22,6 +25,8 @@ from horovod_tune.private_parts import Patch, part
 
 logger = logging.getLogger(__name__)
 
+# The most that is broadcast at once: sizes are 32 bits long here and there.
+PIECE_BYTES = 1 << 28
 _HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler")
 # Where each of them keeps what was committed.
 _SAVED = ("_saved_model_state", "_saved_optimizer_state", "_saved_sampler_state")
@@ -66,6 +71,11 @@ class Notifications:
 
     def remove_listener(self, listener: Any) -> None:
         self._listeners = [each for each in self._listeners if each is not listener]
+
+    @property
+    def are_there(self) -> bool:
+        """Whether `hvd.elastic.run` has a state, which it has kept once before the function began."""
+        return bool(self._listeners)
 
     def dump(self) -> Any:
         """Return what the state has committed last; None where there is no state."""
@@ -186,5 +196,23 @@ class Collectives:
         largest = max(numbers)
         if largest == 0 or min(numbers) == largest:
             return number, state
-        root = numbers.index(largest)
-        return largest, hvd.broadcast_object(state, root_rank=root, name="horovod_tune.state")
+        return largest, _broadcast(state, root=numbers.index(largest))
+
+
+def _broadcast(value: Any, root: int) -> Any:
+    """Return rank ``root``'s value on every rank, as `hvd.broadcast_object` does.
+
+    Horovod's makes a tensor of the bytes one by one, 0.2 s for a megabyte, and its size overflows at 2 GiB.
+    """
+    import horovod.torch as hvd
+    import torch
+
+    name, is_root = "horovod_tune.state", hvd.rank() == root
+    pickled = bytearray(cloudpickle.dumps(value) if is_root else b"")
+    size = int(hvd.broadcast(torch.tensor([len(pickled)]), root, name=f"{name}.size").item())
+    if not is_root:
+        pickled = bytearray(size)
+    view = torch.frombuffer(pickled, dtype=torch.uint8)
+    for start in range(0, size, PIECE_BYTES):
+        hvd.broadcast_(view[start : start + PIECE_BYTES], root, name=f"{name}.{start}")
+    return value if is_root else pickle.loads(pickled)

@@ -39,6 +39,7 @@ from horovod_tune.messages import (
     WorkerFacts,
     World,
 )
+from horovod_tune.process_start import process_start
 from horovod_tune.rank.allocator import keep_freed_memory
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.rank.training import Training
@@ -92,14 +93,13 @@ class TrainingActor:
             self._horovod.load()
 
     def describe(self) -> WorkerFacts:
-        process = psutil.Process()
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return WorkerFacts(
             node_id=self._node_id,
             node_ip=ray.util.get_node_ip_address(),
             host=self._host,
             pid=os.getpid(),
-            process_started=process.create_time(),
+            process_started=process_start(os.getpid()),
             gpu_ids=tuple(filter(None, devices.split(","))) if ray.get_gpu_ids() else (),
         )
 
@@ -216,15 +216,20 @@ class TrainingActor:
                 training.session.break_world()
                 self._horovod.break_off()
 
-    def rejoin(self, assignment: Assignment, number: int, reports: int) -> None:
-        """Take this actor's place in the next world of its trial, which it waits for."""
+    def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
+        """Take this actor's place in the next world of its trial, which it waits for.
+
+        ``resources`` are the trial's by then, as in `TrialOrder`.
+        """
         assert self._training is not None, "only a rank in a trial waits for a world"
         with self._forming:
             (self._world,) = assignment.worlds
             self._environment = assignment.environment
             os.environ.update(assignment.environment)
             self._training.session.committed.may_grow = False
-            self._training.session.join_world(self._world, number=number, reports=reports)
+            self._training.session.join_world(
+                self._world, number=number, reports=reports, resources=resources
+            )
 
     def offer_growth(self) -> None:
         """Let the training function's next commit end this world, since more ranks wait to join."""
@@ -235,6 +240,10 @@ class TrainingActor:
     def dump_commit(self) -> bytes | None:
         """Return what this rank has committed last; None where it has committed nothing."""
         return self._training.session.committed.dump() if self._training is not None else None
+
+    def has_committed(self) -> bool:
+        """Whether this rank could go on in another world with what it has committed."""
+        return self._training is not None and self._training.session.committed.is_kept
 
     def ping(self) -> int:
         """Return how often this rank has reported: a sign of life."""

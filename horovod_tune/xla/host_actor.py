@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 import cloudpickle
-import psutil
 import ray
 
 from horovod_tune.messages import (
@@ -35,6 +34,7 @@ from horovod_tune.messages import (
     WorkerFacts,
     World,
 )
+from horovod_tune.process_start import process_start
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.xla.answers import Answers
 from horovod_tune.xla.checkpoint_cache import CheckpointCache
@@ -86,7 +86,7 @@ class HostActor:
             node_ip=ray.util.get_node_ip_address(),
             host=self._host,
             pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
+            process_started=process_start(os.getpid()),
             tpu_ids=tuple(str(chip) for chip in chips),
         )
 
@@ -205,6 +205,10 @@ class HostActor:
 
     def close_world(self) -> None:
         """Do nothing: only the end of its processes breaks a collective on a TPU; the group ends them."""
+
+    def dump_commit(self) -> bytes | None:
+        """Return None: ranks of a TPU trial cannot commit."""
+        return None
 
     def ping(self) -> int:
         """Return how often rank 0 has reported, if it is on this host."""

@@ -19,8 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import psutil
-
 from horovod_tune import session
 from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.report_channel import place_of
@@ -36,6 +34,7 @@ from horovod_tune.messages import (
     TrialOrder,
     World,
 )
+from horovod_tune.process_start import process_start
 from horovod_tune.rank import training
 from horovod_tune.rank.training import Training
 from horovod_tune.session import Session
@@ -88,15 +87,14 @@ def _join(registry_fd: int, runtime: Runtime) -> Channel:
     """Send the host actor this rank's place, the channel's other end, and its output."""
     place = runtime.ordinals()
     ours, theirs = socket.socketpair()
-    me = psutil.Process()
     hello = {
         "kind": "hello",
         "ordinal": place.ordinal,
         "world_size": place.world_size,
         "local_ordinal": place.local_ordinal,
         "local_size": place.local_size,
-        "pid": me.pid,
-        "process_started": me.create_time(),
+        "pid": os.getpid(),
+        "process_started": process_start(os.getpid()),
     }
     descriptors = [theirs.fileno(), *_redirect_output()]
     registry = socket.socket(fileno=os.dup(registry_fd))

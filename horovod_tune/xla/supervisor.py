@@ -21,6 +21,7 @@ import psutil
 from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.schema import RANK_MESSAGES
+from horovod_tune.process_start import process_start
 from horovod_tune.xla.inactivity import Activity
 from horovod_tune.xla.lifetime import describe_exit, first_to_die
 from horovod_tune.xla.rank_process import RankProcess, family_cpu_s, last_output
@@ -90,12 +91,12 @@ class Supervisor:
             return None
 
     def processes(self) -> list[tuple[int, float]]:
-        """Return (pid, start time) of the parent and of every rank."""
+        """Return (pid, `process_start`) of the parent and of every rank."""
         with self._changed:
             pids = [(rank.pid, rank.process_started) for rank in self.ranks]
         if self._parent is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                pids.append((self._parent.pid, psutil.Process(self._parent.pid).create_time()))
+                pids.append((self._parent.pid, process_start(self._parent.pid)))
         return pids
 
     def _is_up(self) -> bool:

@@ -114,7 +114,6 @@ def made_experiment(
         metric="loss",
         mode="min",
         start_time=START,
-        total_time_s=max(free) - START,
         last_write=max(free),
         num_samples=trials,
         domains=SPACE,

@@ -28,8 +28,19 @@ class ElasticActor(FakeActor):
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
+        self.has_left = False
         for what in ("break_world", "offer_growth"):
-            self.answers[what] = lambda: self.say(NeedsWorld(self.rank))
+            self.answers[what] = self.leave
+        self.answers["rejoin"] = self.enter
+        self.answers["has_committed"] = True
+
+    def leave(self) -> None:
+        if not self.has_left:
+            self.has_left = True
+            self.say(NeedsWorld(self.rank))
+
+    def enter(self) -> None:
+        self.has_left = False
 
 
 class ElasticLauncher(FakeLauncher):
@@ -45,8 +56,9 @@ class ElasticLauncher(FakeLauncher):
         self.next_one: Callable[[list[ElasticActor]], None] = lambda actors: None
         self.again = False
         self.abandoned = 0
+        self.size, self.given_back = size, list[int]()
 
-    def create_one(self, place: int, *, elsewhere: bool = False) -> ElasticActor:
+    def create_one(self, place: int, *, elsewhere: bool = False, again: bool = False) -> ElasticActor:
         assert not elsewhere, "no host is about to go"
         actor = ElasticActor(len(self.everybody))
         actor.is_silent = self.is_full
@@ -59,6 +71,13 @@ class ElasticLauncher(FakeLauncher):
 
     def abandon_world(self) -> None:
         self.abandoned += 1
+
+    @property
+    def placed_workers(self) -> int:
+        return self.size
+
+    def give_back(self, place: int) -> None:
+        self.given_back.append(place)
 
     def assign(
         self, workers: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
@@ -163,6 +182,53 @@ def test_when_all_ranks_die_at_once_the_trial_fails(make: Callable[..., Elastic]
         actor.die()
     with pytest.raises(TrainingFailed, match="rank 0 of 3 on host0 died"):
         trial.group.next_event()
+
+
+def test_a_scheduler_changes_the_size_of_a_trial_that_runs(make: Callable[..., Elastic]) -> None:
+    trial = make(2, least=1, most=2)
+    first = list(trial.world)
+    assert trial.group.resize(4, b"four")
+    assert trial.next_report().metrics == {"size": 4}
+    assert trial.world[:2] == first, "those that stay keep their processes"
+    assert trial.group.resize(3, b"three")
+    assert trial.next_report().metrics == {"size": 3}
+    assert trial.group.world_changes == ["more workers join", "a scheduler left the trial 3 rank(s)"]
+    assert trial.launcher.given_back == [3]
+    assert [call[3] for call in first[0].called("rejoin")] == [b"four", b"three"]
+
+
+def test_one_that_joins_no_more_ends_and_gives_back_its_room(make: Callable[..., Elastic]) -> None:
+    trial = make(2, least=1, most=2, is_full=True)
+    assert trial.group.resize(4, b"")
+    assert trial.group.resize(3, b"")
+    assert trial.launcher.everybody[3].called("killed") and trial.launcher.given_back == [3]
+    assert not trial.launcher.everybody[2].called("killed")
+    assert trial.next_report().metrics == {"size": 2}
+
+
+def test_one_that_is_lost_when_it_was_to_leave_is_not_replaced(make: Callable[..., Elastic]) -> None:
+    trial = make(2, least=1, most=2)
+    trial.group.resize(3, b"")
+    assert trial.next_report().metrics == {"size": 3}
+    del trial.world[2].answers["offer_growth"]  # it has not come to its commit
+    trial.group.resize(2, b"")
+    trial.world[2].die()
+    assert trial.next_report().metrics == {"size": 2}
+    assert len(trial.launcher.everybody) == 3 and trial.launcher.given_back == [2]
+
+
+@pytest.mark.parametrize("why", ["below its placement group", "nothing committed", "over"])
+def test_a_size_that_takes_a_new_start_is_refused(make: Callable[..., Elastic], why: str) -> None:
+    trial = make(2, least=1, most=2)
+    trial.next_report()
+    if why == "nothing committed":
+        trial.world[0].answers["has_committed"] = False
+    if why == "over":
+        for actor in trial.world:
+            actor.say(Finished(actor.rank))
+        assert isinstance(trial.group.next_event(), Finished)
+    assert not trial.group.resize(1 if why == "below its placement group" else 4, b"")
+    assert trial.group.world_changes == [] and len(trial.launcher.everybody) == 2
 
 
 def test_too_few_wait_for_others_as_long_as_they_may(make: Callable[..., Elastic]) -> None:

@@ -117,6 +117,7 @@ class FakeActor:
 
     def do_begin(self, order: TrialOrder) -> None:
         self.number, self.reports, self.waits = order.world_number, order.reports, False
+        self.resources = order.resources
         self.train()
 
     def do_break_world(self, number: int) -> None:
@@ -126,14 +127,18 @@ class FakeActor:
             self.send(NeedsWorld(self.world.rank))
             self.cluster.note("leave")
 
-    def do_rejoin(self, assignment: Assignment, number: int, reports: int) -> None:
+    def do_rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
         assert self.waits, "a rank that has not left its world was given another"
         (self.world,), self.number, self.reports, self.waits = assignment.worlds, number, reports, False
+        self.resources = resources
         self.cluster.note("rejoin")
         self.train()
 
     def do_offer_growth(self) -> None:
         self.do_break_world(self.number)  # its next commit comes at once
+
+    def do_has_committed(self) -> bool:
+        return True
 
     def do_ping(self) -> int:
         return self.reports
@@ -163,6 +168,7 @@ class FakeCluster:
         self.calls = 0
         self.doomed: dict[str, int] = {}
         self.draining: set[str] = set()
+        self.given_back: set[int] = set()
 
     def note(self, event: str) -> None:
         """A rank goes through ``event``; now and then another one dies of it."""
@@ -185,7 +191,7 @@ class FakeCluster:
     def create(self) -> list[FakeActor]:
         return [self._actor(place) for place in range(self.size)]
 
-    def create_one(self, place: int, *, elsewhere: bool = False) -> FakeActor:
+    def create_one(self, place: int, *, elsewhere: bool = False, again: bool = False) -> FakeActor:
         actor = self._actor(place)
         actor.elsewhere = elsewhere
         actor.starts = self.come_back
@@ -195,6 +201,14 @@ class FakeCluster:
 
     def abandon_world(self) -> None:
         pass
+
+    @property
+    def placed_workers(self) -> int:
+        return self.size
+
+    def give_back(self, place: int) -> None:
+        assert all(actor.place != place for actor in self.alive), "its room is still used"
+        self.given_back.add(place)
 
     def _actor(self, place: int) -> FakeActor:
         actor = FakeActor(self, place)
@@ -264,7 +278,7 @@ def check_world(cluster: FakeCluster) -> None:
     size = len(cluster.alive)
     assert [world.rank for world in worlds] == list(range(size))
     assert {world.size for world in worlds} == {size}
-    hosts = [next(a for a in cluster.alive if a.world is world).place // SLOTS for world in worlds]
+    hosts = [next(a for a in cluster.alive if a.world is world).do_describe().host for world in worlds]
     assert len([1 for a, b in itertools.pairwise(hosts) if a != b]) == len(set(hosts)) - 1
 
 
@@ -318,6 +332,53 @@ def test_whoever_is_lost_whenever_the_others_form_one_world(begin: Any, seed: in
     assert is_settled(group, cluster)
     check_world(cluster)
     assert not come_back or len(cluster.alive) == size
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_trial_has_the_size_that_a_scheduler_gave_it_last(begin: Any, seed: int) -> None:
+    """Other sizes come while ranks are lost, leave and join, and while the size before is not reached."""
+    choose = random.Random(seed)
+    size = choose.choice([1, 4, 24])
+    group, cluster, report = begin(size)
+    wanted = size
+    for _ in range(12):
+        cluster.doomed = {
+            event: choose.randint(1, size)
+            for event in choose.sample(["leave", "rejoin"], choose.randint(0, 2))
+            if len(group.workers) > 4
+        }
+        if len(group.workers) > 2 and choose.random() < 0.5:
+            choose.choice(sorted(cluster.alive, key=lambda actor: actor.place)).die()
+        asked = choose.randint(5, 40)  # so that somebody is left
+        if group.resize(asked, b"%d" % asked):
+            wanted = asked
+        assert (wanted == asked) or asked < size, "only what is in the placement group cannot be given back"
+        if not is_settled(group, cluster):  # otherwise nobody has anything to report
+            report = go_on(group, report)
+    cluster.doomed = {}
+    for _ in range(50):
+        if is_settled(group, cluster) and len(cluster.alive) == wanted:
+            break
+        report = go_on(group, report)
+    assert sorted(worker.place for worker in group.workers) == list(range(wanted))
+    check_world(cluster)
+    assert {actor.resources for actor in cluster.alive} <= {b"%d" % wanted, b""}
+
+
+def test_ranks_whose_host_goes_and_whose_slots_are_taken_leave_once(begin: Any) -> None:
+    group, cluster, report = begin(SLOTS)
+    assert group.resize(2 * SLOTS, b"")
+    while not is_settled(group, cluster):
+        report = go_on(group, report)
+    cluster.draining = {"host1"}
+    group._prepare_to_leave_hosts()
+    assert len(cluster.alive) == 3 * SLOTS, "others start in their place"
+    assert group.resize(SLOTS, b"")
+    assert len(cluster.alive) == 2 * SLOTS, "and end again, while those that train go on"
+    while len(group.workers) > SLOTS:
+        report = go_on(group, report)
+    assert [worker.place for worker in group.workers] == list(range(SLOTS))
+    assert cluster.given_back == set(range(SLOTS, 2 * SLOTS))
 
 
 def test_too_few_ranks_wait_and_then_fail_with_those_who_died(begin: Any) -> None:

@@ -49,7 +49,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
                 live.proceed(message.index)
             if isinstance(message, NeedsWorld):
                 # A rank that waits returns as soon as its world's number is higher than the one it left.
-                live.join_world(world, number=live.world_number + 1, reports=live.reports)
+                live.join_world(
+                    world,
+                    number=live.world_number + 1,
+                    reports=live.reports,
+                    resources=live.order.resources,
+                )
 
         order = TrialOrder("t", "t", str(tmp_path), str(tmp_path), "e", {}, None, is_elastic=is_elastic)
         live = Session(order, world, send=send, fetch=lambda place: pytest.fail("there is no checkpoint"))

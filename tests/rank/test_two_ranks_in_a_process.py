@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from ray import tune
 
 import horovod_tune
 from horovod_tune import session
@@ -83,8 +84,6 @@ def run_two(shared: Shared, function: Any, place: Path, packed: str | None = Non
 
 def test_the_second_rank_still_reports_when_the_first_has_ended(shared: Shared, tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
-        from ray import tune
-
         rank = sys.two_ranks.begin()  # type: ignore[attr-defined]
         live = session.current()
         live.proceed(2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,15 +166,21 @@ def train_with_commits(config: dict[str, Any]) -> None:
     import horovod.torch as hvd
     import torch
 
+    from horovod_tune.gloo import horovod_elastic
+
+    horovod_elastic.PIECE_BYTES = 1000  # a state comes to a rank that joins in several
+    weights = bytes(range(256)) * 20
     hvd.init()
     assert get_checkpoint() is None
-    state = get_state() or {"step": 0, "sum": 0.0}
+    state = get_state() or {"step": 0, "sum": 0.0, "weights": weights}
+    assert state.pop("weights") == weights
     while state["step"] < config["steps"]:
         step = state["step"] + 1
         mean = hvd.allreduce(torch.tensor([float(step)], dtype=torch.float64)).item()
         state = {"step": step, "sum": state["sum"] + mean}
-        report(**state, ranks=hvd.size())
-        commit(state)
+        time.sleep(config.get("pause_s", 0.0))
+        report(**state, ranks=hvd.size(), pids=",".join(map(str, hvd.allgather_object(os.getpid()))))
+        commit({**state, "weights": weights})
 
 
 def train_with_horovods_api(config: dict[str, Any]) -> None:
@@ -192,30 +200,78 @@ def train_with_horovods_api(config: dict[str, Any]) -> None:
             with torch.no_grad():
                 state.model.weight += mean
             state.step += 1
+            time.sleep(config.get("pause_s", 0.0))
             report(step=state.step, sum=state.model.weight.item(), ranks=hvd.size())
             state.commit()
 
     loop(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
 
 
-@pytest.mark.parametrize("function", [train_with_commits, train_with_horovods_api])
-def test_ranks_that_only_commit_go_on_from_their_last_commit(tune_run: Run, function: Any) -> None:
-    analysis = tune_run(
-        DistributedTrainableCreator(function, num_slots=2, min_workers=1),
-        config={"steps": 6},
-        scheduler=ResourceChangingScheduler(FIFOScheduler(), at(after_3={"CPU": 4})),
-    )
+def records_of(analysis: Any) -> list[dict[str, Any]]:
+    """The reports of the one trial, which has each step once, with an undisturbed run's sum."""
     (trial,) = analysis.trials
     assert trial.status == "TERMINATED" and trial.num_failures == 0
-    records = next(iter(analysis.trial_dataframes.values())).to_dict("records")
-    # The scheduler resizes at a report, which comes before the commit: the last step is done again.
-    assert [(each["step"], each["ranks"]) for each in records] == [
-        (1, 2),
-        (2, 2),
-        (3, 2),
-        (3, 4),
-        (4, 4),
-        (5, 4),
-        (6, 4),
-    ]
+    records: list[dict[str, Any]] = next(iter(analysis.trial_dataframes.values())).to_dict("records")
     assert all(each["sum"] == sum(range(each["step"] + 1)) for each in records)
+    return records
+
+
+class GrowsAndShrinks:
+    """Gives the trial 4 CPUs after its second report and 3 when it has them; it may end when it has those."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def __call__(self, controller: Any, trial: Any, result: dict[str, Any], scheduler: Any) -> Any:
+        held = trial.placement_group_factory.required_resources["CPU"]
+        self.is_done = held == 3 == result["world_size"]
+        if held == 3 or result["world_size"] < held or result["step"] < 2:
+            return None
+        return {"CPU": 4 if held == 2 else 3}
+
+
+@pytest.mark.parametrize("function", [train_with_commits, train_with_horovods_api])
+@pytest.mark.parametrize("options", [{"num_slots": 2}, {"num_workers": 2}], ids=["one host", "anywhere"])
+def test_an_elastic_trial_is_resized_while_it_runs(
+    tune_run: Run, function: Any, options: dict[str, Any]
+) -> None:
+    resources = GrowsAndShrinks()
+    analysis = tune_run(
+        DistributedTrainableCreator(function, **options, min_workers=1),
+        config={"steps": 5000, "pause_s": 0.05},
+        scheduler=ResourceChangingScheduler(FIFOScheduler(), resources),
+        stop=lambda trial_id, result: resources.is_done,
+    )
+    records = records_of(analysis)
+    assert [each["step"] for each in records] == list(range(1, len(records) + 1)), "no step is done again"
+    sizes = [each["ranks"] for each in records]
+    # One may be ready before the other, and joins first.
+    grown = sizes.index(4)
+    assert sizes[0] == 2 and sizes[:grown] == sorted(sizes[:grown]) and set(sizes[grown:]) == {4, 3}
+    assert set(each["world_change"] for each in records) == {
+        "",
+        "more workers join",
+        "a scheduler left the trial 3 rank(s)",
+    }
+    (trial,) = analysis.trials
+    assert trial.placement_group_factory.required_resources == {"CPU": 3}
+    if function is train_with_commits:
+        before, after, shrunk = (set(records[step]["pids"].split(",")) for step in (1, grown, -1))
+        assert before < after and before < shrunk < after, "those that stay keep their processes"
+
+
+@pytest.mark.parametrize("function", [train_with_commits, train_with_horovods_api])
+@pytest.mark.parametrize(
+    ("options", "ranks"), [({}, 4), ({"min_workers": 1}, 1)], ids=["not elastic", "fewer than it began with"]
+)
+def test_ranks_that_only_commit_start_again_from_their_last_commit(
+    tune_run: Run, function: Any, options: dict[str, Any], ranks: int
+) -> None:
+    analysis = tune_run(
+        DistributedTrainableCreator(function, num_slots=2, **options),
+        config={"steps": 6},
+        scheduler=ResourceChangingScheduler(FIFOScheduler(), at(after_3={"CPU": ranks})),
+    )
+    # The scheduler resizes at a report, which comes before the commit: the last step is done again.
+    steps = [(1, 2), (2, 2), (3, 2), (3, ranks), (4, ranks), (5, ranks), (6, ranks)]
+    assert [(each["step"], each["ranks"]) for each in records_of(analysis)] == steps

@@ -282,7 +282,7 @@ def test_ranks_on_other_hosts_are_let_go_by_one_message_a_host(cluster, tmp_path
     import ray
 
     from horovod_tune.coordinator.worker_group import POLL_S, WorkerGroup
-    from horovod_tune.gloo.launcher import GlooLauncher
+    from horovod_tune.gloo.gloo_launcher import GlooLauncher
     from horovod_tune.messages import Report, TrialOrder
     from horovod_tune.spec import make_spec
 

@@ -272,18 +272,18 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
 ) -> None:
     """Two placement groups as Tune makes them at once: each trial's hosts are of one slice."""
     from horovod_tune.coordinator.worker_group import WorkerGroup
-    from horovod_tune.xla import launcher
+    from horovod_tune.xla import xla_launcher
 
     spec = make_spec(use_tpu=True, tpu_type="v4-16", num_cpus_per_slot=0.5)
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
-    bundles = launcher.placement(spec).bundles
+    bundles = xla_launcher.placement(spec).bundles
     assert bundles == ({"CPU": 2.0, "TPU": 4.0, "TPU-v4-16-head": 1.0},)
     asked = [ray.util.placement_group([dict(each) for each in bundles]) for _ in range(2)]
     assert all(group.wait(60) for group in asked)
     here = ray.get_runtime_context().get_node_id()
     launchers = [PlainLauncher(spec, group, node_id=here) for group in asked]
     groups = [WorkerGroup(launcher, timeout_s=60) for launcher in launchers]
-    slice_of = {host.node_id: host.slice_name for host in launcher.tpu_hosts()}
+    slice_of = {host.node_id: host.slice_name for host in xla_launcher.tpu_hosts()}
     try:
         actors = [launcher.create() for launcher in launchers]
         landed = [ray.get([each.describe.remote() for each in mine], timeout=60) for mine in actors]

@@ -328,8 +328,8 @@ def test_two_ranks_in_one_process_as_on_a_tpu_v3_report_once_and_stay_warm(
     def make_launcher(trial: Any) -> Any:
         import ray
 
-        from horovod_tune.xla.launcher import XlaLauncher
         from horovod_tune.xla.runtime import LaunchPlan
+        from horovod_tune.xla.xla_launcher import XlaLauncher
 
         launcher = XlaLauncher(trial._spec, ray.util.get_current_placement_group(), node_id=trial._node_id)
         # The CPU as two devices of one process; they dead-lock in a collective, so there is none here.

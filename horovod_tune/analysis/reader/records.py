@@ -94,7 +94,6 @@ class ExperimentRecord:
     metric: str | None = None
     mode: str | None = None
     start_time: float | None = None
-    total_time_s: float | None = None
     last_write: float | None = None
     num_samples: int | None = None
     domains: dict[str, Domain] | None = None

@@ -232,7 +232,6 @@ def _assemble(
         metric=metric,
         mode=mode,
         start_time=seconds(runner.get("_start_time")) or (min(starts) if starts else None),
-        total_time_s=seconds(runner.get("_total_time")),
         last_write=max(modified, default=None),
         num_samples=facts.num_samples,
         domains=facts.domains,

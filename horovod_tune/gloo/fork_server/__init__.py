@@ -96,7 +96,7 @@ def start(spec: TrialSpec, directory: Path, environment: Mapping[str, str], rayl
 def death_of(directory: Path, pid: int, *, since: float) -> str:
     """Return how a process that was forked on this host ended, "" where it was not, or ended well.
 
-    ``since`` is when the process started (seconds since the epoch): pids are used again.
+    ``since`` is when the process started (see `process_start`): pids are used again.
     """
     note = directory / f"{pid}.death"
     # Ray may have heard of the end a moment before the server.

@@ -162,7 +162,7 @@ class Server:
         old = [self._notes.pop(0)] if len(self._notes) > NOTES else []
         with contextlib.suppress(OSError):  # Ray's session is cleared away, or its disk is full
             with open(f"{note}.part", "w") as file:
-                file.write(f"{os.waitstatus_to_exitcode(status)} {time.time()}")
+                file.write(f"{os.waitstatus_to_exitcode(status)} {time.clock_gettime(time.CLOCK_BOOTTIME)}")
             os.rename(f"{note}.part", note)
         for each in old:
             with contextlib.suppress(FileNotFoundError):  # it has been read

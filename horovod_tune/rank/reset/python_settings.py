@@ -25,6 +25,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from horovod_tune.rank.reset.imported_modules import is_of_user
@@ -60,7 +61,8 @@ class SavedSettings:
 
 def attribute(owner: Any, name: str) -> Setting:
     """Return the setting that is an attribute of a module or of an object."""
-    label = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
+    # Asked of modules only: some of torch's objects raise what they like for a name that they do not know.
+    label = f"{owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__}.{name}"
     return Setting(label, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
 
 

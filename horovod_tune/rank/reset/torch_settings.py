@@ -66,7 +66,7 @@ def _settings(torch: Any) -> list[Setting]:
         ),
         Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
         Setting("deterministic algorithms", _deterministic(torch), _write_deterministic(torch)),
-        attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
+        *_fill_of_new_tensors(torch),
         Setting(
             "the precision of float32 products",
             torch.get_float32_matmul_precision,
@@ -88,18 +88,11 @@ def _settings(torch: Any) -> list[Setting]:
             torch.multiprocessing.set_sharing_strategy,
         ),
         attribute(torch.hub, "_hub_dir"),
-        Setting("torch's safe globals", _safe_globals(torch), _write_safe_globals(torch)),
+        *_safe_globals(torch),
         attribute(torch.nn.modules.module, "_global_is_full_backward_hook"),
         *_hooks(torch.nn.modules.module),
         *_hooks(sys.modules["torch.optim.optimizer"]),
     ]
-
-
-_CUDNN_FLAGS = ("enabled", "benchmark", "deterministic", "allow_tf32")
-
-
-def _random_state(torch: Any) -> Any:
-    return lambda: bytes(torch.get_rng_state().numpy())
 
 
 def _write_random_state(torch: Any) -> Any:
@@ -131,16 +124,22 @@ def _attention(torch: Any, kind: str) -> Setting:
     )
 
 
-def _safe_globals(torch: Any) -> Any:
-    return lambda: list(torch.serialization.get_safe_globals())
+def _fill_of_new_tensors(torch: Any) -> list[Setting]:
+    if not hasattr(torch.utils, "deterministic"):
+        return []  # torch before 2.2
+    return [attribute(torch.utils.deterministic, "fill_uninitialized_memory")]
 
 
-def _write_safe_globals(torch: Any) -> Any:
+def _safe_globals(torch: Any) -> list[Setting]:
+    serialization = torch.serialization
+    if not hasattr(serialization, "get_safe_globals"):
+        return []  # torch before 2.4
+
     def write(value: list[Any]) -> None:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(value)
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(value)
 
-    return write
+    return [Setting("torch's safe globals", lambda: list(serialization.get_safe_globals()), write)]
 
 
 def _hooks(module: ModuleType) -> list[Setting]:

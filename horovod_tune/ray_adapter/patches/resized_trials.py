@@ -9,14 +9,22 @@ from typing import Any
 from horovod_tune.private_parts import Patch, part
 
 _SCHEDULER = "ray.tune.schedulers:ResourceChangingScheduler"
+_TRIAL = "ray.tune.experiment:Trial"
 _PATCH = Patch(
     "resized trials",
-    "ResourceChangingScheduler needs a function that returns placement groups with an empty first bundle",
+    "ResourceChangingScheduler needs a function that returns placement groups with an empty first bundle, "
+    "and starts elastic trials again in their new size",
     (
         part(
             f"{_SCHEDULER}.reallocate_trial_resources_if_needed", "self", "tune_controller", "trial", "result"
         ),
-        part(f"{_SCHEDULER}.set_trial_resources", "self", "trial", "new_resources"),
+        part(
+            f"{_SCHEDULER}.set_trial_resources",
+            "self",
+            "trial",
+            "new_resources",
+            uses="_reallocated_trial_ids",
+        ),
         part(
             f"{_SCHEDULER}.choose_trial_to_run",
             "self",
@@ -24,22 +32,39 @@ _PATCH = Patch(
             "kwargs",
             uses="set_trial_resources",
         ),
-        part("ray.tune.experiment:Trial.get_trainable_cls", "self"),
+        part(f"{_TRIAL}.get_trainable_cls", "self"),
+        part(
+            "ray.tune.experiment:Trial.set_ray_actor", "self", "ray_actor", uses="temporary_state ray_actor"
+        ),
+        part(
+            "ray.tune.experiment:Trial.update_resources", "self", "resources", uses="placement_group_factory"
+        ),
     ),
 )
 
 
-def check_resized_trials(placement_of: Callable[[type, Any], Any]) -> None:
+# How long a trial may take to say whether it can be resized while it runs. It waits for its next step then.
+ANSWER_S = 5.0
+
+
+def check_resized_trials(
+    placement_of: Callable[[type, Any], Any], can_be_resized: Callable[[type], bool]
+) -> None:
     """Let every new allocation be what ``placement_of(trainable, resources)`` makes of it; once a process.
 
     ``placement_of`` raises where a trial cannot have these resources: the search then ends with that error,
     as with those of Tune's own allocation functions.
+
+    A trial for whose trainable ``can_be_resized`` holds is asked to change its size while it runs
+    (`resize(placement)`). Others, and those that say that they cannot, Tune pauses and starts again.
 
     Of several trials that pause at the same time, Tune (2.60) gives only the first its new resources:
     ``any_resources_changed or self.set_trial_resources(...)`` is not evaluated for the others.
     """
     if not _PATCH.is_due:
         return
+    import ray
+    from ray.exceptions import RayError
     from ray.tune.schedulers import ResourceChangingScheduler
 
     original = ResourceChangingScheduler.reallocate_trial_resources_if_needed
@@ -50,7 +75,22 @@ def check_resized_trials(placement_of: Callable[[type, Any], Any]) -> None:
         if not resources:
             return None
         placement = placement_of(trial.get_trainable_cls(), resources)
-        return None if placement == trial.placement_group_factory else placement
+        if placement == trial.placement_group_factory:
+            return None
+        if not can_be_resized(trial.get_trainable_cls()) or not ask(trial, placement):
+            return placement
+        # What Tune asks for if the trial has to start again; `update_resources` refuses one that runs.
+        trial.placement_group_factory = placement
+        trial.invalidate_json_state()
+        self._reallocated_trial_ids.add(trial.trial_id)
+        return None
+
+    def ask(trial: Any, placement: Any) -> bool:
+        actor = trial.temporary_state.ray_actor
+        try:
+            return bool(ray.get(actor.resize.remote(placement), timeout=ANSWER_S))
+        except RayError:  # it hangs, or was lost: Tune hears of it when it starts the trial again
+            return False
 
     original_set = ResourceChangingScheduler.set_trial_resources
 

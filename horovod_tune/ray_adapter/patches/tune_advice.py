@@ -16,8 +16,11 @@ from horovod_tune.private_parts import Patch, part
 _RUN = "ray.tune.tune"
 _WAITS = "ray.tune.execution.insufficient_resources_manager"
 _SETUP = "ray.tune.trainable.trainable"
+_PLOTS = "tensorboardX.x2num"
 # What Tune logs at a search's end: where the results lie, and which trials failed.
 _ON_LAST_SCREEN = ("Wrote the latest version of all result", "Trials did not complete")
+# Said of each infinite metric in each report, neither of which metric nor of which trial.
+_NAMELESS = "NaN or Inf found in input tensor"
 _SEARCHES = Patch(
     "advice in searches",
     "Tune's advice on resources names arguments that mean nothing to distributed trials",
@@ -38,9 +41,10 @@ def corrected_advice(instead: str, *, quiet: bool) -> Iterator[None]:
         if record.name == _WAITS:
             text, _, _ = record.getMessage().partition("Stop the tuning and adjust")
             record.msg, record.args = f"{text}{instead}", ()
-        return not (quiet and record.getMessage().startswith(_ON_LAST_SCREEN))
+        message = record.getMessage()
+        return not (message.startswith(_NAMELESS) or (quiet and message.startswith(_ON_LAST_SCREEN)))
 
-    loggers = [logging.getLogger(name) for name in (_RUN, _WAITS)] if _SEARCHES.fits else []
+    loggers = [logging.getLogger(name) for name in (_RUN, _WAITS, _PLOTS)] if _SEARCHES.fits else []
     for each in loggers:
         each.addFilter(correct)
     try:

@@ -1,4 +1,7 @@
-"""One trial on two hosts that trains until a file appears, and says what Tune sees of it."""
+"""One trial on several hosts that trains until a file appears, and says what Tune sees of it.
+
+With a second argument it is an elastic one of three ranks, of which so many go on.
+"""
 
 import os
 import socket
@@ -11,7 +14,7 @@ import ray
 import torch
 from ray import tune
 
-from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
+from horovod_tune import DistributedTrainableCreator, commit, get_checkpoint, get_state, report
 
 TIMEOUT_S = float(sys.argv[1])
 STOP = "/shared/stop"
@@ -39,6 +42,23 @@ def train(config):
             report({"step": step, "hosts": hosts, "allreduce_s": took_s}, checkpoint=directory)
 
 
+def train_and_commit(config):
+    import horovod.torch as hvd
+
+    hvd.init()
+    step = (get_state() or {"step": 0})["step"]
+    hosts = " ".join(hvd.allgather_object(f"{socket.gethostname()}:{os.getpid()}"))
+    data = torch.ones(250_000)
+    while not hvd.allreduce(torch.tensor(float(os.path.exists(STOP))), name="stop").item():
+        step += 1
+        start = time.monotonic()
+        hvd.allreduce(data, name="data")
+        took_s = time.monotonic() - start
+        time.sleep(0.2)
+        report({"step": step, "hosts": hosts, "allreduce_s": took_s})
+        commit({"step": step})
+
+
 class Say(tune.Callback):
     def on_trial_result(self, iteration, trials, trial, result, **_):
         saw = f"SAW step {result['step']} hosts {result['hosts']} failures {trial.num_failures}"
@@ -47,7 +67,13 @@ class Say(tune.Callback):
 
 ray.init(address="auto", log_to_driver=False)
 # By its name: the preflight, which others test, is a part of what the class itself is given to.
-tune.register_trainable("train", DistributedTrainableCreator(train, num_hosts=2, timeout_s=TIMEOUT_S))
+if len(sys.argv) > 2:
+    trainable = DistributedTrainableCreator(
+        train_and_commit, num_hosts=3, min_workers=int(sys.argv[2]), timeout_s=TIMEOUT_S
+    )
+else:
+    trainable = DistributedTrainableCreator(train, num_hosts=2, timeout_s=TIMEOUT_S)
+tune.register_trainable("train", trainable)
 results = tune.Tuner(
     "train",
     tune_config=tune.TuneConfig(metric="step", mode="max"),

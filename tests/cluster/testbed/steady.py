@@ -1,4 +1,4 @@
-"""A trial of two ranks that trains on a lab's hosts until it is told to stop, as its driver tells of it."""
+"""A trial of two or three ranks that trains on a lab's hosts until it is stopped, as its driver tells it."""
 
 from __future__ import annotations
 
@@ -104,9 +104,15 @@ class Training:
 
 
 @contextmanager
-def steady_training(lab: Lab, log: Path, *, timeout_s: float) -> Iterator[Training]:
-    """Train on a lab whose Ray is up; at the end everything that the trial held must be free again."""
-    driver = lab.start("n1", ["bash", "-lc", f"exec python {JOB} {timeout_s}"], log)
+def steady_training(
+    lab: Lab, log: Path, *, timeout_s: float, min_workers: int | None = None
+) -> Iterator[Training]:
+    """Train on a lab whose Ray is up; at the end everything that the trial held must be free again.
+
+    With `min_workers` it is an elastic trial of three ranks.
+    """
+    words = f"{JOB} {timeout_s} {'' if min_workers is None else min_workers}"
+    driver = lab.start("n1", ["bash", "-lc", f"exec python {words}"], log)
     try:
         training = Training(lab, log, timeout_s=timeout_s)
         training.wait_for_step(3, timeout_s=400)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from horovod_tune.gloo.launcher import GlooLauncher
+from horovod_tune.gloo.gloo_launcher import GlooLauncher
 from horovod_tune.gloo.training_actor import TrainingActor
 from horovod_tune.messages import Assignment, WorkerFacts
 from horovod_tune.spec import make_spec

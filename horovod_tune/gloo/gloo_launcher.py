@@ -43,27 +43,44 @@ class GlooLauncher:
         self._rendezvous: Rendezvous | None = None
         self._listener: Listener | None = None
         self._remote_listener: RemoteListener | None = None
-        self._more: dict[int, PlacementGroup] = {}
+        # The groups of each slot that is not, or no longer, in the trial's own; the last one is in use.
+        self._more: dict[int, list[PlacementGroup]] = {}
         self._mute_nodes: set[str] = set()
 
     def create(self) -> list[Any]:
         start = EarlyRanks.take(self._group) or RankStart(self._spec, self._group)
         return start.actors()
 
-    def create_one(self, place: int, *, elsewhere: bool = False) -> Any:
+    def create_one(self, place: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Start the actor of one slot: where one was lost, or beyond those that the trial began with.
 
         A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
-        So has one whose host is about to go (``elsewhere``).
+        So has one whose host is about to go (``elsewhere``): another one than so far.
         """
         directory = ray_adapter.private_directory()
         if place < self._spec.world_size and not elsewhere:
             bundle = bundle_of_places(self._spec)[place]
             environment = environments_of(self._spec, self._group, directory)[bundle]
             return create_actor(self._spec, self._group, bundle, environment)
-        if place not in self._more:
-            self._more[place] = ray.util.placement_group([self._spec.slot_resources])
-        return create_actor(self._spec, self._more[place], 0, environment_anywhere(self._spec, directory))
+        groups = self._more.setdefault(place, [])
+        if not groups or (elsewhere and not again):
+            # With num_slots alone, all ranks are on one host, which is ours.
+            same_host = self._spec.num_hosts == 1 and not elsewhere
+            groups.append(
+                ray.util.placement_group(
+                    [self._spec.slot_resources],
+                    bundle_label_selector=[{"ray.io/node-id": self._node_id}] if same_host else None,
+                )
+            )
+        return create_actor(self._spec, groups[-1], 0, environment_anywhere(self._spec, directory))
+
+    @property
+    def placed_workers(self) -> int:
+        return self._spec.world_size
+
+    def give_back(self, place: int) -> None:
+        for group in self._more.pop(place, []):
+            ray.util.remove_placement_group(group)
 
     def assign(
         self, actors: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
@@ -176,9 +193,8 @@ class GlooLauncher:
         return []  # a rank is its actor's own process
 
     def close(self) -> None:
-        for group in self._more.values():
-            ray.util.remove_placement_group(group)
-        self._more.clear()
+        for place in list(self._more):
+            self.give_back(place)
         self._end_rendezvous()
 
     def abandon_world(self) -> None:

@@ -1,0 +1,84 @@
+"""An elastic trial on three hosts: whatever happens to one of them, the others go on, and it grows again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from faults import cut, drop, kill_rank, signal_rank
+from host_faults import hosts
+from lab import wait_until
+from steady import RESTART_S, Training, steady_training
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefixtures("hosts_possible")]
+RANKS = 3
+# Gloo is waited for half as long: what a host that says nothing costs.
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    log = tmp_path_factory.mktemp("elastic") / "driver.log"
+    with hosts() as lab, steady_training(lab, log, timeout_s=TIMEOUT_S, min_workers=2) as training:
+        yield training
+        steps = [each.step for each in training.seen()]
+        assert all(after - before in (0, 1) for before, after in pairwise(steps)), "a report was lost"
+        assert {each.failures for each in training.seen()} == {0}, "no start from the beginning"
+
+
+def wait_for_ranks(training: Training, ranks: int) -> None:
+    """Wait until the trial has reported twice with so many."""
+    for _ in range(2):
+        seen = len(training.seen())
+        wait_until(
+            lambda seen=seen: len(training.seen()) > seen and len(training.hosts) == ranks,
+            timeout_s=RESTART_S,
+            what=f"a report of {ranks} ranks",
+        )
+
+
+def lose(training: Training, rank: int, fault: object) -> float:
+    """Do the fault to the host of a rank and return the seconds to the first report of those left."""
+    wait_for_ranks(training, RANKS)
+    host, process = training.hosts[rank], training.processes[rank]
+    reports = len(training.seen())
+    fault(training, host)  # type: ignore[operator]
+    wait_until(
+        lambda: any(f"{host}:{process}" not in each.places for each in training.seen()[reports:]),
+        timeout_s=RESTART_S,
+        what="the others to go on",
+    )
+    told = training.seen()[reports - 1 :]
+    return max(after.time_s - before.time_s for before, after in pairwise(told))
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_others_go_on_without_a_rank_that_is_killed(training: Training, rank: int) -> None:
+    print(f"killed: {lose(training, rank, kill_rank):.1f} s without a report")
+    wait_for_ranks(training, RANKS)
+
+
+def test_the_others_go_on_without_a_rank_that_is_stopped(training: Training) -> None:
+    print(f"stopped: {lose(training, 1, signal_rank('STOP')):.1f} s without a report")
+    wait_for_ranks(training, RANKS)
+
+
+@pytest.mark.parametrize("fault", [cut, drop], ids=["link down", "packets dropped"])
+def test_the_others_go_on_without_a_host_out_of_reach_and_it_comes_back(
+    training: Training, fault: object
+) -> None:
+    lab = training.lab
+    wait_for_ranks(training, RANKS)
+    host = training.hosts[1]
+    print(f"out of reach: {lose(training, 1, fault):.1f} s without a report")
+    lab.heal(host)
+    lab.run(host, "ray stop --force", timeout_s=120)
+    lab.start_ray_on(host)
+    wait_for_ranks(training, RANKS)
+
+
+def test_the_others_go_on_without_a_host_that_has_lost_its_power(training: Training) -> None:
+    power_off = lambda training, host: training.lab.power_off(host)  # noqa: E731
+    print(f"power off: {lose(training, 1, power_off):.1f} s without a report")
+    wait_for_ranks(training, RANKS - 1)

@@ -30,6 +30,8 @@ CHUNK_BYTES = 8 << 20
 # Chunks that may be on their way: bounds the object store's share.
 IN_FLIGHT = 4
 CALLS_AT_ONCE = 8
+# How long the part of a copy that was given up waits for the chunks that were on their way.
+DISCARD_TIMEOUT_S = 600.0
 # How often a copy may begin, should the actor on the other node end with the process that it belongs to.
 NEW_ACTORS = 4
 
@@ -57,7 +59,9 @@ class NodeFiles:
     def put_in_place(self, part: str, target: str) -> None:
         directories.put_in_place(part, target)
 
-    def discard(self, part: str) -> None:
+    def discard(self, part: str, begun: list[Any]) -> None:
+        """Remove a part once the calls that write to it have ended: several calls run here at a time."""
+        ray.wait(begun, num_returns=len(begun), timeout=DISCARD_TIMEOUT_S)
         shutil.rmtree(part, ignore_errors=True)
 
     def remove_parts(self, directory: str) -> None:
@@ -126,18 +130,24 @@ def send_directory(source: str, node: str, target: str, *, timeout_s: float) -> 
 
     def send(files: Any, deadline: _Deadline) -> None:
         part = f"{target}.{uuid.uuid4().hex}.part"
+        begun = deque([files.make.remote(part, found)])
+
+        def wait_for_first() -> None:
+            deadline.get(begun[0])
+            begun.popleft()
+
         try:
-            waiting = deque([files.make.remote(part, found)])
-            deadline.get(waiting.popleft())
+            wait_for_first()
             for chunk in directories.pieces(found, CHUNK_BYTES):
-                waiting.append(files.write.remote(part, chunk, directories.read(source, chunk)))
-                if len(waiting) == IN_FLIGHT:
-                    deadline.get(waiting.popleft())
-            while waiting:
-                deadline.get(waiting.popleft())
-            deadline.get(files.put_in_place.remote(part, target))
+                begun.append(files.write.remote(part, chunk, directories.read(source, chunk)))
+                if len(begun) == IN_FLIGHT:
+                    wait_for_first()
+            while begun:
+                wait_for_first()
+            begun.append(files.put_in_place.remote(part, target))
+            wait_for_first()
         except BaseException:
-            files.discard.remote(part)
+            files.discard.remote(part, list(begun))
             raise
 
     _with_actor(node, timeout_s, send)

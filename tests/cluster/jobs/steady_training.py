@@ -20,6 +20,21 @@ TIMEOUT_S = float(sys.argv[1])
 STOP = "/shared/stop"
 
 
+def steps(step):
+    """Yield a result for each step after ``step`` until the file appears."""
+    import horovod.torch as hvd
+
+    hosts = " ".join(hvd.allgather_object(f"{socket.gethostname()}:{os.getpid()}"))
+    data = torch.ones(250_000)
+    while not hvd.allreduce(torch.tensor(float(os.path.exists(STOP))), name="stop").item():
+        step += 1
+        start = time.monotonic()
+        hvd.allreduce(data, name="data")
+        took_s = time.monotonic() - start
+        time.sleep(0.2)
+        yield {"step": step, "hosts": hosts, "allreduce_s": took_s}
+
+
 def train(config):
     import horovod.torch as hvd
 
@@ -28,35 +43,20 @@ def train(config):
     if checkpoint := get_checkpoint():
         with checkpoint.as_directory() as directory:
             step = int((Path(directory) / "step").read_text())
-    hosts = " ".join(hvd.allgather_object(f"{socket.gethostname()}:{os.getpid()}"))
-    data = torch.ones(250_000)
-    while not hvd.allreduce(torch.tensor(float(os.path.exists(STOP))), name="stop").item():
-        step += 1
-        start = time.monotonic()
-        hvd.allreduce(data, name="data")
-        took_s = time.monotonic() - start
-        time.sleep(0.2)
+    for result in steps(step):
         with tempfile.TemporaryDirectory() as directory:
             if hvd.rank() == 0:
-                (Path(directory) / "step").write_text(str(step))
-            report({"step": step, "hosts": hosts, "allreduce_s": took_s}, checkpoint=directory)
+                (Path(directory) / "step").write_text(str(result["step"]))
+            report(result, checkpoint=directory)
 
 
 def train_and_commit(config):
     import horovod.torch as hvd
 
     hvd.init()
-    step = (get_state() or {"step": 0})["step"]
-    hosts = " ".join(hvd.allgather_object(f"{socket.gethostname()}:{os.getpid()}"))
-    data = torch.ones(250_000)
-    while not hvd.allreduce(torch.tensor(float(os.path.exists(STOP))), name="stop").item():
-        step += 1
-        start = time.monotonic()
-        hvd.allreduce(data, name="data")
-        took_s = time.monotonic() - start
-        time.sleep(0.2)
-        report({"step": step, "hosts": hosts, "allreduce_s": took_s})
-        commit({"step": step})
+    for result in steps((get_state() or {"step": 0})["step"]):
+        report(result)
+        commit({"step": result["step"]})
 
 
 class Say(tune.Callback):

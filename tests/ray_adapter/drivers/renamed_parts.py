@@ -43,7 +43,9 @@ INSTALL: dict[str, list[Callable[[], object]]] = {
     "idle_processes": [lambda: ray_adapter.start_in_idle_processes(is_ours)],
     "lost_coordinator": [lambda: ray_adapter.name_lost_hosts(is_ours)],
     "paused_trials": [ray_adapter.end_waits_of_paused_trials],
-    "resized_trials": [lambda: ray_adapter.check_resized_trials(lambda trainable, resources: resources)],
+    "resized_trials": [
+        lambda: ray_adapter.check_resized_trials(lambda trainable, resources: resources, lambda kind: False)
+    ],
     "result_files": [ray_adapter.keep_longer_results],
     "saves_at_end": [lambda: ray_adapter.save_at_end(None)],  # no trial is touched without its parts
     "tune_advice": [

@@ -120,16 +120,14 @@ class Coordinator:
 
     def _world_facts(self) -> dict[str, Any]:
         """Return what a result says of the world that it comes from."""
-        hosts, changes = self._group.hosts, self._group.world_changes
-        facts = {
+        hosts = self._group.hosts
+        return {
             "world_size": len(hosts),
             # A string: Tune's loggers for TensorBoard and the like draw lists of numbers.
             "hosts": write_slots(hosts),
             "start_s": self._start_s,
+            **self._group.change_facts,
         }
-        if changes is not None:
-            facts.update(world_changes=len(changes), world_change=changes[-1] if changes else "")
-        return facts
 
     def _store(
         self, index: int, metrics: dict[str, Any], path: str | None

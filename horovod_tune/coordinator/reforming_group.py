@@ -60,11 +60,26 @@ class ReformingGroup(WorkerGroup):
         self._worlds_without_report = 0
         # Why the world of this trial changed, one text a change.
         self.world_changes: list[str] = []
+        # Since when the ranks have been without a world that reports; how long they were the last time.
+        self._without_world_since: float | None = None
+        self._change_s = 0.0
 
     def _note_report(self, report: Report) -> None:
         super()._note_report(report)
         self._last_report = max(self._last_report, report.index)
         self._worlds_without_report = 0
+        if self._change is None and self._without_world_since is not None:
+            self._change_s = time.monotonic() - self._without_world_since
+            self._without_world_since = None
+
+    @property
+    def change_facts(self) -> dict[str, Any]:
+        changes = self.world_changes
+        return {
+            "world_changes": len(changes),
+            "world_change": changes[-1] if changes else "",
+            "world_change_s": round(self._change_s, 3),
+        }
 
     def _note_ended(self) -> None:
         self._finished = True
@@ -129,6 +144,8 @@ class ReformingGroup(WorkerGroup):
 
     def _leave_world(self, reason: str) -> None:
         self._change = _Change(time.monotonic(), [reason])
+        if self._without_world_since is None:
+            self._without_world_since = self._change.began
         self._break_world()
 
     def _break_world(self) -> None:

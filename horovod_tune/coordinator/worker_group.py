@@ -66,8 +66,6 @@ class WorkerGroup:
     def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
         # In the order of the launcher's placement; empty until `create`.
         self.workers: list[Worker] = []
-        # Why the world of an elastic trial changed, one text a change; None where it never does.
-        self.world_changes: list[str] | None = None
         self._launcher = launcher
         self._timeout_s = timeout_s
         self._poll_s = min(POLL_S, timeout_s / 4)
@@ -233,6 +231,11 @@ class WorkerGroup:
 
     def _note_ended(self) -> None:
         """A rank's training function has returned, or was unwound."""
+
+    @property
+    def change_facts(self) -> dict[str, Any]:
+        """What a result of an elastic trial says of the changes of its world."""
+        return {}
 
     def may_end_soon(self, node_id: str) -> bool:
         """Whether an elastic trial will have to start again; ``node_id`` is the coordinator's."""

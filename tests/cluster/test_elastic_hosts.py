@@ -38,8 +38,8 @@ def wait_for_ranks(training: Training, ranks: int) -> None:
         )
 
 
-def lose(training: Training, rank: int, fault: object) -> float:
-    """Do the fault to the host of a rank and return the seconds to the first report of those left."""
+def lose(training: Training, rank: int, fault: object) -> str:
+    """Do the fault to the host of a rank, wait for a report of those left, and say how long it took."""
     wait_for_ranks(training, RANKS)
     host, process = training.hosts[rank], training.processes[rank]
     reports = len(training.seen())
@@ -50,17 +50,18 @@ def lose(training: Training, rank: int, fault: object) -> float:
         what="the others to go on",
     )
     told = training.seen()[reports - 1 :]
-    return max(after.time_s - before.time_s for before, after in pairwise(told))
+    silent_s = max(after.time_s - before.time_s for before, after in pairwise(told))
+    return f"{silent_s:.1f} s without a report, {told[-1].change_s:.2f} s of them after the loss was known"
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_the_others_go_on_without_a_rank_that_is_killed(training: Training, rank: int) -> None:
-    print(f"killed: {lose(training, rank, kill_rank):.1f} s without a report")
+    print(f"killed: {lose(training, rank, kill_rank)}")
     wait_for_ranks(training, RANKS)
 
 
 def test_the_others_go_on_without_a_rank_that_is_stopped(training: Training) -> None:
-    print(f"stopped: {lose(training, 1, signal_rank('STOP')):.1f} s without a report")
+    print(f"stopped: {lose(training, 1, signal_rank('STOP'))}")
     wait_for_ranks(training, RANKS)
 
 
@@ -71,7 +72,7 @@ def test_the_others_go_on_without_a_host_out_of_reach_and_it_comes_back(
     lab = training.lab
     wait_for_ranks(training, RANKS)
     host = training.hosts[1]
-    print(f"out of reach: {lose(training, 1, fault):.1f} s without a report")
+    print(f"out of reach: {lose(training, 1, fault)}")
     lab.heal(host)
     lab.run(host, "ray stop --force", timeout_s=120)
     lab.start_ray_on(host)
@@ -80,5 +81,5 @@ def test_the_others_go_on_without_a_host_out_of_reach_and_it_comes_back(
 
 def test_the_others_go_on_without_a_host_that_has_lost_its_power(training: Training) -> None:
     power_off = lambda training, host: training.lab.power_off(host)  # noqa: E731
-    print(f"power off: {lose(training, 1, power_off):.1f} s without a report")
+    print(f"power off: {lose(training, 1, power_off)}")
     wait_for_ranks(training, RANKS - 1)

@@ -24,9 +24,9 @@ class FakeGroup:
     """Workers whose events are a list; an exception in it is raised. Notes what is called, in ``calls``."""
 
     hosts = ("a", "a", "b")
-    world_changes = None
 
     def __init__(self, *events):
+        self.change_facts = {}
         self.events = list(events)
         self.logs = [LogChunk(0, b"printed\n")]
         self.calls = []

@@ -49,8 +49,8 @@ def train(config: dict[str, Any]) -> None:
     size = 0
     while not is_over(state["epoch"], size, config.get("until", 1)):
         epoch, size = state["epoch"] + 1, hvd.size()
-        if epoch == 4 and hvd.rank() == config.get("dies", -1):
-            die_once(config["folder"], "in_step")
+        if hvd.rank() == config.get("deaths", {4: config.get("dies", -1)}).get(epoch):
+            die_once(config["folder"], f"in_step_{epoch}")
         mean = hvd.allreduce(torch.tensor([float(epoch)], dtype=torch.float64)).item()
         state = {"epoch": epoch, "sum": state["sum"] + mean}
         if epoch == 6 and hvd.rank() == config.get("dies_in_report", -1):
@@ -127,7 +127,20 @@ def test_the_others_go_on_when_a_rank_is_killed(run: Run, dies: int) -> None:
     assert {each["pid"] for each in records[3:5]} <= {each["pid"] for each in records} and records[-1][
         "epoch"
     ] == EPOCHS
-    assert records[3]["world_changes"] == 1
+    assert [each["world_changes"] for each in records[2:4]] == [0, 1]
+    assert records[2]["world_change_s"] == 0 < records[3]["world_change_s"]
+
+
+def test_a_world_of_sixteen_ranks_forms_again(run: Run) -> None:
+    deaths = {4: 0, 6: 7, 8: 15}
+    trial, records = run(
+        train, slots=16, min_workers=12, num_cpus_per_slot=0.2, config={"deaths": deaths, "until": 16}
+    )
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    check_sums(records)
+    assert records[0]["size"] == records[-1]["size"] == 16
+    assert min(each["size"] for each in records) < 16 and records[-1]["world_changes"] >= 2
+    print("seconds to the next report:", {each["world_changes"]: each["world_change_s"] for each in records})
 
 
 @pytest.mark.parametrize("function", [train, train_with_horovods_api])

@@ -62,7 +62,8 @@ def train_and_commit(config):
 class Say(tune.Callback):
     def on_trial_result(self, iteration, trials, trial, result, **_):
         saw = f"SAW step {result['step']} hosts {result['hosts']} failures {trial.num_failures}"
-        print(f"{time.time():.2f} {saw} allreduce {result['allreduce_s']:.4f}", flush=True)
+        times = f"allreduce {result['allreduce_s']:.4f} change {result.get('world_change_s', 0)}"
+        print(f"{time.time():.2f} {saw} {times}", flush=True)
 
 
 ray.init(address="auto", log_to_driver=False)

@@ -26,6 +26,8 @@ class Seen:
     places: tuple[str, ...]
     failures: int
     allreduce_s: float
+    # Of an elastic trial: from the last loss that was known to the first report after it.
+    change_s: float
 
 
 class Training:
@@ -43,11 +45,18 @@ class Training:
         return self.timeout_s + 15.0
 
     def seen(self) -> list[Seen]:
-        pattern = r"^([\d.]+) SAW step (\d+) hosts (.*) failures (\d+) allreduce ([\d.]+)$"
+        pattern = r"^([\d.]+) SAW step (\d+) hosts (.*) failures (\d+) allreduce ([\d.]+) change ([\d.]+)$"
         found = re.findall(pattern, self._log.read_text(), re.M)
         return [
-            Seen(float(time_s), int(step), tuple(hosts.split()), int(failures), float(allreduce_s))
-            for time_s, step, hosts, failures, allreduce_s in found
+            Seen(
+                float(time_s),
+                int(step),
+                tuple(hosts.split()),
+                int(failures),
+                float(allreduce_s),
+                float(change_s),
+            )
+            for time_s, step, hosts, failures, allreduce_s, change_s in found
         ]
 
     @property

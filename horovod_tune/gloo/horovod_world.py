@@ -24,7 +24,9 @@ from horovod_tune.gloo import sockets
 from horovod_tune.private_parts import Patch, part
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
+_ENDED_MESSAGE = "Horovod's world has ended: another rank has left it or was lost"
 _FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
+_FACTS_OF_SETS = ("_process_set_rank", "_process_set_size")
 _PROBE_NAME = "horovod_tune.world_probe"
 _AGREEMENT_NAME = "horovod_tune.world_agreement"
 _BASICS = "horovod.common.basics:HorovodBasics"
@@ -38,6 +40,7 @@ _GUARD = Patch(
         part(f"{_BASICS}.shutdown", "self"),
         part(f"{_BASICS}.is_initialized", "self"),
         *(part(f"{_BASICS}.{name}", "self") for name in _FACTS),
+        *(part(f"{_BASICS}.{name}", "self", "process_set_id") for name in _FACTS_OF_SETS),
         part(f"{_BASICS}._get_process_set_ids_and_ranks", "self"),
     ),
 )
@@ -58,6 +61,8 @@ class HorovodWorld:
 
     def __init__(self) -> None:
         self._kept = False
+        # Whether the training function has made a world that it has not left itself.
+        self._in_use = False
         self._basics: Any = None
         self._environment: dict[str, str] = {}
         self._sockets: dict[int, str] = {}
@@ -99,13 +104,15 @@ class HorovodWorld:
                 world._kept = False
                 fits = comm is None and not process_sets and world._environment == _horovod_environment()
                 if world._all_take_it(fits):
+                    world._in_use = True
                     return None
                 world._shut_down()  # the kept world is not the one that is asked for
             world._environment = _horovod_environment()
             world._count_from_one()
             world._before_init = sockets.open_tcp_sockets()
             try:
-                return real_init(basics, comm, process_sets)
+                real_init(basics, comm, process_sets)
+                world._in_use = True
             except Exception:
                 # Until it is shut down, Horovod remembers the failure and does not try again.
                 real_shutdown(basics)
@@ -120,20 +127,34 @@ class HorovodWorld:
         @functools.wraps(real_shutdown)
         def shutdown(basics: Any) -> None:
             if not world._hides(basics):
+                world._in_use = False
                 world._shut_down()
 
         basics_class.init, basics_class.is_initialized = init, is_initialized
         basics_class.shutdown = shutdown
         self._real_shutdown, self._real_initialized = real_shutdown, real_initialized
-        for name in _FACTS:
+        for name in _FACTS + _FACTS_OF_SETS:
             setattr(basics_class, name, self._guarded_fact(getattr(basics_class, name)))
 
     def _guarded_fact(self, real: Any) -> Any:
+        """Let ``real`` tell a world that others have ended from one that was never made.
+
+        Horovod raises the same ValueError for both, also out of its own `broadcast_object`, where the root
+        may have left by then; what follows a lost rank is for those who know `HorovodInternalError`.
+        """
+
         @functools.wraps(real)
-        def fact(basics: Any) -> Any:
+        def fact(basics: Any, *arguments: Any) -> Any:
             if self._hides(basics):
                 raise ValueError(_CLOSED_MESSAGE)
-            return real(basics)
+            try:
+                return real(basics, *arguments)
+            except ValueError:
+                if not self._in_use or self.is_up:
+                    raise
+                from horovod.common.exceptions import HorovodInternalError
+
+                raise HorovodInternalError(_ENDED_MESSAGE) from None
 
         return fact
 
@@ -144,6 +165,11 @@ class HorovodWorld:
     def is_up(self) -> bool:
         """Whether a world exists, kept or in use."""
         return self._basics is not None and bool(self._real_initialized(self._basics))
+
+    def leave(self) -> None:
+        """Shut the world down for the training function, which begins anew without one."""
+        self._in_use = False
+        self.close()
 
     def close(self) -> None:
         """Shut the world down: every collective that any rank waits in fails, and so ends its function."""
@@ -199,6 +225,7 @@ class HorovodWorld:
             what is wrong with it. A trial that called hvd.shutdown(), or never hvd.init(), leaves no world,
             and that is sound: the next ``hvd.init()`` makes one.
         """
+        self._in_use = False
         if not self.is_up:
             return []
         if not (_GUARD.fits and _COUNTS.fits):

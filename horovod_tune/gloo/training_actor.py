@@ -157,7 +157,7 @@ class TrainingActor:
             send=self._send,
             prepare=self._prepare,
             describe_failure=self._describe_failure,
-            leave_world=self._horovod.close,
+            leave_world=self._horovod.leave,
         )
         self._training.start()
 

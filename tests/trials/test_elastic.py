@@ -89,6 +89,55 @@ def train_with_horovods_api(config: dict[str, Any]) -> None:
     loop(state)
 
 
+def wait_for_the_end_of_the_world() -> None:
+    """Return when Horovod's world has been ended by another rank's loss; nothing collective is called."""
+    import horovod.torch as hvd
+
+    end = time.monotonic() + 120
+    while hvd.is_initialized():
+        assert time.monotonic() < end, "the world of a lost rank does not end"
+        time.sleep(0.01)
+
+
+def ask_after_a_loss(config: dict[str, Any]) -> None:
+    """Call `hvd.rank()` when the world is gone, as a function does that trained while another rank died."""
+    import horovod.torch as hvd
+
+    with pytest.raises(ValueError, match="Horovod has not been initialized"):
+        hvd.rank()
+    hvd.init()
+    epoch = (get_state() or {"epoch": 0})["epoch"]
+    while epoch < EPOCHS:
+        if hvd.size() == 3 and epoch == 3:
+            if hvd.rank() == 2:
+                die_once(config["folder"], "in_step")
+            wait_for_the_end_of_the_world()
+            assert hvd.rank() < 3
+        epoch += 1
+        report(epoch=epoch, sum=sum(range(epoch + 1)), size=hvd.size())
+        commit({"epoch": epoch})
+
+
+def ask_after_a_loss_with_horovods_api(config: dict[str, Any]) -> None:
+    import horovod.torch as hvd
+
+    hvd.init()
+
+    @hvd.elastic.run
+    def loop(state: Any) -> None:
+        while state.epoch < EPOCHS:
+            if hvd.size() == 3 and state.epoch == 3:
+                if hvd.rank() == 2:
+                    die_once(config["folder"], "in_step")
+                wait_for_the_end_of_the_world()
+                hvd.global_process_set.rank()
+            state.epoch += 1
+            report(epoch=state.epoch, sum=sum(range(state.epoch + 1)), size=hvd.size())
+            state.commit()
+
+    loop(hvd.elastic.TorchState(epoch=0))
+
+
 Run = Callable[..., Any]
 
 
@@ -129,6 +178,14 @@ def test_the_others_go_on_when_a_rank_is_killed(run: Run, dies: int) -> None:
     ] == EPOCHS
     assert [each["world_changes"] for each in records[2:4]] == [0, 1]
     assert records[2]["world_change_s"] == 0 < records[3]["world_change_s"]
+
+
+@pytest.mark.parametrize("function", [ask_after_a_loss, ask_after_a_loss_with_horovods_api])
+def test_a_rank_that_is_asked_for_when_the_world_has_ended_is_no_error(run: Run, function: Any) -> None:
+    trial, records = run(function)
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    check_sums(records)
+    assert "died" in records[3]["world_change"] and records[-1]["epoch"] == EPOCHS
 
 
 def test_a_world_of_sixteen_ranks_forms_again(run: Run) -> None:

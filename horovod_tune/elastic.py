@@ -15,7 +15,7 @@ from horovod_tune.session import Session, current
 
 
 class WorldChanges(BaseException):
-    """Unwinds the training function at a commit, to call it again in a larger world; no Exception, so that
+    """Unwinds the training function at a commit, to call it again in another world; no Exception, so that
     handlers let it pass."""
 
 
@@ -59,8 +59,8 @@ class CommittedState:
         states.load_later(None)  # of the trial before
         self._state: Any = None
         self._number, self._is_asked = 0, False
-        # Whether more ranks wait to join at the next commit; set by the actor's thread.
-        self.may_grow = False
+        # Whether the world is to change at the next commit; set by the actor's thread.
+        self.is_to_change = False
 
     @property
     def is_used(self) -> bool:
@@ -76,10 +76,10 @@ class CommittedState:
         return self.is_used or self._is_asked or self._states.are_there
 
     def commit(self, state: Any) -> None:
-        """Keep a copy of ``state``; raises `WorldChanges` on every rank when any knows that more may join."""
+        """Keep a copy of ``state``; raises `WorldChanges` on every rank when any is told to leave."""
         self.load_stored()
         self._state, self._number = copy.deepcopy(state), self._number + 1
-        if self._collectives.any(self.may_grow):
+        if self._collectives.any(self.is_to_change):
             raise WorldChanges
 
     def get(self) -> Any:

@@ -1,6 +1,6 @@
 """The ranks of an elastic trial, in the coordinator: those that are left form a new world, others join.
 
-Where a rank is lost, a new actor starts; when it is ready, the ranks hear of it (`offer_growth`), leave their
+Where a rank is lost, a new actor starts; when it is ready, the ranks hear of it (`offer_change`), leave their
 world at the next commit, and form the next one together with it (`reforming_group`). So do those whose host
 is about to go, without them.
 """
@@ -18,7 +18,7 @@ from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator.backend_protocol import ElasticLauncher
 from horovod_tune.coordinator.draining import DrainingHosts
 from horovod_tune.coordinator.reforming import Decision, decide
-from horovod_tune.coordinator.reforming_group import SILENT_S, ReformingGroup
+from horovod_tune.coordinator.reforming_group import ReformingGroup
 from horovod_tune.coordinator.worker import Worker, ping_all
 from horovod_tune.coordinator.worker_group import PING_S
 from horovod_tune.errors import StartFailed
@@ -26,6 +26,9 @@ from horovod_tune.messages import FailureKind, TrialOrder
 
 # How often the coordinator looks whether the next world can be formed, or an actor has started.
 TICK_S = 0.1
+# Ranks that are to leave at their next commit are told again until they do, after so long and after twice as
+# long each time: one that has only just begun in its world may not have heard it.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 
 class ElasticGroup(ReformingGroup):
@@ -50,9 +53,12 @@ class ElasticGroup(ReformingGroup):
     ) -> None:
         super().__init__(launcher, timeout_s=timeout_s)
         self._min_workers, self._max_workers, self._wait_s = min_workers, max_workers, wait_s
-        self._offered: set[Worker] = set()
         self._draining = DrainingHosts()
         self._function: bytes | None = None
+
+    def _forget_trial(self) -> None:
+        super()._forget_trial()
+        self._forget_offers()
 
     def _form_world(self) -> None:
         while True:
@@ -107,8 +113,7 @@ class ElasticGroup(ReformingGroup):
         for place in dropped - {worker.place for worker in self.workers}:
             self._launcher.give_back(place)
         self._start_missing()
-        if self._change is None and any(map(self._is_surplus, self.workers)):
-            self._offer_change()
+        self._offer_change_if_due([])
         return True
 
     def _has_committed(self) -> bool:
@@ -155,7 +160,7 @@ class ElasticGroup(ReformingGroup):
         return staying > 0 and staying + len(joining) >= self._min_workers
 
     def _prepare_to_leave_hosts(self) -> None:
-        """Start others in place of those whose host goes, and let the next commit end this world."""
+        """Start others in place of those whose host goes."""
         if not self._draining.look() or self._finished:
             return
         going = [worker for worker in self.workers if self._is_on_going_host(worker)]
@@ -165,12 +170,25 @@ class ElasticGroup(ReformingGroup):
         for worker in going:
             if worker.place not in started and not self._is_surplus(worker):
                 self._joining.start(worker.place, elsewhere=True)
-        if going and self._change is None and self._can_do_without([]):
-            self._offer_change()
 
-    def _offer_change(self) -> None:
+    def _offer_change_if_due(self, ready: Sequence[Worker]) -> None:
+        """Let the next commit end this world where others are ready to join, or some are to leave."""
+        is_to_shrink = any(map(self._is_going, self.workers)) and self._can_do_without([])
+        if self._change is not None or self._finished or not (ready or is_to_shrink):
+            return
+        self._has_others_to_offer |= bool(ready)
+        now = time.monotonic()
+        if now < self._next_offer:
+            return
+        self._next_offer = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         for worker in self.workers:
-            worker.actor.offer_growth.remote()
+            worker.actor.offer_change.remote(self._world_number)
+
+    def _forget_offers(self) -> None:
+        self._has_others_to_offer = False
+        self._next_offer: float = 0.0
+        self._pause_s: float = FIRST_PAUSE_S
 
     @property
     def _listen_s(self) -> float:
@@ -182,11 +200,8 @@ class ElasticGroup(ReformingGroup):
             return
         self._prepare_to_leave_hosts()
         ready = self._ready_to_join()
+        self._offer_change_if_due(ready)
         if self._change is None:
-            new = [worker for worker in ready if worker not in self._offered]
-            if new and not self._finished:
-                self._offered.update(new)
-                self._offer_change()
             return
         change = self._change
         if self._finished:
@@ -205,7 +220,7 @@ class ElasticGroup(ReformingGroup):
             case Decision.FORM:
                 if self._can_do_without(ready):
                     self._end_those_who_go()
-                self._offered.clear()
+                self._forget_offers()
                 self._form_next_world(ready)
             case Decision.FAIL:
                 self._fail(
@@ -216,10 +231,8 @@ class ElasticGroup(ReformingGroup):
                 text = f"did not leave its broken world within timeout_s={self._timeout_s:g} s"
                 for worker in [each for each in self.workers if each not in change.waiting]:
                     self._lose(worker, FailureKind.HUNG, text)
-            case Decision.WAIT_FOR_RANKS if time.monotonic() - max(change.began, change.pinged) > PING_S:
-                change.pinged = time.monotonic()
-                late = [each for each in self.workers if each not in change.waiting]
-                self._lose_the_silent(late, timeout_s=SILENT_S)
+            case Decision.WAIT_FOR_RANKS:
+                self._look_for_signs_of_life(change)
 
     def _ready_to_join(self) -> list[Worker]:
         """Return the workers that may join, the first to start first."""
@@ -234,7 +247,7 @@ class ElasticGroup(ReformingGroup):
             return f"the host of {going} is about to go"
         if any(map(self._is_surplus, self.workers)):
             return f"a scheduler left the trial {self._max_workers} rank(s)"
-        return "more workers join" if self._offered else super()._reason_of_leaving(first)
+        return "more workers join" if self._has_others_to_offer else super()._reason_of_leaving(first)
 
     def _end_those_who_go(self) -> None:
         going = [worker for worker in self.workers if self._is_going(worker)]

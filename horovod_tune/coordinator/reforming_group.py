@@ -18,13 +18,16 @@ from ray.exceptions import RayError
 from horovod_tune.coordinator import actor_processes, failures
 from horovod_tune.coordinator.backend_protocol import ElasticLauncher
 from horovod_tune.coordinator.joining import JoiningWorkers
+from horovod_tune.coordinator.signs_of_life import MOST_SILENCE_S, SignsOfLife
 from horovod_tune.coordinator.worker import Worker
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Failed, FailureKind, NeedsWorld, Report, TrialOrder, WorkerFacts
 
-# How long a rank may take to answer while the others wait for it: it may be busy leaving its world.
-SILENT_S = 5.0
+# Ranks that have not left a world so soon after the first one are asked for a sign of life, and again so
+# long after they have given one.
+ASK_AFTER_S = 0.2
+ASK_AGAIN_S = 1.5
 # After how many worlds in a row in which nothing was reported the trial fails.
 WORLDS_WITHOUT_REPORT = 20
 
@@ -36,7 +39,9 @@ class _Change:
     began: float
     reasons: list[str]
     waiting: set[Worker] = field(default_factory=set)
-    pinged: float = 0.0
+    # The question whether those live that have not left it yet; when it was put.
+    signs: SignsOfLife | None = None
+    asked: float = 0.0
     # What a rank left it with, empty where nobody met an error.
     error: str = ""
 
@@ -105,8 +110,7 @@ class ReformingGroup(WorkerGroup):
             try:
                 ray.get(call, timeout=0)
             except RayError as error:
-                if worker in self.workers:
-                    self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
+                self._lose_one_of_us(worker, FailureKind.DIED, self._death_of(worker, error))
 
     def _lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
         if worker not in self.workers:  # it had not joined yet
@@ -137,6 +141,29 @@ class ReformingGroup(WorkerGroup):
             self._change.reasons.append(reason)
             self._break_world()
         self._replace(worker)
+
+    def _look_for_signs_of_life(self, change: _Change) -> None:
+        """Give up the ranks of a world that is being left which are dead or do not answer."""
+        now = time.monotonic()
+        if change.signs is None:
+            if now - change.began < ASK_AFTER_S or now - change.asked < ASK_AGAIN_S:
+                return
+            # All of them: how fast those answer that have left it tells how long the others may take.
+            change.signs, change.asked = SignsOfLife(self.workers), now
+        silent, dead = change.signs.look()
+        if change.signs.are_all_there:
+            change.signs = None
+        for worker in silent:
+            self._lose_one_of_us(
+                worker, FailureKind.SILENT, f"does not answer (asked {now - change.asked:.1f} s ago)"
+            )
+        for worker, error in dead:
+            self._lose_one_of_us(worker, FailureKind.DIED, self._death_of(worker, error))
+
+    def _lose_one_of_us(self, worker: Worker, kind: FailureKind, text: str) -> None:
+        """Lose a worker unless that is known already."""
+        if worker in self.workers:
+            self._lose(worker, kind, text)
 
     def _replace(self, worker: Worker) -> None:
         if worker.place not in self._joining.places:
@@ -192,7 +219,7 @@ class ReformingGroup(WorkerGroup):
         except StartFailed as error:
             # Which of them it was shows in a moment; the limits of `decide` end this.
             self._change.reasons.append(str(error))
-            self._lose_the_silent(workers, timeout_s=SILENT_S)
+            self._lose_the_silent(workers, timeout_s=MOST_SILENCE_S)
             return
         self._world_number += 1
         self._change = None

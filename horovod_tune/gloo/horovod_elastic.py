@@ -50,7 +50,7 @@ _ELASTIC = Patch(
 
 
 class Notifications:
-    """Tells the states of `hvd.elastic.run` that the trial may grow, in place of Horovod's own manager."""
+    """Tells the states of `hvd.elastic.run` to leave their world, in place of Horovod's own manager."""
 
     def __init__(self) -> None:
         self._listeners: list[Any] = []
@@ -85,7 +85,7 @@ class Notifications:
         """Let the next state begin with what `dump` returned in an earlier start of the trial."""
         self._dumped = dumped
 
-    def offer_growth(self) -> None:
+    def offer_change(self) -> None:
         """Let every state's next `commit` raise `HostsUpdatedInterrupt`."""
         from horovod.runner.elastic.worker import HostUpdateResult
 

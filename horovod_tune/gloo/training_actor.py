@@ -226,16 +226,16 @@ class TrainingActor:
             (self._world,) = assignment.worlds
             self._environment = assignment.environment
             os.environ.update(assignment.environment)
-            self._training.session.committed.may_grow = False
+            self._training.session.committed.is_to_change = False
             self._training.session.join_world(
                 self._world, number=number, reports=reports, resources=resources
             )
 
-    def offer_growth(self) -> None:
-        """Let the training function's next commit end this world, since more ranks wait to join."""
-        notifications.offer_growth()
-        if self._training is not None:
-            self._training.session.committed.may_grow = True
+    def offer_change(self, number: int) -> None:
+        """Let the training function's next commit end world ``number``: others wait, or some leave."""
+        if self._training is not None and self._training.session.world_number == number:
+            notifications.offer_change()
+            self._training.session.committed.is_to_change = True
 
     def dump_commit(self) -> bytes | None:
         """Return what this rank has committed last; None where it has committed nothing."""

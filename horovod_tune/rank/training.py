@@ -89,7 +89,7 @@ class Training:
                 call(function, self.session)
                 return
             except WorldChanges:
-                self.session.committed.may_grow = False
+                self.session.committed.is_to_change = False
             except Exception as error:  # whatever the function raises over a rank that was lost
                 kind, _ = self._describe_failure(error)
                 if kind is not FailureKind.DISCONNECTED or not self._may_be_called_again():

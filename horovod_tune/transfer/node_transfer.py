@@ -61,7 +61,8 @@ class NodeFiles:
 
     def discard(self, part: str, begun: list[Any]) -> None:
         """Remove a part once the calls that write to it have ended: several calls run here at a time."""
-        ray.wait(begun, num_returns=len(begun), timeout=DISCARD_TIMEOUT_S)
+        if begun:
+            ray.wait(begun, num_returns=len(begun), timeout=DISCARD_TIMEOUT_S)
         shutil.rmtree(part, ignore_errors=True)
 
     def remove_parts(self, directory: str) -> None:

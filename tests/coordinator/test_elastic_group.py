@@ -29,7 +29,7 @@ class ElasticActor(FakeActor):
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
         self.has_left = False
-        for what in ("break_world", "offer_growth"):
+        for what in ("break_world", "offer_change"):
             self.answers[what] = self.leave
         self.answers["rejoin"] = self.enter
         self.answers["has_committed"] = True
@@ -210,7 +210,7 @@ def test_one_that_is_lost_when_it_was_to_leave_is_not_replaced(make: Callable[..
     trial = make(2, least=1, most=2)
     trial.group.resize(3, b"")
     assert trial.next_report().metrics == {"size": 3}
-    del trial.world[2].answers["offer_growth"]  # it has not come to its commit
+    del trial.world[2].answers["offer_change"]  # it has not come to its commit
     trial.group.resize(2, b"")
     trial.world[2].die()
     assert trial.next_report().metrics == {"size": 2}
@@ -282,6 +282,36 @@ def test_a_rank_that_does_not_leave_its_broken_world_is_lost_too(make: Callable[
     assert trial.clock.now - began <= TIMEOUT_S + 10
     (change,) = trial.group.world_changes
     assert change == "rank 1 on host1 died; rank 2 on host2 hung"
+
+
+def test_one_that_is_silent_while_the_others_wait_costs_them_seconds(make: Callable[..., Elastic]) -> None:
+    trial = make(3, least=1, most=3, is_full=True)
+    trial.world[2].fall_silent()
+    trial.world[1].die()
+    trial.report_in(3.0)
+    assert trial.group.next_event() == Report(1, {"size": 1})
+    (change,) = trial.group.world_changes
+    assert change == "rank 1 on host1 died; rank 2 on host2 fell silent"
+
+
+def test_ranks_that_did_not_hear_that_others_wait_are_told_again(make: Callable[..., Elastic]) -> None:
+    """Those of `hvd.elastic.run` forget what they are told while they enter a world."""
+    trial = make(2, least=1, most=2)
+    first, told = list(trial.world), 0
+
+    def forget_twice() -> None:
+        nonlocal told
+        told += 1
+        if told > 2:
+            first[0].leave()
+
+    first[0].answers["offer_change"] = forget_twice
+    first[1].answers["offer_change"] = None
+    assert trial.group.resize(3, b"")
+    while trial.next_report().metrics != {"size": 3}:
+        assert told < 3
+    assert first[0].called("offer_change") == [(0,)] * 3
+    assert trial.group.world_changes == ["more workers join"]
 
 
 def dies_in(*calls: str, which: int = 1) -> Callable[[list[ElasticActor]], None]:

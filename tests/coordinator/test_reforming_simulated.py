@@ -22,6 +22,7 @@ from horovod_tune.coordinator import (
     elastic_group,
     joining,
     reforming_group,
+    signs_of_life,
     worker,
     worker_group,
 )
@@ -134,8 +135,8 @@ class FakeActor:
         self.cluster.note("rejoin")
         self.train()
 
-    def do_offer_growth(self) -> None:
-        self.do_break_world(self.number)  # its next commit comes at once
+    def do_offer_change(self, number: int) -> None:
+        self.do_break_world(number)  # its next commit comes at once
 
     def do_has_committed(self) -> bool:
         return True
@@ -241,7 +242,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def start(size: int, *, come_back: bool = True, **options: Any) -> tuple[ElasticGroup, FakeCluster, Any]:
         cluster = FakeCluster(size, come_back=come_back)
-        for module in (elastic_group, joining, reforming_group, worker, worker_group):
+        for module in (elastic_group, joining, reforming_group, signs_of_life, worker, worker_group):
             monkeypatch.setattr(module, "ray", cluster)
         monkeypatch.setattr(
             actor_processes, "end_actors", lambda actors, facts, **_: [a.die() for a in actors]

@@ -60,6 +60,10 @@ class ElasticGroup(ReformingGroup):
         super()._forget_trial()
         self._forget_offers()
 
+    def _forget_offers(self) -> None:
+        self._has_others_to_offer = False
+        self._next_offer, self._pause_s = 0.0, FIRST_PAUSE_S
+
     def _form_world(self) -> None:
         while True:
             try:
@@ -184,11 +188,6 @@ class ElasticGroup(ReformingGroup):
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         for worker in self.workers:
             worker.actor.offer_change.remote(self._world_number)
-
-    def _forget_offers(self) -> None:
-        self._has_others_to_offer = False
-        self._next_offer: float = 0.0
-        self._pause_s: float = FIRST_PAUSE_S
 
     @property
     def _listen_s(self) -> float:

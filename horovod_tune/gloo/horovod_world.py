@@ -24,7 +24,6 @@ from horovod_tune.gloo import sockets
 from horovod_tune.private_parts import Patch, part
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
-_ENDED_MESSAGE = "Horovod's world has ended: another rank has left it or was lost"
 _FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
 _FACTS_OF_SETS = ("_process_set_rank", "_process_set_size")
 _PROBE_NAME = "horovod_tune.world_probe"
@@ -61,8 +60,8 @@ class HorovodWorld:
 
     def __init__(self) -> None:
         self._kept = False
-        # Whether the training function has made a world that it has not left itself.
-        self._in_use = False
+        # What is known of the world that the training function has made, until it leaves it itself.
+        self._known: dict[tuple[Any, ...], Any] = {}
         self._basics: Any = None
         self._environment: dict[str, str] = {}
         self._sockets: dict[int, str] = {}
@@ -104,7 +103,7 @@ class HorovodWorld:
                 world._kept = False
                 fits = comm is None and not process_sets and world._environment == _horovod_environment()
                 if world._all_take_it(fits):
-                    world._in_use = True
+                    world._note_facts(basics)
                     return None
                 world._shut_down()  # the kept world is not the one that is asked for
             world._environment = _horovod_environment()
@@ -112,7 +111,7 @@ class HorovodWorld:
             world._before_init = sockets.open_tcp_sockets()
             try:
                 real_init(basics, comm, process_sets)
-                world._in_use = True
+                world._note_facts(basics)
             except Exception:
                 # Until it is shut down, Horovod remembers the failure and does not try again.
                 real_shutdown(basics)
@@ -127,20 +126,25 @@ class HorovodWorld:
         @functools.wraps(real_shutdown)
         def shutdown(basics: Any) -> None:
             if not world._hides(basics):
-                world._in_use = False
+                world._known = {}
                 world._shut_down()
 
         basics_class.init, basics_class.is_initialized = init, is_initialized
         basics_class.shutdown = shutdown
         self._real_shutdown, self._real_initialized = real_shutdown, real_initialized
         for name in _FACTS + _FACTS_OF_SETS:
-            setattr(basics_class, name, self._guarded_fact(getattr(basics_class, name)))
+            setattr(basics_class, name, self._guarded_fact(name, getattr(basics_class, name)))
 
-    def _guarded_fact(self, real: Any) -> Any:
-        """Let ``real`` tell a world that others have ended from one that was never made.
+    def _note_facts(self, basics: Any) -> None:
+        """Know the facts of a new world also when it has been broken off."""
+        known = {(name,): getattr(basics, name)() for name in _FACTS}
+        self._known = {**known, **{(name, 0): getattr(basics, name)(0) for name in _FACTS_OF_SETS}}
 
-        Horovod raises the same ValueError for both, also out of its own `broadcast_object`, where the root
-        may have left by then; what follows a lost rank is for those who know `HorovodInternalError`.
+    def _guarded_fact(self, name: str, real: Any) -> Any:
+        """Let a world that was broken off because another rank was lost go on to tell its facts.
+
+        So does Horovod's own until this process shuts it down. Its `broadcast_object` and the restore of an
+        `ElasticSampler` ask for them then; the next collective raises `HorovodInternalError`.
         """
 
         @functools.wraps(real)
@@ -150,11 +154,10 @@ class HorovodWorld:
             try:
                 return real(basics, *arguments)
             except ValueError:
-                if not self._in_use or self.is_up:
+                known = (name, *arguments)
+                if self.is_up or known not in self._known:
                     raise
-                from horovod.common.exceptions import HorovodInternalError
-
-                raise HorovodInternalError(_ENDED_MESSAGE) from None
+                return self._known[known]
 
         return fact
 
@@ -168,7 +171,7 @@ class HorovodWorld:
 
     def leave(self) -> None:
         """Shut the world down for the training function, which begins anew without one."""
-        self._in_use = False
+        self._known = {}
         self.close()
 
     def close(self) -> None:
@@ -225,7 +228,7 @@ class HorovodWorld:
             what is wrong with it. A trial that called hvd.shutdown(), or never hvd.init(), leaves no world,
             and that is sound: the next ``hvd.init()`` makes one.
         """
-        self._in_use = False
+        self._known = {}
         if not self.is_up:
             return []
         if not (_GUARD.fits and _COUNTS.fits):

@@ -122,6 +122,7 @@ def ask_after_a_loss_with_horovods_api(config: dict[str, Any]) -> None:
     import horovod.torch as hvd
 
     hvd.init()
+    sampler = hvd.elastic.ElasticSampler(range(EPOCHS))  # which asks for its rank when it is restored
 
     @hvd.elastic.run
     def loop(state: Any) -> None:
@@ -130,12 +131,12 @@ def ask_after_a_loss_with_horovods_api(config: dict[str, Any]) -> None:
                 if hvd.rank() == 2:
                     die_once(config["folder"], "in_step")
                 wait_for_the_end_of_the_world()
-                hvd.global_process_set.rank()
+                assert hvd.global_process_set.rank() == hvd.rank()
             state.epoch += 1
             report(epoch=state.epoch, sum=sum(range(state.epoch + 1)), size=hvd.size())
             state.commit()
 
-    loop(hvd.elastic.TorchState(epoch=0))
+    loop(hvd.elastic.TorchState(sampler=sampler, epoch=0))
 
 
 Run = Callable[..., Any]

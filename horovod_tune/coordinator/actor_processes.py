@@ -23,11 +23,16 @@ LOST_S = 2.0
 
 
 def end_actors(
-    actors: Sequence[Any], facts: Sequence[WorkerFacts], *, lost_nodes: Collection[str] = ()
+    actors: Sequence[Any],
+    facts: Sequence[WorkerFacts],
+    *,
+    lost_nodes: Collection[str] = (),
+    wait: bool = True,
 ) -> None:
     """Kill the actors; where it is known which processes they are, wait until those are gone.
 
     A node of ``lost_nodes`` may be out of reach without Ray knowing it yet: it is waited for LOST_S only.
+    Without ``wait``, other nodes than this one are told and not waited for.
 
     A process that is stopped (SIGSTOP) does not follow Ray's request to exit, so it is killed by its pid,
     on its own node.
@@ -48,7 +53,7 @@ def end_actors(
     if here in targets:
         end_processes(targets[here])
     began = time.monotonic()
-    for wait_s, ref in pending:
+    for wait_s, ref in pending if wait else ():
         try:
             ray.get(ref, timeout=max(0.0, began + wait_s - time.monotonic()))
         except RayError:

@@ -28,6 +28,8 @@ from horovod_tune.messages import Failed, FailureKind, NeedsWorld, Report, Trial
 # long after they have given one.
 ASK_AFTER_S = 0.2
 ASK_AGAIN_S = 1.5
+# How long they wait for what the host of a rank that died has to say of its end.
+DEATH_TOLD_S = 1.0
 # After how many worlds in a row in which nothing was reported the trial fails.
 WORLDS_WITHOUT_REPORT = 20
 
@@ -48,6 +50,8 @@ class _Change:
 
 class ReformingGroup(WorkerGroup):
     """Loses workers without ending the trial, and forms worlds of those that are left and of others."""
+
+    _death_told_s = DEATH_TOLD_S
 
     def __init__(self, launcher: ElasticLauncher, *, timeout_s: float) -> None:
         super().__init__(launcher, timeout_s=timeout_s)
@@ -127,7 +131,8 @@ class ReformingGroup(WorkerGroup):
         ]
         self.workers.remove(worker)
         self._inbox.close_channel(worker.channel)
-        actor_processes.end_actors([worker.actor], [fact], lost_nodes=[fact.node_id])
+        # The others do not wait for its host, which may be lost as well.
+        actor_processes.end_actors([worker.actor], [fact], wait=False)
         if not self.workers:
             self._failures += self._dropped
             return

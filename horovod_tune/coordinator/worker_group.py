@@ -47,6 +47,8 @@ SHARED_ORDER_BYTES = 1_000_000
 CAUSE_S = 2.0
 # How long a rank may take to answer when others have lost contact with it.
 PING_S = 1.5
+# How long another host may take to say how one of its processes ended: a task may have to start there first.
+DEATH_TOLD_S = 5.0
 # How long the other ranks' last output is waited for when one has failed.
 LAST_LOGS_S = 5.0
 # How long ranks that go may take to part from each other.
@@ -62,6 +64,8 @@ class WorkerGroup:
         launcher: starts the actors and tells each its ranks.
         timeout_s: seconds of silence after which a worker is lost. It bounds each phase of the start too.
     """
+
+    _death_told_s = DEATH_TOLD_S
 
     def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
         # In the order of the launcher's placement; empty until `create`.
@@ -308,7 +312,7 @@ class WorkerGroup:
     def _death_of(self, worker: Worker, error: RayError) -> str:
         """Return how a worker's process ended, where its host knows that, and what Ray says of it."""
         assert worker.facts is not None
-        status = self._launcher.death_of(worker.facts)
+        status = self._launcher.death_of(worker.facts, timeout_s=self._death_told_s)
         return error_text.death_text(error, status)
 
     def end_trial(self) -> list[str]:

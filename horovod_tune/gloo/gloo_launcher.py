@@ -29,8 +29,6 @@ from horovod_tune.spec import TrialSpec
 
 # How long ranks of an elastic trial wait for a peer that says nothing: what a silent host costs them.
 ELASTIC_GLOO_S = 20.0
-# How long another host may take to say how one of its processes ended: a task may have to start there first.
-DEATH_TOLD_S = 5.0
 
 
 class GlooLauncher:
@@ -169,7 +167,7 @@ class GlooLauncher:
             ends |= remote_listener.accept()
         return {place: CoordinatorChannel(end) for place, end in ends.items()}
 
-    def death_of(self, facts: WorkerFacts) -> str:
+    def death_of(self, facts: WorkerFacts, *, timeout_s: float) -> str:
         directory = ray_adapter.private_directory()
         if directory is None:
             return ""
@@ -183,7 +181,7 @@ class GlooLauncher:
         there = there.options(scheduling_strategy=strategy)
         status = there.remote(directory, facts.pid, since=facts.process_started)
         try:
-            return str(ray.get(status, timeout=DEATH_TOLD_S))
+            return str(ray.get(status, timeout=timeout_s))
         except ray.exceptions.RayError:
             # A host that is about to be lost; its other ranks would wait as long.
             self._mute_nodes.add(facts.node_id)

@@ -137,8 +137,11 @@ class HorovodWorld:
 
     def _note_facts(self, basics: Any) -> None:
         """Know the facts of a new world also when it has been broken off."""
-        known = {(name,): getattr(basics, name)() for name in _FACTS}
-        self._known = {**known, **{(name, 0): getattr(basics, name)(0) for name in _FACTS_OF_SETS}}
+        try:
+            known = {(name,): getattr(basics, name)() for name in _FACTS}
+            self._known = {**known, **{(name, 0): getattr(basics, name)(0) for name in _FACTS_OF_SETS}}
+        except ValueError:
+            raise ValueError("Horovod initialization failed: the world was broken off at once") from None
 
     def _guarded_fact(self, name: str, real: Any) -> Any:
         """Let a world that was broken off because another rank was lost go on to tell its facts.

@@ -160,7 +160,7 @@ class XlaLauncher:
             for pid, started in below
         ]
 
-    def death_of(self, facts: WorkerFacts) -> str:
+    def death_of(self, facts: WorkerFacts, *, timeout_s: float) -> str:
         return ""  # an actor that died; how its ranks end, it says itself
 
     def processes_below(self) -> list[WorkerFacts]:

@@ -173,7 +173,7 @@ class FakeLauncher:
     def processes_below(self) -> Sequence[WorkerFacts]:
         return []
 
-    def death_of(self, facts: WorkerFacts) -> str:
+    def death_of(self, facts: WorkerFacts, *, timeout_s: float) -> str:
         return "killed by SIGSEGV" if facts.pid == 101 else ""
 
     def close(self) -> None:

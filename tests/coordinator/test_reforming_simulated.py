@@ -229,7 +229,7 @@ class FakeCluster:
     def processes_below(self) -> list[WorkerFacts]:
         return []
 
-    def death_of(self, facts: WorkerFacts) -> str:
+    def death_of(self, facts: WorkerFacts, *, timeout_s: float) -> str:
         return ""
 
     def close(self) -> None:

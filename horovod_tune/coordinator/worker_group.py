@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from horovod_tune import error_text
 from horovod_tune.channel.packing import MalformedMessage
@@ -312,7 +312,9 @@ class WorkerGroup:
     def _death_of(self, worker: Worker, error: RayError) -> str:
         """Return how a worker's process ended, where its host knows that, and what Ray says of it."""
         assert worker.facts is not None
-        status = self._launcher.death_of(worker.facts, timeout_s=self._death_told_s)
+        status = ""
+        if not isinstance(error, ActorUnavailableError):  # its host would say nothing
+            status = self._launcher.death_of(worker.facts, timeout_s=self._death_told_s)
         return error_text.death_text(error, status)
 
     def end_trial(self) -> list[str]:

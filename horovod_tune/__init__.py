@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.elastic import commit, get_state
-from horovod_tune.session import get_checkpoint, report
+from horovod_tune.session import get_checkpoint, get_world, report
 from horovod_tune.with_parameters import with_parameters
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "commit",
     "get_checkpoint",
     "get_state",
+    "get_world",
     "report",
     "resume_or_start",
     "with_parameters",

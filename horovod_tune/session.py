@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.errors import MetricsError, NotElastic, NotInTraining
@@ -157,6 +157,11 @@ class Session:
             self._stopped = True
             self._condition.notify_all()
 
+    @property
+    def trial_world(self) -> TrialWorld:
+        with self._condition:
+            return TrialWorld(self.world.rank, self.world.size, self.world_number)
+
     def get_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint of the trial, or None where there is none."""
         self._refuse_in_a_fork("get_checkpoint()")
@@ -255,6 +260,30 @@ def get_checkpoint() -> Checkpoint | None:
             function has started.
     """
     return _require("get_checkpoint()").get_checkpoint()
+
+
+@dataclass(frozen=True)
+class TrialWorld:
+    """The world that a rank of a trial trains in, as `get_world` returns it.
+
+    Attributes:
+        rank: this rank's number, as of `hvd.rank()`.
+        size: how many ranks there are.
+        changes: how often the world has changed since the trial last started; 0 where its size is fixed.
+    """
+
+    rank: int
+    size: int
+    changes: int
+
+
+def get_world() -> TrialWorld:
+    """Return this rank's world as it is now; works before `hvd.init()` too, and is no collective.
+
+    Raises:
+        NotInTraining: called outside a training function that a trial runs.
+    """
+    return _require("get_world()").trial_world
 
 
 def _require(caller: str) -> Session:

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from horovod_tune import DistributedTrainableCreator, commit, get_state, report
+from horovod_tune import DistributedTrainableCreator, commit, get_state, get_world, report
 
 pytestmark = pytest.mark.long
 
@@ -55,7 +55,9 @@ def train(config: dict[str, Any]) -> None:
         state = {"epoch": epoch, "sum": state["sum"] + mean}
         if epoch == 6 and hvd.rank() == config.get("dies_in_report", -1):
             die_once(config["folder"], "in_report")
-        report(**state, size=hvd.size(), pid=os.getpid())
+        world = get_world()
+        assert (world.rank, world.size) == (hvd.rank(), hvd.size())
+        report(**state, size=hvd.size(), pid=os.getpid(), changes=world.changes)
         commit(state)
 
 
@@ -161,7 +163,8 @@ def run(tune_run: Run, tmp_path: Path) -> Run:
 
 
 def check_sums(records: list[dict[str, Any]]) -> None:
-    """Every epoch is there, and its sum is that of an undisturbed run."""
+    """Every epoch is there, its sum is an undisturbed run's; ranks know how often their world changed."""
+    assert all(each.get("changes", each["world_changes"]) == each["world_changes"] for each in records)
     assert sorted({each["epoch"] for each in records}) == list(range(1, records[-1]["epoch"] + 1))
     assert all(each["sum"] == sum(range(each["epoch"] + 1)) for each in records)
 

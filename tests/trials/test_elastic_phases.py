@@ -145,7 +145,8 @@ def train_with_a_sampler(config: dict[str, Any]) -> None:
                 # The sampler fills the last step up with samples that it has given out already.
                 place = hvd.rank() + number * hvd.size()
                 mine = index if place < len(state.sampler.remaining_indices) else None
-                state.seen = [*state.seen, *hvd.allgather_object(mine)]
+                # Named: Horovod names it by the object's type, and None is another one.
+                state.seen = [*state.seen, *hvd.allgather_object(mine, name="sample")]
                 state.sampler.record_batch(number, 1)
                 if number % 2:
                     state.commit()

@@ -61,23 +61,41 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def a_job_is_left_and_found_again(laptop: Laptop, line: str) -> None:
+def a_job_is_begun_and_left(laptop: Laptop, line: str, name: str) -> str:
+    """Launch a job that ends when /shared/enough is there, and detach; returns the launch's line."""
     for was, now in {
         "horovod-tune launch": "launch",
-        "--head": "--name mine --head",
+        "--head": f"--name {name} --head",
         "tune.py --address auto": "search.py --until /shared/enough --exit-code 3",
     }.items():
         assert was in line, line
         line = line.replace(was, now)
-    first, log = laptop.starts(line, "first")
+    launch, log = laptop.starts(line, name)
     try:
-        wait_for(log, "tick 1\n", first)
+        wait_for(log, "tick 1\n", launch)
         laptop.signals("bin/horovod-tune launch", signal.SIGINT)
-        assert first.wait(timeout=60) == 130, log.read_text()[-4000:]
+        assert launch.wait(timeout=60) == 130, log.read_text()[-4000:]
     finally:
-        first.kill()
-        first.wait(timeout=20)
-    assert "Come back: horovod-tune attach mine" in log.read_text()
+        launch.kill()
+        launch.wait(timeout=20)
+    assert f"Come back: horovod-tune attach {name}" in log.read_text()
+    return line
+
+
+def a_job_is_given_up(laptop: Laptop, line: str) -> None:
+    a_job_is_begun_and_left(laptop, line, "unwanted")
+    assert laptop.lab.processes("n1", "search.py")
+    refused = laptop.types("horovod-tune down unwanted")
+    assert refused.returncode == 1 and "has results that are not here" in refused.stdout, refused.stdout
+    assert laptop.lab.processes("n1", "search.py"), "a job whose results are not here goes on"
+    down = laptop.types("horovod-tune down --lose-results unwanted")
+    assert down.returncode == 0, down.stdout
+    wait_until(lambda: not laptop.lab.processes("n1", "search.py"), timeout_s=60, what="the job's end")
+    assert "nothing is up" in laptop.types("horovod-tune list").stdout
+
+
+def a_job_is_left_and_found_again(laptop: Laptop, line: str) -> None:
+    line = a_job_is_begun_and_left(laptop, line, "mine")
     assert "running; on the cluster of root@" in laptop.types("horovod-tune status mine").stdout
     assert "tick 1\n" in laptop.types("horovod-tune logs mine").stdout
     again = laptop.types(f"horovod-tune {line}")
@@ -108,7 +126,9 @@ def test_the_pages_steps_make_a_cluster_run_the_search_and_leave_nothing(lab: La
     assert "3 of 3 trials ended" in launched
     assert len(lab.run("laptop", "ls ~/ray_results/*/*/result.json", timeout_s=30).stdout.split()) == 3
     assert "nothing is up" in lab.run("laptop", "horovod-tune list", timeout_s=60).stdout
-    a_job_is_left_and_found_again(Laptop(lab, tmp_path), page["On your laptop"])
+    laptop = Laptop(lab, tmp_path)
+    a_job_is_given_up(laptop, page["On your laptop"])
+    a_job_is_left_and_found_again(laptop, page["On your laptop"])
     assert lab.processes("n1", "raylet"), "the cluster is not the launch's to end"
 
     for host in lab.hosts:

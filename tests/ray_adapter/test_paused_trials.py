@@ -138,6 +138,29 @@ def test_a_trial_that_is_exploited_while_it_is_saved_goes_on(trials_of, slowly_s
     assert iterations(trials) == [6, 6]
 
 
+@pytest.mark.parametrize("is_saved_while", ["exploited", "the strong one has not reported"])
+def test_a_trial_goes_on_from_the_strong_ones_checkpoint(trials_of, slowly_saved, is_saved_while):
+    member, tells = slowly_saved(2 if is_saved_while == "exploited" else 0)
+
+    class Remembers(member):
+        came_from = None
+
+        def step(self):
+            return {**super().step(), "came_from": self.came_from}
+
+        def save_checkpoint(self, checkpoint_dir):
+            super().save_checkpoint(checkpoint_dir)
+            Path(checkpoint_dir, "strong").write_text(str(self.strong))
+
+        def load_checkpoint(self, checkpoint_dir):
+            self.came_from = int(Path(checkpoint_dir, "strong").read_text())
+
+    trials = trials_of(
+        Remembers, [0, 1], scheduler=population_based(), stop={"training_iteration": 3}, callbacks=[tells]
+    )
+    assert [trial.last_result["came_from"] for trial in trials] == [1, 1]
+
+
 def test_a_trial_that_is_being_saved_when_its_bracket_ends_ends_too(trials_of, slowly_saved):
     member, tells = slowly_saved(4)
     trials = trials_of(member, [0, 1], scheduler=hyper_band(), callbacks=[tells])

@@ -1,8 +1,8 @@
 """Worlds of up to 512 ranks against the real rendezvous and the real coordinator, without 512 processes.
 
-    python -m benchmarks.scale                    # 16 to 512 ranks: about three minutes
+    python -m benchmarks.scale                    # 16 to 512 ranks: half a minute
     python -m benchmarks.scale --sizes 16,64      # some
-    python -m benchmarks.scale --before           # as it was, too: 20 minutes
+    python -m benchmarks.scale --before           # as it was, too: 2 minutes
     python -m benchmarks.scale picture            # draw results/scale.csv again
 
 Two cores play 8 ranks a host: `scale_rendezvous.py` and `scale_reports.py` say what is real and what is

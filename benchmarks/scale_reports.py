@@ -31,7 +31,7 @@ from horovod_tune.channel import listener
 from horovod_tune.channel.listener import Listener
 from horovod_tune.channel.remote_listener import listen_for_hosts
 from horovod_tune.channel.report_channel import CoordinatorChannel, RankChannel
-from horovod_tune.coordinator import actor_processes, worker_group
+from horovod_tune.coordinator import actor_processes, first_world, worker_group
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.gloo import ranks
@@ -221,6 +221,7 @@ def _answers(workers: Any, refs: Sequence[Answer], doing: str, *, timeout_s: flo
 def measure(size: int, *, by_ray: bool, seconds: float) -> dict[str, float]:
     """Return what a trial of ``size`` ranks costs its coordinator: its start, and each report."""
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (first_world, "call_all", _answers),
         (worker_group, "call_all", _answers),
         (actor_processes, "end_actors", lambda *_, **__: None),
     ]

@@ -83,6 +83,7 @@ def a_job_is_begun_and_left(laptop: Laptop, line: str, name: str) -> str:
 
 
 def a_job_is_given_up(laptop: Laptop, line: str) -> None:
+    laptop.lab.run("n1", "rm -f /shared/enough", timeout_s=30)
     a_job_is_begun_and_left(laptop, line, "unwanted")
     assert laptop.lab.processes("n1", "search.py")
     refused = laptop.types("horovod-tune down unwanted")
@@ -127,8 +128,8 @@ def test_the_pages_steps_make_a_cluster_run_the_search_and_leave_nothing(lab: La
     assert len(lab.run("laptop", "ls ~/ray_results/*/*/result.json", timeout_s=30).stdout.split()) == 3
     assert "nothing is up" in lab.run("laptop", "horovod-tune list", timeout_s=60).stdout
     laptop = Laptop(lab, tmp_path)
-    a_job_is_given_up(laptop, page["On your laptop"])
     a_job_is_left_and_found_again(laptop, page["On your laptop"])
+    a_job_is_given_up(laptop, page["On your laptop"])
     assert lab.processes("n1", "raylet"), "the cluster is not the launch's to end"
 
     for host in lab.hosts:

@@ -16,6 +16,9 @@ DEFAULT_STALL_TIMEOUT_S = 1800.0
 # How much longer than timeout_s each phase of a start may take for each training actor: Ray and the
 # coordinator deal with them one after the other.
 START_S_PER_WORKER = 0.25
+# How many times that long the processes of training actors may take to start and to import: on overloaded
+# hosts and file systems this is what takes long, and of one that dies meanwhile Ray tells at once.
+PROCESS_START_FACTOR = 3
 
 
 def start_timeout_s(timeout_s: float, workers: int) -> float:

@@ -8,6 +8,7 @@ from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.inbox import Inbox
 from horovod_tune.coordinator.worker import Worker, call_all
+from horovod_tune.spec import PROCESS_START_FACTOR
 
 
 def form_world(workers: Sequence[Worker], launcher: Launcher, inbox: Inbox, *, timeout_s: float) -> None:
@@ -16,7 +17,13 @@ def form_world(workers: Sequence[Worker], launcher: Launcher, inbox: Inbox, *, t
     Raises:
         StartFailed: workers did not start in time, or were placed wrongly.
     """
-    facts = call_all(workers, [worker.description for worker in workers], "to start", timeout_s=timeout_s)
+    facts = call_all(
+        workers,
+        [worker.description for worker in workers],
+        "to start",
+        timeout_s=timeout_s,
+        times=PROCESS_START_FACTOR,
+    )
     for worker, fact in zip(workers, facts, strict=True):
         worker.facts = fact
     assignments = launcher.assign([worker.actor for worker in workers], facts)

@@ -5,6 +5,7 @@ A *worker* is a training actor that runs one rank (Gloo) or all ranks of a host 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from horovod_tune.coordinator.inbox import Inbox
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import CheckpointPlace, WorkerFacts
 from horovod_tune.spec import START_S_PER_WORKER, start_timeout_s
+
+logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -104,25 +107,35 @@ class Worker:
         return self.relay is not None and self.relay.released == (run, index)
 
 
-def call_all(workers: Sequence[Worker], refs: Sequence[Any], doing: str, *, timeout_s: float) -> list[Any]:
+def call_all(
+    workers: Sequence[Worker], refs: Sequence[Any], doing: str, *, timeout_s: float, times: int = 1
+) -> list[Any]:
     """Return what every worker answers; ``refs`` are in the order of ``workers``.
 
     Raises:
-        StartFailed: one did not answer within `start_timeout_s`, or died; says which.
+        StartFailed: one did not answer within ``times`` times `start_timeout_s`, or died; says which.
     """
-    limit_s = start_timeout_s(timeout_s, len(workers))
-    try:
-        return ray.get(list(refs), timeout=limit_s)
-    except GetTimeoutError:
-        ready = set(ray.wait(list(refs), num_returns=len(refs), timeout=0)[0])
-        missing = [worker.name for worker, ref in zip(workers, refs, strict=True) if ref not in ready]
-        raise StartFailed(
-            f"{len(missing)} of {len(refs)} training actors took longer than {limit_s:g} s {doing} "
-            f"(timeout_s={timeout_s:g} s, and {START_S_PER_WORKER} s for each): {', '.join(missing)}"
-        ) from None
-    except RayActorError as error:
-        dead = [worker.name for worker, ref in zip(workers, refs, strict=True) if _has_died(ref)]
-        raise StartFailed(f"{', '.join(dead)} died on its way {doing}: {error}") from error
+    once_s = start_timeout_s(timeout_s, len(workers))
+    for waited in range(1, times + 1):
+        try:
+            return ray.get(list(refs), timeout=once_s)
+        except GetTimeoutError:
+            ready = set(ray.wait(list(refs), num_returns=len(refs), timeout=0)[0])
+            missing = [worker.name for worker, ref in zip(workers, refs, strict=True) if ref not in ready]
+        except RayActorError as error:
+            dead = [worker.name for worker, ref in zip(workers, refs, strict=True) if _has_died(ref)]
+            raise StartFailed(f"{', '.join(dead)} died on its way {doing}: {error}") from error
+        if waited < times:
+            logger.warning(
+                "%d of %d training actors have taken longer than %g s %s; they have %g s more: %s",
+                *(len(missing), len(refs), waited * once_s, doing, (times - waited) * once_s),
+                ", ".join(missing),
+            )
+    multiplied = f", {times} times" if times > 1 else ""
+    raise StartFailed(
+        f"{len(missing)} of {len(refs)} training actors took longer than {times * once_s:g} s {doing} "
+        f"(timeout_s={timeout_s:g} s, and {START_S_PER_WORKER} s for each{multiplied}): {', '.join(missing)}"
+    )
 
 
 def _has_died(ref: Any) -> bool:

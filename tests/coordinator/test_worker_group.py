@@ -11,19 +11,25 @@ from fake_workers import ORDER, TIMEOUT_S, Clock, FakeActor, Group, error_of, fa
 from horovod_tune.channel.framing import frame
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import FailureKind, Finished, LogChunk, NeedsWorld, Report
-from horovod_tune.spec import start_timeout_s
+from horovod_tune.spec import PROCESS_START_FACTOR, start_timeout_s
 
 LOST = "HorovodInternalError: connection closed"
 
 
-def test_an_actor_that_does_not_start_is_named_with_the_time_it_had(clock: Clock) -> None:
+def test_an_actor_that_does_not_start_is_named_with_the_time_it_had(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     group = Group(clock)
     group.actors[1].fall_silent()
     began = clock.now
-    limit_s = start_timeout_s(TIMEOUT_S, 3)
+    once_s = start_timeout_s(TIMEOUT_S, 3)
+    limit_s = PROCESS_START_FACTOR * once_s
     with pytest.raises(StartFailed, match=rf"1 of 3 .* longer than {limit_s:g} s to start"):
         group.real.begin(ORDER)
     assert clock.now - began == limit_s
+    assert caplog.messages[0].startswith(
+        f"1 of 3 training actors have taken longer than {once_s:g} s to start"
+    )
     group.real.close()
 
 

@@ -4,9 +4,11 @@
     python benchmarks/search_lcbench.py report
 
 MODEL is the path of the surrogate, see `lcbench.py`. No cluster is needed: Tune's own ASHA (grace period 2,
-reduction factor 3, 52 epochs) decides about 4 workers whose clock is simulated; an epoch takes as long as the
-surrogate says. Regret is in percentage points of the validation error: the smallest error that was
-reported so far, less the smallest that the task has. One core is enough: set OMP_NUM_THREADS=1.
+reduction factor 3, 52 epochs), or a peer's scheduler with the same rungs, decides about 4 workers whose clock
+is simulated; an epoch takes as long as the surrogate says. Regret is in percentage points of the validation
+error: the smallest error that was reported so far, less the smallest that the task has. One core is enough:
+set OMP_NUM_THREADS=1. The peers run in environments of their own, without Ray: `lcbench_syne_tune.py`,
+`lcbench_smac.py` and `lcbench_neps.py` say what to install.
 """
 
 from __future__ import annotations
@@ -61,10 +63,46 @@ def _tpe(seed: int) -> Search:
     return TuneSearch(OptunaSearch(metric="loss", mode="min", sampler=sampler))
 
 
+def _syne_tune(method: str) -> Callable[[int], Search]:
+    def make(seed: int) -> Search:
+        from lcbench_syne_tune import SyneTuneSearch
+
+        return SyneTuneSearch(method, seed)
+
+    return make
+
+
+def _smac(seed: int) -> Search:
+    from lcbench_budgets import BudgetSearch
+    from lcbench_smac import SmacPeer
+
+    return BudgetSearch(SmacPeer(seed))
+
+
+def _neps(method: str) -> Callable[[int], Search]:
+    def make(seed: int) -> Search:
+        from lcbench_budgets import BudgetSearch
+        from lcbench_neps import NepsPeer
+
+        return BudgetSearch(NepsPeer(method, seed))
+
+    return make
+
+
 METHODS: dict[str, Callable[[int], Search]] = {
     "horovod_tune": _ours,
     "random": _random,
     "optuna_tpe": _tpe,
+    "mobster": _syne_tune("mobster"),
+    "mobster_promotion": _syne_tune("mobster_promotion"),
+    "hyper_tune": _syne_tune("hyper_tune"),
+    "hyper_tune_promotion": _syne_tune("hyper_tune_promotion"),
+    "syne_tune_asha": _syne_tune("syne_tune_asha"),
+    "syne_tune_bohb": _syne_tune("syne_tune_bohb"),
+    "smac": _smac,
+    "neps_priorband": _neps("neps_priorband"),
+    "neps_priorband_gp": _neps("neps_priorband_gp"),
+    "neps_asha": _neps("neps_asha"),
 }
 
 

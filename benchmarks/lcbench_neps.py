@@ -19,13 +19,13 @@ from lcbench import EPOCHS
 from lcbench_clock import Config
 
 # No priors are given, so that PriorBand draws uniformly and around the best configuration. `gp` is NePS's
-# variant that turns to a Gaussian process after 5 trainings' epochs.
+# variant that turns to a Gaussian process after 5 trainings' epochs. Its ASHA is not here: it promotes trials
+# that are still running.
 _OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "neps_priorband": neps.algorithms.priorband,
     "neps_priorband_gp": lambda space: neps.algorithms.priorband(
         space, bayesian_optimization_kick_in_point=5
     ),
-    "neps_asha": neps.algorithms.asha,
 }
 
 

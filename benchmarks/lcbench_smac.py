@@ -2,7 +2,8 @@
 
     pip install smac==2.4.1 onnxruntime
 
-Needs an environment of its own (Python 3.11); Ray need not be there.
+Needs an environment of its own (Python 3.11); Ray need not be there. Set PYTHONHASHSEED=0: a seed alone does
+not make its runs repeatable.
 """
 
 from __future__ import annotations

@@ -102,7 +102,6 @@ METHODS: dict[str, Callable[[int], Search]] = {
     "smac": _smac,
     "neps_priorband": _neps("neps_priorband"),
     "neps_priorband_gp": _neps("neps_priorband_gp"),
-    "neps_asha": _neps("neps_asha"),
 }
 
 

@@ -18,10 +18,12 @@ from syne_tune.optimizer.baselines import ASHA, BOHB, MOBSTER, HyperTune
 from syne_tune.optimizer.scheduler import SchedulerDecision
 
 # The schedulers that are compared, with the arguments that differ from Syne Tune's defaults.
-# `promotion` is a type that pauses trials; four brackets are what its documentation gives Hyper-Tune.
+# `promotion` pauses trials where the default stops them; four brackets are all that the rungs allow. `warped`
+# bends the axes, as `weight_decay` has no logarithm in LCBench.
 _SCHEDULERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mobster": (MOBSTER, {}),
     "mobster_promotion": (MOBSTER, {"type": "promotion"}),
+    "mobster_warped": (MOBSTER, {"search_options": {"input_warping": True}}),
     "hyper_tune": (HyperTune, {}),
     "hyper_tune_promotion": (HyperTune, {"type": "promotion", "brackets": 4}),
     "syne_tune_asha": (ASHA, {}),
@@ -47,6 +49,7 @@ class SyneTuneSearch:
 
     def __init__(self, method: str, seed: int) -> None:
         scheduler, arguments = _SCHEDULERS[method]
+        search_options = {"debug_log": False} | arguments.get("search_options", {})
         self._scheduler = scheduler(
             space() | {"epochs": EPOCHS},
             metric="loss",
@@ -56,8 +59,7 @@ class SyneTuneSearch:
             grace_period=2,
             reduction_factor=3,
             random_seed=seed,
-            search_options={"debug_log": False},
-            **arguments,
+            **arguments | {"search_options": search_options},
         )
         self._trials: dict[Any, Trial] = {}
 

@@ -95,6 +95,7 @@ METHODS: dict[str, Callable[[int], Search]] = {
     "optuna_tpe": _tpe,
     "mobster": _syne_tune("mobster"),
     "mobster_promotion": _syne_tune("mobster_promotion"),
+    "mobster_warped": _syne_tune("mobster_warped"),
     "hyper_tune": _syne_tune("hyper_tune"),
     "hyper_tune_promotion": _syne_tune("hyper_tune_promotion"),
     "syne_tune_asha": _syne_tune("syne_tune_asha"),

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ray import tune
 
 EPOCHS = 52
 #: The tasks that the search is developed on, with their codes in the surrogate. The others are for judging.
@@ -22,11 +21,23 @@ TASKS = {
     3945: 34, 7593: 35, 34539: 33, 126025: 1, 126026: 2, 126029: 3, 146212: 4, 167104: 6, 167149: 7,
     189354: 24, 189862: 25, 189865: 26, 189866: 27, 189873: 28, 189905: 29, 189906: 30,
 }  # fmt: skip
+#: The hyperparameters in the surrogate's order.
+NAMES = (
+    "batch_size",
+    "learning_rate",
+    "momentum",
+    "weight_decay",
+    "num_layers",
+    "max_units",
+    "max_dropout",
+)
 _TIME, _ACCURACY = 0, 1
 
 
 def space() -> dict[str, Any]:
     """Return the search space of LCBench as Tune's domains."""
+    from ray import tune  # here, as peers run this file in environments without Ray
+
     return {
         "batch_size": tune.lograndint(16, 513),
         "learning_rate": tune.loguniform(1e-4, 0.1),
@@ -55,7 +66,7 @@ class Task:
 
     def curve(self, config: dict[str, Any]) -> tuple[np.ndarray, float]:
         """Return the error after each epoch, shape (epochs,), and the seconds that an epoch takes."""
-        values = [float(config[name]) for name in space()]
+        values = [float(config[name]) for name in NAMES]
         found = self._evaluate(np.array([[epoch, *values] for epoch in range(1, EPOCHS + 1)]))
         return 100.0 - found[:, _ACCURACY], max(float(found[-1, _TIME]) / EPOCHS, 1e-3)
 

@@ -4,31 +4,28 @@
     python benchmarks/search_lcbench.py report
 
 MODEL is the path of the surrogate, see `lcbench.py`. No cluster is needed: Tune's own ASHA (grace period 2,
-reduction factor 3, 52 epochs) decides about 4 workers whose clock is simulated; an epoch takes as long as the
-surrogate says. Regret is in percentage points of the validation error: the smallest error that was
-reported so far, less the smallest that the task has. One core is enough: set OMP_NUM_THREADS=1.
+reduction factor 3, 52 epochs), or a peer's scheduler with the same rungs, decides about 4 workers whose clock
+is simulated; an epoch takes as long as the surrogate says. Regret is in percentage points of the validation
+error: the smallest error that was reported so far, less the smallest that the task has. One core is enough:
+set OMP_NUM_THREADS=1. The peers run in environments of their own, without Ray: `lcbench_syne_tune.py`,
+`lcbench_smac.py` and `lcbench_neps.py` say what to install.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import heapq
 import logging
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from lcbench import EPOCHS, TASKS, Task, space
-from ray.tune.schedulers import ASHAScheduler, TrialScheduler
-from ray.tune.search import Searcher
+from lcbench import EPOCHS, TASKS, Task
+from lcbench_clock import TRAININGS, Search, simulate
 
 RESULTS = Path(__file__).parent / "results" / "search_lcbench.csv"
-TRAININGS = (5, 10, 20)
 FIELDS = [
     "method",
     "task",
@@ -41,74 +38,80 @@ FIELDS = [
 ]
 
 
-def _ours(seed: int) -> Searcher:
+def _ours(seed: int) -> Search:
+    from lcbench_tune import TuneSearch
+
     from horovod_tune.search import BayesOptSearch
 
-    return BayesOptSearch(metric="loss", mode="min", random_state=seed)
+    return TuneSearch(BayesOptSearch(metric="loss", mode="min", random_state=seed))
 
 
-def _random(seed: int) -> Searcher:
+def _random(seed: int) -> Search:
+    from lcbench_tune import TuneSearch
     from search_quality import RandomSearch
 
-    return RandomSearch(seed)
+    return TuneSearch(RandomSearch(seed))
 
 
-def _tpe(seed: int) -> Searcher:
+def _tpe(seed: int) -> Search:
     import optuna
+    from lcbench_tune import TuneSearch
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, multivariate=True)
-    return OptunaSearch(metric="loss", mode="min", sampler=sampler)
+    return TuneSearch(OptunaSearch(metric="loss", mode="min", sampler=sampler))
 
 
-METHODS: dict[str, Callable[[int], Searcher]] = {"horovod_tune": _ours, "random": _random, "optuna_tpe": _tpe}
+def _syne_tune(method: str) -> Callable[[int], Search]:
+    def make(seed: int) -> Search:
+        from lcbench_syne_tune import SyneTuneSearch
+
+        return SyneTuneSearch(method, seed)
+
+    return make
 
 
-def search(task: Task, make: Callable[[int], Searcher], seed: int, workers: int) -> dict[str, Any]:
-    """Run one search under ASHA until the largest budget of epochs is used up."""
-    searcher = make(seed)
-    if not searcher.set_search_properties("loss", "min", space()):
-        raise RuntimeError("the searcher refused the space")
-    scheduler = ASHAScheduler(
-        time_attr="training_iteration",
-        metric="loss",
-        mode="min",
-        grace_period=2,
-        reduction_factor=3,
-        max_t=EPOCHS,
-    )
-    live: list[tuple[float, int, int, SimpleNamespace]] = []
-    best, used, started, clock = float("inf"), 0, 0, 0.0
-    regrets, times = {}, []
-    while len(regrets) < len(TRAININGS):
-        while len(live) < workers:
-            before = time.process_time()
-            config = searcher.suggest(f"t{started}")
-            times.append(time.process_time() - before)
-            errors, seconds = task.curve(config)
-            trial = SimpleNamespace(trial_id=f"t{started}", errors=errors, seconds=seconds)
-            scheduler.on_trial_add(None, trial)
-            heapq.heappush(live, (clock + seconds, started, 1, trial))
-            started += 1
-        clock, number, epoch, trial = heapq.heappop(live)
-        used += 1
-        error = float(trial.errors[epoch - 1])
-        best = min(best, error)
-        for trainings in TRAININGS:
-            if used == trainings * EPOCHS:
-                regrets[f"regret_{trainings}"] = best - task.best_error
-        result = {"loss": error, "training_iteration": epoch, "time_total_s": epoch * trial.seconds}
-        decision = scheduler.on_trial_result(None, trial, result)
-        if decision == TrialScheduler.STOP or epoch == EPOCHS:
-            # As Tune does: the last result comes with the end of the trial alone.
-            scheduler.on_trial_complete(None, trial, result)
-            searcher.on_trial_complete(trial.trial_id, result | {"done": True})
-        else:
-            searcher.on_trial_result(trial.trial_id, result)
-            heapq.heappush(live, (clock + trial.seconds, number, epoch + 1, trial))
-    p50, p95 = 1e3 * np.quantile(times, [0.5, 0.95])
-    return regrets | {"trials": started, "p50_ms": f"{p50:.1f}", "p95_ms": f"{p95:.1f}"}
+def _smac(seed: int) -> Search:
+    from lcbench_budgets import BudgetSearch
+    from lcbench_smac import SmacPeer
+
+    return BudgetSearch(SmacPeer(seed))
+
+
+def _neps(method: str) -> Callable[[int], Search]:
+    def make(seed: int) -> Search:
+        from lcbench_budgets import BudgetSearch
+        from lcbench_neps import NepsPeer
+
+        return BudgetSearch(NepsPeer(method, seed))
+
+    return make
+
+
+METHODS: dict[str, Callable[[int], Search]] = {
+    "horovod_tune": _ours,
+    "random": _random,
+    "optuna_tpe": _tpe,
+    "mobster": _syne_tune("mobster"),
+    "mobster_promotion": _syne_tune("mobster_promotion"),
+    "mobster_warped": _syne_tune("mobster_warped"),
+    "hyper_tune": _syne_tune("hyper_tune"),
+    "hyper_tune_promotion": _syne_tune("hyper_tune_promotion"),
+    "syne_tune_asha": _syne_tune("syne_tune_asha"),
+    "syne_tune_bohb": _syne_tune("syne_tune_bohb"),
+    "smac": _smac,
+    "neps_priorband": _neps("neps_priorband"),
+    "neps_priorband_gp": _neps("neps_priorband_gp"),
+}
+
+
+def search(task: Task, make: Callable[[int], Search], seed: int, workers: int) -> dict[str, Any]:
+    """Run one search until the largest budget of epochs is used up; return its row's figures."""
+    outcome = simulate(task, make(seed), workers=workers, epochs=EPOCHS)
+    p50, p95 = 1e3 * np.quantile(outcome.suggestion_seconds, [0.5, 0.95])
+    regrets = {f"regret_{t}": f"{regret:.4f}" for t, regret in zip(TRAININGS, outcome.regrets, strict=True)}
+    return regrets | {"trials": outcome.trials, "p50_ms": f"{p50:.1f}", "p95_ms": f"{p95:.1f}"}
 
 
 def run(model: Path, methods: list[str], tasks: list[int], seeds: int, workers: int, output: Path) -> None:
@@ -129,8 +132,6 @@ def run(model: Path, methods: list[str], tasks: list[int], seeds: int, workers: 
                     if (method, task, workers, seed) in done:
                         continue
                     row = search(loaded[task], METHODS[method], seed, workers)
-                    for trainings in TRAININGS:
-                        row[f"regret_{trainings}"] = f"{row[f'regret_{trainings}']:.4f}"
                     writer.writerow({"method": method, "task": task, "workers": workers, "seed": seed} | row)
                     file.flush()
 

@@ -214,7 +214,7 @@ def play_others() -> None:
                     selector.unregister(key.fileobj)
 
 
-def _answers(workers: Any, refs: Sequence[Answer], doing: str, *, timeout_s: float) -> list[Any]:
+def _answers(workers: Any, refs: Sequence[Answer], doing: str, *, timeout_s: float, **_: Any) -> list[Any]:
     return [ref.value.result(timeout_s) for ref in refs]
 
 

@@ -1,4 +1,4 @@
-"""Tune's ASHA and a searcher of Tune's, as `lcbench_clock.py` drives them."""
+"""A searcher and a scheduler of Tune's classes, as `lcbench_clock.py` drives them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from lcbench_clock import Config, Decision, Report
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
+from horovod_tune.search import PromotingASHA
+
 
 class TuneSearch:
-    """A searcher under Tune's ASHA: grace period 2, reduction factor 3, 52 epochs."""
+    """A searcher under an ASHA with grace period 2, reduction factor 3, 52 epochs: Tune's, or ours."""
 
-    def __init__(self, searcher: Searcher) -> None:
+    def __init__(
+        self, searcher: Searcher, scheduler: type[ASHAScheduler] | type[PromotingASHA] = ASHAScheduler
+    ) -> None:
         if not searcher.set_search_properties("loss", "min", space()):
             raise RuntimeError("the searcher refused the space")
         self._searcher = searcher
-        self._scheduler: Any = ASHAScheduler(  # without Tune's controller, which it does not look at
+        self._scheduler: Any = scheduler(
             time_attr="training_iteration",
             metric="loss",
             mode="min",
@@ -28,15 +32,23 @@ class TuneSearch:
             max_t=EPOCHS,
         )
         self._trials: dict[Any, Any] = {}
+        # What a scheduler sees of Tune's controller.
+        self._controller = SimpleNamespace(search_alg=searcher, get_trials=lambda: self._trials.values())
         self._identities = (f"t{number}" for number in itertools.count())
 
     def suggest(self) -> tuple[str, Config]:
+        paused = self._scheduler.choose_trial_to_run(self._controller)
+        if paused is not None:
+            paused.status = "RUNNING"
+            return paused.trial_id, {}
         identity = next(self._identities)
         config = self._searcher.suggest(identity)
         if config is None:
             raise RuntimeError("the searcher suggested nothing")
-        self._trials[identity] = SimpleNamespace(trial_id=identity)
-        self._scheduler.on_trial_add(None, self._trials[identity])
+        self._trials[identity] = SimpleNamespace(
+            trial_id=identity, status="RUNNING", checkpoint="saved", last_result={}
+        )
+        self._scheduler.on_trial_add(self._controller, self._trials[identity])
         return identity, config
 
     def report(self, report: Report) -> Decision:
@@ -46,11 +58,15 @@ class TuneSearch:
             "training_iteration": report.epoch,
             "time_total_s": report.seconds,
         }
-        decision = self._scheduler.on_trial_result(None, trial, result)
+        decision = self._scheduler.on_trial_result(self._controller, trial, result)
         if decision == TrialScheduler.STOP or report.epoch == EPOCHS:
             # As Tune does: the last result comes with the end of the trial alone.
-            self._scheduler.on_trial_complete(None, trial, result)
+            self._scheduler.on_trial_complete(self._controller, trial, result)
             self._searcher.on_trial_complete(trial.trial_id, result | {"done": True})
+            trial.status = "TERMINATED"
             return Decision.STOP
         self._searcher.on_trial_result(trial.trial_id, result)
+        if decision == TrialScheduler.PAUSE:
+            trial.status = "PAUSED"
+            return Decision.PAUSE
         return Decision.CONTINUE

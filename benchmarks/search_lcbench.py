@@ -4,11 +4,11 @@
     python benchmarks/search_lcbench.py report
 
 MODEL is the path of the surrogate, see `lcbench.py`. No cluster is needed: Tune's own ASHA (grace period 2,
-reduction factor 3, 52 epochs), or a peer's scheduler with the same rungs, decides about 4 workers whose clock
-is simulated; an epoch takes as long as the surrogate says. Regret is in percentage points of the validation
-error: the smallest error that was reported so far, less the smallest that the task has. One core is enough:
-set OMP_NUM_THREADS=1. The peers run in environments of their own, without Ray: `lcbench_syne_tune.py`,
-`lcbench_smac.py` and `lcbench_neps.py` say what to install.
+reduction factor 3, 52 epochs), ours, which promotes (`_promoting`), or a peer's scheduler with the same rungs
+decides about 4 workers whose clock is simulated; an epoch takes as long as the surrogate says. Regret is in
+percentage points of the validation error: the smallest error that was reported so far, less the smallest that
+the task has. One core is enough: set OMP_NUM_THREADS=1. The peers run in environments of their own, without
+Ray: `lcbench_syne_tune.py`, `lcbench_smac.py` and `lcbench_neps.py` say what to install.
 """
 
 from __future__ import annotations
@@ -46,11 +46,28 @@ def _ours(seed: int) -> Search:
     return TuneSearch(BayesOptSearch(metric="loss", mode="min", random_state=seed))
 
 
+def _ours_promoting(seed: int) -> Search:
+    from lcbench_tune import TuneSearch
+
+    from horovod_tune.search import BayesOptSearch, PromotingASHA
+
+    return TuneSearch(BayesOptSearch(metric="loss", mode="min", random_state=seed), PromotingASHA)
+
+
 def _random(seed: int) -> Search:
     from lcbench_tune import TuneSearch
     from search_quality import RandomSearch
 
     return TuneSearch(RandomSearch(seed))
+
+
+def _random_promoting(seed: int) -> Search:
+    from lcbench_tune import TuneSearch
+    from search_quality import RandomSearch
+
+    from horovod_tune.search import PromotingASHA
+
+    return TuneSearch(RandomSearch(seed), PromotingASHA)
 
 
 def _tpe(seed: int) -> Search:
@@ -91,7 +108,9 @@ def _neps(method: str) -> Callable[[int], Search]:
 
 METHODS: dict[str, Callable[[int], Search]] = {
     "horovod_tune": _ours,
+    "horovod_tune_promoting": _ours_promoting,
     "random": _random,
+    "random_promoting": _random_promoting,
     "optuna_tpe": _tpe,
     "mobster": _syne_tune("mobster"),
     "mobster_promotion": _syne_tune("mobster_promotion"),

@@ -10,6 +10,7 @@ from horovod_tune.search.bayesopt import BayesOptSearch
 from horovod_tune.search.free_workers import DistributeByGlobalBatch, DistributeByNoiseScale
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
 from horovod_tune.search.optional import OPTIONAL, MissingExtra, load
+from horovod_tune.search.promoting_asha import PromotingASHA
 from horovod_tune.search.scaling_space import large_batch_space
 from horovod_tune.search.space.domains import SpaceError
 from horovod_tune.search.state_file import StateFileError
@@ -20,6 +21,7 @@ __all__ = [
     "DistributeByNoiseScale",
     "LogExpectedImprovement",
     "MissingExtra",
+    "PromotingASHA",
     "SpaceError",
     "StateFileError",
     "large_batch_space",

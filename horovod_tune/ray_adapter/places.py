@@ -1,0 +1,51 @@
+"""The places of trials that Tune's limiters count: a paused trial holds one, which nobody uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from horovod_tune.private_parts import Patch, part
+
+_LIMITERS = Patch(
+    "places of paused trials",
+    "PromotingASHA has fewer trials run at once than max_concurrent",
+    (
+        part("ray.tune.search:ConcurrencyLimiter", uses="live_trials num_unfinished_live_trials searcher"),
+        part("ray.tune.search.basic_variant:BasicVariantGenerator", uses="_live_trials"),
+    ),
+)
+
+
+def give_up_place(controller: Any, trial_id: str) -> None:
+    """Let limiters no longer count a trial, which is paused."""
+    for limiter in _limiters(controller):
+        live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials
+        if trial_id in live:
+            live.remove(trial_id)
+            if hasattr(limiter, "num_unfinished_live_trials"):
+                limiter.num_unfinished_live_trials -= 1
+
+
+def take_place(controller: Any, trial_id: str) -> None:
+    """Let limiters count a trial again, as it is to go on."""
+    for limiter in _limiters(controller):
+        live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials
+        if trial_id not in live:
+            live.add(trial_id)
+            if hasattr(limiter, "num_unfinished_live_trials"):
+                limiter.num_unfinished_live_trials += 1
+
+
+def _limiters(controller: Any) -> Iterator[Any]:
+    """Give what limits how many trials of a search run at once."""
+    if not _LIMITERS.fits:
+        return
+    from ray.tune.search import ConcurrencyLimiter
+    from ray.tune.search.basic_variant import BasicVariantGenerator
+
+    search = controller.search_alg
+    while search is not None:
+        if isinstance(search, (ConcurrencyLimiter, BasicVariantGenerator)):
+            yield search
+        search = getattr(search, "searcher", None)

@@ -1,0 +1,262 @@
+"""A scheduler that pauses trials at rungs and goes on with the best, whenever that shows."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ray.tune.experiment import Trial
+from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT, TRAINING_ITERATION
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.utils import flatten_dict
+
+from horovod_tune.ray_adapter.places import give_up_place, take_place
+from horovod_tune.search.history import as_number
+from horovod_tune.search.rungs import Rungs
+
+logger = logging.getLogger(__name__)
+
+
+class PromotingASHA(TrialScheduler):
+    """Asynchronous successive halving that promotes: a scheduler for Tune.
+
+    Every trial pauses after `grace_period`, `grace_period * reduction_factor`, ... and goes on from its
+    checkpoint once it is among the best `1 / reduction_factor` of all that have come so far (Li et al., 2020,
+    "A System for Massively Parallel Hyperparameter Tuning"). Tune's `ASHAScheduler` decides once, when the
+    trial gets there: it lets too many of the first trials go on, and ends those that later ones would show to
+    be good. Pausing costs little with warm workers; learning curves are told to the search in both cases.
+
+        tune.run(trainable, search_alg=ConcurrencyLimiter(BayesOptSearch(), max_concurrent=4),
+                 scheduler=PromotingASHA(max_t=52, grace_period=2), metric="loss", mode="min", ...)
+
+    A trial that waits has no resources and no place under `max_concurrent`: another one runs. When the
+    search has no more trials, the best of those that wait goes on until one has been trained to the end, and
+    the others end. A trial whose function saves no checkpoints cannot be paused: it goes on where it is among
+    the best of those before it, and ends otherwise. One whose metric is NaN or infinite at a rung ends.
+    After `Tuner.restore` those that waited wait again.
+
+    Args:
+        time_attr: what tells the progress of a trial in its reports.
+        metric, mode: what to go by ("min" or "max"); may also come from the tuner.
+        max_t: where a whole training ends, in units of `time_attr`.
+        grace_period: the first rung.
+        reduction_factor: how many times more trials reach a rung than go on from it, and how many times
+            longer a trial has been trained at the next one.
+
+    Raises:
+        ValueError: For an argument that is out of bounds.
+    """
+
+    def __init__(
+        self,
+        time_attr: str = TRAINING_ITERATION,
+        metric: str | None = None,
+        mode: str | None = None,
+        max_t: float = 100,
+        grace_period: float = 1,
+        reduction_factor: float = 3,
+    ) -> None:
+        super().__init__()
+        if mode not in (None, "min", "max"):
+            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
+        if not 0 < grace_period <= max_t < math.inf:
+            raise ValueError(
+                f"grace_period must be above 0 and at most max_t={max_t!r}, which is finite; "
+                f"got {grace_period!r}"
+            )
+        if not 1 < reduction_factor < math.inf:
+            raise ValueError(f"reduction_factor must be above 1, got {reduction_factor!r}")
+        self._time_attr, self._metric, self._mode = time_attr, metric, mode
+        self._max_t = max_t
+        levels = []
+        level = grace_period
+        while level < max_t:
+            levels.append(level)
+            level *= reduction_factor
+        self._rungs = Rungs(levels, reduction_factor)
+        self._trials: dict[str, Trial] = {}
+        # Trials that are to go on and have not reported since.
+        self._going_on: list[str] = []
+        # Trials that were trained to the end, and those that ended at a rung.
+        self._finished: set[str] = set()
+        self._ended_at_rung: set[str] = set()
+        # Trials that are paused without a checkpoint: functions that only commit get one from that.
+        self._tries_to_pause: list[str] = []
+        # Whether pausing such a trial gave a checkpoint, by the rung at which it was tried.
+        self._saves: dict[int, bool] = {}
+        self._is_restored = False
+
+    # What Tune calls.
+
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        if (self._metric and metric) or (self._mode and mode):
+            return False
+        self._metric, self._mode = metric or self._metric, mode or self._mode
+        if self._metric is None and self._mode:
+            self._metric = DEFAULT_METRIC
+        return True
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        if not self._metric or not self._mode:
+            raise ValueError(
+                "PromotingASHA needs a metric and a mode, from its own arguments or the tuner's; it has "
+                f"metric={self._metric!r}, mode={self._mode!r}"
+            )
+        known = trial.trial_id in self._trials  # one that failed, and is tried again
+        self._trials[trial.trial_id] = trial
+        if not known and trial.last_result:
+            self._take_up(trial)
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
+        trial_id = trial.trial_id
+        if trial_id in self._going_on:
+            self._going_on.remove(trial_id)
+        time, gain = self._read(result)
+        if time is None or gain is None:
+            return TrialScheduler.CONTINUE
+        if time >= self._max_t:
+            return TrialScheduler.STOP
+        if not self._rungs.reach(trial_id, time, gain):
+            return TrialScheduler.CONTINUE
+        if gain == -math.inf:
+            return self._end_at_rung(trial_id)
+        place, of = self._rungs.rank(trial_id)
+        if not self._can_pause(trial, result):
+            if self._rungs.is_good(trial_id):
+                self._rungs.waiting.remove(trial_id)
+                return TrialScheduler.CONTINUE
+            if self._saves.get(self._rungs.rung_of(trial_id)) is False:
+                return self._end_at_rung(trial_id)
+            self._tries_to_pause.append(trial_id)
+            following = None
+        else:
+            following = self._rungs.next()
+            if following == trial_id:
+                return TrialScheduler.CONTINUE
+        logger.info("trial %s waits after %g: it is number %d of %d there", trial_id, time, place, of)
+        give_up_place(tune_controller, trial_id)
+        if following is not None:
+            self._go_on(tune_controller, following)
+        return TrialScheduler.PAUSE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> None:
+        self._forget(trial.trial_id)
+        if trial.trial_id not in self._ended_at_rung:
+            self._finished.add(trial.trial_id)
+
+    def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+        self._forget(trial.trial_id)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
+        self._forget(trial.trial_id)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """Return the trial that goes on, otherwise the next new one."""
+        self._end_those_without_checkpoint(tune_controller)
+        while self._is_restored and (following := self._rungs.next()) is not None:
+            self._go_on(tune_controller, following)
+        self._is_restored = False
+        for trial_id in self._going_on:
+            # One that still runs, as it is being saved, is not ready.
+            if self._trials[trial_id].status in (Trial.PAUSED, Trial.PENDING):
+                return self._trials[trial_id]
+        trials = tune_controller.get_trials()
+        for trial in trials:
+            if trial.status == Trial.PENDING:
+                return trial
+        runs = self._going_on or any(trial.status == Trial.RUNNING for trial in trials)
+        if runs or not self._rungs.waiting or not tune_controller.search_alg.is_finished():
+            return None
+        return self._after_the_last(tune_controller)
+
+    def debug_string(self) -> str:
+        parts = [
+            f"{level:g}: {len(values)} trials, {len(values) - waiting} of them went on or ended"
+            for level, values in zip(self._rungs.levels, self._rungs.values, strict=True)
+            for waiting in [sum(trial in self._rungs.waiting for trial in values)]
+        ]
+        return f"PromotingASHA: {'; '.join(parts)}"
+
+    # The decisions.
+
+    def _read(self, result: Mapping[str, Any]) -> tuple[float | None, float | None]:
+        """Return a report's time and its metric, larger being better, and -inf where it is not finite."""
+        time, value = as_number(result.get(self._time_attr)), as_number(result.get(str(self._metric)))
+        if value is None:
+            return time, None
+        gain = value if self._mode == "max" else -value
+        return time, gain if math.isfinite(gain) else -math.inf
+
+    def _can_pause(self, trial: Trial, result: Mapping[str, Any]) -> bool:
+        saves = self._saves.get(self._rungs.rung_of(trial.trial_id), False)
+        return bool(result.get(SHOULD_CHECKPOINT) or trial.checkpoint is not None or saves)
+
+    def _end_at_rung(self, trial_id: str) -> str:
+        self._rungs.waiting.remove(trial_id)
+        self._ended_at_rung.add(trial_id)
+        return TrialScheduler.STOP
+
+    def _go_on(self, controller: Any, trial_id: str) -> None:
+        place, of = self._rungs.rank(trial_id)
+        logger.info("trial %s goes on: it is number %d of %d that came as far", trial_id, place, of)
+        take_place(controller, trial_id)
+        self._going_on.append(trial_id)
+
+    def _forget(self, trial_id: str) -> None:
+        self._rungs.waiting.discard(trial_id)
+        if trial_id in self._going_on:
+            self._going_on.remove(trial_id)
+        if trial_id in self._tries_to_pause:
+            self._tries_to_pause.remove(trial_id)
+
+    def _end_those_without_checkpoint(self, controller: Any) -> None:
+        """See what pausing gave to trials that had no checkpoint; end those that could only start over."""
+        for trial_id in [each for each in self._tries_to_pause if self._trials[each].status == Trial.PAUSED]:
+            self._tries_to_pause.remove(trial_id)
+            trial = self._trials[trial_id]
+            if trial.checkpoint is None and not self._saves:
+                logger.warning(
+                    "the trials save no checkpoints, so PromotingASHA cannot pause them: those that are not "
+                    "among the best at a rung end there"
+                )
+            self._saves[self._rungs.rung_of(trial_id)] = trial.checkpoint is not None
+            if trial.checkpoint is not None:
+                continue
+            take_place(controller, trial_id)
+            controller.stop_trial(trial)
+
+    def _after_the_last(self, controller: Any) -> Trial | None:
+        """Let the best go on where none has been trained to the end; otherwise end those that wait."""
+        if not self._finished:
+            best = self._rungs.best_waiting()
+            assert best is not None
+            self._go_on(controller, best)
+            return self._trials[best]
+        for trial_id in [each for each in self._trials if each in self._rungs.waiting]:
+            controller.stop_trial(self._trials[trial_id])
+        return None
+
+    def _take_up(self, trial: Trial) -> None:
+        """Take up a trial of an interrupted search, of which there is the last result."""
+        result = flatten_dict(trial.last_result)
+        time, gain = self._read(result)
+        if time is None or gain is None:
+            return
+        waits = self._rungs.take_up(trial.trial_id, time, gain)
+        self._rungs.waiting.discard(trial.trial_id)
+        if trial.status == Trial.TERMINATED and time >= self._max_t:
+            self._finished.add(trial.trial_id)
+        # One that had reported since the rung was going on.
+        between = time / max(as_number(result.get(TRAINING_ITERATION)) or 1.0, 1.0)
+        if (
+            waits
+            and trial.status == Trial.PENDING
+            and not self._rungs.is_beyond(trial.trial_id, time - between)
+        ):
+            self._rungs.waiting.add(trial.trial_id)
+            self._is_restored = True
+            trial.set_status(Trial.PAUSED)
+            if trial.checkpoint is None:
+                self._tries_to_pause.append(trial.trial_id)

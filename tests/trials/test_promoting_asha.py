@@ -1,0 +1,229 @@
+"""PromotingASHA on trials of two ranks, under Tune's own controller."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from ray import tune
+from ray.tune.search import ConcurrencyLimiter
+
+from horovod_tune import DistributedTrainableCreator
+from horovod_tune.search import BayesOptSearch, PromotingASHA
+
+pytestmark = pytest.mark.long
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STEPS, SAMPLES = 9, 10
+SPACE = {"x": (0.0, 1.0)}
+
+
+def train(config):
+    import tempfile
+
+    import horovod.torch as hvd
+
+    from horovod_tune import get_checkpoint, report
+
+    hvd.init()
+    start = get_checkpoint()
+    done = int(Path(start.path, "step").read_text()) if start is not None else 0
+    for step in range(done + 1, STEPS + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(str(step))
+            report(loss=config["x"] + 1 / step, step=step, checkpoint=folder)
+
+
+def train_without_checkpoints(config):
+    import horovod.torch as hvd
+
+    from horovod_tune import report
+
+    hvd.init()
+    for step in range(1, STEPS + 1):
+        report(loss=config["x"] + 1 / step, step=step)
+
+
+def train_with_commits(config):
+    import horovod.torch as hvd
+
+    from horovod_tune import commit, get_state, report
+
+    hvd.init()
+    state = get_state() or {"step": 0}
+    while state["step"] < STEPS:
+        step = state["step"] + 1
+        report(loss=config["x"] + 1 / step, step=step)
+        state = {"step": step}
+        commit(state)
+
+
+def train_and_fail_at_times(config):
+    if 0.2 < config["x"] < 0.6:
+        raise ValueError("between 0.2 and 0.6")
+    train(config)
+
+
+class Watched(PromotingASHA):
+    """Notes how many trials train or are about to, whenever Tune asks what to run."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.most = self.most_waiting = 0
+
+    def choose_trial_to_run(self, tune_controller):
+        trials = tune_controller.get_trials()
+        statuses = [trial.status for trial in trials]
+        # One that is saved in order to wait still runs.
+        trains = [trial for trial in trials if trial.trial_id not in self._rungs.waiting]
+        self.most = max(self.most, sum(trial.status in ("RUNNING", "PENDING") for trial in trains))
+        self.most_waiting = max(self.most_waiting, statuses.count("PAUSED"))
+        return super().choose_trial_to_run(tune_controller)
+
+
+class DriverDies(tune.Callback):
+    """Raises an error when half of the trials have been paused; once for a folder."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def on_step_end(self, iteration, trials, **info):
+        marker = self._folder / "died"
+        if sum(trial.status == "PAUSED" for trial in trials) >= 4 and not marker.exists():
+            marker.touch()
+            raise RuntimeError("the driver dies")
+
+
+def run(tune_run, function, scheduler=None, concurrent=2, **arguments):
+    settings = {
+        "config": {"x": tune.uniform(0, 1)},
+        "metric": "loss",
+        "mode": "min",
+        "num_samples": SAMPLES,
+        "search_alg": ConcurrencyLimiter(BayesOptSearch(random_state=1), max_concurrent=concurrent),
+        "scheduler": scheduler or Watched(max_t=STEPS, grace_period=1),
+    } | arguments
+    return tune_run(DistributedTrainableCreator(function, num_slots=2), **settings)
+
+
+def steps_of(analysis):
+    return [history["step"].tolist() for history in analysis.trial_dataframes.values() if len(history)]
+
+
+def test_trials_wait_and_the_best_go_on(tune_run):
+    scheduler = Watched(max_t=STEPS, grace_period=1)
+    analysis = run(tune_run, train, scheduler)
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * SAMPLES
+    steps = steps_of(analysis)
+    for each in steps:
+        assert each == list(range(1, len(each) + 1)), "no step twice, none left out"
+    lengths = sorted(map(len, steps))
+    assert set(lengths) <= {1, 3, STEPS} and lengths[-1] == STEPS
+    assert lengths.count(1) >= 3 and sum(lengths) < 0.6 * STEPS * SAMPLES, lengths
+    best = analysis.get_best_trial(scope="all")
+    assert best.last_result["step"] == STEPS, "the best has been trained to the end"
+    assert scheduler.most <= 2, "a trial that goes on takes a place of the limiter"
+    assert scheduler.most_waiting >= 3, "those that wait hold none"
+    assert "1: 10 trials" in scheduler.debug_string()
+
+
+@pytest.mark.parametrize("search", ["random", "none"])
+def test_with_other_searches(tune_run, search):
+    """Tune's own generator limits trials by itself, and makes all of them at once where it does not."""
+    scheduler = Watched(max_t=STEPS, grace_period=1)
+    limit = {"max_concurrent_trials": 2} if search == "random" else {}
+    analysis = run(tune_run, train, scheduler, search_alg=None, **limit)
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * SAMPLES
+    steps = steps_of(analysis)
+    assert all(each == list(range(1, len(each) + 1)) for each in steps)
+    assert max(map(len, steps)) == STEPS
+    assert sum(map(len, steps)) < 0.5 * STEPS * SAMPLES
+    if limit:
+        assert scheduler.most <= 2 and scheduler.most_waiting >= 3
+
+
+def test_functions_that_save_nothing_end_at_rungs(tune_run, caplog):
+    with caplog.at_level(logging.WARNING, "horovod_tune"):
+        analysis = run(tune_run, train_without_checkpoints)
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * SAMPLES
+    steps = steps_of(analysis)
+    assert all(each == list(range(1, len(each) + 1)) for each in steps), "none started over"
+    assert max(map(len, steps)) == STEPS and min(map(len, steps)) == 1
+    said = [record.message for record in caplog.records if "save no checkpoints" in record.message]
+    assert len(said) == 1
+
+
+def test_functions_that_only_commit_are_paused(tune_run):
+    # At the second report the first step has been committed.
+    scheduler = Watched(max_t=STEPS, grace_period=2)
+    analysis = run(tune_run, train_with_commits, scheduler)
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * SAMPLES
+    for each in steps_of(analysis):
+        assert sorted(set(each)) == list(range(1, each[-1] + 1)), "none started over"
+        assert len(each) - len(set(each)) <= 2, (
+            "after each pause the step since the last commit is done again"
+        )
+    assert scheduler.most_waiting >= 3
+
+
+def test_trials_that_fail_hold_nobody_up(tune_run):
+    analysis = run(tune_run, train_and_fail_at_times, raise_on_failed_trial=False)
+    statuses = [trial.status for trial in analysis.trials]
+    assert set(statuses) == {"TERMINATED", "ERROR"} and len(statuses) == SAMPLES
+    assert max(map(len, steps_of(analysis))) == STEPS
+
+
+def test_a_trial_that_is_tried_again_goes_on(tune_run, tmp_path):
+    marker = tmp_path / "failed once"
+
+    def fails_once(config):
+        import os
+
+        import horovod.torch as hvd
+
+        from horovod_tune import get_checkpoint
+
+        hvd.init()
+        if get_checkpoint() is not None and hvd.rank() == 1 and not marker.exists():
+            marker.touch()
+            os._exit(3)
+        train(config)
+
+    analysis = run(tune_run, fails_once, max_failures=1)
+    assert marker.exists()
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * SAMPLES
+    assert max(map(len, steps_of(analysis))) == STEPS
+
+
+def test_an_interrupted_search_goes_on(ray_session, tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+    tuner = tune.Tuner(
+        DistributedTrainableCreator(train, num_slots=2),
+        param_space={"x": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(
+            metric="loss",
+            mode="min",
+            num_samples=SAMPLES,
+            search_alg=ConcurrencyLimiter(BayesOptSearch(random_state=1), max_concurrent=2),
+            scheduler=PromotingASHA(max_t=STEPS, grace_period=1),
+        ),
+        run_config=tune.RunConfig(
+            name="interrupted", storage_path=str(tmp_path), verbose=0, callbacks=[DriverDies(tmp_path)]
+        ),
+    )
+    with pytest.raises(Exception, match="the driver dies"):
+        tuner.fit()
+    restored = tune.Tuner.restore(
+        str(tmp_path / "interrupted"), trainable=DistributedTrainableCreator(train, num_slots=2)
+    )
+    results = restored.fit()
+    assert len(results) == SAMPLES and not results.errors
+    histories = [result.metrics_dataframe["step"].tolist() for result in results]
+    for each in histories:
+        assert each == list(range(1, len(each) + 1))
+    assert max(map(len, histories)) == STEPS
+    assert sum(len(each) == 1 for each in histories) >= 3, "those that waited wait again"

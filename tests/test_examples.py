@@ -46,6 +46,7 @@ CALLED = {
     "noise_scale_digits.py",
     "pb2_digits.py",
     "pbt_digits.py",
+    "promoting_asha_digits.py",
 }
 
 
@@ -134,6 +135,15 @@ def test_asha_starts_with_the_given_point_and_stops_the_worse_ones(example: Any,
 def test_asha_ends_when_its_time_is_up(example: Any, tmp_path: Path) -> None:
     analysis = example("asha_digits").main(num_samples=10_000, time_budget_s=5, storage_path=str(tmp_path))
     assert 0 < len(analysis.trials) < 10_000
+
+
+def test_promoting_asha_pauses_trials_and_trains_the_best_to_the_end(example: Any, tmp_path: Path) -> None:
+    analysis = example("promoting_asha_digits").main(num_samples=6, storage_path=str(tmp_path))
+    assert_all_trained(analysis)
+    histories = [epochs_of(trial) for trial in analysis.trials]
+    assert all(history == list(range(1, len(history) + 1)) for history in histories)
+    lengths = sorted(map(len, histories))
+    assert set(lengths) <= {2, 6, 18} and lengths[0] == 2 and lengths[-1] == 18
 
 
 def test_hyperopt_with_asha_and_a_time_budget(example: Any, tmp_path: Path) -> None:

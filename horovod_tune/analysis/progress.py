@@ -55,10 +55,12 @@ class ProgressCallback(Callback):
         self._progress = Progress(metric=metric, mode=mode)
         self._view: Any = None
         self._facts_written = False
+        # Trials that run, as Tune has them: it tells callbacks nothing when one is paused.
+        self._running: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks; a screen and an open stream stay here.
-        return self.__dict__ | {"_view": None, "_stream": None, "_facts_written": False}
+        return self.__dict__ | {"_view": None, "_stream": None, "_facts_written": False, "_running": {}}
 
     def setup(
         self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any
@@ -90,8 +92,10 @@ class ProgressCallback(Callback):
             self._facts_written = True
             write_facts(trial, self._metric, self._mode)
         goal = (trial.stopping_criterion or {}).get("training_iteration")
+        resumed = self._progress.is_paused(trial.trial_id)
         self._progress.started(trial.trial_id, time.time(), goal=goal, config=trial.evaluated_params)
-        self._tell("started", trial.trial_id)
+        self._running[trial.trial_id] = trial
+        self._tell("resumed" if resumed else "started", trial.trial_id)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -112,6 +116,11 @@ class ProgressCallback(Callback):
         self._tell("restarting", trial.trial_id)
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        for trial_id, trial in list(self._running.items()):
+            if trial.status in ("PAUSED", "TERMINATED", "ERROR"):
+                del self._running[trial_id]
+                if trial.status == "PAUSED":
+                    self._progress.paused(trial_id)
         if self._view is not None:
             self._view.tick(self._progress, time.time())
 

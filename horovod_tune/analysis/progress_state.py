@@ -90,6 +90,13 @@ class Progress:
             return True
         return False
 
+    def is_paused(self, trial_id: str) -> bool:
+        return trial_id in self.trials and self.trials[trial_id].state == "paused"
+
+    def paused(self, trial_id: str) -> None:
+        if trial_id in self.trials:
+            self.trials[trial_id].state = "paused"
+
     def ended(self, trial_id: str, state: str, now: float) -> None:
         if trial_id in self.trials:
             self.trials[trial_id].state = state

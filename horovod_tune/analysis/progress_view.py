@@ -33,6 +33,8 @@ def summary(progress: Progress, now: float) -> str:
     parts = [f"{ended} of {progress.total} trials ended" if progress.total else f"{ended} trials ended"]
     if progress.count("running"):
         parts.append(f"{progress.count('running')} running")
+    if progress.count("paused"):
+        parts.append(f"{progress.count('paused')} paused")
     if progress.count("failed"):
         parts.append(f"{progress.count('failed')} failed")
     parts.append(duration(max(0.0, now - progress.began)))
@@ -94,6 +96,8 @@ class PlainView:
             return
         if what == "started":
             self._print(f"{trial_id} started  {settings(trial.config)}".rstrip())
+        elif what == "resumed":
+            self._print(f"{trial_id} goes on after iteration {trial.iteration}")
         elif what == "better":
             if not self._is_time(_NEWS, now):
                 return

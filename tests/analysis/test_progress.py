@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -166,6 +167,28 @@ def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was():
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         ProgressCallback(**arguments)
+
+
+def test_a_paused_trial_is_said_to_be_and_to_go_on():
+    stream = io.StringIO()
+    callback = ProgressCallback("loss", "min", stream=stream, live=False)
+    callback._facts_written = True
+    callback.setup(total_num_samples=3)
+    trials = [
+        SimpleNamespace(trial_id=name, status="RUNNING", stopping_criterion={}, evaluated_params={"x": 1})
+        for name in ("a", "b")
+    ]
+    for trial in trials:
+        callback.on_trial_start(0, trials, trial)
+        callback.on_trial_result(0, trials, trial, {"loss": 1.0, "training_iteration": 2})
+    trials[0].status = "PAUSED"
+    callback.on_step_end(1, trials)
+    assert "1 running · 1 paused" in summary(callback._progress, 0.0)
+    trials[0].status = "RUNNING"
+    callback.on_trial_start(2, trials, trials[0])
+    callback.on_step_end(2, trials)
+    assert "a goes on after iteration 2" in stream.getvalue()
+    assert "2 running ·" in summary(callback._progress, 0.0)
 
 
 def test_the_callback_travels_as_tune_pickles_it():

@@ -33,7 +33,9 @@ class TuneSearch:
         )
         self._trials: dict[Any, Any] = {}
         # What a scheduler sees of Tune's controller.
-        self._controller = SimpleNamespace(search_alg=searcher, get_trials=lambda: self._trials.values())
+        self._controller = SimpleNamespace(
+            search_alg=SimpleNamespace(is_finished=lambda: False), get_trials=lambda: self._trials.values()
+        )
         self._identities = (f"t{number}" for number in itertools.count())
 
     def suggest(self) -> tuple[str, Config]:

@@ -86,6 +86,8 @@ class PromotingASHA(TrialScheduler):
         self._tries_to_pause: list[str] = []
         # Whether pausing such a trial gave a checkpoint, by the rung at which it was tried.
         self._saves: dict[int, bool] = {}
+        # Trials that failed while they were saved in order to wait; tried again, they wait after a report.
+        self._failed_waiting: set[str] = set()
         self._is_restored = False
 
     # What Tune calls.
@@ -106,13 +108,20 @@ class PromotingASHA(TrialScheduler):
             )
         known = trial.trial_id in self._trials  # one that failed, and is tried again
         self._trials[trial.trial_id] = trial
+        if trial.trial_id in self._failed_waiting:
+            take_place(tune_controller, trial.trial_id)
         if not known and trial.last_result:
-            self._take_up(trial)
+            self._take_up(tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
         trial_id = trial.trial_id
         if trial_id in self._going_on:
             self._going_on.remove(trial_id)
+        if trial_id in self._failed_waiting:
+            self._failed_waiting.remove(trial_id)
+            self._rungs.waiting.add(trial_id)
+            give_up_place(tune_controller, trial_id)
+            return TrialScheduler.PAUSE
         time, gain = self._read(result)
         if time is None or gain is None:
             return TrialScheduler.CONTINUE
@@ -147,6 +156,8 @@ class PromotingASHA(TrialScheduler):
             self._finished.add(trial.trial_id)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+        if trial.trial_id in self._rungs.waiting:
+            self._failed_waiting.add(trial.trial_id)
         self._forget(trial.trial_id)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
@@ -238,7 +249,7 @@ class PromotingASHA(TrialScheduler):
             controller.stop_trial(self._trials[trial_id])
         return None
 
-    def _take_up(self, trial: Trial) -> None:
+    def _take_up(self, controller: Any, trial: Trial) -> None:
         """Take up a trial of an interrupted search, of which there is the last result."""
         result = flatten_dict(trial.last_result)
         time, gain = self._read(result)
@@ -250,13 +261,14 @@ class PromotingASHA(TrialScheduler):
             self._finished.add(trial.trial_id)
         # One that had reported since the rung was going on.
         between = time / max(as_number(result.get(TRAINING_ITERATION)) or 1.0, 1.0)
-        if (
-            waits
-            and trial.status == Trial.PENDING
-            and not self._rungs.is_beyond(trial.trial_id, time - between)
-        ):
-            self._rungs.waiting.add(trial.trial_id)
-            self._is_restored = True
-            trial.set_status(Trial.PAUSED)
-            if trial.checkpoint is None:
-                self._tries_to_pause.append(trial.trial_id)
+        if trial.status != Trial.PENDING:
+            return
+        if not waits or self._rungs.is_beyond(trial.trial_id, time - between):
+            take_place(controller, trial.trial_id)
+            return
+        self._rungs.waiting.add(trial.trial_id)
+        self._is_restored = True
+        trial.set_status(Trial.PAUSED)
+        give_up_place(controller, trial.trial_id)
+        if trial.checkpoint is None:
+            self._tries_to_pause.append(trial.trial_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from pathlib import Path
 
 import cloudpickle
@@ -36,6 +37,11 @@ def train(config):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "step").write_text(str(step))
             report(loss=config["x"] + 1 / step, step=step, checkpoint=folder)
+
+
+def train_slowly(config):
+    time.sleep(1.5)
+    train(config)
 
 
 def train_without_checkpoints(config):
@@ -86,14 +92,16 @@ class Watched(PromotingASHA):
 
 
 class DriverDies(tune.Callback):
-    """Raises an error when half of the trials have been paused; once for a folder."""
+    """Raises an error once it is saved that four trials are paused; once for a folder."""
 
     def __init__(self, folder):
-        self._folder = folder
+        self._folder, self._dies_at = folder, None
 
     def on_step_end(self, iteration, trials, **info):
         marker = self._folder / "died"
-        if sum(trial.status == "PAUSED" for trial in trials) >= 4 and not marker.exists():
+        if self._dies_at is None and sum(trial.status == "PAUSED" for trial in trials) >= 4:
+            self._dies_at = time.monotonic() + 3.0
+        if self._dies_at is not None and time.monotonic() > self._dies_at and not marker.exists():
             marker.touch()
             raise RuntimeError("the driver dies")
 
@@ -200,9 +208,10 @@ def test_a_trial_that_is_tried_again_goes_on(tune_run, tmp_path):
 
 
 def test_an_interrupted_search_goes_on(ray_session, tmp_path, monkeypatch):
-    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+    # Not with every step: the copy of one state to the storage would meet the next one half written.
+    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "1")
     tuner = tune.Tuner(
-        DistributedTrainableCreator(train, num_slots=2),
+        DistributedTrainableCreator(train_slowly, num_slots=2),
         param_space={"x": tune.uniform(0, 1)},
         tune_config=tune.TuneConfig(
             metric="loss",
@@ -218,7 +227,7 @@ def test_an_interrupted_search_goes_on(ray_session, tmp_path, monkeypatch):
     with pytest.raises(Exception, match="the driver dies"):
         tuner.fit()
     restored = tune.Tuner.restore(
-        str(tmp_path / "interrupted"), trainable=DistributedTrainableCreator(train, num_slots=2)
+        str(tmp_path / "interrupted"), trainable=DistributedTrainableCreator(train_slowly, num_slots=2)
     )
     results = restored.fit()
     assert len(results) == SAMPLES and not results.errors

@@ -233,6 +233,8 @@ def test_an_interrupted_search_goes_on(ray_session, tmp_path, monkeypatch):
     assert len(results) == SAMPLES and not results.errors
     histories = [result.metrics_dataframe["step"].tolist() for result in results]
     for each in histories:
-        assert each == list(range(1, len(each) + 1))
-    assert max(map(len, histories)) == STEPS
-    assert sum(len(each) == 1 for each in histories) >= 3, "those that waited wait again"
+        # The state was saved up to a second before the driver died: a trial may do its last steps again.
+        again = [index for index in range(1, len(each)) if each[index] <= each[index - 1]]
+        assert len(again) <= 1 and set(each) == set(range(1, max(each) + 1)), each
+    assert max(map(max, histories)) == STEPS
+    assert sum(max(each) == 1 for each in histories) >= 3, "those that waited wait again"

@@ -1,7 +1,7 @@
 """Runs in the driver: leaves in an experiment's folder what Tune writes nowhere.
 
-That is the metric and the mode of `tune.run`, the versions of what trains and the cluster's size; `analyze`
-and the report read it.
+That is the metric, the mode and the rungs of `tune.run`, the versions of what trains and the size of the
+cluster; `analyze` and the report read it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import socket
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,24 +23,37 @@ FACTS_PREFIX, FACTS_SUFFIX = "horovod_tune_run-", ".json"
 _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
 
 
-def write_facts(trial: Any, metric: str | None, mode: str | None) -> None:
+def write_facts(trial: Any, metric: str | None, mode: str | None, rungs: Sequence[int] = ()) -> None:
     """Leave the facts beside Tune's files; Tune copies the driver's folder to the storage.
 
-    A metric that somebody has written for this trial stays where none is given.
+    `rungs` are the iterations at which the scheduler decides, where that is known.
+
+    A metric and rungs that somebody has written for this trial stay where none are given.
     """
     if trial.storage is None:
         return
     folder = Path(trial.storage.experiment_driver_staging_path)
     place = folder / f"{FACTS_PREFIX}{trial.trial_id}{FACTS_SUFFIX}"
-    if metric is None and place.exists():
-        return
+    facts = run_facts() | {"metric": metric, "mode": mode, "rungs": list(rungs)}
+    known = _read(place)
+    if metric is None:
+        facts |= {name: known.get(name) for name in ("metric", "mode")}
+    facts["rungs"] = facts["rungs"] or known.get("rungs", [])
     partial = folder / f".{place.name}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(run_facts() | {"metric": metric, "mode": mode}))
+        partial.write_text(json.dumps(facts))
         partial.replace(place)
     except OSError as error:
         logger.warning("the facts of the experiment cannot be written to %s: %s", place, error)
+
+
+def _read(place: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(place.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def run_facts() -> dict[str, Any]:

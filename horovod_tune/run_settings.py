@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -53,17 +53,17 @@ class SavesAtEnd(Callback):
 class ExperimentFacts(Callback):
     """Leaves metric and mode, versions and the cluster beside Tune's files when the first trial starts.
 
-    `tune.run` tells metric and mode to nobody who writes them down: without this, `horovod-tune show` and
-    `report` have to be told them again.
+    `tune.run` tells metric, mode and scheduler to nobody who writes them down: without this, `horovod-tune
+    show` and `report` have to be told the first two again. `rungs` are the iterations of PromotingASHA's.
     """
 
-    def __init__(self, metric: str | None, mode: str | None) -> None:
-        self._aim: tuple[str | None, str | None] | None = (metric, mode)
+    def __init__(self, metric: str | None, mode: str | None, rungs: Sequence[int] = ()) -> None:
+        self._to_write: tuple[str | None, str | None, Sequence[int]] | None = (metric, mode, rungs)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if self._aim is not None:
-            write_facts(trial, *self._aim)
-            self._aim = None
+        if self._to_write is not None:
+            write_facts(trial, *self._to_write)
+            self._to_write = None
 
 
 def settings_for(
@@ -96,7 +96,8 @@ def settings_for(
 
 def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[str, Any]:
     metric, mode = ray_adapter.metric_and_mode(arguments)
-    callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), ExperimentFacts(metric, mode)]
+    rungs = getattr(arguments.get("scheduler"), "rung_iterations", ())
+    callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), ExperimentFacts(metric, mode, rungs)]
     changed = {**arguments, "callbacks": callbacks}
     if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
         changed["reuse_actors"] = True  # as our trials do anyway; Tune then does not advise it

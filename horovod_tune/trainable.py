@@ -265,6 +265,7 @@ def patch_tune(reuse_workers: bool) -> None:
     """Change Tune in this process, once, where it must do something else for distributed trials."""
     ray_adapter.keep_longer_results()
     ray_adapter.end_waits_of_paused_trials()
+    ray_adapter.write_down_ends_of_paused_trials()
     if reuse_workers:
         ray_adapter.reuse_actors_of(wants_reuse)
     ray_adapter.start_in_idle_processes(is_distributed)

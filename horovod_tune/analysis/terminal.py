@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from horovod_tune.analysis.expectations import Expectation, expectations, standings
 from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.open_experiment import several_runs
 from horovod_tune.analysis.printable import one_line, printable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
 _CONFIG_LINES = 60
 _FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # what the columns of every table take, and a hyperparameter's
+_EXPECTED_WIDTH, _STANDING_WIDTH = 16, 15
 
 
 def console(**settings: object) -> Console:
@@ -79,6 +81,12 @@ def _safe(text: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(one_line(text), style=style)
+
+
+def _safe_lines(lines: list[str]) -> Text:
+    from rich.text import Text
+
+    return Text("\n").join(_safe(line) for line in lines)
 
 
 def _head(analysis: Analysis) -> RenderableType:
@@ -142,8 +150,21 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         table.add_column("best", justify="right", no_wrap=True)
         table.add_column("curve", no_wrap=True, min_width=8)
     table.add_column("it", justify="right", no_wrap=True)
-    found = varying_parameters(analysis)
-    shown = found[: max(0, (width - _FIXED_WIDTH) // _COLUMN_WIDTH)]
+    expected, stands = (expectations(analysis), standings(analysis)) if scored else ({}, {})
+    found, room = varying_parameters(analysis), width - _FIXED_WIDTH
+    # Of the hyperparameters one is shown before these are.
+    left = []
+    if expected and room >= _EXPECTED_WIDTH + _COLUMN_WIDTH:
+        table.add_column("expected", no_wrap=True)
+        room -= _EXPECTED_WIDTH
+    elif expected:
+        expected, left = {}, ["what is expected"]
+    if stands and room >= _STANDING_WIDTH + _COLUMN_WIDTH:
+        table.add_column("rung", no_wrap=True)
+        room -= _STANDING_WIDTH
+    elif stands:
+        stands, left = {}, [*left, "places at rungs"]
+    shown = found[: max(0, room // _COLUMN_WIDTH)]
     for one in shown:
         table.add_column(_safe(one.name), overflow="ellipsis", no_wrap=True)
     drawn = curves(analysis) if scored else []
@@ -153,14 +174,27 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         cells = [_safe(trial.trial_id), _safe(trial.status.lower(), _STYLES.get(trial.status, ""))]
         if scored:
             score = analysis.scores[index]
-            cells += [_number(score.last), _number(score.best), Text(_spark(drawn[index]), style="cyan")]
+            cells += [_number(score.last), _number(score.best), _spark(drawn[index], expected.get(index))]
         iteration = iteration_of(trial.last_result or {})
         cells.append(Text("" if iteration is None else str(iteration)))
+        if expected:
+            cells.append(Text(_expected(expected.get(index)), style="dim"))
+        if stands:
+            stand = stands.get(index)
+            cells.append(Text("" if stand is None else f"{stand.place} of {stand.of} at {stand.iteration}"))
         cells += [_safe(_short(one.values[index])) for one in shown]
         table.add_row(*cells, style="bold" if scored and trial is analysis.best_trial else "")
-    left = [f"{len(order) - rows} more trials"] if len(order) > rows else []
+    left = [f"{len(order) - rows} more trials", *left] if len(order) > rows else left
     left += [f"{len(found) - len(shown)} more hyperparameters"] if len(found) > len(shown) else []
-    table.caption = f"not shown: {', '.join(left)}" if left else None
+    notes = [f"not shown: {', '.join(left)}"] if left else []
+    if expected:
+        end = max(each.iterations[-1] for each in expected.values())
+        notes.append(
+            f"expected: {analysis.metric} at iteration {end:.0f}, by the search's model of curves (dim)"
+        )
+    if stands:
+        notes.append("rung: the place among all trials that came as far, where one waits or was stopped")
+    table.caption = _safe_lines(notes) if notes else None
     table.caption_justify = "left"
     return table
 
@@ -175,8 +209,22 @@ def _short(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else text_of(value)
 
 
-def _spark(curve: Curve) -> str:
-    return sparkline(list(curve.values), 16)
+def _spark(curve: Curve, expected: Expectation | None) -> Text:
+    """The curve as it was reported, and dim how it is expected to go on, on one scale."""
+    from rich.text import Text
+
+    if expected is None:
+        return Text(sparkline(list(curve.values), 16), style="cyan")
+    every = [value for value in (*curve.values, *expected.middle) if math.isfinite(value)]
+    low, high = min(every), max(every)
+    drawn = Text(sparkline(list(curve.values), 11, low, high), style="cyan")
+    return drawn.append(sparkline(list(expected.middle[1:]), 5, low, high), style="dim")
+
+
+def _expected(expected: Expectation | None) -> str:
+    if expected is None:
+        return ""
+    return f"{expected.middle[-1]:.4g} ±{(expected.high[-1] - expected.low[-1]) / 2:.2g}"
 
 
 def watch(

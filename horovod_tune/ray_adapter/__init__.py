@@ -18,7 +18,10 @@ from horovod_tune.ray_adapter.patches.failure_count import count_each_death_once
 from horovod_tune.ray_adapter.patches.freed_places import take_freed_places
 from horovod_tune.ray_adapter.patches.idle_processes import start_in_idle_processes
 from horovod_tune.ray_adapter.patches.lost_coordinator import name_lost_hosts
-from horovod_tune.ray_adapter.patches.paused_trials import end_waits_of_paused_trials
+from horovod_tune.ray_adapter.patches.paused_trials import (
+    end_waits_of_paused_trials,
+    write_down_ends_of_paused_trials,
+)
 from horovod_tune.ray_adapter.patches.resized_trials import check_resized_trials
 from horovod_tune.ray_adapter.patches.result_files import keep_longer_results
 from horovod_tune.ray_adapter.patches.saves_at_end import save_at_end
@@ -81,4 +84,5 @@ __all__ = [
     "storage_reaches_here",
     "take_freed_places",
     "without_reporter",
+    "write_down_ends_of_paused_trials",
 ]

@@ -284,6 +284,7 @@ class BayesOptSearch(Searcher):
                 "limits": [str(limit) for limit in self._limits],
                 "fits": self._optimizer.fit_states,
                 "limit_fits": self._optimizer.limits.states,
+                "predictions": self._predictions(self._space),
                 "queue": [queued.as_json() for queued in self._queue],
                 **self._history.as_json(),
             },
@@ -389,6 +390,12 @@ class BayesOptSearch(Searcher):
             return False
         self._history.add(Trial(trial_id, point))
         return True
+
+    def _predictions(self, space: SearchSpace) -> dict[str, Any]:
+        """Return how trials are expected to go on, for those who look at the search; it reads none of it."""
+        with one_thread():
+            curves = self._optimizer.predicted_curves(space, self._history, self._aims())
+        return {"time_attr": self._time_attr, "curves": [curve.as_json() for curve in curves]}
 
     def _say_once(self, topic: str, message: str) -> None:
         if topic not in self._said:

@@ -28,6 +28,7 @@ from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.proposal import Belief, candidates, propose
 from horovod_tune.search.history import Ending, History
 from horovod_tune.search.limit_models import LimitModels
+from horovod_tune.search.predicted_curves import PredictedCurve, curve_data, predicted_curves
 from horovod_tune.search.seeds import seed_for
 from horovod_tune.search.situation import Situation, features_of, running, sorted_out
 from horovod_tune.search.space.dimensions import FloatArray
@@ -186,13 +187,11 @@ class Optimizer:
         """Return what is known from every report about the ends of trainings, and the best points."""
         space, usable = now.space, now.usable
         rows = rows_of(usable, self.horizon)
-        gains = rows.values if now.aims.modes[0] == "max" else -rows.values
         points = features_of(space, usable)
-        features = np.concatenate([points[rows.trials], rows.times[:, None]], axis=1)
-        groups = np.append(space.feature_groups, space.dimension)
-        bendable = np.append(space.bendable, False)
         metric = now.aims.metrics[0]
-        model = self._fit(metric, features, gains, groups, bendable, timed=True, task=now.earlier)
+        model = self._fit(
+            metric, *curve_data(space, points, rows, now.aims.modes[0]), timed=True, task=now.earlier
+        )
         live = features_of(space, running(usable))
         pending = np.concatenate([live, np.full((len(live), 1), rows.target)], axis=1)
         context = np.asarray([rows.target])
@@ -209,6 +208,27 @@ class Optimizer:
         )
         order = np.argsort(-now.within_first(usable, posterior.means(points)), kind="stable")[:5]
         return posterior, np.asarray([usable[i].point for i in order])
+
+    def predicted_curves(self, space: SearchSpace, history: History, aims: Aims) -> list[PredictedCurve]:
+        """Return how the trials are expected to go on that were not trained to the end.
+
+        Nothing where the latest suggestion was not made from learning curves. The hyperparameters are those
+        of that suggestion, so that asking changes none of the next ones.
+        """
+        state = self.fit_states.get(aims.metrics[0])
+        if not self.learns_from_curves or state is None:
+            return []
+        usable, _ = sorted_out(history, aims)
+        earlier = self._look_back(space, history, aims)
+        return predicted_curves(
+            space,
+            usable,
+            rows_of(usable, self.horizon),
+            aims.modes[0],
+            self._options_with_scales,
+            state,
+            None if earlier is None else earlier.task,
+        )
 
     def _fit(
         self,

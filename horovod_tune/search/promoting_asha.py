@@ -12,6 +12,7 @@ from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT, TRAINING_ITERATIO
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
+from horovod_tune.ray_adapter import write_down_ends_of_paused_trials
 from horovod_tune.ray_adapter.places import give_up_place, take_place
 from horovod_tune.search.history import as_number
 from horovod_tune.search.rungs import Rungs
@@ -59,6 +60,7 @@ class PromotingASHA(TrialScheduler):
         reduction_factor: float = 3,
     ) -> None:
         super().__init__()
+        write_down_ends_of_paused_trials()
         if mode not in (None, "min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
         if not 0 < grace_period <= max_t < math.inf:
@@ -181,6 +183,11 @@ class PromotingASHA(TrialScheduler):
         if runs or not self._rungs.waiting or not tune_controller.search_alg.is_finished():
             return None
         return self._after_the_last(tune_controller)
+
+    @property
+    def rung_iterations(self) -> list[int]:
+        """The rungs, where they are iterations: what `analyze` shows."""
+        return [int(level) for level in self._rungs.levels] if self._time_attr == TRAINING_ITERATION else []
 
     def debug_string(self) -> str:
         parts = [

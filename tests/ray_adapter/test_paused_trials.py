@@ -12,6 +12,7 @@ from ray import cloudpickle, tune
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining
 
 from horovod_tune import ray_adapter
+from horovod_tune.analysis import analyze
 
 pytestmark = pytest.mark.long
 
@@ -191,3 +192,10 @@ def test_the_others_go_on_without_one_that(trials_of, tmp_path, scheduler, stop,
         *["TERMINATED"] * 2,
     ]
     assert all(trial.last_result["score"] >= (7 if stop else 4) for trial in trials[1:])
+
+
+def test_paused_trials_that_are_stopped_have_ended_in_the_files(trials_of, tmp_path):
+    ray_adapter.write_down_ends_of_paused_trials()
+    trials = trials_of(Member, [0, 1, 2, 3, 4, 5], scheduler=hyper_band(), name="ended")
+    assert {trial.status for trial in trials} == {"TERMINATED"} and len(set(iterations(trials))) > 1
+    assert {trial.status for trial in analyze(tmp_path / "ended").trials} == {"TERMINATED"}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod_tune.analysis import series
+from horovod_tune.analysis.expectations import expectations
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 
@@ -19,7 +20,9 @@ def learning_curves(analysis: Analysis, against: str = "iteration", ax: Axes | N
     """Draw every trial's metric against its "iteration" or the experiment's wall-clock "time".
 
     Each trial has its own colour; beyond eight trials the colour tells the order in which they were made. The
-    best trial is drawn over the others. A trial that started again is drawn from its new start.
+    best trial is drawn over the others. A trial that started again is drawn from its new start. Against
+    iterations a dashed line shows how `BayesOptSearch` expects a trial to go on that runs or waits, and where
+    there are few trials a band in which about 80 of 100 reports lie.
     """
     if against not in ("iteration", "time"):
         raise ValueError(f'against must be "iteration" or "time", got {against!r}')
@@ -36,9 +39,11 @@ def learning_curves(analysis: Analysis, against: str = "iteration", ax: Axes | N
     else:
         style.count_axis(ax, "iteration")
     _draw_lines(ax, analysis, drawn, against, length)
+    expected = _draw_expected(ax, analysis, drawn) if against == "iteration" else 0
     outside = style.metric_axis(ax, every, mode)
     ax.set_ylabel(metric)
-    said = [f"{len(drawn)} trials", style.direction(mode), outside]
+    dashed = "dashed: as the search expects them to go on" if expected else ""
+    said = [f"{len(drawn)} trials", style.direction(mode), outside, dashed]
     style.title(ax, f"{metric} of every trial", " · ".join(part for part in said if part))
     return ax
 
@@ -86,6 +91,21 @@ def _draw_lines(ax: Axes, analysis: Analysis, drawn: list[series.Curve], against
     ax.legend(fontsize=8, frameon=False, loc="best")
     if many:
         _order_bar(ax, len(analysis.trials))
+
+
+def _draw_expected(ax: Axes, analysis: Analysis, drawn: list[series.Curve]) -> int:
+    """Draw how the trials are expected to go on that may; return how many these are."""
+    expected = expectations(analysis)
+    tints = dict(zip((curve.trial for curve in drawn), style.colours(len(drawn)), strict=True))
+    alive = [n for n in expected if analysis.trials[n].status in ("RUNNING", "PAUSED", "PENDING")]
+    alive = [number for number in alive if number in tints]
+    for number in alive:
+        one, tint = expected[number], tints[number]
+        few = len(drawn) <= style.FEW
+        ax.plot(one.iterations, one.middle, "--", color=tint, lw=1.2, alpha=1.0 if few else 0.4, zorder=2)
+        if few:
+            ax.fill_between(one.iterations, one.low, one.high, color=tint, alpha=0.12, lw=0, zorder=1)
+    return len(alive)
 
 
 def _order_bar(ax: Axes, count: int) -> None:

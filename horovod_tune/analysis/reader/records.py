@@ -76,13 +76,36 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
+class PredictedCurve:
+    """How `BayesOptSearch` expected a trial's metric to go on, from the last report it knew of to the end.
+
+    `times` are in units of `Predictions.time_attr`; about 80 of 100 reports are between `low` and `high`.
+    """
+
+    times: tuple[float, ...]
+    middle: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The search's expectations when it was saved last; `curves` by trial_id."""
+
+    metric: str
+    time_attr: str
+    curves: dict[str, PredictedCurve]
+
+
+@dataclass(frozen=True)
 class ExperimentRecord:
     """One search as Tune's files have it.
 
     `run` names it (None where its state file is lost), `runs` all searches of the same folder, oldest first.
     `rungs` are the iterations at which ASHA or HyperBand decides, smallest first, empty where no such
     scheduler is known. `domains` is None where the space is not written down anywhere. `limits`, and the
-    metrics with their modes in `front`, are those that `BayesOptSearch` was given.
+    metrics with their modes in `front`, are those that `BayesOptSearch` was given; `predictions` are its own,
+    None where it learned from no curves.
     """
 
     name: str
@@ -104,4 +127,5 @@ class ExperimentRecord:
     time_budget_s: float | None = None
     limits: tuple[Limit, ...] = ()
     front: dict[str, str] = field(default_factory=dict)
+    predictions: Predictions | None = None
     facts: dict[str, Any] = field(default_factory=dict)

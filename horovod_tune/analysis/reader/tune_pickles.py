@@ -6,6 +6,7 @@ unpickled: see `inert_pickle.py`. What is not found stays None and is shown as n
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from horovod_tune.analysis.reader.plain_values import (
     read_json,
     text_or_none,
 )
-from horovod_tune.analysis.reader.records import Domain, Resources
+from horovod_tune.analysis.reader.records import Domain, PredictedCurve, Predictions, Resources
 
 _SAMPLE = "ray.tune.search.sample:"
 _ANONYMOUS = "_metric"  # what Tune writes for a metric that nobody gave
@@ -44,6 +45,7 @@ class TunerFacts:
     constants: dict[str, Any] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
     front: dict[str, str] = field(default_factory=dict)
+    predictions: Predictions | None = None
 
     def add(self, other: TunerFacts) -> None:
         """Take over what is not known yet."""
@@ -115,7 +117,31 @@ def _own_searcher(data: bytes) -> TunerFacts:
     except (TypeError, ValueError) as error:
         raise UnreadablePickle(f"its limits: {error}") from error
     front = _front(state.get("metric"), state.get("mode"))
-    return TunerFacts(metric, mode, searcher=text_or_none(name) or None, limits=limits, front=front)
+    predictions = _predictions(metric, state.get("predictions"))
+    return TunerFacts(
+        metric, mode, searcher=text_or_none(name) or None, limits=limits, front=front, predictions=predictions
+    )
+
+
+def _predictions(metric: str | None, saved: Any) -> Predictions | None:
+    """Return what a saved search expects of its trials, without those curves that are none."""
+    time_attr = text_or_none(mapping(saved).get("time_attr"))
+    if metric is None or time_attr is None:
+        return None
+    curves = {}
+    for entry in map(mapping, _list(mapping(saved).get("curves"))):
+        trial_id = entry.get("trial_id")
+        axes = [_finite(entry.get(name)) for name in ("times", "middle", "low", "high")]
+        if isinstance(trial_id, str) and axes[0] and len(set(map(len, axes))) == 1:
+            curves[trial_id] = PredictedCurve(*axes)
+    return Predictions(metric, time_attr, curves) if curves else None
+
+
+def _finite(values: Any) -> tuple[float, ...]:
+    """The numbers of a list; none where one of them is not finite."""
+    numbers = [number_or_none(value) for value in _list(values)]
+    found = tuple(number for number in numbers if number is not None and math.isfinite(number))
+    return found if len(found) == len(numbers) else ()
 
 
 def _front(metrics: Any, modes: Any) -> dict[str, str]:
@@ -206,16 +232,21 @@ def _describe_scheduler(scheduler: Any) -> str | None:
 
 
 def _rungs(scheduler: Any) -> tuple[int, ...]:
-    """ASHA's milestones, from its brackets as they were when the experiment began."""
+    """ASHA's milestones, from its brackets as they were when the experiment began, or PromotingASHA's."""
     if not isinstance(scheduler, Inert) or scheduler.get("_time_attr") != "training_iteration":
         return ()
-    found: set[int] = set()
+    own = scheduler.get("_rungs")
+    levels = _list(own.get("levels") if isinstance(own, Inert) else None)
     for bracket in _list(scheduler.get("_brackets")):
-        for rung in _list(bracket.get("_rungs") if isinstance(bracket, Inert) else None):
-            step = number_or_none(rung[0]) if isinstance(rung, tuple) and rung else None
-            if step is not None and 0 < step < 2**53:
-                found.add(int(step))
-    return tuple(sorted(found))
+        rungs = _list(bracket.get("_rungs") if isinstance(bracket, Inert) else None)
+        levels = [*levels, *(rung[0] for rung in rungs if isinstance(rung, tuple) and rung)]
+    return steps_of(levels)
+
+
+def steps_of(values: Any) -> tuple[int, ...]:
+    """Return the numbers of a list that are iterations, each once, smallest first."""
+    numbers = map(number_or_none, _list(values))
+    return tuple(sorted({int(each) for each in numbers if each is not None and 0 < each < 2**53}))
 
 
 def _list(value: Any) -> list[Any]:

@@ -69,6 +69,7 @@ function jitter(trial, salt = 1) {
 function describe(trial) {
   const lines = [T.id[trial] + (trial === D.best ? ' (best)' : '') + ', ' + T.status[trial].toLowerCase()];
   if (D.metric) lines.push(`${D.metric} ${short(T.last[trial]) || 'none'}, best ${short(T.best[trial]) || 'none'}`);
+  if (D.said) lines.push(...D.said[trial]);
   lines.push(`${T.iterations[trial]} iterations${T.duration_text[trial] ? ', ' + T.duration_text[trial] : ''}`);
   for (const param of D.params.slice(0, 8)) if (param.values[trial] !== null) lines.push(`${param.name} = ${valueOf(param, trial)}`);
   if (T.error[trial]) lines.push(T.error[trial]);

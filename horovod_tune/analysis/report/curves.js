@@ -30,10 +30,13 @@ function drawBest(g, width, height) {
   g.fillText(text, sx(xs[end] / length) - 2, sy(ys[end]) + (D.mode === 'max' ? 6 : -6));
 }
 
+const MAY_GO_ON = new Set(['PAUSED', 'RUNNING', 'PENDING']);
+
 function drawCurves(g, width, height) {
   const axis = switched('curves') === 'iteration' ? 0 : 1;
   let last = 0;
   for (const curve of D.curves) for (const v of curve[axis]) if (v > last) last = v;
+  if (!axis) for (const one of D.expected) if (one && one[0][one[0].length - 1] > last) last = one[0][one[0].length - 1];
   const [unit, length] = axis ? timeAxis(last) : ['iteration', 1];
   const [low, high] = D.curve_limits;
   const x = { low: axis ? 0 : Math.min(1, last - 1), high: last / length || 1, label: axis ? `wall-clock time (${unit})` : 'iteration' };
@@ -44,6 +47,7 @@ function drawCurves(g, width, height) {
   g.lineWidth = N > 60 ? 1 : 1.6;
   clipTo(g, scales.box, () => {
     for (const trial of order) this.line(g, trial, tint(trial, alpha), true);
+    for (const trial of order) if (MAY_GO_ON.has(T.status[trial])) this.expect(g, trial, tint(trial, alpha));
     if (D.best !== null) {
       g.lineWidth = 2.6;
       this.line(g, D.best, css('--best'), false);
@@ -77,6 +81,31 @@ if (!D.metric) {
       }
       g.stroke();
     },
+    // How the search expects a trial to go on; with a band where one looks at it.
+    expect(g, trial, colour, band = false) {
+      const one = D.expected[trial];
+      if (!one || this.axis) return;
+      const { sx, sy } = this.scales;
+      const [xs, middle, low, high] = one;
+      if (band) {
+        g.save();
+        g.globalAlpha = 0.2;
+        g.fillStyle = colour;
+        g.beginPath();
+        xs.forEach((v, k) => g.lineTo(sx(v), sy(high[k])));
+        for (let k = xs.length - 1; k >= 0; k -= 1) g.lineTo(sx(xs[k]), sy(low[k]));
+        g.closePath();
+        g.fill();
+        g.restore();
+      }
+      g.save();
+      g.setLineDash([5, 4]);
+      g.strokeStyle = colour;
+      g.beginPath();
+      xs.forEach((v, k) => g.lineTo(sx(v), sy(middle[k])));
+      g.stroke();
+      g.restore();
+    },
     mark(g, trial) {
       if (!this.scales) return;
       clipTo(g, this.scales.box, () => {
@@ -84,12 +113,16 @@ if (!D.metric) {
         g.lineWidth = 6;
         this.line(g, trial, css('--card'), false);
         g.lineWidth = 2.6;
-        this.line(g, trial, trial === D.best ? css('--best') : css('--ink'), false);
+        const colour = trial === D.best ? css('--best') : css('--ink');
+        this.line(g, trial, colour, false);
+        g.lineWidth = 1.8;
+        this.expect(g, trial, colour, true);
       });
     },
   });
   const said = [N > OKABE_ITO.length ? 'Colour tells the value: the strongest is best.' : '', 'Orange: the best trial.'];
   if (D.curve_limits[2]) said.push(`${D.curve_limits[2].toLocaleString('en')} far-off values lie outside the picture.`);
+  if (D.expected.some((one) => one)) said.push('Dashed: how the search expects a trial to go on; point at a trial for the band that about 80 of 100 reports lie in.');
   if (D.thinned) said.push(`Each curve is drawn with at most ${D.thinned} points.`);
   byId('curves-said').textContent = said.filter(Boolean).join(' ');
 }

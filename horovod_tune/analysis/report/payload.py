@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from horovod_tune.analysis import series
+from horovod_tune.analysis.expectations import expectations, standings
 from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.report.run_facts import duration
@@ -48,6 +49,7 @@ def payload(analysis: Analysis) -> dict[str, Any]:
         found["best_time"] = [_numbers(axis) for axis in series.best_so_far(analysis, "time")]
         found["best_trials"] = [_numbers(axis) for axis in series.best_so_far(analysis, "trials")]
         found["rungs"] = _rungs(analysis)
+        found |= _unfinished(analysis)
     return found
 
 
@@ -145,6 +147,18 @@ def _timeline(analysis: Analysis) -> dict[str, Any]:
     found = series.timeline(analysis)
     bars = [[b.trial, b.row, number(b.begin), number(b.trained), number(b.end)] for b in found.bars]
     return {"bars": bars, "rows": list(found.rows), "unit": found.unit}
+
+
+def _unfinished(analysis: Analysis) -> dict[str, list[Any]]:
+    """What is expected of each trial that was not trained to the end, and what is said of it."""
+    expected, stands = expectations(analysis), standings(analysis)
+    curves, said = [], []
+    for trial in range(len(analysis.trials)):
+        one, stand = expected.get(trial), stands.get(trial)
+        curves.append(one and [_numbers(axis) for axis in (one.iterations, one.middle, one.low, one.high)])
+        texts = [stand.text] if stand else []
+        said.append([*texts, f"expected: {one.text}"] if one else texts)
+    return {"expected": curves, "said": said}
 
 
 def _rungs(analysis: Analysis) -> dict[str, Any]:

@@ -12,6 +12,10 @@ if (D.metric) {
     { name: 'at iteration', number: true, get: (t) => T.best_iteration[t] },
   );
 }
+if (D.metric && D.expected.some((one) => one)) {
+  const end = (t) => { const one = D.expected[t]; return one ? one[1][one[1].length - 1] : null; };
+  columns.push({ name: `expected ${D.metric}`, number: true, get: end });
+}
 columns.push(
   { name: 'iterations', number: true, get: (t) => T.iterations[t] },
   { name: 'time', number: true, get: (t) => T.duration[t], show: (t) => T.duration_text[t] },

@@ -18,6 +18,14 @@ _STOPS = Patch(
         ),
     ),
 )
+_STATES = Patch(
+    "states of stopped trials",
+    "a trial that is stopped while it is paused stays paused in the experiment's files, and after a restore",
+    (
+        part(f"{_CONTROLLER}.stop_trial", "self", "trial"),
+        part(f"{_CONTROLLER}._mark_trial_to_checkpoint", "self", "trial"),
+    ),
+)
 _BRACKETS = Patch(
     "brackets of HyperBand",
     "HyperBandScheduler may wait for ever after a trial that failed last in its bracket",
@@ -93,6 +101,25 @@ def _forget_stops_of_paused_trials() -> None:
             self._cached_trial_decisions.pop(trial.trial_id, None)
 
     TuneController.pause_trial = pause  # type: ignore[method-assign]
+
+
+def write_down_ends_of_paused_trials() -> None:
+    """Let the experiment's state say that a trial ended which was paused, or had not begun; once a process.
+
+    Tune writes down anew only the trials that it has marked, and a trial without an actor is stopped without.
+    """
+    if not _STATES.is_due:
+        return
+    from ray.tune.execution.tune_controller import TuneController
+
+    original = TuneController.stop_trial
+
+    @functools.wraps(original)
+    def stop(self: Any, trial: Any) -> None:
+        original(self, trial)
+        self._mark_trial_to_checkpoint(trial)
+
+    TuneController.stop_trial = stop  # type: ignore[method-assign]
 
 
 def _all_wait(controller: Any) -> bool:

@@ -121,6 +121,7 @@ class FittedModel:
         if task is not None:
             self.covariance = TransferCovariance(self.covariance, task)
         self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
+        self._back = chosen.back
 
     def _fit(
         self, found: list[Scale], few: NDArray[np.int_], earlier: FitState | None
@@ -184,6 +185,10 @@ class FittedModel:
                     fitted = curved
         self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest)
         return best, fitted.hyperparameters
+
+    def as_results(self, targets: FloatArray) -> FloatArray:
+        """Return values on the model's scale in the results' own unit."""
+        return self._back(self.offset + self.scale * targets)
 
     def condition(self) -> Conditioned:
         """Return the process given the results alone, its targets standardised."""

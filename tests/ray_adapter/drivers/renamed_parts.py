@@ -42,7 +42,10 @@ INSTALL: dict[str, list[Callable[[], object]]] = {
     "freed_places": [ray_adapter.take_freed_places],
     "idle_processes": [lambda: ray_adapter.start_in_idle_processes(is_ours)],
     "lost_coordinator": [lambda: ray_adapter.name_lost_hosts(is_ours)],
-    "paused_trials": [ray_adapter.end_waits_of_paused_trials],
+    "paused_trials": [
+        ray_adapter.end_waits_of_paused_trials,
+        ray_adapter.write_down_ends_of_paused_trials,
+    ],
     "resized_trials": [
         lambda: ray_adapter.check_resized_trials(lambda trainable, resources: resources, lambda kind: False)
     ],

@@ -2,7 +2,7 @@
 
 All are minimised. `CHOSEN_ON` were looked at while the method was chosen, `HELD_OUT` were not, except that
 `digits_table`, with other seeds, was among those that the scales of `horovod_tune.search.gp.output_scales`
-were chosen on.
+were chosen on. `AS_WRITTEN` came after the method: spaces and metrics as people write them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,15 @@ class Problem:
     true_value: Callable[[Config], float]
     optimum: float
     noise: float = 0.0
+    in_flight: int = 4
+    #: The standard deviation of the noise at a configuration, where it is not `noise` everywhere.
+    noise_at: Callable[[Config], float] | None = None
+    #: The space for searchers that take no domains within a choice: all parameters side by side.
+    flat_space: Callable[[], Config] | None = None
 
     def observe(self, config: Config, generator: np.random.Generator) -> float:
-        return self.true_value(config) + self.noise * float(generator.standard_normal())
+        noise = self.noise if self.noise_at is None else self.noise_at(config)
+        return self.true_value(config) + noise * float(generator.standard_normal())
 
 
 def _box(dimension: int, low: float, high: float) -> Callable[[], Config]:
@@ -230,6 +236,127 @@ def _table_optimum() -> float:
     return min(v for v in _read_table().values() if not math.isnan(v)) if TABLE.exists() else math.nan
 
 
+def _bowl_of_rates(config: Config, rate: float, decay: float) -> float:
+    away = math.log10(config["lr"]) - rate
+    return 0.2 * away**2 + 0.05 * (math.log10(config["weight_decay"]) - decay) ** 2 + 0.1 * max(0.0, away)
+
+
+def forgotten_log(config: Config) -> float:
+    """Good learning rates are around 0.002, and the space is declared without a logarithm."""
+    return 0.1 + _bowl_of_rates(config, -2.7, -4.0) + 0.3 * (config["momentum"] - 0.9) ** 2
+
+
+def cliff(config: Config) -> float:
+    """Better and better towards an edge of two parameters, beyond which it is much worse."""
+    x = _vector(config)
+    edge = x[0] + 0.5 * x[1] - 1.1
+    return float(0.6 * (1.1 - x[0] - 0.5 * x[1]) ** 2 + np.sum((x[1:] - 0.4) ** 2) + 2.0 * (edge > 0))
+
+
+_OPTIMIZERS = {"sgd": (0.05, -1.0), "adam": (0.0, -3.0), "rmsprop": (0.03, -3.5)}
+
+
+def optimizers11(config: Config) -> float:
+    """Three optimizers, whose rates and other parameters differ; seven more parameters, four of no effect."""
+    floor, rate = _OPTIMIZERS[config["optimizer"]]
+    loss = floor + 0.15 * (math.log10(config["lr"]) - rate) ** 2
+    centre = {"sgd": 0.9, "adam": 0.3, "rmsprop": 0.6}[config["optimizer"]]
+    loss += 0.4 * (config["a"] - centre) ** 2 + 0.2 * (config["b"] - 0.5) ** 2
+    loss += 0.05 * abs(math.log2(config["batch_size"]) - 6) + 0.1 * (config["schedule"] != "cosine")
+    return loss + 0.02 * (config["layers"] - 3) ** 2
+
+
+def _optimizers11_space() -> Config:
+    idle = {name: tune.uniform(0.0, 1.0) for name in ("c", "d", "e", "f")}
+    return {
+        "optimizer": tune.choice(["sgd", "adam", "rmsprop"]),
+        "lr": tune.loguniform(1e-5, 1.0),
+        "a": tune.uniform(0.0, 1.0),
+        "b": tune.uniform(0.0, 1.0),
+        "batch_size": tune.choice([16, 32, 64, 128, 256]),
+        "schedule": tune.choice(["constant", "step", "cosine", "linear"]),
+        "layers": tune.randint(1, 8),
+        **idle,
+    }
+
+
+def conditional(config: Config) -> float:
+    """Two models, each with parameters of its own, and a batch size that both have."""
+    model = config["model"]
+    if isinstance(model, str):
+        inner = {
+            name.partition("_")[2]: value for name, value in config.items() if name.startswith(model + "_")
+        }
+        model = {"name": model, **inner}
+    loss = 0.05 * (math.log2(config["batch_size"]) - 6) ** 2
+    if model["name"] == "forest":
+        return loss + 0.12 + 0.02 * (model["depth"] - 9) ** 2 + 0.2 * (math.log10(model["trees"]) - 2.3) ** 2
+    loss += 0.15 * (math.log10(model["lr"]) + 2.2) ** 2 + 0.4 * (model["dropout"] - 0.2) ** 2
+    return loss + 0.06 * (math.log2(model["width"]) - 8) ** 2
+
+
+def _models() -> dict[str, Config]:
+    return {
+        "forest": {"depth": tune.randint(2, 21), "trees": tune.lograndint(10, 1001)},
+        "network": {
+            "lr": tune.loguniform(1e-5, 1.0),
+            "dropout": tune.uniform(0.0, 0.9),
+            "width": tune.lograndint(8, 1025),
+        },
+    }
+
+
+def _conditional_space() -> Config:
+    options = [{"name": name, **inner} for name, inner in _models().items()]
+    return {"model": tune.choice(options), "batch_size": tune.choice([16, 32, 64, 128, 256])}
+
+
+def _flat_conditional_space() -> Config:
+    inner = {
+        f"{name}_{key}": domain for name, domains in _models().items() for key, domain in domains.items()
+    }
+    return {"model": tune.choice(list(_models())), "batch_size": tune.choice([16, 32, 64, 128, 256]), **inner}
+
+
+def uneven(config: Config) -> float:
+    """What is noisy is not the best: large rates."""
+    return 0.1 + _bowl_of_rates(config, -2.5, -4.0) + 0.2 * (config["dropout"] - 0.3) ** 2
+
+
+def failing_half(config: Config) -> float:
+    """About half of the space runs out of memory, and the best is near where it begins to."""
+    size = math.log2(config["width"]) + 0.5 * config["layers"] + math.log2(config["batch_size"])
+    if size > 17.0:
+        raise TrialFailed("out of memory")
+    loss = 0.03 * (17.0 - size) ** 2 + 0.12 * (math.log10(config["lr"]) + 2.8) ** 2
+    return loss + 0.05 * (math.log2(config["batch_size"]) - 5) ** 2
+
+
+def _failing_half_space() -> Config:
+    return {
+        "width": tune.lograndint(16, 4097),
+        "layers": tune.randint(1, 13),
+        "batch_size": tune.choice([8, 16, 32, 64, 128, 256]),
+        "lr": tune.loguniform(1e-5, 1.0),
+    }
+
+
+def reported_disaster(config: Config) -> float:
+    """As `diverging`, but a diverged trial reports 1e6."""
+    try:
+        return diverging(config)
+    except TrialFailed:
+        return 1e6
+
+
+def _diverging_space() -> Config:
+    return {
+        "lr": tune.loguniform(1e-5, 1e1),
+        "momentum": tune.uniform(0.0, 0.99),
+        "warmup": tune.uniform(0.0, 1.0),
+    }
+
+
 CHOSEN_ON = [
     Problem(
         "branin",
@@ -280,14 +407,48 @@ HELD_OUT = [
     Problem(
         "diverging",
         "failures, 3-D",
-        lambda: {
-            "lr": tune.loguniform(1e-5, 1e1),
-            "momentum": tune.uniform(0.0, 0.99),
-            "warmup": tune.uniform(0.0, 1.0),
-        },
+        _diverging_space,
         diverging,
         0.0,
     ),
     Problem("digits_table", "972 real runs, 5-D", _table_space, digits_table, _table_optimum()),
 ]
-PROBLEMS = {problem.name: problem for problem in CHOSEN_ON + HELD_OUT}
+AS_WRITTEN = [
+    Problem(
+        "forgotten_log",
+        "uniform for loguniform, 3-D",
+        lambda: {
+            "lr": tune.uniform(1e-5, 1.0),
+            "weight_decay": tune.uniform(1e-7, 1e-1),
+            "momentum": tune.uniform(0.0, 0.99),
+        },
+        forgotten_log,
+        0.1,
+    ),
+    Problem("cliff", "a jump beside the best, 4-D", _box(4, 0, 1), cliff, 0.0),
+    Problem("optimizers11", "categories, 11-D", _optimizers11_space, optimizers11, 0.0),
+    Problem(
+        "conditional",
+        "parameters of an option, 6-D",
+        _conditional_space,
+        conditional,
+        0.0,
+        flat_space=_flat_conditional_space,
+    ),
+    Problem(
+        "uneven_noise",
+        "noise of 0.01 to 0.5, 3-D",
+        lambda: {
+            "lr": tune.loguniform(1e-5, 1.0),
+            "weight_decay": tune.loguniform(1e-7, 1e-1),
+            "dropout": tune.uniform(0.0, 0.9),
+        },
+        uneven,
+        0.1,
+        noise_at=lambda config: 0.01 + 0.49 * config["lr"] ** 0.3,
+    ),
+    Problem("failing_half", "failures, 4-D", _failing_half_space, failing_half, 0.0),
+    Problem("diverging16", "failures, 16 in flight", _diverging_space, diverging, 0.0, in_flight=16),
+    Problem("disaster", "diverged trials report 1e6", _diverging_space, reported_disaster, 0.0),
+]
+PROBLEMS = {problem.name: problem for problem in CHOSEN_ON + HELD_OUT + AS_WRITTEN}

@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 from ray.tune.search import ConcurrencyLimiter, Searcher
-from search_problems import CHOSEN_ON, HELD_OUT, PROBLEMS, Problem, TrialFailed
+from search_problems import AS_WRITTEN, CHOSEN_ON, HELD_OUT, PROBLEMS, Problem, TrialFailed
 
 RESULTS = Path(__file__).parent / "results" / "search_quality.csv"
 PICTURE = Path(__file__).parent / "results" / "search_quality.png"
-EVALUATIONS, IN_FLIGHT = 40, 4
+EVALUATIONS = 40
 MARKS = (10, 20, 30, 40)
 FIELDS = [
     "method",
@@ -171,11 +171,15 @@ METHODS: dict[str, Callable[[int], Searcher]] = {
 }
 
 
-def search(problem: Problem, make: Callable[[int], Searcher], seed: int) -> dict[str, Any]:
-    """Run one search; regrets are in the problem's own units."""
+def search(problem: Problem, make: Callable[[int], Searcher], seed: int, nested: bool) -> dict[str, Any]:
+    """Run one search; regrets are in the problem's own units.
+
+    Without `nested` the searcher is given no domains within a choice.
+    """
     generator = np.random.default_rng([seed, 7])
-    searcher = ConcurrencyLimiter(make(seed), max_concurrent=IN_FLIGHT)
-    if not searcher.set_search_properties("loss", "min", problem.space()):
+    searcher = ConcurrencyLimiter(make(seed), max_concurrent=problem.in_flight)
+    space = problem.space() if nested else _flat_space(problem)
+    if not searcher.set_search_properties("loss", "min", space):
         raise RuntimeError("the searcher refused the space")
     live: list[tuple[float, int, str, dict]] = []
     times: list[float] = []
@@ -183,7 +187,7 @@ def search(problem: Problem, make: Callable[[int], Searcher], seed: int) -> dict
     clock, started, waits = 0.0, 0, 0
     while started < EVALUATIONS or live:
         config: Any = None
-        if len(live) < IN_FLIGHT and started < EVALUATIONS:
+        if len(live) < problem.in_flight and started < EVALUATIONS:
             before = time.perf_counter()
             config = searcher.suggest(f"t{started}")
             times.append(time.perf_counter() - before)
@@ -217,10 +221,14 @@ def search(problem: Problem, make: Callable[[int], Searcher], seed: int) -> dict
     }
 
 
+def _flat_space(problem: Problem) -> dict[str, Any]:
+    return (problem.flat_space or problem.space)()
+
+
 def random_regret(problem: Problem) -> float:
     """Return the median regret of a random point that does not fail, the unit of all regrets."""
     draw = RandomSearch(0)
-    draw.set_search_properties("loss", "min", problem.space())
+    draw.set_search_properties("loss", "min", _flat_space(problem))
     regrets = []
     for _ in range(1000):
         try:
@@ -254,7 +262,7 @@ def _one(problem: Problem, method: str, seed: int) -> dict[str, Any]:
     unit = random_regret(problem)
     identity = {"method": method, "problem": problem.name, "seed": seed}
     try:
-        found = search(problem, METHODS[method], seed)
+        found = search(problem, METHODS[method], seed, nested=method == "horovod_tune")
     except ImportError:
         raise
     except Exception as error:  # a peer that cannot search this space is a result
@@ -285,9 +293,11 @@ def main() -> None:
 
         intervals(arguments.output)
     else:
-        from search_report import report
+        from search_report import at_marks, report
 
         report(arguments.output, PICTURE, [p.name for p in CHOSEN_ON], [p.name for p in HELD_OUT])
+        print()
+        at_marks(arguments.output, [p.name for p in AS_WRITTEN], (10, 20, 40))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,33 @@ def report(results: Path, picture: Path, chosen_on: list[str], held_out: list[st
     _draw(medians, methods, chosen_on, held_out, picture)
 
 
+def at_marks(results: Path, problems: list[str], marks: tuple[int, ...]) -> None:
+    """Print the median regrets after as many evaluations as `marks` say, by problem and method."""
+    regrets: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    with results.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["regret_40"] and int(row["seed"]) < SEEDS:
+                for mark in marks:
+                    regrets[row["problem"], row["method"], mark].append(float(row[f"regret_{mark}"]))
+    methods = [method for method in STYLE if any(method == key[1] and key[0] in problems for key in regrets)]
+    print("| function | after | " + " | ".join(methods) + " |\n|" + "---|" * (len(methods) + 2))
+    for name in problems:
+        for mark in marks:
+            medians = {
+                m: float(np.median(regrets[name, m, mark])) for m in methods if (name, m, mark) in regrets
+            }
+            best = 1.001 * min(medians.values(), default=0.0)
+            cells = [
+                ""
+                if m not in medians
+                else f"**{medians[m]:.2g}**"
+                if medians[m] <= best
+                else f"{medians[m]:.2g}"
+                for m in methods
+            ]
+            print(f"| {name if mark == marks[0] else ''} | {mark} | " + " | ".join(cells) + " |")
+
+
 def intervals(results: Path) -> None:
     """Print median regrets over all seeds in `results`, with 95 % intervals: 10,000 bootstrap samples."""
     regrets: dict[tuple[str, str], list[float]] = defaultdict(list)

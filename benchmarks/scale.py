@@ -45,7 +45,7 @@ def measure(sizes: Sequence[int], *, before: bool) -> list[tuple[str, str, int, 
         note("rendezvous", "gathers", size, scale_rendezvous.measure(size, gathers=True))
         if before and size <= LARGEST_OF_PAIRS:
             note("rendezvous", "pairs", size, scale_rendezvous.measure(size, gathers=False))
-        for way in ("relays", "ray") if before else ("relays",):
+        for way in ("relays", "elastic", "ray") if before else ("relays", "elastic"):
             note("reports", way, size, _reports(way, size))
     return rows
 
@@ -95,6 +95,7 @@ def draw(source: Path, path: Path) -> None:
         "gathers": "one exchange",
         "pairs": "a question a pair",
         "relays": "one message a host",
+        "elastic": "the same, elastic",
         "ray": "a Ray call a rank",
     }
     for axis, (part, name, label, goal, goal_label) in zip(axes, panels, strict=True):
@@ -104,9 +105,10 @@ def draw(source: Path, path: Path) -> None:
                 for row in rows
                 if (row["part"], row["way"], row["figure"]) == (part, way, name)
             )
-            ours = way in {"gathers", "relays"}
+            ours = way in {"gathers", "relays", "elastic"}
+            style = "s:" if way == "elastic" else "o-"
             axis.plot(
-                *zip(*points, strict=True), "o-", label=names[way], color="#1f77b4" if ours else "#b8bcc2"
+                *zip(*points, strict=True), style, label=names[way], color="#1f77b4" if ours else "#b8bcc2"
             )
         axis.axhline(goal, color="#30343a", linewidth=0.8, linestyle=":", label=goal_label)
         axis.set(xscale="log", yscale="log", xlabel="ranks, 8 a host", ylabel=label)

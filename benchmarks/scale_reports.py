@@ -4,8 +4,8 @@ The coordinator, its worker group and inbox are the real ones, and so are the so
 stand-ins: Ray's part of a start is left out, and each answers its poll when the wait is over. Rank 0 reports,
 waits until it may go on, and reports again, in a process of its own; another one reads what is sent to the
 other ranks of this host and to the first rank of each other host. What that hands on to its neighbours costs
-the coordinator nothing, and is left out. With ``ray``, every rank on another host is let go by a call of a
-real Ray actor, as it was before.
+the coordinator nothing, and is left out. With ``elastic``, the trial is one that may change its size. With
+``ray``, every rank on another host is let go by a call of a real Ray actor, as it was before.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from horovod_tune.channel.remote_listener import listen_for_hosts
 from horovod_tune.channel.report_channel import CoordinatorChannel, RankChannel
 from horovod_tune.coordinator import actor_processes, first_world, worker_group
 from horovod_tune.coordinator.coordinator import Coordinator
+from horovod_tune.coordinator.draining import DrainingHosts
+from horovod_tune.coordinator.elastic_group import ElasticGroup
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.gloo import ranks
 from horovod_tune.messages import Assignment, Report, TrialOrder, WorkerFacts
@@ -218,7 +220,18 @@ def _answers(workers: Any, refs: Sequence[Answer], doing: str, *, timeout_s: flo
     return [ref.value.result(timeout_s) for ref in refs]
 
 
-def measure(size: int, *, by_ray: bool, seconds: float) -> dict[str, float]:
+class StandInElasticGroup(ElasticGroup):
+    """An elastic group without Ray, whose trial has all the ranks that it may have."""
+
+    def __init__(self, launcher: Any, size: int) -> None:
+        super().__init__(launcher, timeout_s=60.0, min_workers=1, max_workers=size, wait_s=60.0)
+        self._draining = DrainingHosts(set)
+
+    def _lose_those_that_died(self, workers: Any, calls: Sequence[Answer]) -> list[Any]:
+        return _answers(workers, calls, "", timeout_s=60.0)
+
+
+def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
     """Return what a trial of ``size`` ranks costs its coordinator: its start, and each report."""
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
         (first_world, "call_all", _answers),
@@ -228,8 +241,10 @@ def measure(size: int, *, by_ray: bool, seconds: float) -> dict[str, float]:
     for module, name, stand_in in replaced:
         setattr(module, name, stand_in)
     with contextlib.ExitStack() as stack:
-        launcher = StandInLauncher(size, sink=_ray_sink(stack) if by_ray else None, stack=stack)
-        group = WorkerGroup(launcher, timeout_s=60.0)
+        launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)
+        group: WorkerGroup = (
+            StandInElasticGroup(launcher, size) if way == "elastic" else WorkerGroup(launcher, timeout_s=60.0)
+        )
         group._share = lambda order: order  # type: ignore[method-assign]  # there is no object store
         coordinator = Coordinator(group, bytes(FUNCTION_BYTES), reuse_workers=True)
         order = TrialOrder("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
@@ -280,4 +295,4 @@ if __name__ == "__main__":
         case ["others"]:
             play_others()
         case [way, size, seconds]:
-            print(json.dumps(measure(int(size), by_ray=way == "ray", seconds=float(seconds))))
+            print(json.dumps(measure(int(size), way=way, seconds=float(seconds))))

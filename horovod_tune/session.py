@@ -61,6 +61,8 @@ class Session:
         self._checkpoint: Checkpoint | None = None
         self._stored: dict[int, CheckpointPlace] = {}
         self._reports = order.reports
+        # What rank 0 has reported last in this world.
+        self._sent: Report | None = None
         self._allowed = float(order.reports)
         self._stopped = False
         # Whether `report` was called in this process.
@@ -88,7 +90,8 @@ class Session:
         self._reports += 1
         self.has_reported = True
         if self.world.rank == 0:
-            self._send(Report(self._reports, plain, path))
+            self._sent = Report(self._reports, plain, path)
+            self._send(self._sent)
         with self._condition:
             # No timeout here: the coordinator lets go of every rank when the trial ends in any way, and
             # this process dies with the coordinator.
@@ -106,6 +109,14 @@ class Session:
                 self._place, self._checkpoint = self._stored[max(due)], None
             for report in due:
                 del self._stored[report]
+
+    def send_again(self) -> None:
+        """Send the report that waits a second time: a connection was lost, and it perhaps with it."""
+        with self._condition:  # never after this rank has said that it needs another world
+            is_waiting = self._sent is not None and self._allowed < self._sent.index
+            if is_waiting and not (self._stopped or self._world_is_broken):
+                assert self._sent is not None
+                self._send(self._sent)
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         """Let reports up to ``index`` return; ``checkpoint`` is where the newest one is stored."""
@@ -146,7 +157,7 @@ class Session:
         """Take this rank's place in the next world, where ``reports`` reports have been made so far."""
         self.order = replace(self.order, resources=resources)
         with self._condition:
-            self.world, self.world_number = world, number
+            self.world, self.world_number, self._sent = world, number, None
             self._reports, self._allowed = reports, max(self._allowed, float(reports))
             self._world_is_broken = False
             self._condition.notify_all()

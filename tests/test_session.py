@@ -17,7 +17,7 @@ import torch
 import horovod_tune
 from horovod_tune import session as session_module
 from horovod_tune.errors import MetricsError, NotInTraining
-from horovod_tune.messages import CheckpointPlace, TrialOrder, World
+from horovod_tune.messages import CheckpointPlace, Report, TrialOrder, World
 from horovod_tune.ray_adapter import tune_session
 from horovod_tune.reported_values import MAX_DEPTH, plain_metrics
 from horovod_tune.session import Session, StopTraining
@@ -166,6 +166,33 @@ def test_no_rank_passes_its_report_before_it_is_let_go():
         live.proceed(1)
         thread.join(10)
         assert outcome == [None]
+
+
+def test_a_report_that_waits_is_sent_again_when_its_connection_is_lost():
+    live, sent = make_session()
+    live.send_again()
+    assert sent == [], "nothing was reported"
+    thread, _ = _in_thread(lambda: live.report({"loss": 1}))
+    _until(lambda: sent)
+    live.send_again()
+    assert sent == [Report(1, {"loss": 1})] * 2
+    live.proceed(1)
+    thread.join(10)
+    live.send_again()
+    assert len(sent) == 2, "it has been let go"
+
+
+def test_a_report_of_a_broken_world_is_not_sent_again():
+    live, sent = make_session()
+    thread, outcome = _in_thread(lambda: live.report({"loss": 1}))
+    _until(lambda: sent)
+    live.break_world()
+    live.send_again()
+    thread.join(10)
+    assert isinstance(outcome[0], session_module.WorldBroken)
+    live.join_world(World(0, 1, 0, 1, 0, 1), number=1, reports=0, resources=b"")
+    live.send_again()
+    assert len(sent) == 1, "the next world makes it anew"
 
 
 def test_a_stopped_report_unwinds_the_function_but_not_through_except_exception():

@@ -4,7 +4,8 @@ Through Ray a release is a call of 0.1 to 0.2 ms of the coordinator's time for e
 reports a second. So the first rank of each other host connects to the coordinator, over TCP, and the other
 ranks of its host connect to it. Both listen only while the ranks of one world connect. A rank shows the
 secret that came with its assignment; who shows another is turned away. A connection that is lost loses
-nothing: what it would have carried goes through Ray.
+nothing: what it would have carried goes through Ray. Each world of an elastic trial has connections of its
+own.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from horovod_tune.channel.listener import ChannelToken
+from horovod_tune.channel.listener import ChannelToken, prepare
 
 # How long ranks that have said that they are connected may take to appear here.
 ACCEPT_S = 1.0
 # Connections that have not shown a secret; with one more the oldest goes.
 MAX_STRANGERS = 1024
-# How long what was sent may go without an acknowledgement before the connection counts as lost.
-LOST_S = 10.0
 _SECRET_BYTES = 32
 _NUMBER_BYTES = 4
 
@@ -63,6 +62,7 @@ class RemoteListener:
         listener.setblocking(False)
         self._listener = listener
         self._secrets = dict(expected)
+        self._is_stopped = False
 
     def create_token(self, worker: int) -> ChannelToken:
         self._secrets[worker] = _new_secret(worker)
@@ -70,22 +70,32 @@ class RemoteListener:
 
     def accept(self, wait_s: float = ACCEPT_S) -> dict[int, socket.socket]:
         """Return the ends of the workers that connect within ``wait_s``, by index, and stop listening."""
-        ends: dict[int, socket.socket] = {}
+        return dict(self.accept_each(wait_s))
+
+    def accept_each(self, wait_s: float) -> Iterator[tuple[int, socket.socket]]:
+        """Yield what `accept` returns as they come; it must be read to its end."""
         strangers: dict[socket.socket, bytearray] = {}
         gives_up = time.monotonic() + wait_s
         with self._listener, selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
-            while self._secrets and (left_s := gives_up - time.monotonic()) > 0:
+            while self._secrets and not self._is_stopped and (left_s := gives_up - time.monotonic()) > 0:
                 for key, _ in selector.select(left_s):
                     end = key.fileobj
                     assert isinstance(end, socket.socket)
                     if end is self._listener:
                         self._admit(selector, strangers)
                     elif end in strangers:  # not dropped a moment ago
-                        self._hear(end, selector, strangers, ends)
+                        worker = self._hear(end, selector, strangers)
+                        if worker is not None:
+                            yield worker, end
             for end in strangers:
                 end.close()
-        return ends
+
+    def stop(self) -> None:
+        """Let an `accept` that waits in another thread end now."""
+        self._is_stopped = True
+        with contextlib.suppress(OSError):  # it has ended
+            self._listener.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Stop listening; twice is harmless."""
@@ -110,40 +120,30 @@ class RemoteListener:
         end: socket.socket,
         selector: selectors.BaseSelector,
         strangers: dict[socket.socket, bytearray],
-        ends: dict[int, socket.socket],
-    ) -> None:
-        """Take what a connection shows; when that is all, it is a worker's end, or it is closed."""
+    ) -> int | None:
+        """Take what a connection shows; when that is all, return whose end it is, or close it."""
         shown = strangers[end]
         try:
             received = end.recv(_NUMBER_BYTES + _SECRET_BYTES - len(shown))
         except BlockingIOError:
-            return
+            return None
         except OSError:
             received = b""
         shown += received
         if received and len(shown) < _NUMBER_BYTES + _SECRET_BYTES:
-            return
+            return None
         selector.unregister(end)
         del strangers[end]
         worker = int.from_bytes(shown[:_NUMBER_BYTES], "big")
         secret = self._secrets.get(worker)
         if secret is not None and hmac.compare_digest(secret, shown):
             del self._secrets[worker]
-            ends[worker] = _prepared(end)
-        else:
-            end.close()
+            end.setblocking(True)
+            prepare(end)
+            return worker
+        end.close()
+        return None
 
 
 def _new_secret(worker: int) -> bytes:
     return worker.to_bytes(_NUMBER_BYTES, "big") + secrets.token_bytes(_SECRET_BYTES)
-
-
-def _prepared(end: socket.socket) -> socket.socket:
-    """Return a connection as a channel needs it: it blocks, sends at once, and notices that it is lost."""
-    end.setblocking(True)
-    if end.family == socket.AF_INET:
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        with contextlib.suppress(AttributeError, OSError):  # Linux has it
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_S * 1000))
-    return end

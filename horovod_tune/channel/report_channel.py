@@ -1,8 +1,8 @@
-"""Reports and their releases between the coordinator and the Gloo ranks on its own host.
+"""Reports and their releases between the coordinator and the Gloo ranks on its own host, and to other hosts.
 
 Through Ray, a report and its release take two calls, a millisecond for every rank; here each is one message
-on a socket. What does not fit goes through Ray, as it does for ranks on other hosts: metrics of types that
-msgpack does not have, reports above `MAX_REPORT_BYTES`, checkpoints on storage with a filesystem object.
+on a socket. What does not fit goes through Ray: metrics of types that msgpack does not have, reports above
+`MAX_REPORT_BYTES`, checkpoints on storage with a filesystem object.
 """
 
 from __future__ import annotations
@@ -65,11 +65,14 @@ class RankChannel:
     """The rank's end. Any thread may send; `listen` has a thread of its own and sleeps between messages."""
 
     def __init__(self, token: listener.ChannelToken) -> None:
-        """Connect; raises OSError where no coordinator listens on this host."""
+        """Connect; raises OSError where nobody listens there."""
         self._channel = Channel(listener.connect(token), RELEASES)
+        self._is_relayed = token.by_rank
 
     def report(self, run: int, report: Report) -> bool:
-        """Send a report; False if it must go through Ray."""
+        """Send a report; False if it must go through Ray, as those to another rank than the coordinator."""
+        if self._is_relayed:
+            return False
         try:
             data = frame(
                 "report",
@@ -89,7 +92,7 @@ class RankChannel:
         return True
 
     def listen(self, on_release: Callable[[int, float, CheckpointPlace | None], None]) -> None:
-        """Call ``on_release(run, index, checkpoint)`` for each release, until the coordinator has ended.
+        """Call ``on_release(run, index, checkpoint)`` for each release, until the other end closes.
 
         However it ends, it closes the channel: releases then come through Ray, and no report waits for one
         that nobody would receive.

@@ -70,7 +70,7 @@ class Launcher(Protocol):
         """
 
     def channels(self) -> dict[int, CoordinatorChannel]:
-        """Return the channels of the workers on this host that `assign` has been through, by their index."""
+        """Return the channels of the workers that are connected to this process since `assign`, by index."""
 
     def processes_below(self) -> Sequence[WorkerFacts]:
         """Return the processes that workers have started for their ranks and that have to end with them."""

@@ -1,4 +1,7 @@
-"""Runs in the coordinator: gives workers that have started their ranks, and connects this process to them."""
+"""Runs in the coordinator: gives workers that have started their ranks, and connects this process to them.
+
+A later world of an elastic trial is formed in `reforming_group`, and connected here as well.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +36,24 @@ def form_world(workers: Sequence[Worker], launcher: Launcher, inbox: Inbox, *, t
         "to take their ranks",
         timeout_s=timeout_s,
     )
-    channels = launcher.channels()
-    for place, (worker, assignment) in enumerate(zip(workers, assignments, strict=True)):
+    for worker, assignment in zip(workers, assignments, strict=True):
         worker.ranks = tuple(world.rank for world in assignment.worlds)
-        worker.channel = channels.get(place)
-    _note_relays(workers, connected)
+    connect(workers, connected, launcher, inbox)
+
+
+def connect(
+    workers: Sequence[Worker], connected: Sequence[bool | None], launcher: Launcher, inbox: Inbox
+) -> None:
+    """Listen to those that are connected to this process, and note through whom the others are reached.
+
+    ``workers`` are in the order that their ranks were assigned in; ``connected`` has what each answered.
+    """
+    channels = launcher.channels()
     inbox.add_channels(channels.values())
-
-
-def _note_relays(workers: Sequence[Worker], connected: Sequence[bool | None]) -> None:
-    """Note through whom workers are reached that are connected, but not to this process."""
     first: dict[str, CoordinatorChannel] = {}
-    for worker, is_connected in zip(workers, connected, strict=True):
+    for number, (worker, is_connected) in enumerate(zip(workers, connected, strict=True)):
         assert worker.facts is not None
+        worker.channel, worker.relay = channels.get(number), None
         if worker.channel is not None:
             first.setdefault(worker.facts.node_id, worker.channel)
         elif is_connected:

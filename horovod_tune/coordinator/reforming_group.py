@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 
 from horovod_tune.coordinator import actor_processes, failures
 from horovod_tune.coordinator.backend_protocol import ElasticLauncher
+from horovod_tune.coordinator.first_world import connect
 from horovod_tune.coordinator.joining import JoiningWorkers
 from horovod_tune.coordinator.signs_of_life import MOST_SILENCE_S, SignsOfLife
 from horovod_tune.coordinator.worker import Worker
@@ -64,7 +65,6 @@ class ReformingGroup(WorkerGroup):
         self._change: _Change | None = None
         self._dropped: list[Failed] = []
         self._finished = False
-        self._last_report = 0
         self._world_number = 0
         self._worlds_without_report = 0
         # Why the world of this trial changed, one text a change.
@@ -75,7 +75,6 @@ class ReformingGroup(WorkerGroup):
 
     def _note_report(self, report: Report) -> None:
         super()._note_report(report)
-        self._last_report = max(self._last_report, report.index)
         self._worlds_without_report = 0
         if self._change is None and self._without_world_since is not None:
             self._change_s = time.monotonic() - self._without_world_since
@@ -107,14 +106,17 @@ class ReformingGroup(WorkerGroup):
         """Return why the world is left that ``first`` has left without a loss."""
         return f"{first.name} lost contact"
 
-    def _lose_those_that_died(self, workers: Sequence[Worker], calls: Sequence[Any]) -> None:
+    def _lose_those_that_died(self, workers: Sequence[Worker], calls: Sequence[Any]) -> list[Any]:
+        """Return what each worker answers, None for those that do not and are lost now."""
         if calls:
             ray.wait(list(calls), num_returns=len(calls), timeout=self._timeout_s)
-        for worker, call in zip(workers, calls, strict=True):
+        answers: list[Any] = [None] * len(calls)
+        for number, (worker, call) in enumerate(zip(workers, calls, strict=True)):
             try:
-                ray.get(call, timeout=0)
+                answers[number] = ray.get(call, timeout=0)
             except RayError as error:
                 self._lose_one_of_us(worker, FailureKind.DIED, self._death_of(worker, error))
+        return answers
 
     def _lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
         if worker not in self.workers:  # it had not joined yet
@@ -226,6 +228,9 @@ class ReformingGroup(WorkerGroup):
             self._change.reasons.append(str(error))
             self._lose_the_silent(workers, timeout_s=MOST_SILENCE_S)
             return
+        # The next world has connections of its own. A report that is still on its way is made again there,
+        # since it was not let go.
+        self._inbox.close_channels()
         self._world_number += 1
         self._change = None
         self._dropped = []
@@ -242,12 +247,11 @@ class ReformingGroup(WorkerGroup):
             else worker.actor.assign.remote(each)
             for worker, each in zip(workers, assignments, strict=True)
         ]
-        self._lose_those_that_died(workers, calls)
-        channels = self._launcher.channels()
-        for place, worker in enumerate(workers):
-            if place in channels:
-                worker.channel = channels[place]
-        self._inbox.add_channels(channels.values())
+        connected = self._lose_those_that_died(workers, calls)
+        connect(workers, connected, self._launcher, self._inbox)
+        for worker in workers:
+            if worker not in self.workers:
+                self._inbox.close_channel(worker.channel)
         order = replace(
             self._order,
             reports=self._last_report,

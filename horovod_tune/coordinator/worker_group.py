@@ -82,6 +82,7 @@ class WorkerGroup:
     def _forget_trial(self) -> None:
         self._releases = Releases()
         self._reports: list[Report] = []
+        self._last_report = 0
         self._logs: list[LogChunk] = []
         self._failures: list[Failed] = []
         self._lost_nodes: list[str] = []
@@ -201,8 +202,9 @@ class WorkerGroup:
             except RayActorError as error:
                 self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
                 continue
+            last_report = self._last_report
             self._take(worker, messages)
-            waits_for_us = any(isinstance(message, Report) for message in messages)
+            waits_for_us = self._last_report > last_report
             if not waits_for_us and worker.running and not worker.is_asked:
                 self._ask(worker, *self._releases.lost_to(worker))
 
@@ -231,7 +233,10 @@ class WorkerGroup:
                     self._take_other(worker, message)
 
     def _note_report(self, report: Report) -> None:
-        self._reports.append(report)
+        # A rank that has lost its channel sends its report again: we may have got it, and let it go in vain.
+        if report.index > self._last_report:
+            self._last_report = report.index
+            self._reports.append(report)
 
     def _note_ended(self) -> None:
         """A rank's training function has returned, or was unwound."""

@@ -122,17 +122,14 @@ class GlooLauncher:
     def _tokens(
         self, facts: Sequence[WorkerFacts]
     ) -> tuple[dict[int, ChannelToken], dict[int, dict[int, ChannelToken]]]:
-        """Return how each actor is reached without Ray, and whom the first one of a host hands it on to.
-
-        In an elastic trial, whose worlds come and go, ranks on other hosts are reached through Ray.
-        """
+        """Return how each actor is reached without Ray, and whom the first one of a host hands it on to."""
         by_node: dict[str, list[int]] = {}
         for actor, fact in enumerate(facts):
             by_node.setdefault(fact.node_id, []).append(actor)
         self._listener = Listener()
         tokens = {actor: self._listener.create_token(actor) for actor in by_node.pop(self._node_id, [])}
         hands_on_to = {}
-        if by_node and not self._spec.is_elastic:
+        if by_node:
             self._remote_listener = listen_for_hosts(ray.util.get_node_ip_address())
             for first, *others in by_node.values():
                 tokens[first] = self._remote_listener.create_token(first)
@@ -144,7 +141,10 @@ class GlooLauncher:
         self, actors: Sequence[Any], facts: Sequence[WorkerFacts], *, single_host: bool
     ) -> list[str]:
         """Return each rank's interface; every host is asked once, for hosts name theirs differently."""
-        asked = {fact.node_id: actor for actor, fact in zip(actors, facts, strict=True)}
+        asked: dict[str, Any] = {}
+        for actor, fact in zip(actors, facts, strict=True):
+            # The first one: if it has died, the others of its host do not try to connect to it.
+            asked.setdefault(fact.node_id, actor)
         refs = {node: actor.interfaces.remote() for node, actor in asked.items()}
         chosen = {}
         for fact in facts:

@@ -112,25 +112,42 @@ class TrainingActor:
         }
 
     def assign(self, assignment: Assignment) -> bool:
-        """Take this actor's place in the world; return whether it is connected without Ray."""
+        """Take this actor's place in the first world; return whether it is connected without Ray."""
         (self._world,) = assignment.worlds
         self._environment = assignment.environment
         os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
+        return self._connect(assignment)
+
+    def _connect(self, assignment: Assignment) -> bool:
+        """Connect as the world of ``assignment`` has it, in place of what an earlier one had."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
         if assignment.hands_on_to:
             self._relay = Relay(assignment.hands_on_to)
         return assignment.channel_token is not None and self._open_channel(assignment.channel_token)
 
     def _open_channel(self, token: ChannelToken) -> bool:
         try:
-            channel = RankChannel(token)
+            self._channel = RankChannel(token)
         except OSError as error:
             # For example a coordinator in another container. Every rank can report through Ray.
             logger.warning("reports go through Ray: could not connect to the coordinator directly: %s", error)
             return False
-        if not token.by_rank:
-            self._channel = channel
-        threading.Thread(target=channel.listen, args=(self._release,), name="channel", daemon=True).start()
+        threading.Thread(target=self._listen, args=(self._channel,), name="channel", daemon=True).start()
         return True
+
+    def _listen(self, channel: RankChannel) -> None:
+        try:
+            channel.listen(self._release)
+        finally:
+            # Whoever was at the other end, the coordinator still hears us through Ray.
+            training = self._training
+            if training is not None:
+                training.session.send_again()
 
     def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
         if self._relay is not None:
@@ -174,8 +191,10 @@ class TrainingActor:
             # The trial is over for this rank: what it printed goes out before its last message.
             self._copies.release_all()
             self._send_log()
-        elif self._channel is not None and self._channel.report(self._run, message):
-            return
+        else:
+            channel = self._channel
+            if channel is not None and channel.report(self._run, message):
+                return
         self._outbox.put(message)
 
     def _send_log(self) -> None:
@@ -216,12 +235,17 @@ class TrainingActor:
                 training.session.break_world()
                 self._horovod.break_off()
 
-    def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
+    def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> bool:
         """Take this actor's place in the next world of its trial, which it waits for.
 
         ``resources`` are the trial's by then, as in `TrialOrder`.
+
+        Returns:
+            whether it is connected without Ray.
         """
         assert self._training is not None, "only a rank in a trial waits for a world"
+        # Before the world is there, and without the lock: it may wait for the first rank of this host.
+        is_connected = self._connect(assignment)
         with self._forming:
             (self._world,) = assignment.worlds
             self._environment = assignment.environment
@@ -230,6 +254,7 @@ class TrainingActor:
             self._training.session.join_world(
                 self._world, number=number, reports=reports, resources=resources
             )
+        return is_connected
 
     def offer_change(self, number: int) -> None:
         """Let the training function's next commit end world ``number``: others wait, or some leave."""

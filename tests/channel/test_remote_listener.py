@@ -7,8 +7,10 @@ import queue
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from horovod_tune.channel.listener import ChannelToken
 from horovod_tune.channel.relay import Relay
 from horovod_tune.channel.remote_listener import RemoteListener, listen_for_hosts, relay_tokens
 from horovod_tune.channel.report_channel import CoordinatorChannel, RankChannel
-from horovod_tune.messages import CheckpointPlace
+from horovod_tune.messages import CheckpointPlace, Report
 
 WAIT_S = 20.0
 
@@ -140,3 +142,29 @@ def test_nobody_listening_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -
         listener.connect(token)
     with pytest.raises(ConnectionRefusedError):
         listener.connect(ChannelToken(("127.0.0.1", 1), b"secret"))
+
+
+def test_a_relay_that_closes_leaves_nothing_behind() -> None:
+    """Also while it waits for a rank that never comes, as one that died on its way into the world."""
+    tokens = relay_tokens([4, 5])
+    relay = Relay(tokens)
+    neighbour = RankChannel(tokens[4])
+    heard = listen(neighbour)
+    while not relay._channels:
+        time.sleep(0.01)
+    relay.release(1, 1, None)
+    assert heard.get(timeout=WAIT_S) == (1, 1, None), "the one that is there waits for nobody"
+    began = time.monotonic()
+    relay.close()
+    relay.close()
+    assert time.monotonic() - began < WAIT_S / 4 and not relay._accepting.is_alive()
+    assert neighbour._channel.receive(WAIT_S) == ([], False)
+    with pytest.raises(ConnectionRefusedError):
+        listener.connect(replace(tokens[5], by_rank=False))
+
+
+def test_a_rank_sends_its_reports_to_the_coordinator_alone() -> None:
+    tokens = relay_tokens([4])
+    relay = Relay(tokens)
+    assert not RankChannel(tokens[4]).report(1, Report(1, {}))
+    relay.close()

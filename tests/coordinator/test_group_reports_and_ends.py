@@ -41,6 +41,18 @@ def test_a_report_that_came_with_the_end_comes_before_it(make: Callable[..., Gro
     assert group.real.next_event() == Finished(0)
 
 
+def test_a_report_that_is_sent_again_counts_once_and_is_let_go_again(make: Callable[..., Group]) -> None:
+    group = make(by_channel=True)
+    group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
+    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    group.real.proceed(1, None)
+    # The release goes to a connection that is lost, as the rank finds out now.
+    group.clock.at(1.0, lambda: group.actors[0].say(Report(1, {"loss": 1.0})))
+    group.clock.at(2.0, lambda: group.actors[0].say(Report(2, {"loss": 0.5})))
+    assert group.real.next_event() == Report(2, {"loss": 0.5})
+    assert group.actors[0].called("poll")[-1][1:] == (1, None), "asked again, with what it may have missed"
+
+
 def test_a_report_that_came_with_a_failure_comes_before_it(make: Callable[..., Group]) -> None:
     group = make()
     group.actors[0].say(Report(1, {"loss": 1.0}), failed(0, FailureKind.RAISED, "ValueError: x"))

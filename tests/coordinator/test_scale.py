@@ -12,9 +12,12 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize("way", ["relays", "elastic"])
 @pytest.mark.parametrize(("ranks", "connections"), [(8, 8), (64, 8 + 7), (256, 8 + 31)])
-def test_a_report_takes_a_message_to_each_host_and_no_call_of_ray(ranks: int, connections: int) -> None:
-    command = [sys.executable, "-m", "benchmarks.scale_reports", "relays", str(ranks), "0.5"]
+def test_a_report_takes_a_message_to_each_host_and_no_call_of_ray(
+    way: str, ranks: int, connections: int
+) -> None:
+    command = [sys.executable, "-m", "benchmarks.scale_reports", way, str(ranks), "0.5"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

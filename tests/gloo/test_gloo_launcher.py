@@ -53,6 +53,7 @@ def test_what_a_rank_with_a_gpu_tells_nccl(
 ) -> None:
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": of_the_machine} if of_the_machine else {})
     rank = object.__new__(TrainingActor)
+    rank._channel = rank._relay = None
     rank.assign(replace(assign(use_gpu=True, nics=nics), channel_token=None))
     assert os.environ["NCCL_SOCKET_IFNAME"] == in_the_rank
     assert os.environ["HOROVOD_GLOO_IFACE"] == (nics or "lo")

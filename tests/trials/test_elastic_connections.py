@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import sys
@@ -62,7 +61,8 @@ def harm(config: dict[str, Any]) -> None:
         Path(config["folder"], "harmed").touch(exist_ok=False)
     except FileExistsError:
         return
-    os.kill(os.getpid(), getattr(signal, f"SIG{config['signal']}"))
+    # To this thread: `os.kill` to a process wakes its main thread, and this one may go on until that runs.
+    signal.pthread_kill(threading.get_ident(), getattr(signal, f"SIG{config['signal']}"))
 
 
 def train(config: dict[str, Any]) -> None:

@@ -150,8 +150,9 @@ class TrainingActor:
                 training.session.send_again()
 
     def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
-        if self._relay is not None:
-            self._relay.release(run, index, checkpoint)
+        relay = self._relay  # the next world's takes its place in another thread
+        if relay is not None:
+            relay.release(run, index, checkpoint)
         training = self._training
         if training is not None and training.session.order.run == run:
             training.session.proceed(index, checkpoint)

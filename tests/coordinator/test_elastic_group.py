@@ -167,6 +167,23 @@ def test_the_others_go_on_and_say_why_the_world_changed(make: Callable[..., Elas
     assert [actor.rank for actor in trial.world] == [0, 1], "counted anew"
 
 
+def test_a_report_that_is_sent_again_across_a_world_change_is_taken_once(
+    make: Callable[..., Elastic],
+) -> None:
+    """Its connection was lost with the world, and rank 0 does not know whether it came."""
+    trial = make(2, least=1, most=2, is_full=True)
+    report = trial.next_report()
+    first, other = trial.world
+    first.say(report)  # on its way when the world is left, and so in front of what the rank says then
+    other.die()
+    first.leave()
+    trial.clock.at(5.0, lambda: first.say(report))  # and once more in the next world
+    trial.clock.at(6.0, lambda: first.say(Report(2, {"size": 1})))
+    assert trial.group.next_event() == Report(2, {"size": 1})
+    assert len(trial.group.world_changes) == 1
+    assert [call[2] for call in first.called("rejoin")] == [1], "the next world counts it once"
+
+
 def test_a_world_never_has_more_ranks_than_it_may(make: Callable[..., Elastic]) -> None:
     trial = make(1, least=1, most=3)
     rng = random.Random(1)

@@ -393,8 +393,13 @@ class BayesOptSearch(Searcher):
 
     def _predictions(self, space: SearchSpace) -> dict[str, Any]:
         """Return how trials are expected to go on, for those who look at the search; it reads none of it."""
-        with one_thread():
-            curves = self._optimizer.predicted_curves(space, self._history, self._aims())
+        try:
+            with one_thread():
+                curves = self._optimizer.predicted_curves(space, self._history, self._aims())
+        except np.linalg.LinAlgError as error:
+            # Nothing that is only looked at keeps a search from being saved.
+            logger.warning("how trials are expected to go on cannot be worked out: %s", error)
+            curves = []
         return {"time_attr": self._time_attr, "curves": [curve.as_json() for curve in curves]}
 
     def _say_once(self, topic: str, message: str) -> None:

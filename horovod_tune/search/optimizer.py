@@ -75,11 +75,7 @@ class Optimizer:
 
         usable, failed = sorted_out(history, aims)
         scored = [trial for trial in usable if trial.ending is Ending.SCORED]
-        by_curves = (
-            len(aims.metrics) == 1
-            and is_scale_free(self._acquisition)
-            and has_curves(history.trials.values())
-        )
+        by_curves = self._goes_by_curves(history, aims)
         known = [trial for trial in usable if trial.curve] if by_curves else scored
         fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
         steps = self._steps if self._steps is not None else fewest
@@ -214,14 +210,21 @@ class Optimizer:
         order = np.argsort(-now.within_first(usable, posterior.means(points)), kind="stable")[:5]
         return posterior, np.asarray([usable[i].point for i in order])
 
+    def _goes_by_curves(self, history: History, aims: Aims) -> bool:
+        return (
+            len(aims.metrics) == 1
+            and is_scale_free(self._acquisition)
+            and has_curves(history.trials.values())
+        )
+
     def predicted_curves(self, space: SearchSpace, history: History, aims: Aims) -> list[PredictedCurve]:
         """Return how the trials are expected to go on that were not trained to the end.
 
-        Nothing where the latest suggestion was not made from learning curves. The hyperparameters are those
-        of that suggestion, so that asking changes none of the next ones.
+        Nothing where suggestions are not made from learning curves, or none has been. The hyperparameters are
+        those of the latest suggestion, so that asking changes none of the next ones.
         """
         state = self.fit_states.get(aims.metrics[0])
-        if not self.learns_from_curves or state is None:
+        if state is None or not self._goes_by_curves(history, aims):
             return []
         usable, _ = sorted_out(history, aims)
         earlier = self._look_back(space, history, aims)

@@ -275,3 +275,26 @@ def test_at_most_two_hundred_curves_are_predicted_those_that_may_go_on_first(tmp
     assert search.suggest("next") is not None
     found = saved_predictions(search, tmp_path / "state.json")
     assert len(found) == 200 and {f"t{number}" for number in range(0, 230, 10)} <= set(found)
+
+
+def test_a_restored_search_still_says_what_it_expects(tmp_path: Path) -> None:
+    search = searcher(2, max_t=EPOCHS)
+    asha(search, 12)
+    before = saved_predictions(search, tmp_path / "before.json")
+    restored = searcher(2, max_t=EPOCHS)
+    restored.set_search_properties(METRIC, "min", SPACE)
+    restored.restore(str(tmp_path / "before.json"))
+    assert before and saved_predictions(restored, tmp_path / "after.json") == before
+
+
+def test_a_search_is_saved_also_where_its_expectations_cannot_be_worked_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise np.linalg.LinAlgError("3-th leading minor not positive definite")
+
+    search = searcher(2)
+    asha(search, 8)
+    monkeypatch.setattr(search._optimizer, "predicted_curves", fail)
+    assert saved_predictions(search, tmp_path / "state.json") == {}
+    assert "not positive definite" in caplog.text

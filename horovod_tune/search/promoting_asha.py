@@ -40,7 +40,8 @@ class PromotingASHA(TrialScheduler):
 
     Args:
         time_attr: what tells the progress of a trial in its reports.
-        metric, mode: what to go by ("min" or "max"); may also come from the tuner.
+        metric: what to go by; may also come from the tuner.
+        mode: whether less of it is better ("min") or more ("max"); may also come from the tuner.
         max_t: where a whole training ends, in units of `time_attr`.
         grace_period: the first rung.
         reduction_factor: how many times more trials reach a rung than go on from it, and how many times

@@ -18,7 +18,7 @@ from horovod_tune.search.curve_rows import has_curves, rows_of
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.free_points import leftover_point, quasi_random_point, safety_of
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
-from horovod_tune.search.gp.chances import AllOf, Chance, ChancesAlone, Inside
+from horovod_tune.search.gp.chances import AllOf, Chance, ChancesAlone
 from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
@@ -150,12 +150,7 @@ class Optimizer:
         )
         pending = features_of(now.space, running(now.usable))
         allowed = now.allowed([scored[i] for i in model.kept], pending)
-        chances = [now.chance] if now.chance is not None else []
-        columns = now.space.columns_of_ranges
-        if is_scale_free(self._acquisition) and now.earlier is None and len(columns):
-            chances.append(Inside(columns, len(scored)))
-        chance = AllOf(chances) if chances else None
-        belief = Posterior(model, pending, chance, now.acquisition, now.draws, allowed=allowed)
+        belief = Posterior(model, pending, now.chance, now.acquisition, now.draws, allowed=allowed)
         return belief, points[np.argsort(-now.within_first(scored, gains), kind="stable")[:5]]
 
     def _look_at_front(self, now: Situation) -> tuple[Belief, FloatArray]:

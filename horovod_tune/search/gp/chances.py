@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from horovod_tune.search.gp.fitted_model import FittedModel
@@ -38,37 +37,6 @@ class AllOf:
     def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
         each = [chance.with_slope(query) for chance in self._chances]
         return sum(value for value, _ in each), np.sum([slope for _, slope in each], axis=0)
-
-
-class Inside:
-    """The belief that the best is not at the ends of ranges, which fades as results come.
-
-    A Gaussian process is least sure of the ends of every range, so that expected improvement tries them one
-    after the other at first, though people choose ranges around what they expect to be good. As in pi-BO
-    (Hvarfner et al., 2022) such a belief is multiplied with the expected improvement, to a power that falls
-    as one over the number of `results`. `columns` are the features that it is about, from 0 to 1.
-    """
-
-    #: The logarithm that is lost at an end, times the number of results, and how far in from there it is 0.
-    _POWER, _MARGIN = 5.0, 0.25
-
-    def __init__(self, columns: NDArray[np.int_], results: int) -> None:
-        self._columns, self._strength = columns, self._POWER / max(results, 1)
-
-    def log_probability(self, features: FloatArray) -> FloatArray:
-        return -self._strength * np.square(self._nearness(features[:, self._columns])).sum(axis=1)
-
-    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
-        places = query[self._columns]
-        near = self._nearness(places)
-        slope = np.zeros(len(query))
-        inwards = np.where(places < 0.5, 1.0, -1.0)
-        slope[self._columns] = 2.0 * self._strength / self._MARGIN * near * inwards
-        return -self._strength * float(np.square(near).sum()), slope
-
-    def _nearness(self, places: FloatArray) -> FloatArray:
-        """Return 1 at the ends, and 0 further in than the margin."""
-        return np.maximum(1.0 - np.minimum(places, 1.0 - places) / self._MARGIN, 0.0)
 
 
 class LimitKept:

@@ -162,11 +162,6 @@ class SearchSpace:
                 features[:, start] = np.where(active[:, i], points[:, i], _INACTIVE_FEATURE)
         return features
 
-    @property
-    def columns_of_ranges(self) -> NDArray[np.int_]:
-        """The features of the parameters with many numbers."""
-        return self._feature_starts[:-1][self.bendable]
-
     def feature_column(self, index: int) -> int:
         """Return the feature that holds the number of parameter `index`."""
         return int(self._feature_starts[index])

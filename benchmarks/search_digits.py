@@ -13,7 +13,6 @@ processes that the first trials start are a part, on whatever machine this is; t
 from __future__ import annotations
 
 import argparse
-import csv
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import ConcurrencyLimiter
+from result_rows import ResultRows
 
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.search import BayesOptSearch
@@ -186,20 +186,12 @@ def search(method: str, seed: int) -> dict[str, Any]:
 
 
 def run(methods: list[str], seeds: int, output: Path, label: str) -> None:
-    done = set()
-    if output.exists():
-        with output.open(newline="") as file:
-            done = {(row["method"], int(row["seed"])) for row in csv.DictReader(file)}
+    rows = ResultRows(output, FIELDS, keys=2)
     ray.init("local", num_cpus=2 * AT_ONCE, include_dashboard=False, log_to_driver=False)
-    with output.open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if not done:
-            writer.writeheader()
-        for seed in range(seeds):
-            for method in methods:
-                if (method + label, seed) not in done:
-                    writer.writerow({"method": method + label, "seed": seed} | search(method, seed))
-                    file.flush()
+    for seed in range(seeds):
+        for method in methods:
+            if not rows.has(method + label, seed):
+                rows.add({"method": method + label, "seed": seed} | search(method, seed))
     ray.shutdown()
 
 
@@ -226,9 +218,7 @@ def main() -> None:
     runner = commands.add_parser("run")
     runner.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     runner.add_argument("--seeds", type=int, default=11)
-    runner.add_argument(
-        "--label", default="", help="is put behind the methods' names, for another version of ours"
-    )
+    runner.add_argument("--label", default="", help="added to the methods' names, to tell two versions apart")
     for command in (runner, commands.add_parser("report")):
         command.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()

@@ -14,7 +14,6 @@ Ray: `lcbench_syne_tune.py`, `lcbench_smac.py` and `lcbench_neps.py` say what to
 from __future__ import annotations
 
 import argparse
-import csv
 import logging
 import warnings
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from lcbench import EPOCHS, TASKS, Task
 from lcbench_clock import TRAININGS, Search, simulate
+from result_rows import ResultRows
 
 RESULTS = Path(__file__).parent / "results" / "search_lcbench.csv"
 FIELDS = [
@@ -134,25 +134,14 @@ def search(task: Task, make: Callable[[int], Search], seed: int, workers: int) -
 
 
 def run(model: Path, methods: list[str], tasks: list[int], seeds: int, workers: int, output: Path) -> None:
-    done = set()
-    if output.exists():
-        with output.open(newline="") as file:
-            done = {
-                (r["method"], int(r["task"]), int(r["workers"]), int(r["seed"])) for r in csv.DictReader(file)
-            }
+    rows = ResultRows(output, FIELDS, keys=4)
     loaded = {task: Task(model, task) for task in tasks}
-    with output.open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if not done:
-            writer.writeheader()
-        for seed in range(seeds):
-            for task in tasks:
-                for method in methods:
-                    if (method, task, workers, seed) in done:
-                        continue
+    for seed in range(seeds):
+        for task in tasks:
+            for method in methods:
+                if not rows.has(method, task, workers, seed):
                     row = search(loaded[task], METHODS[method], seed, workers)
-                    writer.writerow({"method": method, "task": task, "workers": workers, "seed": seed} | row)
-                    file.flush()
+                    rows.add({"method": method, "task": task, "workers": workers, "seed": seed} | row)
 
 
 def report(output: Path) -> None:

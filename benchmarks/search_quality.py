@@ -18,7 +18,6 @@ set OMP_NUM_THREADS=1.
 from __future__ import annotations
 
 import argparse
-import csv
 import heapq
 import logging
 import time
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 from ray.tune.search import ConcurrencyLimiter, Searcher
+from result_rows import ResultRows
 from search_problems import AS_WRITTEN, CHOSEN_ON, HELD_OUT, PROBLEMS, Problem, TrialFailed
 
 RESULTS = Path(__file__).parent / "results" / "search_quality.csv"
@@ -239,23 +239,15 @@ def random_regret(problem: Problem) -> float:
 
 
 def run(methods: list[str], problems: list[str], seeds: int, output: Path) -> None:
-    done = set()
-    if output.exists():
-        with output.open(newline="") as file:
-            done = {(r["method"], r["problem"], int(r["seed"])) for r in csv.DictReader(file)}
-    with output.open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if not done:
-            writer.writeheader()
-        for seed in range(seeds):
-            for method in methods:
-                for name in problems:
-                    if (method, name, seed) in done:
-                        continue
-                    row = _one(PROBLEMS[name], method, seed)
-                    writer.writerow(row)
-                    file.flush()
-                    print(method, name, seed, row.get("regret_40"), row["note"], flush=True)
+    rows = ResultRows(output, FIELDS, keys=3)
+    for seed in range(seeds):
+        for method in methods:
+            for name in problems:
+                if rows.has(method, name, seed):
+                    continue
+                row = _one(PROBLEMS[name], method, seed)
+                rows.add(row)
+                print(method, name, seed, row.get("regret_40"), row["note"], flush=True)
 
 
 def _one(problem: Problem, method: str, seed: int) -> dict[str, Any]:

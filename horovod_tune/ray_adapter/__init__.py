@@ -11,6 +11,7 @@
 Each checks the shape that it was written for (`private_parts`).
 """
 
+from horovod_tune.ray_adapter.patches.actor_class_ids import draw_actor_class_ids_from_the_system
 from horovod_tune.ray_adapter.patches.actor_reuse import reuse_actors_of
 from horovod_tune.ray_adapter.patches.empty_results import accept_trials_without_results
 from horovod_tune.ray_adapter.patches.experiment_paths import note_experiments
@@ -61,6 +62,7 @@ __all__ = [
     "count_each_death_once",
     "drain_as_preempted",
     "draining_nodes",
+    "draw_actor_class_ids_from_the_system",
     "driver_node_id",
     "drop_advice_on_reuse",
     "end_waits_of_paused_trials",

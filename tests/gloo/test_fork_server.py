@@ -99,7 +99,13 @@ while time.monotonic() < end and not pathlib.Path("over").exists():
 """
 
 
-def test_who_is_forked_later_finds_ray_tune(client: Any, tmp_path: Path) -> None:
+DRAWS = """
+import json, os, ray
+print(json.dumps({"has_torch": True, "server": os.getppid(), "id": ray.ObjectID.from_random().hex()}))
+"""
+
+
+def test_who_is_forked_later_finds_ray_tune_and_draws_ids_of_its_own(client: Any, tmp_path: Path) -> None:
     first = client()
     assert not first["has_tune"], "the first ones do not wait for it"
     server = psutil.Process(first["server"])
@@ -118,8 +124,20 @@ def test_who_is_forked_later_finds_ray_tune(client: Any, tmp_path: Path) -> None
         # It is busy from then on, and whoever comes has to wait.
         eventually(lambda: any("pyarrow" in each.path for each in server.memory_maps()), within_s=90)
         assert client()["has_tune"]
+        (tmp_path / "program.py").write_text(DRAWS)
+        drawn = [client() for _ in range(3)]
+        assert {each["server"] for each in drawn} == {first["server"]}
+        assert len({each["id"] for each in drawn}) == 3
     finally:
         (tmp_path / "over").touch()
+
+
+def test_who_would_draw_the_ids_of_others_starts_anew(client: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import ray; ray.ObjectID.from_random()")
+    facts = [client(expect="Ray's ids would be those of others", PYTHONPATH=str(tmp_path)) for _ in range(2)]
+    assert facts[0]["server"] == facts[1]["server"]
+    assert not any(each["has_torch"] for each in facts)
+    psutil.Process(facts[0]["server"]).kill()
 
 
 def test_each_environment_has_a_server(client: Any) -> None:

@@ -2,7 +2,7 @@
 
 LISTENER is the file descriptor of a socket that listens, PATH its name in the file system, and RAYLET the pid
 of Ray's daemon, without which there is nothing to do. Where HOW is "exec", nothing is loaded and the children
-start a new Python.
+start a new Python. So do those that would draw the same ids as other ranks (`drawn_by_a_child`).
 
 The first ranks do not wait for Ray Tune, which the module of a training function usually imports: a second
 for each rank. It is loaded some seconds later, in a second in which nobody asks, for those that are forked
@@ -227,10 +227,38 @@ def load(*modules: str) -> dict[str, str]:
 def load_more() -> dict[str, str]:
     """Import Ray Tune and the training actor, if that is possible; return what `load` does."""
     try:
+        from horovod_tune import ray_adapter
+
+        if not ray_adapter.draw_actor_class_ids_from_the_system():
+            return {}
         return load("ray.tune", "horovod_tune.gloo.training_actor")
     except Exception:  # whatever an import raises: a rank that does the same says so
         traceback.print_exc()
         return {}
+
+
+def draw() -> bytes:
+    """Return an id that Ray draws."""
+    from ray import ObjectID
+
+    drawn: bytes = ObjectID.from_random().binary()
+    return drawn
+
+
+def drawn_by_a_child() -> bytes:
+    """Return the id that a child draws first. If another one draws the same, all of them draw the same ids.
+
+    Ray's generator is seeded by its first use, and a fork copies it. What a process loads must not use it.
+    """
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.write(writer, draw())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as drawn:
+        return drawn.read()
 
 
 def _reseed() -> None:
@@ -290,9 +318,21 @@ def main() -> None:
         return
     sys.path[0] = _PROGRAMS_FOLDER  # before what Ray puts in front of it
     of_imports = load("numpy", "psutil", "ray", "torch")
-    request = Server(listener, path, int(raylet), lambda: of_imports.update(load_more())).serve()
-    if request is not None:
-        run(request, of_imports, int(raylet))
+    of_another = drawn_by_a_child()
+
+    def when_quiet() -> None:
+        nonlocal of_another
+        of_imports.update(load_more())
+        of_another = drawn_by_a_child()
+
+    request = Server(listener, path, int(raylet), when_quiet).serve()
+    if request is None:
+        return
+    if draw() == of_another:
+        message = "horovod_tune: this process is started anew, since Ray's ids would be those of others"
+        print(message, file=sys.stderr, flush=True)
+        start_anew(request)
+    run(request, of_imports, int(raylet))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def enter(context: AbstractContextManager[Any]) -> None:
 
 # How the driver installs what is in each module of `patches`.
 INSTALL: dict[str, list[Callable[[], object]]] = {
+    "actor_class_ids": [ray_adapter.draw_actor_class_ids_from_the_system],
     "actor_reuse": [lambda: ray_adapter.reuse_actors_of(is_ours)],
     "empty_results": [ray_adapter.accept_trials_without_results],
     "experiment_paths": [lambda: ray_adapter.note_experiments(lambda kind, path: None)],

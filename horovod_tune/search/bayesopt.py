@@ -257,7 +257,8 @@ class BayesOptSearch(Searcher):
         that takes the place of the search's own (None), and with it of the priors on the hyperparameters and
         of the estimate of the noise: scikit-learn fits it to the marginal likelihood, and the noise is
         `alpha` (1e-6 if not given) and what a `WhiteKernel` in it finds. It sees numbers as [0, 1], in the
-        log for log domains, and a choice as one column for each category, two categories at distance 1.
+        log for log domains and for ranges over powers of ten, and a choice as one column for each category,
+        two categories at distance 1.
 
         Raises `ValueError` for an unknown name, a value out of bounds, or a kernel that does not fit the
         space.

@@ -1,12 +1,15 @@
-"""Where trials fail: a Gaussian process on failed or not."""
+"""Where trials fail: a Gaussian process on failed or not, which learns what failures depend on."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
 from horovod_tune.search.gp.acquisition import log_probability_below
+from horovod_tune.search.gp.fit import Priors, fit
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance
 from horovod_tune.search.gp.process import Conditioned
 
@@ -39,9 +42,15 @@ def diverged(losses: FloatArray) -> NDArray[np.bool_]:
 
 
 #: A place is safe where the modelled label (0 for a result, 1 for a failure) is below the first with enough
-#: probability; the second keeps the edge soft; the third is the length scale, times the square root of
-#: the number of parameters.
-_TOLERATED, _BLUR, _FAILURE_LENGTH = 0.3, 0.05, 0.5
+#: probability; the second keeps the edge soft.
+_TOLERATED, _BLUR = 0.3, 0.05
+#: Variances of the label and of its noise. The label's deviation is its unit where length scales are learned.
+_SIGNAL, _NOISE = 0.25, 0.01
+#: Length scales begin at the first times the square root of the number of parameters; their logarithms have a
+#: normal prior of the second as deviation. Only they are learned.
+_LENGTH, _LENGTH_STD = 0.5, 0.7
+#: So many results and as many failures, evenly over time, are learned from: a suggestion has little time.
+_LEARNED_FROM, _STEPS = 50, 30
 #: The probability counts to this power: a failed trial costs more than its place in the budget.
 _CAUTION = 3.0
 
@@ -55,9 +64,8 @@ class Safety:
     def __init__(self, scored: FloatArray, failed: FloatArray, groups: NDArray[np.int_]) -> None:
         features = np.concatenate([scored, failed])
         labels = np.concatenate([np.zeros(len(scored)), np.ones(len(failed))])
-        count = int(groups.max()) + 1 if len(groups) else 0
-        lengths = np.full(count, _FAILURE_LENGTH * max(1, count) ** 0.5)
-        covariance = MaternCovariance(Hyperparameters(lengths, 0.25, 0.01), groups)
+        lengths = _lengths(_spread(scored), _spread(failed), groups)
+        covariance = MaternCovariance(Hyperparameters(lengths, _SIGNAL, _NOISE), groups)
         noise = np.full(len(labels), covariance.noise)
         self._process = Conditioned(features, labels[:, None], noise, covariance, mean=float(labels.mean()))
 
@@ -75,3 +83,31 @@ class Safety:
         ratio = np.exp(norm.logpdf(z) - log_p)
         slope = ratio * (-mean_slope[:, 0] / total - z / total * (std / total) * std_slope)
         return _CAUTION * float(log_p), _CAUTION * slope
+
+
+def _spread(points: FloatArray) -> FloatArray:
+    """Return at most `_LEARNED_FROM` of the points, evenly over time."""
+    number = min(len(points), _LEARNED_FROM)
+    return points[np.linspace(0, len(points) - 1, number).round().astype(int)]
+
+
+def _lengths(scored: FloatArray, failed: FloatArray, groups: NDArray[np.int_]) -> FloatArray:
+    """Return the MAP length scales of the label, shape (parameters,)."""
+    count = int(groups.max()) + 1 if len(groups) else 0
+    usual = math.log(_LENGTH) + 0.5 * math.log(max(1, count))
+    if not len(scored) or not len(failed) or not count:
+        return np.full(count, math.exp(usual))
+    unit = math.sqrt(_SIGNAL)
+    labels = np.concatenate([np.zeros(len(scored)), np.ones(len(failed))])
+    noise = _NOISE / _SIGNAL
+    found = fit(
+        np.concatenate([scored, failed]),
+        (labels - labels.mean()) / unit,
+        groups,
+        # The signal stays where it is.
+        Priors(length_mean=math.log(_LENGTH), length_std=_LENGTH_STD, signal_std=1e-3),
+        fixed_noise=noise,
+        warm=np.concatenate([np.full(count, usual), [0.0, math.log(noise)]]),
+        iterations=_STEPS,
+    )
+    return found.hyperparameters.lengths

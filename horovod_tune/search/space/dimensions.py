@@ -23,21 +23,33 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.floating[Any]]
 
 
+#: A linear range from a positive number to this many times as much is taken for one over powers of ten.
+POWERS = 1000.0
+
+
 class FloatRange:
     """Every float from `lower` to `upper`, both included, on a linear or a log scale.
+
+    A linear range of positive numbers whose ends are `POWERS` times apart, such as `uniform(1e-5, 1)`, is on
+    a log scale too: who writes 1e-5 in place of 0 thinks of powers of ten. Half of what is drawn from it is
+    drawn as it says, half from the powers.
 
     >>> lr = FloatRange(1e-4, 1e-2, log=True)
     >>> round(lr.to_coordinate(1e-3), 6), lr.to_value(1.0)
     (0.5, 0.01)
+    >>> FloatRange(1e-4, 1.0).from_quantiles(np.array([0.25, 0.5])).round(2).tolist()
+    [0.49, 0.82]
     """
 
     is_continuous = True
     cardinality = math.inf
 
     def __init__(self, lower: float, upper: float, log: bool = False) -> None:
-        self.lower, self.upper, self.log = float(lower), float(upper), log
+        self.lower, self.upper = float(lower), float(upper)
+        self.spans_powers = not log and 0 < self.lower * POWERS <= self.upper
+        self.log = log or self.spans_powers
         self._low, self._high = (
-            (math.log(self.lower), math.log(self.upper)) if log else (self.lower, self.upper)
+            (math.log(self.lower), math.log(self.upper)) if self.log else (self.lower, self.upper)
         )
 
     def to_value(self, coordinate: float) -> float:
@@ -54,7 +66,11 @@ class FloatRange:
         return np.clip(coordinates, 0.0, 1.0)
 
     def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
-        return quantiles
+        if not self.spans_powers:
+            return quantiles
+        steps = np.linspace(0.0, 1.0, 1025)
+        linear = np.expm1(steps * (self._high - self._low)) / (self.upper / self.lower - 1.0)
+        return np.interp(quantiles, (steps + linear) / 2.0, steps)
 
     def neighbours(self, coordinate: float) -> FloatArray:
         return np.empty(0)
@@ -71,7 +87,8 @@ class FloatRange:
         return None
 
     def describe(self) -> str:
-        return f"float[{self.lower!r}, {self.upper!r}{', log' if self.log else ''}]"
+        scale = ", powers" if self.spans_powers else ", log" if self.log else ""
+        return f"float[{self.lower!r}, {self.upper!r}{scale}]"
 
 
 # Up to here each integer is a float of its own.

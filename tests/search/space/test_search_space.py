@@ -29,6 +29,7 @@ def values_of(domain: Any, quantiles: Any) -> list[Any]:
     ("domain", "low", "high", "kind"),
     [
         (tune.uniform(-0.3, 0.1), -0.3, 0.1, float),
+        (tune.uniform(1e-7, 0.3), 1e-7, 0.3, float),
         (tune.quniform(0.0, 0.3, 0.1), 0.0, 0.3, float),
         (tune.loguniform(1e-5, 1e-1), 1e-5, 1e-1, float),
         (tune.loguniform(3e-7, 0.7), 3e-7, 0.7, float),
@@ -46,8 +47,34 @@ def test_values_lie_in_the_domain_to_the_last_bit(domain: Any, low: Any, high: A
     assert min(values) <= low + 0.01 * (high - low) and max(values) >= high - 0.01 * (high - low)
 
 
+def test_a_range_over_powers_of_ten_is_drawn_half_as_it_says_and_half_from_its_powers() -> None:
+    values = np.asarray(values_of(tune.uniform(1e-6, 1.0), np.linspace(0, 1, 2000, endpoint=False)))
+    for low, high in [(1e-6, 1e-4), (1e-4, 1e-2), (1e-2, 0.1), (0.1, 0.5), (0.5, 1.0)]:
+        share = np.mean((low <= values) & (values < high))
+        assert share == pytest.approx(
+            0.5 * (high - low) + 0.5 * math.log(high / low) / math.log(1e6), abs=0.005
+        )
+
+
 @pytest.mark.parametrize(
-    "domain", [tune.uniform(0.1, 0.7), tune.loguniform(1e-5, 0.1), tune.quniform(0, 2, 0.1)]
+    ("low", "high", "middle"),
+    [
+        (1e-3, 1.0, math.sqrt(1e-3)),
+        (1e-3, 0.999, 0.5),  # less than a thousand times as much
+        (0.0, 1.0, 0.5),
+        (-1.0, 1000.0, 499.5),
+        (-1.0, -1e-5, -0.5),
+    ],
+)
+def test_which_uniform_ranges_are_over_powers_of_ten(low: float, high: float, middle: float) -> None:
+    space = SearchSpace({"p": tune.uniform(low, high)})
+    assert space.config((0.5,), seed=0)["p"] == pytest.approx(middle, rel=1e-4)
+    assert SearchSpace(from_pbounds({"p": (low, high)})).describe() == space.describe()
+
+
+@pytest.mark.parametrize(
+    "domain",
+    [tune.uniform(0.1, 0.7), tune.uniform(1e-5, 0.1), tune.loguniform(1e-5, 0.1), tune.quniform(0, 2, 0.1)],
 )
 def test_a_value_read_back_is_the_same_point(domain: Any) -> None:
     space = SearchSpace({"p": domain})

@@ -40,7 +40,7 @@ class LimitModels:
             values = np.asarray([value for _, value in known])
             left = room(values, limit.bound, upwards=limit.sense.startswith(">"))
             earlier = self.states.get(str(limit))
-            model = FittedModel(features, left, space.feature_groups, plain, space.bendable, earlier)
+            model = FittedModel(features, left, space.feature_groups, plain, space.axes, earlier)
             assert model.state is not None
             self.states[str(limit)] = model.state
             chances.append(LimitKept(model))

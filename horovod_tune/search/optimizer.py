@@ -18,6 +18,7 @@ from horovod_tune.search.curve_rows import has_curves, rows_of
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.free_points import leftover_point, quasi_random_point, safety_of
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
+from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.chances import AllOf, Chance, ChancesAlone
 from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.earlier_task import EarlierTask
@@ -145,7 +146,7 @@ class Optimizer:
             now.space.features(points),
             gains,
             now.space.feature_groups,
-            now.space.bendable,
+            now.space.axes,
             task=now.earlier,
         )
         pending = features_of(now.space, running(now.usable))
@@ -165,7 +166,7 @@ class Optimizer:
         features, pending = space.features(points), features_of(space, running(now.usable))
         drawn = [
             Drawn(
-                self._fit(metric, features, gains[kept], space.feature_groups, space.bendable, scales=False),
+                self._fit(metric, features, gains[kept], space.feature_groups, space.axes, scales=False),
                 pending,
                 now.draws + number,
             )
@@ -239,7 +240,7 @@ class Optimizer:
         features: FloatArray,
         gains: FloatArray,
         groups: NDArray[np.int_],
-        bendable: NDArray[np.bool_],
+        axes: Axes,
         timed: bool = False,
         scales: bool = True,
         task: EarlierTask | None = None,
@@ -248,7 +249,7 @@ class Optimizer:
         key = (features.tobytes(), gains.tobytes(), options)
         if metric not in self._fitted or self._fitted[metric][0] != key:
             model = FittedModel(
-                features, gains, groups, options, bendable, self.fit_states.get(metric), timed, task=task
+                features, gains, groups, options, axes, self.fit_states.get(metric), timed, task=task
             )
             self._fitted[metric] = (key, model)
             if model.state is not None:

@@ -10,9 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_tune.search.gp import fit as gp_fit
+from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.earlier_task import EarlierTask, TransferCovariance
 from horovod_tune.search.gp.fit import Fit, MarginalLikelihood, Priors
-from horovod_tune.search.gp.kernels import Covariance, FloatArray, Hyperparameters, MaternCovariance
+from horovod_tune.search.gp.kernels import (
+    Covariance,
+    FloatArray,
+    Hyperparameters,
+    MaternCovariance,
+    linear,
+)
 from horovod_tune.search.gp.output_scales import Scale, scales
 from horovod_tune.search.gp.process import Conditioned
 
@@ -63,10 +70,13 @@ class FitState(NamedTuple):
     fresh_at: int
     #: A digest of what was fitted.
     data: str
+    #: Whether the axes over powers of ten are linear.
+    linear: bool = False
 
 
-#: What the logarithm of the posterior density must gain for axes to be bent.
-_BEND_LEAD = 5.0
+#: What the logarithm of the posterior density must gain for axes to be bent, and for those over powers of ten
+#: to be linear.
+_BEND_LEAD, _LINEAR_LEAD = 5.0, 1.0
 #: To so few results a fit always starts from scratch; reports of curves come several for each decision.
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
 #: Otherwise it does when there are this many times the results of the last one that did.
@@ -91,13 +101,14 @@ class FittedModel:
         targets: FloatArray,
         groups: NDArray[np.int_],
         options: ModelOptions,
-        bendable: NDArray[np.bool_] | None = None,
+        axes: Axes | None = None,
         earlier: FitState | None = None,
         timed: bool = False,
         refit: bool = True,
         task: EarlierTask | None = None,
     ) -> None:
-        self._bendable, self._timed, self._refit = bendable, timed, refit
+        self._axes, self._timed, self._refit = axes, timed, refit
+        self._bendable = None if axes is None else axes.bendable
         self.state: FitState | None = None
         kept = thin(targets, options.process_points)
         self.features, self.groups, self.options = features[kept], groups, options
@@ -117,7 +128,9 @@ class FittedModel:
         else:
             number, fitted = self._fit(found, few, earlier)
             chosen = found[number]
-            self.covariance = MaternCovariance(fitted, groups, timed)
+            assert self.state is not None
+            powers = axes.powers if axes is not None and self.state.linear else None
+            self.covariance = MaternCovariance(fitted, groups, timed, powers)
         if task is not None:
             self.covariance = TransferCovariance(self.covariance, task)
         self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
@@ -135,23 +148,37 @@ class FittedModel:
             data.update(task.tobytes())
         digest = data.hexdigest()
 
+        as_linear = features
+        if self._axes is not None and self._axes.spans_powers:
+            as_linear = linear(features, self._axes.powers[self.groups])[0]
+
         def fit(
             scale: Scale, starts: range, warm: FloatArray | None = None, steps: int = 60, bend: bool = False
         ) -> Fit:
             bendable = self._bendable if bend else None
             targets = scale.targets[few]
-            groups, timed = self.groups, self._timed
+            groups, timed, places = self.groups, self._timed, as_linear if is_linear else features
             return gp_fit.fit(
-                features, targets, groups, priors, noise, starts, bendable, warm, steps, timed, task
+                places,
+                targets,
+                groups,
+                priors,
+                noise,
+                starts,
+                bendable,
+                warm,
+                steps,
+                timed,
+                task,
             )
 
         straight = len(MarginalLikelihood(features, found[0].targets[few], self.groups, priors, noise).bounds)
         bends = 0 if self._bendable is None else int(self._bendable.sum())
-        warm, bent, fresh_at = None, False, rows
+        warm, bent, is_linear, fresh_at = None, False, False, rows
         always_fresh = _ALWAYS_FRESH_REPORTS if self._timed else _ALWAYS_FRESH
         if earlier is not None and earlier.scale < len(found):
             theta = np.asarray(earlier.theta)
-            bent = len(theta) > straight
+            bent, is_linear = len(theta) > straight, earlier.linear
             if len(theta) == straight + bent * bends:
                 grown = rows >= _FRESH_GROWTH * earlier.fresh_at
                 if earlier.data == digest or (not self._refit and rows > always_fresh and not grown):
@@ -162,6 +189,7 @@ class FittedModel:
                     return earlier.scale, objective.hyperparameters(theta)
                 if rows > always_fresh and not grown:
                     warm, fresh_at = theta, earlier.fresh_at
+        is_linear = is_linear and warm is not None
         # One start tells scales apart well enough; the others are for the scale that is used.
         steps = _FRESH_STEPS if rows <= _ALWAYS_FRESH else _FRESH_STEPS_MANY
         bent = bent and warm is not None
@@ -178,12 +206,17 @@ class FittedModel:
             if options.starts > 1:
                 others = fit(found[best], range(1, options.starts), None, steps)
                 fitted = max(fitted, others, key=lambda f: f.log_posterior)
+            if as_linear is not features:
+                is_linear = True
+                on_linear = fit(found[best], range(options.starts), None, steps)
+                is_linear = on_linear.log_posterior > fitted.log_posterior + _LINEAR_LEAD
+                fitted = on_linear if is_linear else fitted
             if bends:
                 start = np.concatenate([fitted.theta, np.zeros(bends)])
                 curved = fit(found[best], range(1), start, steps, bend=True)
                 if curved.log_posterior > fitted.log_posterior + _BEND_LEAD:
                     fitted = curved
-        self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest)
+        self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest, is_linear)
         return best, fitted.hyperparameters
 
     def as_results(self, targets: FloatArray) -> FloatArray:

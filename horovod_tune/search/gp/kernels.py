@@ -103,6 +103,19 @@ def warp(values: FloatArray, bends: FloatArray) -> tuple[FloatArray, FloatArray,
     return np.where(mirrored, 1.0 - bent, bent), by_value, by_bend
 
 
+def linear(features: FloatArray, powers: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return features in [0, 1] as they lie on linear axes, and the slopes by them.
+
+    Those whose entry in `powers`, shape (features,), is 0 stay as they are.
+
+    >>> linear(np.array([[0.5, 0.5]]), np.array([0.0, np.log(1e4)]))[0].round(4).tolist()
+    [[0.5, 0.0099]]
+    """
+    growth = np.where(powers > 0, np.expm1(powers), 1.0)
+    stretched = np.where(powers > 0, np.expm1(powers * features) / growth, features)
+    return stretched, np.where(powers > 0, powers * np.exp(powers * features) / growth, 1.0)
+
+
 #: Variance and length scale of the course that all learning curves share, for standardised results.
 _TREND_VARIANCE, _TREND_LENGTH = 4.0, 0.5
 
@@ -117,13 +130,19 @@ class MaternCovariance:
     """The module's formula; `groups` names the parameter that each feature belongs to.
 
     Where `timed`, the last feature is the time of a report, and the `trend` is added: then what is learned
-    about one configuration from its curve is how it differs from the others'.
+    about one configuration from its curve is how it differs from the others'. With `powers`, one entry a
+    parameter, the axes that have one are `linear`.
     """
 
     def __init__(
-        self, hyperparameters: Hyperparameters, groups: NDArray[np.int_], timed: bool = False
+        self,
+        hyperparameters: Hyperparameters,
+        groups: NDArray[np.int_],
+        timed: bool = False,
+        powers: FloatArray | None = None,
     ) -> None:
         self._timed = timed
+        self._powers = None if powers is None else powers[groups]
         self.hyperparameters = hyperparameters
         self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
@@ -138,6 +157,8 @@ class MaternCovariance:
         return self._latest[1]
 
     def _scaled(self, features: FloatArray) -> FloatArray:
+        if self._powers is not None:
+            features = linear(features, self._powers)[0]
         return (features if self._bends is None else warp(features, self._bends)[0]) * self._scale
 
     def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
@@ -166,7 +187,12 @@ class MaternCovariance:
     ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
         difference = self._scaled(query) - self._scaled_points(points)
         squared = np.square(difference).sum(1)
-        stretch = self._scale if self._bends is None else self._scale * warp(query, self._bends)[1]
+        stretch, place = self._scale, query
+        if self._powers is not None:
+            place, slope = linear(query, self._powers)
+            stretch = stretch * slope
+        if self._bends is not None:
+            stretch = stretch * warp(place, self._bends)[1]
         jacobian = (2.0 * self.signal * matern52_slope(squared))[:, None] * difference * stretch
         found = self.signal * matern52(squared)
         if self._timed:

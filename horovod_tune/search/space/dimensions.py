@@ -32,7 +32,7 @@ class FloatRange:
 
     A linear range of positive numbers whose ends are `POWERS` times apart, such as `uniform(1e-5, 1)`, is on
     a log scale too: who writes 1e-5 in place of 0 thinks of powers of ten. Half of what is drawn from it is
-    drawn as it says, half from the powers.
+    drawn as it says, half from the powers, and the model makes it linear again where results ask for it.
 
     >>> lr = FloatRange(1e-4, 1e-2, log=True)
     >>> round(lr.to_coordinate(1e-3), 6), lr.to_value(1.0)
@@ -46,8 +46,10 @@ class FloatRange:
 
     def __init__(self, lower: float, upper: float, log: bool = False) -> None:
         self.lower, self.upper = float(lower), float(upper)
-        self.spans_powers = not log and 0 < self.lower * POWERS <= self.upper
-        self.log = log or self.spans_powers
+        spans_powers = not log and 0 < self.lower * POWERS <= self.upper
+        #: Of a linear range that is on a log scale: the logarithm of the upper end over the lower; else 0.
+        self.powers = math.log(self.upper) - math.log(self.lower) if spans_powers else 0.0
+        self.log = log or spans_powers
         self._low, self._high = (
             (math.log(self.lower), math.log(self.upper)) if self.log else (self.lower, self.upper)
         )
@@ -66,10 +68,10 @@ class FloatRange:
         return np.clip(coordinates, 0.0, 1.0)
 
     def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
-        if not self.spans_powers:
+        if not self.powers:
             return quantiles
         steps = np.linspace(0.0, 1.0, 1025)
-        linear = np.expm1(steps * (self._high - self._low)) / (self.upper / self.lower - 1.0)
+        linear = np.expm1(steps * self.powers) / math.expm1(self.powers)
         return np.interp(quantiles, (steps + linear) / 2.0, steps)
 
     def neighbours(self, coordinate: float) -> FloatArray:
@@ -87,7 +89,7 @@ class FloatRange:
         return None
 
     def describe(self) -> str:
-        scale = ", powers" if self.spans_powers else ", log" if self.log else ""
+        scale = ", powers" if self.powers else ", log" if self.log else ""
         return f"float[{self.lower!r}, {self.upper!r}{scale}]"
 
 

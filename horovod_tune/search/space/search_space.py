@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
 
+from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.space.choices import Categories, Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
@@ -60,9 +61,12 @@ class SearchSpace:
         # one-hot category share one.
         widths = [int(p.cardinality) if isinstance(p, Categories) else 1 for p in self._columns]
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
-        #: The parameters whose axes the model may bend: those of many numbers.
-        self.bendable = np.array(
-            [not isinstance(p, Categories) and p.cardinality > _STRAIGHT for p in self._columns], dtype=bool
+        #: The model may bend the axes of many numbers.
+        self.axes = Axes(
+            np.array(
+                [not isinstance(p, Categories) and p.cardinality > _STRAIGHT for p in self._columns], bool
+            ),
+            np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self._columns], float),
         )
         self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
 

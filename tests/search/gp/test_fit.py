@@ -13,6 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ke
 
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import acquisition_of, log_h
+from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.failure_model import Safety, diverged
 from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit, fit_kernel
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions, thin
@@ -128,10 +129,33 @@ def test_a_fit_goes_on_from_an_earlier_one_and_ends_as_well() -> None:
 
 
 def bends(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:
-    bendable = np.array([True] * points.shape[1])
-    model = FittedModel(points, values, np.arange(points.shape[1]), ModelOptions(), bendable)
+    axes = Axes(np.array([True] * points.shape[1]), np.zeros(points.shape[1]))
+    model = FittedModel(points, values, np.arange(points.shape[1]), ModelOptions(), axes)
     assert isinstance(model.covariance, MaternCovariance)
     return model.covariance.hyperparameters.warps
+
+
+@pytest.mark.parametrize("is_linear", [True, False])
+def test_an_axis_over_powers_of_ten_becomes_linear_where_the_results_are(is_linear: bool) -> None:
+    points = np.random.default_rng(5).random((25, 2))
+    powers = np.array([np.log(1e4), 0.0])
+    place = np.expm1(points[:, 0] * powers[0]) / np.expm1(powers[0]) if is_linear else points[:, 0]
+    values = -np.square(place - 0.4) - 0.3 * np.square(points[:, 1] - 0.6)
+    axes = Axes(np.array([True, True]), powers)
+    model = FittedModel(points, values, np.arange(2), ModelOptions(), axes)
+    assert model.state is not None and model.state.linear is is_linear
+    process = model.condition()
+    query = np.array([0.93, 0.3])
+    _, _, mean_slope, std_slope = process.predict_with_slopes(query)
+    for i in range(2):
+        step = np.zeros(2)
+        step[i] = 1e-5
+        means, stds = process.predict(np.stack([query - step, query + step]))
+        assert mean_slope[i, 0] == pytest.approx((means[1, 0] - means[0, 0]) / 2e-5, rel=1e-3, abs=1e-5)
+        assert std_slope[i] == pytest.approx((stds[1] - stds[0]) / 2e-5, rel=1e-2, abs=1e-5)
+    again = FittedModel(points, values, np.arange(2), ModelOptions(), axes, earlier=model.state)
+    queries = np.random.default_rng(6).random((9, 2))
+    np.testing.assert_allclose(again.condition().predict(queries)[0], process.predict(queries)[0])
 
 
 def test_axes_are_bent_only_where_the_results_clearly_ask_for_it() -> None:

@@ -47,8 +47,9 @@ _TOLERATED, _BLUR = 0.3, 0.05
 #: Variances of the label and of its noise. The label's deviation is its unit where length scales are learned.
 _SIGNAL, _NOISE = 0.25, 0.01
 #: Length scales begin at the first times the square root of the number of parameters; their logarithms have a
-#: normal prior of the second as deviation. Only they are learned.
-_LENGTH, _LENGTH_STD = 0.5, 0.7
+#: normal prior of the second as deviation. Only they are learned. They shrink to no less than the third times
+#: that: a wall that is steep between two trials would make all that lies behind it unknown.
+_LENGTH, _LENGTH_STD, _LEAST_LENGTH = 0.5, 0.7, 0.7
 #: So many results and as many failures, evenly over time, are learned from: a suggestion has little time.
 _LEARNED_FROM, _STEPS = 50, 30
 #: The probability counts to this power: a failed trial costs more than its place in the budget.
@@ -110,4 +111,4 @@ def _lengths(scored: FloatArray, failed: FloatArray, groups: NDArray[np.int_]) -
         warm=np.concatenate([np.full(count, usual), [0.0, math.log(noise)]]),
         iterations=_STEPS,
     )
-    return found.hyperparameters.lengths
+    return np.maximum(found.hyperparameters.lengths, _LEAST_LENGTH * math.exp(usual))

@@ -23,16 +23,18 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.floating[Any]]
 
 
-#: A linear range from a positive number to this many times as much is taken for one over powers of ten.
-POWERS = 1000.0
+#: A linear range from a positive number to so many times as much is taken for one over powers of ten. A lower
+#: end that is smaller still stands for 0.
+FEWEST_TIMES, MOST_TIMES = 1e3, 1e8
 
 
 class FloatRange:
     """Every float from `lower` to `upper`, both included, on a linear or a log scale.
 
-    A linear range of positive numbers whose ends are `POWERS` times apart, such as `uniform(1e-5, 1)`, is on
-    a log scale too: who writes 1e-5 in place of 0 thinks of powers of ten. Half of what is drawn from it is
-    drawn as it says, half from the powers, and the model makes it linear again where results ask for it.
+    A linear range of positive numbers whose ends are `FEWEST_TIMES` to `MOST_TIMES` apart, such as
+    `uniform(1e-5, 1)`, is on a log scale too: who writes 1e-5 in place of 0 thinks of powers of ten. Half of
+    what is drawn from it is drawn as it says, half from the powers, and the model makes it linear again where
+    results ask for it.
 
     >>> lr = FloatRange(1e-4, 1e-2, log=True)
     >>> round(lr.to_coordinate(1e-3), 6), lr.to_value(1.0)
@@ -46,9 +48,11 @@ class FloatRange:
 
     def __init__(self, lower: float, upper: float, log: bool = False) -> None:
         self.lower, self.upper = float(lower), float(upper)
-        spans_powers = not log and 0 < self.lower * POWERS <= self.upper
+        times = self.upper / self.lower if self.lower > 0 else 0.0
+        # 0.3 over 3e-4 is a little less than 1000.
+        spans_powers = not log and FEWEST_TIMES * (1 - 1e-9) <= times <= MOST_TIMES * (1 + 1e-9)
         #: Of a linear range that is on a log scale: the logarithm of the upper end over the lower; else 0.
-        self.powers = math.log(self.upper) - math.log(self.lower) if spans_powers else 0.0
+        self.powers = math.log(times) if spans_powers else 0.0
         self.log = log or spans_powers
         self._low, self._high = (
             (math.log(self.lower), math.log(self.upper)) if self.log else (self.lower, self.upper)

@@ -60,7 +60,11 @@ def test_a_range_over_powers_of_ten_is_drawn_half_as_it_says_and_half_from_its_p
     ("low", "high", "middle"),
     [
         (1e-3, 1.0, math.sqrt(1e-3)),
+        *((digit * 1e-4, digit / 10, digit * math.sqrt(1e-5)) for digit in range(1, 10)),
+        (1e-8, 1.0, 1e-4),
         (1e-3, 0.999, 0.5),  # less than a thousand times as much
+        (1e-9, 1.0, 0.5),  # the lower end stands for 0
+        (5e-324, 1e300, 5e299),
         (0.0, 1.0, 0.5),
         (-1.0, 1000.0, 499.5),
         (-1.0, -1e-5, -0.5),

@@ -134,10 +134,22 @@ def test_who_is_forked_later_finds_ray_tune_and_draws_ids_of_its_own(client: Any
 
 def test_who_would_draw_the_ids_of_others_starts_anew(client: Any, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import ray; ray.ObjectID.from_random()")
-    facts = [client(expect="Ray's ids would be those of others", PYTHONPATH=str(tmp_path)) for _ in range(2)]
+    facts = [client(expect="Ray's ids may be those of others", PYTHONPATH=str(tmp_path)) for _ in range(2)]
     assert facts[0]["server"] == facts[1]["server"]
     assert not any(each["has_torch"] for each in facts)
     psutil.Process(facts[0]["server"]).kill()
+
+
+@pytest.mark.parametrize("draws", ["time.sleep(600)", "1 / 0"])
+def test_a_child_that_draws_nothing_is_not_waited_for(draws: str) -> None:
+    program = f"""
+import os, time
+from horovod_tune.gloo.fork_server import server
+server.DRAWS_S, server.draw = 0.5, lambda: {draws}
+assert server.drawn_by_a_child() == b""
+os.wait()
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 
 def test_each_environment_has_a_server(client: Any) -> None:

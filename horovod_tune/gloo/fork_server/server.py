@@ -39,6 +39,8 @@ IDLE_S = 10.0
 LOADS_MORE_AFTER_S = 10.0
 # How long a client may take to send its request; others wait meanwhile.
 REQUEST_S = 5.0
+# How long a child may take to draw an id, which is a matter of microseconds.
+DRAWS_S = 10.0
 # How many children's ends stay noted.
 NOTES = 256
 LENGTH = struct.Struct("!Q")
@@ -249,14 +251,19 @@ def drawn_by_a_child() -> bytes:
     """Return the id that a child draws first. If another one draws the same, all of them draw the same ids.
 
     Ray's generator is seeded by its first use, and a fork copies it. What a process loads must not use it.
+    Empty where the child could not draw one in DRAWS_S.
     """
     reader, writer = os.pipe()
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         try:
             os.write(writer, draw())
-        finally:
-            os._exit(0)
+        except Exception:  # any: the parent sees that nothing came
+            traceback.print_exc()
+        os._exit(0)
     os.close(writer)
+    if not select.select([reader], [], [], DRAWS_S)[0]:
+        os.kill(child, signal.SIGKILL)
     with os.fdopen(reader, "rb") as drawn:
         return drawn.read()
 
@@ -328,8 +335,8 @@ def main() -> None:
     request = Server(listener, path, int(raylet), when_quiet).serve()
     if request is None:
         return
-    if draw() == of_another:
-        message = "horovod_tune: this process is started anew, since Ray's ids would be those of others"
+    if of_another in (b"", draw()):
+        message = "horovod_tune: this process is started anew, since Ray's ids may be those of others"
         print(message, file=sys.stderr, flush=True)
         start_anew(request)
     run(request, of_imports, int(raylet))

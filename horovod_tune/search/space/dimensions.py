@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_tune.search.gp.kernels import linear
+
 FloatArray = NDArray[np.floating[Any]]
 
 
@@ -75,8 +77,8 @@ class FloatRange:
         if not self.powers:
             return quantiles
         steps = np.linspace(0.0, 1.0, 1025)
-        linear = np.expm1(steps * self.powers) / math.expm1(self.powers)
-        return np.interp(quantiles, (steps + linear) / 2.0, steps)
+        as_it_says, _ = linear(steps, np.full(1, self.powers))
+        return np.interp(quantiles, (steps + as_it_says) / 2.0, steps)
 
     def neighbours(self, coordinate: float) -> FloatArray:
         return np.empty(0)

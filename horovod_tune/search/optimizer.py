@@ -18,6 +18,7 @@ from horovod_tune.search.curve_rows import has_curves, rows_of
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.free_points import leftover_point, quasi_random_point, safety_of
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
+from horovod_tune.search.gp.averaged import Averaged
 from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.chances import AllOf, Chance, ChancesAlone
 from horovod_tune.search.gp.drawn import Drawn
@@ -193,15 +194,23 @@ class Optimizer:
         pending = np.concatenate([live, np.full((len(live), 1), rows.target)], axis=1)
         context = np.asarray([rows.target])
         allowed = now.allowed([usable[rows.trials[i]] for i in model.kept], live)
-        posterior = Posterior(
-            model,
-            pending,
-            now.chance,
-            now.acquisition,
-            now.draws,
-            context,
-            draw_results=False,
-            allowed=allowed,
+        few = len(model.features) + len(pending) <= self.options.drawn_rows
+        posterior = Averaged(
+            [
+                Posterior(
+                    each,
+                    pending,
+                    now.chance,
+                    now.acquisition,
+                    now.draws + number,
+                    context,
+                    draw_results=False,
+                    allowed=allowed,
+                )
+                for number, each in enumerate(
+                    model.drawn(self.options.hyperparameters if few else 1, now.draws)
+                )
+            ]
         )
         order = np.argsort(-now.within_first(usable, posterior.means(points)), kind="stable")[:5]
         return posterior, np.asarray([usable[i].point for i in order])

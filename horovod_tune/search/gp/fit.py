@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotrf, dpotri
+from scipy.linalg.lapack import dpotrf, dpotri, dtrtrs
 from scipy.optimize import minimize
 from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -24,6 +24,8 @@ from horovod_tune.search.gp.kernels import (
     FloatArray,
     Hyperparameters,
     KernelCovariance,
+    matern52,
+    squared_distances,
     trend,
     warp,
 )
@@ -127,14 +129,15 @@ class MarginalLikelihood:
         growth = 0.5 * math.log(max(count, 1)) * priors.length_growth
         bends = len(self._bent)
         self._count = count
-        self._means = np.concatenate(
+        #: Of the normal priors on the numbers of `theta`.
+        self.means = np.concatenate(
             [
                 np.full(count, priors.length_mean + growth),
                 [priors.signal_mean, priors.noise_mean],
                 np.zeros(bends),
             ]
         )
-        self._stds = np.concatenate(
+        self.stds = np.concatenate(
             [
                 np.full(count, priors.length_std),
                 [priors.signal_std, priors.noise_std],
@@ -165,20 +168,39 @@ class MarginalLikelihood:
             warps[self._bent] = theta[count + 2 :]
         return Hyperparameters(np.exp(theta[:count]), math.exp(theta[count]), noise, warps)
 
+    def _on_axes(self, theta: FloatArray, h: Hyperparameters) -> tuple[FloatArray, FloatArray | None]:
+        """Return the features on bent and scaled axes, and the slopes of the bent ones by their bends."""
+        features, slopes = self._features, None
+        if len(self._bent):
+            bent, _, slopes = warp(features[:, self._bent_columns], theta[self._count + 2 :])
+            features = features.copy()
+            features[:, self._bent_columns] = bent
+        return (features / h.lengths[self._groups] if self._count else features), slopes
+
+    def log_likelihood(self, theta: FloatArray) -> float:
+        """Return the marginal likelihood's logarithm alone, but for a constant; -inf beyond the bounds."""
+        low, high = np.asarray(self.bounds).T
+        if np.any(theta < low) or np.any(theta > high):
+            return -math.inf
+        h = self.hyperparameters(theta)
+        scaled, _ = self._on_axes(theta, h)
+        covariance = h.signal * matern52(squared_distances(scaled, scaled))
+        covariance += self._fixed
+        covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
+        factor, failed = dpotrf(covariance.T, lower=1, clean=0, overwrite_a=1)
+        if failed:
+            return -math.inf
+        both = np.stack([np.ones(len(self._targets)), self._targets], axis=1)
+        half, _ = dtrtrs(factor, both, lower=1)
+        ones, targets = half.T
+        residual = targets - (ones @ targets) / (ones @ ones) * ones
+        return float(-0.5 * residual @ residual - np.log(factor.diagonal()).sum())
+
     def __call__(self, theta: FloatArray) -> tuple[float, FloatArray]:
         count = self._count
         h = self.hyperparameters(theta)
-        features, slopes = self._features, None
-        if len(self._bent):
-            bent, _, slopes = warp(features[:, self._bent_columns], theta[count + 2 :])
-            features = features.copy()
-            features[:, self._bent_columns] = bent
-        scaled = features / h.lengths[self._groups] if count else features
-        norms = np.square(scaled).sum(axis=1)
-        squared = (-2.0 * scaled) @ scaled.T
-        squared += norms[:, None]
-        squared += norms[None, :]
-        np.maximum(squared, 0.0, out=squared)
+        scaled, slopes = self._on_axes(theta, h)
+        squared = squared_distances(scaled, scaled)
         root = np.sqrt(squared)
         root *= SQRT5
         decay = np.exp(-root)
@@ -206,7 +228,7 @@ class MarginalLikelihood:
         # it adds nothing to the gradient.
         residual = self._targets - (sums @ self._targets) / sums.sum()
         solved = inverse @ residual
-        standard = (theta - self._means) / self._stds
+        standard = (theta - self.means) / self.stds
         value = 0.5 * residual @ solved + log_determinant + 0.5 * standard @ standard
         inverse -= np.outer(solved, solved)
         inverse *= 0.5
@@ -230,7 +252,7 @@ class MarginalLikelihood:
             gradient[count + 2 :] = 4.0 * (
                 rows @ (own * moved) - np.einsum("ij,ij->j", moved, across[:, self._bent_columns])
             )
-        return float(value), gradient + standard / self._stds
+        return float(value), gradient + standard / self.stds
 
 
 def fit_kernel(

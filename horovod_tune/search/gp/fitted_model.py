@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from horovod_tune.search.gp import fit as gp_fit
 from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.earlier_task import EarlierTask, TransferCovariance
 from horovod_tune.search.gp.fit import Fit, MarginalLikelihood, Priors
+from horovod_tune.search.gp.hyperparameter_draws import draws
 from horovod_tune.search.gp.kernels import (
     Covariance,
     FloatArray,
@@ -36,6 +38,10 @@ class ModelOptions:
     starts: int = 2
     #: Joint draws of what is in flight and what is noisy; 0 takes the posterior mean (kriging believer).
     draws: int = 16
+    #: Hyperparameters that expected improvement is averaged over: the most probable ones and draws; with more
+    #: rows than `drawn_rows` the most probable ones alone.
+    hyperparameters: int = 4
+    drawn_rows: int = 150
     #: More points than this are thinned out for the fit of the hyperparameters, and for the process.
     fit_points: int = 150
     process_points: int = 500
@@ -114,6 +120,7 @@ class FittedModel:
         self.features, self.groups, self.options = features[kept], groups, options
         #: Which of the results that were given these are.
         self.kept = kept
+        self._transfer = task
         self._task = None if task is None else task(self.features)
         own = options.kernel is None and options.fixed_noise is None
         found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
@@ -125,14 +132,12 @@ class FittedModel:
             self.covariance: Covariance = gp_fit.fit_kernel(
                 options.kernel, self.features[few], own_scale, alpha, options.starts - 1
             )
+            if task is not None:
+                self.covariance = TransferCovariance(self.covariance, task)
         else:
             number, fitted = self._fit(found, few, earlier)
             chosen = found[number]
-            assert self.state is not None
-            powers = axes.powers if axes is not None and self.state.linear else None
-            self.covariance = MaternCovariance(fitted, groups, timed, powers)
-        if task is not None:
-            self.covariance = TransferCovariance(self.covariance, task)
+            self.covariance = self._covariance_of(fitted, task)
         self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
         self._back = chosen.back
 
@@ -218,6 +223,40 @@ class FittedModel:
                     fitted = curved
         self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest, is_linear)
         return best, fitted.hyperparameters
+
+    def _covariance_of(self, hyperparameters: Hyperparameters, task: EarlierTask | None) -> Covariance:
+        assert self.state is not None
+        powers = self._axes.powers if self._axes is not None and self.state.linear else None
+        own = MaternCovariance(hyperparameters, self.groups, self._timed, powers)
+        return own if task is None else TransferCovariance(own, task)
+
+    def drawn(self, number: int, seed: int) -> list[FittedModel]:
+        """Return models of the same results: this one, and others whose hyperparameters are drawn from what
+        the results say of them, `number` in all. A `kernel` of the user's stays as it is: then it is one.
+        """
+        if self.state is None or number < 2:
+            return [self]
+        few = thin(self.targets, self.options.fit_points)
+        features, theta = self.features[few], np.asarray(self.state.theta)
+        if self.state.linear and self._axes is not None:
+            features = linear(features, self._axes.powers[self.groups])[0]
+        straight = (int(self.groups.max()) + 1 if len(self.groups) else 0) + 2
+        likelihood = MarginalLikelihood(
+            features,
+            self.targets[few],
+            self.groups,
+            self.options.priors,
+            self.options.fixed_noise,
+            self._bendable if len(theta) > straight else None,
+            self._timed,
+            None if self._task is None else self._task[few],
+        )
+        found = [self]
+        for drawn in draws(likelihood, theta, number - 1, np.random.default_rng(seed)):
+            other = copy.copy(self)
+            other.covariance = self._covariance_of(likelihood.hyperparameters(drawn), self._transfer)
+            found.append(other)
+        return found
 
     def as_results(self, targets: FloatArray) -> FloatArray:
         """Return values on the model's scale in the results' own unit."""

@@ -42,6 +42,18 @@ def matern52_slope(squared: FloatArray) -> FloatArray:
     return -(5.0 / 6.0) * (1.0 + root) * np.exp(-root)
 
 
+def squared_distances(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Return the squared distances of points, shape (left points, right points), never below 0.
+
+    >>> squared_distances(np.array([[0.0, 0.0]]), np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[25.0, 0.0]]
+    """
+    squared = (-2.0 * left) @ right.T
+    squared += np.square(left).sum(axis=1)[:, None]
+    squared += np.square(right).sum(axis=1)[None, :]
+    return np.maximum(squared, 0.0, out=squared)
+
+
 class Covariance(Protocol):
     """The covariance of the noise-free objective, and what the results' noise adds to it."""
 
@@ -162,12 +174,7 @@ class MaternCovariance:
         return (features if self._bends is None else warp(features, self._bends)[0]) * self._scale
 
     def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        a, b = self._scaled(left), self._scaled_points(right)
-        squared = (-2.0 * a) @ b.T
-        squared += np.square(a).sum(1)[:, None]
-        squared += np.square(b).sum(1)[None, :]
-        np.maximum(squared, 0.0, out=squared)
-        found = matern52(squared)
+        found = matern52(squared_distances(self._scaled(left), self._scaled_points(right)))
         found *= self.signal
         if self._timed:
             # Reports come at few different times, and all queries at one.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sysconfig
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,9 @@ class TrainingActor:
         self._prepared = threading.Lock()
         self._forming = threading.Lock()
         ray_adapter.prepare_rank_process()
+        # Python before 3.12 fills this table without a lock: a thread that asks meanwhile finds no suffix of
+        # extension modules there, and Horovod takes its own for not built.
+        sysconfig.get_config_vars()
         # Imports take a second or two: they run while the coordinator still gathers the actors.
         threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
 

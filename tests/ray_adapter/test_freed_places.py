@@ -27,6 +27,13 @@ def states() -> list[str]:
     return sorted(each["state"] for each in placement_group_table().values())
 
 
+def until_ray_has_tried(group: Any) -> None:
+    end = time.monotonic() + WITHIN_S
+    while placement_group_table(group)["stats"]["scheduling_state"] != "NO_RESOURCES":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def held(manager: Any, request: ResourceRequest) -> Any:
     manager.request_resources(request)
     until_ready(manager, request)
@@ -42,6 +49,7 @@ def test_what_waits_is_asked_for_again_and_nothing_is_left(ray_session: Any) -> 
     (asked,) = manager._request_to_staged_pgs[large]
     manager.get_resource_futures()
     assert manager._request_to_staged_pgs[large] == {asked}, "nothing was freed yet"
+    until_ray_has_tried(asked)
     manager.free_resources(first_to_go)  # which is not enough
     manager.get_resource_futures()
     (again,) = manager._request_to_staged_pgs[large]
@@ -52,3 +60,19 @@ def test_what_waits_is_asked_for_again_and_nothing_is_left(ray_session: Any) -> 
     assert [states().count(state) for state in ("CREATED", "PENDING")] == [1, 0]
     manager.free_resources(taken)
     assert set(states()) == {"REMOVED"}
+
+
+def test_what_is_being_placed_is_left_alone(ray_session: Any) -> None:
+    """Ray loses the resources of a group that is removed while a node sets them aside for it."""
+    ray_adapter.take_freed_places()
+    manager = PlacementGroupResourceManager()
+    small = ResourceRequest([{}, {"CPU": 1}])
+    for _ in range(20):
+        freed = held(manager, small)
+        manager.free_resources(freed)
+        manager.request_resources(small)
+        (asked,) = manager._request_to_staged_pgs[small]
+        manager.get_resource_futures()
+        assert manager._request_to_staged_pgs[small] == {asked}
+        until_ready(manager, small)
+        manager.free_resources(manager.acquire_resources(small))

@@ -67,7 +67,11 @@ def take_freed_places() -> None:
         return found
 
     def waits(group: Any) -> bool:
-        return bool(ray.util.placement_group_table(group)["state"] == "PENDING")
+        """Whether Ray has found no room for it; one that is being placed must not be removed.
+
+        Ray 2.60 loses the resources for good that a node has set aside for a group that is removed meanwhile.
+        """
+        return bool(ray.util.placement_group_table(group)["stats"]["scheduling_state"] == "NO_RESOURCES")
 
     def ask_again(manager: Any) -> None:
         """Ask anew for one placement group of each kind that waits for room."""

@@ -121,6 +121,8 @@ class FittedModel:
         #: Which of the results that were given these are.
         self.kept = kept
         self._transfer = task
+        #: Hyperparameters without bends: the length scales, the signal and the noise.
+        self._straight = (int(groups.max()) + 1 if len(groups) else 0) + 2
         self._task = None if task is None else task(self.features)
         own = options.kernel is None and options.fixed_noise is None
         found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
@@ -177,14 +179,13 @@ class FittedModel:
                 task,
             )
 
-        straight = len(MarginalLikelihood(features, found[0].targets[few], self.groups, priors, noise).bounds)
         bends = 0 if self._bendable is None else int(self._bendable.sum())
         warm, bent, is_linear, fresh_at = None, False, False, rows
         always_fresh = _ALWAYS_FRESH_REPORTS if self._timed else _ALWAYS_FRESH
         if earlier is not None and earlier.scale < len(found):
             theta = np.asarray(earlier.theta)
-            bent, is_linear = len(theta) > straight, earlier.linear
-            if len(theta) == straight + bent * bends:
+            bent, is_linear = len(theta) > self._straight, earlier.linear
+            if len(theta) == self._straight + bent * bends:
                 grown = rows >= _FRESH_GROWTH * earlier.fresh_at
                 if earlier.data == digest or (not self._refit and rows > always_fresh and not grown):
                     self.state = earlier
@@ -240,14 +241,13 @@ class FittedModel:
         features, theta = self.features[few], np.asarray(self.state.theta)
         if self.state.linear and self._axes is not None:
             features = linear(features, self._axes.powers[self.groups])[0]
-        straight = (int(self.groups.max()) + 1 if len(self.groups) else 0) + 2
         likelihood = MarginalLikelihood(
             features,
             self.targets[few],
             self.groups,
             self.options.priors,
             self.options.fixed_noise,
-            self._bendable if len(theta) > straight else None,
+            self._bendable if len(theta) > self._straight else None,
             self._timed,
             None if self._task is None else self._task[few],
         )

@@ -31,6 +31,8 @@ NAMES = (
     "max_units",
     "max_dropout",
 )
+#: Those that are searched in the log. As LCBench's authors searched it, `weight_decay` is not one of them.
+LOGARITHMIC = {"batch_size", "learning_rate", "max_units"}
 _TIME, _ACCURACY = 0, 1
 
 
@@ -38,11 +40,12 @@ def space() -> dict[str, Any]:
     """Return the search space of LCBench as Tune's domains."""
     from ray import tune  # here, as peers run this file in environments without Ray
 
+    decay = tune.loguniform if "weight_decay" in LOGARITHMIC else tune.uniform
     return {
         "batch_size": tune.lograndint(16, 513),
         "learning_rate": tune.loguniform(1e-4, 0.1),
         "momentum": tune.uniform(0.1, 0.99),
-        "weight_decay": tune.uniform(1e-5, 0.1),
+        "weight_decay": decay(1e-5, 0.1),
         "num_layers": tune.randint(1, 6),
         "max_units": tune.lograndint(64, 1025),
         "max_dropout": tune.uniform(0.0, 1.0),

@@ -15,7 +15,7 @@ from typing import Any
 import neps
 import numpy as np
 import torch
-from lcbench import EPOCHS
+from lcbench import EPOCHS, LOGARITHMIC
 from lcbench_clock import Config
 
 # No priors are given, so that PriorBand draws uniformly and around the best configuration. `gp` is NePS's
@@ -35,7 +35,7 @@ class Space(neps.PipelineSpace):
     batch_size = neps.Integer(16, 512, log=True)
     learning_rate = neps.Float(1e-4, 0.1, log=True)
     momentum = neps.Float(0.1, 0.99)
-    weight_decay = neps.Float(1e-5, 0.1)
+    weight_decay = neps.Float(1e-5, 0.1, log="weight_decay" in LOGARITHMIC)
     num_layers = neps.Integer(1, 5)
     max_units = neps.Integer(64, 1024, log=True)
     max_dropout = neps.Float(0.0, 1.0)

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from ConfigSpace import ConfigurationSpace, Float, Integer
-from lcbench import EPOCHS
+from lcbench import EPOCHS, LOGARITHMIC
 from lcbench_clock import Config
 from smac import MultiFidelityFacade, Scenario
 from smac.runhistory import TrialInfo, TrialValue
@@ -29,7 +29,7 @@ def space(seed: int) -> ConfigurationSpace:
         Integer("batch_size", (16, 512), log=True),
         Float("learning_rate", (1e-4, 0.1), log=True),
         Float("momentum", (0.1, 0.99)),
-        Float("weight_decay", (1e-5, 0.1)),
+        Float("weight_decay", (1e-5, 0.1), log="weight_decay" in LOGARITHMIC),
         Integer("num_layers", (1, 5)),
         Integer("max_units", (64, 1024), log=True),
         Float("max_dropout", (0.0, 1.0)),

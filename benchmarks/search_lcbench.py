@@ -2,6 +2,7 @@
 
     python benchmarks/search_lcbench.py run MODEL --methods horovod_tune random     # rows for the CSV
     python benchmarks/search_lcbench.py report
+    python benchmarks/search_lcbench.py run MODEL --log-decay               # weight_decay in the log
 
 MODEL is the path of the surrogate, see `lcbench.py`. No cluster is needed: Tune's own ASHA (grace period 2,
 reduction factor 3, 52 epochs), ours, which promotes (`_promoting`), or a peer's scheduler with the same rungs
@@ -21,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lcbench import EPOCHS, TASKS, Task
+from lcbench import EPOCHS, LOGARITHMIC, TASKS, Task
 from lcbench_clock import TRAININGS, Search, simulate
 from result_rows import ResultRows
 
 RESULTS = Path(__file__).parent / "results" / "search_lcbench.csv"
+LOG_DECAY_RESULTS = RESULTS.with_name("search_lcbench_log_decay.csv")
 FIELDS = [
     "method",
     "task",
@@ -174,8 +176,12 @@ def main() -> None:
     runner.add_argument("--seeds", type=int, default=11)
     runner.add_argument("--workers", type=int, default=4)
     for command in (runner, commands.add_parser("report")):
-        command.add_argument("--output", type=Path, default=RESULTS)
+        command.add_argument("--log-decay", action="store_true", help="search weight_decay in the log")
+        command.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    if arguments.log_decay:
+        LOGARITHMIC.add("weight_decay")
+    output = arguments.output or (LOG_DECAY_RESULTS if arguments.log_decay else RESULTS)
     if arguments.command == "run":
         run(
             arguments.model,
@@ -183,10 +189,10 @@ def main() -> None:
             arguments.tasks,
             arguments.seeds,
             arguments.workers,
-            arguments.output,
+            output,
         )
     else:
-        report(arguments.output)
+        report(output)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,10 @@ class Optimizer:
         model = self._fit(
             metric, *curve_data(space, points, rows, now.aims.modes[0]), timed=True, task=now.earlier
         )
-        live = features_of(space, running(usable))
+        # Of those that have reported, most wait at a rung: what is expected of them is enough.
+        in_flight = sorted(running(usable), key=lambda trial: not trial.curve)
+        begun = sum(bool(trial.curve) for trial in in_flight)
+        live = features_of(space, in_flight)
         pending = np.concatenate([live, np.full((len(live), 1), rows.target)], axis=1)
         context = np.asarray([rows.target])
         allowed = now.allowed([usable[rows.trials[i]] for i in model.kept], live)
@@ -205,6 +208,7 @@ class Optimizer:
                     now.draws + number,
                     context,
                     draw_results=False,
+                    expected=begun,
                     allowed=allowed,
                 )
                 for number, each in enumerate(

@@ -22,8 +22,9 @@ class Posterior:
     """An acquisition function over the model space, knowing the points in flight and the failures.
 
     `pending` has the shape (points, features). `context` are features that every query shares, after its own:
-    the time at which learning curves are looked at. `draw_results` as `Drawn` has it. `allowed` tells which
-    of the model's points and of those in flight, at least one of them, may be the best so far; all, if None.
+    the time at which learning curves are looked at. `draw_results` and `expected` as `Drawn` has them.
+    `allowed` tells which of the model's points and of those in flight, at least one of them, may be the best
+    so far; all, if None.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Posterior:
         seed: int,
         context: FloatArray = _NOTHING,
         draw_results: bool = True,
+        expected: int = 0,
         allowed: NDArray[np.bool_] | None = None,
     ) -> None:
         self._safety, self._context = safety, context
@@ -46,7 +48,7 @@ class Posterior:
         improvement = isinstance(acquisition, (ExpectedImprovement, ProbabilityOfImprovement))
         self._multiplied = improvement and not self._logarithmic
         self._unit = 1.0 if self._logarithmic else model.scale
-        drawn = Drawn(model, pending, seed, draw_results)
+        drawn = Drawn(model, pending, seed, draw_results, expected)
         self._process, self.rows = drawn.process, len(drawn.values)
         among = drawn.values if allowed is None else drawn.values[allowed]
         self.incumbents = among.max(axis=0)

@@ -273,6 +273,34 @@ def test_a_point_in_flight_makes_its_surroundings_uninteresting() -> None:
     assert posterior(best)(best)[0] < nobody(best)[0] - 3.0
 
 
+def uncertain(pending: np.ndarray, **kwargs: object) -> Posterior:
+    """As `posterior`, of seven results alone."""
+    model = FittedModel(X[:7], Y[:7], GROUPS, ModelOptions())
+    return Posterior(model, pending, None, LogExpectedImprovement(), 0, draw_results=False, **kwargs)  # type: ignore[arg-type]
+
+
+def test_the_best_of_points_in_flight_of_which_something_is_expected_is_not_that_of_draws() -> None:
+    generator = np.random.default_rng(1)
+    pending, queries = generator.random((60, 3)), generator.random((20, 3))
+    nobody, drawn = uncertain(pending[:0]), uncertain(pending)
+    expected = uncertain(pending, expected=60)
+    best = max(nobody.incumbents[0], nobody.means(pending).max())
+    assert expected.incumbents == pytest.approx(best, abs=0.05)
+    assert drawn.incumbents.mean() > best + 0.1
+    assert expected.means(queries) == pytest.approx(nobody.means(queries), abs=0.05)
+    # Less is to be found there, as with points that are drawn.
+    assert np.all(expected(pending) < nobody(pending))
+
+
+def test_the_first_points_in_flight_are_expected_and_the_others_drawn() -> None:
+    pending = np.random.default_rng(1).random((6, 3))
+    nobody, both = uncertain(pending[:0]), uncertain(pending, expected=4)
+    means, _ = both._process.predict(pending)
+    assert means.shape[1] == ModelOptions().draws
+    assert np.ptp(means[4:], axis=1).min() > 10 * np.ptp(means[:4], axis=1).max()
+    assert means[:4].mean(axis=1) == pytest.approx(nobody.means(pending[:4]), abs=0.05)
+
+
 def test_a_failure_makes_its_surroundings_uninteresting_and_leaves_the_rest() -> None:
     here, far = np.array([[0.9, 0.9, 0.9]]), np.array([[0.1, 0.1, 0.1]])
     without, with_failure = (

@@ -99,14 +99,24 @@ class Channel:
         Raises:
             MalformedMessage: something has come that the other end may not send.
         """
-        if timeout_s is not None and not select.select([self._socket], [], [], timeout_s)[0]:
-            return [], True
         try:
+            if timeout_s is not None and not self._has_come(timeout_s):
+                return [], True
             data = self._socket.recv(_READ_BYTES)
         except OSError:  # the other end was closed with something unread, or this one is closed
             data = b""
         self._buffer += data
         return self._whole_messages(), bool(data)
+
+    def _has_come(self, timeout_s: float) -> bool:
+        """Return whether there is something to read, or the end of it, within ``timeout_s``."""
+        number = self._socket.fileno()
+        if number < 0:
+            raise OSError("this end is closed")
+        # `select` takes no descriptors from 1024 on, of which a large world has some.
+        waits = select.poll()
+        waits.register(number, select.POLLIN)
+        return bool(waits.poll(1000.0 * timeout_s))
 
     def _whole_messages(self) -> list[dict[str, Any]]:
         messages = []

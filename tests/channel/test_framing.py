@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import pickle
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -120,3 +122,29 @@ def test_an_extension_of_others_is_an_error(ends: tuple[Channel, socket.socket])
     other.sendall(frame(msgpack.packb({"kind": "finished", "x": msgpack.ExtType(77, b"")})))
     with pytest.raises(MalformedMessage):
         channel.receive(1)
+
+
+def test_a_channel_that_was_closed_here_has_nothing_more(ends: tuple[Channel, socket.socket]) -> None:
+    """As one whose thread closed it, because the other end had."""
+    channel, _ = ends
+    channel.close()
+    assert channel.receive(0) == channel.receive(5.0) == channel.receive(None) == ([], False)
+
+
+def test_descriptors_beyond_those_of_select_are_heard() -> None:
+    """A coordinator of a thousand ranks has some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"this machine allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    here, there = socket.socketpair()
+    far = socket.socket(fileno=fcntl.fcntl(here, fcntl.F_DUPFD, 1100))
+    here.close()
+    try:
+        channel = Channel(far, RANK_MESSAGES)
+        assert channel.fileno() >= 1100 and channel.receive(0.01) == ([], True)
+        there.close()
+        assert channel.receive(5.0) == ([], False)
+        channel.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

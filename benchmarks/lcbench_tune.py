@@ -15,21 +15,28 @@ from horovod_tune.search import PromotingASHA
 
 
 class TuneSearch:
-    """A searcher under an ASHA with grace period 2, reduction factor 3, 52 epochs: Tune's, or ours."""
+    """A searcher under an ASHA with grace period 2 and reduction factor 3: Tune's, or ours.
+
+    The space and the epochs are LCBench's, unless others are given.
+    """
 
     def __init__(
-        self, searcher: Searcher, scheduler: type[ASHAScheduler] | type[PromotingASHA] = ASHAScheduler
+        self,
+        searcher: Searcher,
+        scheduler: type[ASHAScheduler] | type[PromotingASHA] = ASHAScheduler,
+        own_space: Config | None = None,
+        epochs: int = EPOCHS,
     ) -> None:
-        if not searcher.set_search_properties("loss", "min", space()):
+        if not searcher.set_search_properties("loss", "min", own_space or space()):
             raise RuntimeError("the searcher refused the space")
-        self._searcher = searcher
+        self._searcher, self._epochs = searcher, epochs
         self._scheduler: Any = scheduler(
             time_attr="training_iteration",
             metric="loss",
             mode="min",
             grace_period=2,
             reduction_factor=3,
-            max_t=EPOCHS,
+            max_t=epochs,
         )
         self._trials: dict[Any, Any] = {}
         # What a scheduler sees of Tune's controller.
@@ -61,7 +68,7 @@ class TuneSearch:
             "time_total_s": report.seconds,
         }
         decision = self._scheduler.on_trial_result(self._controller, trial, result)
-        if decision == TrialScheduler.STOP or report.epoch == EPOCHS:
+        if decision == TrialScheduler.STOP or report.epoch == self._epochs:
             # As Tune does: the last result comes with the end of the trial alone.
             self._scheduler.on_trial_complete(self._controller, trial, result)
             self._searcher.on_trial_complete(trial.trial_id, result | {"done": True})

@@ -136,13 +136,18 @@ def _random(seed: int) -> Any:
     return BasicVariantGenerator(random_state=seed, max_concurrent=AT_ONCE)
 
 
-def _tpe(seed: int) -> Any:
+def tpe(seed: int, **aim: str) -> Any:
+    """Return Optuna's TPE; `aim` is the metric and the mode, where no tuner gives them."""
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, multivariate=True)
-    return ConcurrencyLimiter(OptunaSearch(sampler=sampler), AT_ONCE)
+    return OptunaSearch(sampler=sampler, **aim)
+
+
+def _tpe(seed: int) -> Any:
+    return ConcurrencyLimiter(tpe(seed), AT_ONCE)
 
 
 METHODS: dict[str, tuple[Callable[[int], Any], Callable[[], Any]]] = {

@@ -27,7 +27,7 @@ from lcbench_tune import TuneSearch
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 from result_rows import ResultRows
-from search_digits import AT_ONCE, EPOCHS, GOAL, SPACE, TRAININGS
+from search_digits import AT_ONCE, EPOCHS, GOAL, SPACE, TRAININGS, tpe
 from search_quality import RandomSearch
 from sklearn.datasets import load_digits
 
@@ -104,12 +104,7 @@ def _bayesian(seed: int) -> Searcher:
 
 
 def _tpe(seed: int) -> Searcher:
-    import optuna
-    from ray.tune.search.optuna import OptunaSearch
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, multivariate=True)
-    return OptunaSearch(metric="loss", mode="min", sampler=sampler)
+    return tpe(seed, metric="loss", mode="min")
 
 
 METHODS: dict[str, tuple[Callable[[int], Searcher], Any]] = {

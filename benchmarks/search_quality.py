@@ -245,12 +245,13 @@ def run(methods: list[str], problems: list[str], seeds: int, output: Path) -> No
             for name in problems:
                 if rows.has(method, name, seed):
                     continue
-                row = _one(PROBLEMS[name], method, seed)
+                row = measured(PROBLEMS[name], method, seed)
                 rows.add(row)
                 print(method, name, seed, row.get("regret_40"), row["note"], flush=True)
 
 
-def _one(problem: Problem, method: str, seed: int) -> dict[str, Any]:
+def measured(problem: Problem, method: str, seed: int) -> dict[str, Any]:
+    """Run one search; return its row, with regrets in units of a random point's."""
     unit = random_regret(problem)
     identity = {"method": method, "problem": problem.name, "seed": seed}
     try:

@@ -60,7 +60,8 @@ class BayesOptSearch(Searcher):
     * `random_state`: an int, a NumPy generator, or None for a different search each time. The same state
       and the same results give the same suggestions, whatever the clock says.
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
-      one more than there are parameters, at least 4 and at most 10.
+      one more than there are parameters, at least 4 and at most 10. The last one is in the middle of all
+      ranges, unless trials report several times.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
     * `time_attr`: what tells the progress of a trial in its reports; with several reports a trial, the model
       is one of learning curves. `max_t`: where a whole training ends; by default the stop criterion of the

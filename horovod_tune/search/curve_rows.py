@@ -37,6 +37,12 @@ def has_curves(trials: Iterable[Trial]) -> bool:
     return any(len(trial.curve) > 1 for trial in trials)
 
 
+def is_unfinished(trial: Trial, target: float) -> bool:
+    """Whether a trial has reported, but not up to `target` on the model's axis."""
+    last = max(trial.curve, default=0.0)
+    return last > 0 and axis(last) < target - 1e-9
+
+
 def rows_of(trials: list[Trial], horizon: float | None) -> CurveRows:
     """Return the rows of `trials`, which have not failed, and the time of `horizon` or of the latest
     report."""

@@ -27,11 +27,17 @@ def safety_of(space: SearchSpace, failed: Sequence[Trial], safe: Sequence[Trial]
 
 
 def quasi_random_point(
-    space: SearchSpace, history: History, seed: int, taken: Callable[[Point], bool], safety: Safety | None
+    space: SearchSpace,
+    history: History,
+    seed: int,
+    taken: Callable[[Point], bool],
+    safety: Safety | None,
+    middle: bool = False,
 ) -> Point | None:
     """Return the next free point of a scrambled Sobol sequence, None if there is none for long.
 
-    Where trials have failed, points that are likely to fail too are passed over, as long as others come soon.
+    With `middle`, its numbers are those in the middle of their ranges, unless that point is taken. Where
+    trials have failed, points that are likely to fail too are passed over, as long as others come soon.
     """
     best: tuple[float, Point] | None = None
     tried = 0
@@ -41,7 +47,10 @@ def quasi_random_point(
             sequence.fast_forward(history.drawn)
         quantiles = sequence.random(1)[:, : space.dimension]
         history.drawn += 1
-        point = space.canonical(space.from_quantiles(quantiles)[0])
+        drawn = space.from_quantiles(quantiles)
+        if middle:
+            middle, drawn = False, space.in_the_middle(drawn)
+        point = space.canonical(drawn[0])
         if taken(point):
             continue
         if safety is None or not space.dimension:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from horovod_tune.analysis.dominance import non_dominated
 from horovod_tune.search.aims import Aims
-from horovod_tune.search.curve_rows import has_curves, rows_of
+from horovod_tune.search.curve_rows import has_curves, is_unfinished, rows_of
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.free_points import leftover_point, quasi_random_point, safety_of
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
@@ -41,6 +41,8 @@ _CURVES_START = 4
 #: Results that are waited for before they are modelled beside an earlier experiment's. Until then its model
 #: and the quasi-random sequence suggest in turns: the difference shows how far it can be trusted.
 _TRANSFER_START = 3
+#: Unfinished trials that the model is told the expected ends of, the most promising ones: each is a row more.
+_MOST_EXPECTED = 200
 
 
 class Optimizer:
@@ -88,7 +90,9 @@ class Optimizer:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
-            start = quasi_random_point(space, history, seed, taken, safety)
+            # The best is nearer to the middle than to most points. Not with curves: see docs/search.md.
+            middle = not by_curves and len(history.trials) == steps - 1
+            start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else leftover_point(space, taken, None, seed)
         self.learns_from_curves = by_curves
         within = self.limits.fit(space, usable, aims, self.options) if aims.limits else None
@@ -190,11 +194,14 @@ class Optimizer:
         model = self._fit(
             metric, *curve_data(space, points, rows, now.aims.modes[0]), timed=True, task=now.earlier
         )
-        # Of those that have reported, most wait at a rung: what is expected of them is enough.
-        in_flight = sorted(running(usable), key=lambda trial: not trial.curve)
-        begun = sum(bool(trial.curve) for trial in in_flight)
-        live = features_of(space, in_flight)
-        pending = np.concatenate([live, np.full((len(live), 1), rows.target)], axis=1)
+        # Of those that have reported, most wait at a rung or were stopped there: what is expected of them is
+        # enough. As long as the end of a stopped trial is open, the search goes on asking for others like it.
+        begun = [trial for trial in usable if is_unfinished(trial, rows.target)]
+        ends = model.condition().predict(_at(rows.target, features_of(space, begun)))[0][:, 0]
+        begun = [begun[i] for i in np.sort(np.argsort(-ends, kind="stable")[:_MOST_EXPECTED])]
+        silent = [trial for trial in running(usable) if max(trial.curve, default=0.0) <= 0]
+        live = features_of(space, begun + silent)
+        pending = _at(rows.target, live)
         context = np.asarray([rows.target])
         allowed = now.allowed([usable[rows.trials[i]] for i in model.kept], live)
         few = len(model.features) + len(pending) <= self.options.drawn_rows
@@ -208,7 +215,7 @@ class Optimizer:
                     now.draws + number,
                     context,
                     draw_results=False,
-                    expected=begun,
+                    expected=len(begun),
                     allowed=allowed,
                 )
                 for number, each in enumerate(
@@ -268,3 +275,8 @@ class Optimizer:
             if model.state is not None:
                 self.fit_states[metric] = model.state
         return self._fitted[metric][1]
+
+
+def _at(time: float, features: FloatArray) -> FloatArray:
+    """Return `features`, shape (points, features), with one more: the time, on the model's axis."""
+    return np.concatenate([features, np.full((len(features), 1), time)], axis=1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_tune.search.curve_rows import CurveRows, axis, time_at
+from horovod_tune.search.curve_rows import CurveRows, axis, is_unfinished, time_at
 from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions
@@ -70,8 +70,7 @@ def predicted_curves(
 
     `state` is the fit that the hyperparameters are taken from, unless there are few results.
     """
-    ends = {index: max(trial.curve) for index, trial in enumerate(trials) if trial.curve}
-    unfinished = [index for index, end in ends.items() if end > 0 and axis(end) < rows.target - 1e-9]
+    unfinished = [index for index, trial in enumerate(trials) if is_unfinished(trial, rows.target)]
     if not unfinished:
         return []
     points = features_of(space, trials)
@@ -89,6 +88,7 @@ def predicted_curves(
         may_go_on = np.asarray([trials[index].ending is Ending.RUNNING for index in unfinished])
         order = np.lexsort([-final, ~may_go_on])
         unfinished = [unfinished[i] for i in order[:_MOST]]
+    ends = {index: max(trials[index].curve) for index in unfinished}
     grid = np.stack([np.linspace(axis(ends[index]), rows.target, _TIMES) for index in unfinished])
     means, deviations = at(list(np.repeat(unfinished, _TIMES)), grid.ravel())
     worst, middle, best = (

@@ -17,8 +17,9 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
-from horovod_tune.search import BayesOptSearch
-from horovod_tune.search.curve_rows import axis, kept_times, rows_of
+from horovod_tune.search import BayesOptSearch, optimizer
+from horovod_tune.search.curve_rows import axis, is_unfinished, kept_times, rows_of
+from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.history import Ending, Trial
 
 METRIC = "loss"
@@ -93,6 +94,47 @@ def test_a_running_trial_already_teaches() -> None:
     assert suggestions[0] != suggestions[1]
 
 
+def after_some_epochs(ended: set[int]) -> BayesOptSearch:
+    """Return a search that has heard of six trials, of which some have been stopped."""
+    search = searcher()
+    search.set_search_properties(METRIC, "min", SPACE)
+    configs = [search.suggest(f"t{number}") for number in range(6)]
+    for number, config in enumerate(configs):
+        assert config is not None
+        for epoch in (1, 2, 3) if number else range(1, EPOCHS + 1):
+            result = {METRIC: curve(config)[epoch - 1], "training_iteration": epoch}
+            search.on_trial_result(f"t{number}", result)
+        if number in ended:
+            search.on_trial_complete(f"t{number}", result)
+    return search
+
+
+def test_a_stopped_trial_counts_as_one_that_waits_at_a_rung() -> None:
+    """What is expected of its end counts, or others like it would be asked for again and again."""
+    suggested = [after_some_epochs(ended).suggest("next") for ended in (set(), {3, 4}, {0, 1, 2, 3, 4, 5})]
+    assert suggested[0] == suggested[1] == suggested[2]
+
+
+def test_of_very_many_unfinished_trials_the_most_promising_are_expected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = after_some_epochs({0, 1, 2, 3, 4, 5})
+    seen: list[tuple[np.ndarray, int]] = []
+
+    class Watched(Posterior):
+        def __init__(self, model: Any, pending: np.ndarray, *rest: Any, expected: int, **named: Any) -> None:
+            seen.append((pending[:expected, :3], expected))
+            super().__init__(model, pending, *rest, expected=expected, **named)
+
+    monkeypatch.setattr(optimizer, "Posterior", Watched)
+    monkeypatch.setattr(optimizer, "_MOST_EXPECTED", 2)
+    assert search.suggest("next") is not None
+    trials = list(search._history.trials.values())[1:6]
+    best = sorted(trials, key=lambda trial: trial.curve[3.0])[:2]
+    assert seen and all(expected == 2 for _, expected in seen)
+    assert {tuple(row) for row in seen[0][0].round(9)} == {tuple(np.round(trial.point, 9)) for trial in best}
+
+
 def test_one_report_a_trial_is_no_curve(caplog: Any) -> None:
     search = searcher()
     search.set_search_properties(METRIC, "min", SPACE)
@@ -146,6 +188,17 @@ def test_another_time_may_be_used_and_the_end_comes_from_the_tuners_stop_criteri
 def test_of_a_long_curve_one_report_a_doubling_is_kept() -> None:
     assert kept_times(range(1, 1001)) == [1, 3, 7, 15, 31, 63, 127, 255, 511, 1000]
     assert kept_times([]) == [] and kept_times([0.25, 0.4, 7]) == [0.4, 7]
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [([], False), ([0.0], False), ([1.0, 26.0], True), ([1.0, 27.0], False), ([81.0], False)],
+)
+def test_a_trial_is_unfinished_when_it_has_reported_but_not_to_the_end(
+    times: list[float], expected: bool
+) -> None:
+    trial = Trial("t", (0.5,), curve=dict.fromkeys(times, 1.0))
+    assert is_unfinished(trial, axis(27.0)) is expected
 
 
 def test_rows_end_at_the_known_end_and_results_from_elsewhere_are_whole_trainings() -> None:

@@ -142,6 +142,11 @@ class SearchSpace:
         columns = [p.from_quantiles(quantiles[:, i]) for i, p in enumerate(self._columns)]
         return np.stack(columns, axis=1) if columns else np.empty((len(quantiles), 0))
 
+    def in_the_middle(self, points: FloatArray) -> FloatArray:
+        """Return points, shape (points, parameters), with numbers in the middle of their ranges."""
+        numbers = np.asarray([not isinstance(column, Categories) for column in self._columns], dtype=bool)
+        return self.snap(np.where(numbers, 0.5, points))
+
     def snap(self, points: FloatArray) -> FloatArray:
         """Move each coordinate to the nearest one that a value has."""
         columns = [p.snap(points[:, i]) for i, p in enumerate(self._columns)]

@@ -1,0 +1,128 @@
+"""Searches on functions whose best lies at a random place, another one for each seed; 4 in flight.
+
+    python benchmarks/search_moved.py run --methods horovod_tune random     # rows for search_moved.csv
+    python benchmarks/search_moved.py report                                # the table
+
+Who writes a function puts its best somewhere inside; here nobody has chosen where it is. Weights and
+rotations are drawn with the seed too. Methods and packages are those of `search_quality.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray import tune
+from result_rows import ResultRows
+from search_problems import Problem
+from search_quality import FIELDS, METHODS, measured
+from search_report import at_marks
+
+RESULTS = Path(__file__).parent / "results" / "search_moved.csv"
+#: Each with its number of parameters.
+KINDS = {
+    "bowl": 4,
+    "ackley": 4,
+    "rosenbrock": 4,
+    "levy": 6,
+    "three_of_ten": 10,
+    "corner": 5,
+    "noisy": 3,
+    "narrow": 3,
+}
+NOISE = 0.02
+
+
+def moved(kind: str, seed: int) -> Problem:
+    """Return a function on the unit cube with its best, which is 0, anywhere in it."""
+    generator, dimension = np.random.default_rng([seed, 99]), KINDS[kind]
+    best = generator.random(dimension)
+    turned = np.linalg.qr(generator.standard_normal((dimension, dimension)))[0]
+    weights = 10.0 ** generator.uniform(-1, 1, dimension)
+    corner = np.rint(best)
+
+    def bowl(x: np.ndarray) -> float:
+        return float(np.sum(weights * (turned @ (x - best)) ** 2))
+
+    def ackley(x: np.ndarray) -> float:
+        z = turned @ (x - best) * 20
+        waves = np.exp(np.mean(np.cos(2 * math.pi * z)))
+        return float(-20 * np.exp(-0.2 * math.sqrt(np.mean(z**2))) - waves + 20 + math.e)
+
+    def rosenbrock(x: np.ndarray) -> float:
+        y = 1 + (x - best) * 4
+        return float(np.sum(100 * (y[1:] - y[:-1] ** 2) ** 2 + (1 - y[:-1]) ** 2))
+
+    def levy(x: np.ndarray) -> float:
+        y = 1 + (x - best) * 5
+        inner = np.sum((y[:-1] - 1) ** 2 * (1 + 10 * np.sin(math.pi * y[:-1] + 1) ** 2))
+        last = (y[-1] - 1) ** 2 * (1 + np.sin(2 * math.pi * y[-1]) ** 2)
+        return float(math.sin(math.pi * y[0]) ** 2 + inner + last)
+
+    def three_of_ten(x: np.ndarray) -> float:
+        return float(np.sum((weights * (x - best) ** 2)[:3]))
+
+    def towards_corner(x: np.ndarray) -> float:
+        return float(np.sum(weights * np.abs(x - corner)))
+
+    def narrow(x: np.ndarray) -> float:
+        z = x - best
+        return float(1 - np.exp(-10 * np.sum(weights * z**2)) + 0.1 * np.sum(np.abs(z)))
+
+    functions: dict[str, Callable[[np.ndarray], float]] = {
+        "bowl": bowl,
+        "ackley": ackley,
+        "rosenbrock": rosenbrock,
+        "levy": levy,
+        "three_of_ten": three_of_ten,
+        "corner": towards_corner,
+        "noisy": bowl,
+        "narrow": narrow,
+    }
+    names = [f"x{i}" for i in range(dimension)]
+    return Problem(
+        kind,
+        f"moved, {dimension}-D",
+        lambda: {name: tune.uniform(0.0, 1.0) for name in names},
+        lambda config: functions[kind](np.asarray([config[name] for name in names])),
+        optimum=0.0,
+        noise=NOISE if kind == "noisy" else 0.0,
+    )
+
+
+def run(methods: list[str], seeds: int, output: Path) -> None:
+    rows = ResultRows(output, FIELDS, keys=3)
+    for seed in range(seeds):
+        for method in methods:
+            for kind in KINDS:
+                if not rows.has(method, kind, seed):
+                    row: dict[str, Any] = measured(moved(kind, seed), method, seed)
+                    rows.add(row)
+                    print(method, kind, seed, row.get("regret_40"), row["note"], flush=True)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runner = commands.add_parser("run")
+    runner.add_argument("--methods", nargs="+", default=["horovod_tune", "random"], choices=METHODS)
+    runner.add_argument("--seeds", type=int, default=11)
+    for command in (runner, commands.add_parser("report")):
+        command.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        run(arguments.methods, arguments.seeds, arguments.output)
+    else:
+        at_marks(arguments.output, list(KINDS), (10, 20, 40))
+
+
+if __name__ == "__main__":
+    main()

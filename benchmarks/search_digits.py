@@ -5,8 +5,8 @@
 
 Ours and random search under our PromotingASHA, ours, Optuna's TPE and random search under Tune's ASHA; all
 with the first rung after 2 of 54 epochs, reduction factor 3 and 4 trials at a time. A search ends with the
-first report of 98.5 %, or after as many epochs as 20 whole trainings have. About one random configuration in
-twenty gets there. Epochs are counted over all trials. The seconds are those of `Tuner.fit`, of which the
+first report of 98.5 %, or after as many epochs as 20 whole trainings have. Three of 400 random configurations
+get there. Epochs are counted over all trials. The seconds are those of `Tuner.fit`, of which the
 processes that the first trials start are a part, on whatever machine this is; the methods take turns.
 """
 

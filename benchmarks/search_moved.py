@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from ray import tune
 from result_rows import ResultRows
-from search_problems import Problem
+from search_problems import Config, Problem
 from search_quality import FIELDS, METHODS, measured
 from search_report import at_marks
 
@@ -36,6 +36,9 @@ KINDS = {
     "noisy": 3,
     "narrow": 3,
 }
+#: Spaces of more than numbers: `mixed` has ten parameters, three of no effect; `conditional` has three or
+#: four at a time.
+OTHERS = ("mixed", "conditional")
 NOISE = 0.02
 
 
@@ -96,13 +99,88 @@ def moved(kind: str, seed: int) -> Problem:
     )
 
 
+def mixed(seed: int) -> Problem:
+    """Return a function of two categories, an ordered choice, an integer and six numbers, three of them idle.
+
+    The best numbers differ between the options of one category, by as much as a fifth of their ranges.
+    """
+    generator = np.random.default_rng([seed, 98])
+    optimizers, schedules, sizes = (
+        ["sgd", "adam", "rmsprop"],
+        ["constant", "step", "cosine"],
+        [16, 32, 64, 128],
+    )
+    floors = {
+        name: generator.permutation([0.0, *generator.uniform(0.05, 0.4, 2)]) for name in ("first", "second")
+    }
+    weights, best = 10.0 ** generator.uniform(-1, 0.5, 3), generator.random(3)
+    each = np.clip(best + generator.uniform(-0.2, 0.2, (3, 3)), 0, 1)
+    size, layers = int(generator.integers(4)), int(generator.integers(1, 8))
+
+    def value(config: Config) -> float:
+        option = optimizers.index(config["optimizer"])
+        found = floors["first"][option] + floors["second"][schedules.index(config["schedule"])]
+        found += np.sum(weights * (np.array([config["x0"], config["x1"], config["x2"]]) - each[option]) ** 2)
+        found += 0.05 * abs(sizes.index(config["batch_size"]) - size)
+        return float(found + 0.02 * (config["layers"] - layers) ** 2)
+
+    def space() -> Config:
+        numbers = {f"x{i}": tune.uniform(0.0, 1.0) for i in range(6)}
+        return {
+            "optimizer": tune.choice(optimizers),
+            "schedule": tune.choice(schedules),
+            "batch_size": tune.choice(sizes),
+            "layers": tune.randint(1, 8),
+            **numbers,
+        }
+
+    return Problem("mixed", "moved, mixed, 10-D", space, value, optimum=0.0)
+
+
+def conditional(seed: int) -> Problem:
+    """Return a function of two models with two and three parameters of their own, and one that both have."""
+    generator = np.random.default_rng([seed, 97])
+    inner = {"forest": ["depth", "leaf"], "network": ["lr", "dropout", "width"]}
+    names = list(inner)
+    floors = dict(zip(names, generator.permutation([0.0, generator.uniform(0.02, 0.3)]), strict=True))
+    best = {name: generator.random(len(inner[name])) for name in names}
+    weights = {name: 10.0 ** generator.uniform(-1, 0.5, len(inner[name])) for name in names}
+    shared = generator.random()
+
+    def value(config: Config) -> float:
+        model = config["model"]
+        if isinstance(model, str):
+            model = {"name": model, **{key: config[f"{model}_{key}"] for key in inner[model]}}
+        name = model["name"]
+        x = np.array([model[key] for key in inner[name]])
+        found = floors[name] + np.sum(weights[name] * (x - best[name]) ** 2)
+        return float(found + 0.5 * (config["augment"] - shared) ** 2)
+
+    def space() -> Config:
+        options = [
+            {"name": name, **{key: tune.uniform(0.0, 1.0) for key in keys}} for name, keys in inner.items()
+        ]
+        return {"model": tune.choice(options), "augment": tune.uniform(0.0, 1.0)}
+
+    def flat() -> Config:
+        every = [f"{name}_{key}" for name, keys in inner.items() for key in keys]
+        numbers = {key: tune.uniform(0.0, 1.0) for key in (*every, "augment")}
+        return {"model": tune.choice(names), **numbers}
+
+    return Problem("conditional", "moved, conditional", space, value, optimum=0.0, flat_space=flat)
+
+
+def problem_of(kind: str, seed: int) -> Problem:
+    return {"mixed": mixed, "conditional": conditional}.get(kind, lambda s: moved(kind, s))(seed)
+
+
 def run(methods: list[str], seeds: int, output: Path) -> None:
     rows = ResultRows(output, FIELDS, keys=3)
     for seed in range(seeds):
         for method in methods:
-            for kind in KINDS:
+            for kind in (*OTHERS, *KINDS):
                 if not rows.has(method, kind, seed):
-                    row: dict[str, Any] = measured(moved(kind, seed), method, seed)
+                    row: dict[str, Any] = measured(problem_of(kind, seed), method, seed)
                     rows.add(row)
                     print(method, kind, seed, row.get("regret_40"), row["note"], flush=True)
 
@@ -121,7 +199,7 @@ def main() -> None:
     if arguments.command == "run":
         run(arguments.methods, arguments.seeds, arguments.output)
     else:
-        at_marks(arguments.output, list(KINDS), (10, 20, 40))
+        at_marks(arguments.output, [*KINDS, *OTHERS], (10, 20, 40))
 
 
 if __name__ == "__main__":

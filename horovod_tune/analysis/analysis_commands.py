@@ -155,7 +155,7 @@ def run_report(args: argparse.Namespace) -> int:
         return 1
     print(f"{one_line(str(place))}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
     if not analysis.has_best:
-        _say("the report has no curves: no trial has reported a finite value to compare trials by")
+        _say(f"the report has no curves: {analysis.why_no_best}")
     for problem in analysis.problems:
         print(f"not read whole: {one_line(str(problem))}", file=sys.stderr)
     return 0

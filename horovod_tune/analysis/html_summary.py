@@ -53,11 +53,7 @@ def _more(count: int, what: str) -> str:
 
 def _best(analysis: Analysis) -> str:
     if not analysis.has_best:
-        try:
-            analysis.require_metric()
-        except ValueError as error:
-            return f"<div>No best trial: {_text(error)}</div>"
-        return f"<div>No best trial: none has a finite value of {_text(analysis.metric)}.</div>"
+        return f"<div>No best trial: {_text(analysis.why_no_best)}</div>"
     return (
         f"<div>best {_text(analysis.metric)} <strong>{analysis.best_value:.6g}</strong> in trial "
         f"{_text(analysis.best_trial.trial_id)} ({_text(comparison_text(analysis))})</div>"

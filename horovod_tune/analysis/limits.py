@@ -17,7 +17,7 @@ _SENSES: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_LIMIT = re.compile(r"\s*(?P<metric>.+?)\s*(?P<sense><=|>=|<|>)\s*(?P<bound>[^<>=]+?)\s*")
+_LIMIT = re.compile(r"\s*(?P<metric>[^<>=]+?)\s*(?P<sense><=|>=|<|>)\s*(?P<bound>[^<>=]+?)\s*")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ def parse_limit(text: str) -> Limit:
         bound = float(found["bound"]) if found else math.nan
     except ValueError:
         bound = math.nan
-    if found is None or math.isnan(bound):
-        raise ValueError(f'a limit is written like "latency_ms <= 20", got {text!r}')
+    if found is None or not math.isfinite(bound):
+        raise ValueError(
+            f'a limit is written like "latency_ms <= 20", with one metric and a finite bound, got {text!r}'
+        )
     return Limit(found["metric"], found["sense"], bound)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -171,11 +172,14 @@ class Analysis:
     def _best(self) -> int:
         winner = best_index(self.scores, self.require_metric()[1], self.scope)
         if winner is None:
-            within = f" within {' and '.join(map(str, self.limits))}" if self.limits else ""
             raise ValueError(
-                f"no trial of {self.name!r} has a finite {self.scope} value of {self.metric!r}{within}"
+                f"no trial of {self.name!r} has a finite {self.scope} value of {self.metric!r}{self._within}"
             )
         return winner
+
+    @property
+    def _within(self) -> str:
+        return f" within {' and '.join(map(str, self.limits))}" if self.limits else ""
 
     @property
     def has_best(self) -> bool:
@@ -184,6 +188,22 @@ class Analysis:
         if self.metric is None or self.mode is None or not compared <= set(self.reported_numbers):
             return False
         return best_index(self.scores, self.mode, self.scope) is not None
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether any trial has a finite value of the metric, within the limits or not."""
+        if self.metric is None or self.mode is None or self.metric not in self.reported_numbers:
+            return False
+        return any(math.isfinite(score.last) for score in self.scores)
+
+    @property
+    def why_no_best(self) -> str:
+        """Why there is no best trial, where there is none."""
+        try:
+            self.require_metric()
+        except ValueError as error:
+            return str(error)
+        return f"no trial has a finite value of {self.metric}{self._within} yet"
 
     @property
     def best_trial(self) -> TrialRecord:

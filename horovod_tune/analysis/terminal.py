@@ -105,12 +105,7 @@ def _best(analysis: Analysis) -> list[RenderableType]:
     from rich.text import Text
 
     if not analysis.has_best:
-        try:
-            analysis.require_metric()
-            why = f"no trial has a finite value of {analysis.metric} yet"
-        except ValueError as error:
-            why = str(error)
-        return [_safe(f"No best trial: {why}", "yellow"), Text()]
+        return [_safe(f"No best trial: {analysis.why_no_best}", "yellow"), Text()]
     line = Text()
     line.append(_safe(f"best {analysis.metric} {analysis.best_value:.6g}", "bold green"))
     line.append(_safe(f"  {analysis.best_trial.trial_id}  ({comparison_text(analysis)})"))
@@ -144,7 +139,8 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("trial", no_wrap=True)
     table.add_column("status", no_wrap=True)
-    scored = analysis.has_best
+    # Where no trial keeps the limits, their values show how far they are from it.
+    scored, best = analysis.is_scored, analysis.best_trial if analysis.has_best else None
     if scored:
         table.add_column(_safe(analysis.metric or ""), justify="right", no_wrap=True)
         table.add_column("best", justify="right", no_wrap=True)
@@ -183,7 +179,7 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
             stand = stands.get(index)
             cells.append(Text("" if stand is None else f"{stand.place} of {stand.of} at {stand.iteration}"))
         cells += [_safe(_short(one.values[index])) for one in shown]
-        table.add_row(*cells, style="bold" if scored and trial is analysis.best_trial else "")
+        table.add_row(*cells, style="bold" if trial is best else "")
     left = [f"{len(order) - rows} more trials", *left] if len(order) > rows else left
     left += [f"{len(found) - len(shown)} more hyperparameters"] if len(found) > len(shown) else []
     notes = [f"not shown: {', '.join(left)}"] if left else []

@@ -68,4 +68,6 @@ def parse_limits(limits: Sequence[str]) -> tuple[Limit, ...]:
     """Read limits such as ``["latency_ms <= 20"]``; raises `TypeError` or `ValueError` for anything else."""
     if isinstance(limits, str):
         raise TypeError(f"limits must be a list, as in limits=[{limits!r}]")
+    if not isinstance(limits, list | tuple) or not all(isinstance(limit, str) for limit in limits):
+        raise TypeError(f'limits must be a list such as ["latency_ms <= 20"], got {limits!r}')
     return tuple(parse_limit(limit) for limit in limits)

@@ -54,7 +54,8 @@ class BayesOptSearch(Searcher):
       in all metrics; the tuner's own `metric` is then for its scheduler alone.
     * `limits`: what a result has to keep to count, `["latency_ms <= 20"]`, of any metrics that are reported.
     * `points_to_evaluate`: configurations to run first; what one leaves open is filled in.
-      `evaluated_rewards`: their metric values, where they are known already; they are not run then.
+      `evaluated_rewards`: their metric values, where they are known already; they are not run then, but for
+      those with None.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
       `acquisition_function`: an object of `bayes_opt.acquisition` instead. Best left out.
     * `random_state`: an int, a NumPy generator, or None for a different search each time. The same state
@@ -90,7 +91,7 @@ class BayesOptSearch(Searcher):
         random_state: int | np.random.Generator | np.random.RandomState | None = 42,
         random_search_steps: int | None = None,
         *,
-        evaluated_rewards: Sequence[float] | None = None,
+        evaluated_rewards: Sequence[float | None] | None = None,
         acquisition_function: AcquisitionFunction | None = None,
         gp_params: Mapping[str, Any] | None = None,
         time_attr: str = TRAINING_ITERATION,
@@ -102,7 +103,7 @@ class BayesOptSearch(Searcher):
         refuse_removed(removed)
         several = metric is not None and not isinstance(metric, str)
         check_metrics(metric, mode)
-        check_arguments(random_search_steps)
+        check_arguments(random_search_steps, time_attr, max_t)
         if (several or limits) and evaluated_rewards is not None:
             raise ValueError(
                 "evaluated_rewards knows one value a point: leave it out where metric is a list or there are "
@@ -220,7 +221,7 @@ class BayesOptSearch(Searcher):
             self._say_once(
                 "metric",
                 f"trial {trial_id} ended without a number for the metric {self._metric!r}, so the search "
-                f"learned nothing from it; it reported {sorted(flat)}",
+                f"learned nothing from it; it reported {_told(flat, aims.metrics)}",
             )
         for limit in self._limits if trial.ending is Ending.SCORED else ():
             if aims.latest(trial, limit.metric) is None:
@@ -361,7 +362,7 @@ class BayesOptSearch(Searcher):
         used, message = earlier.fit_into(space, self._metric, self._time_attr)
         for point, value, time in used:
             self._history.add_earlier(point, value, time)
-        logger.info(message)
+        logger.log(logging.INFO if used else logging.WARNING, message)
 
     def _take_state(self, space: SearchSpace) -> None:
         state, self._unread_state = self._unread_state, None
@@ -408,6 +409,12 @@ class BayesOptSearch(Searcher):
         if topic not in self._said:
             self._said.add(topic)
             logger.warning(message)
+
+
+def _told(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
+    """Return the names of what a trial reported, and the values of the metrics that are among them."""
+    wrong = [f"{name}={flat[name]!r}" for name in metrics if name in flat and as_number(flat[name]) is None]
+    return f"{', '.join(wrong)} beside {sorted(set(flat) - set(metrics))}" if wrong else str(sorted(flat))
 
 
 def _fit_states(saved: Mapping[str, Sequence[Any]]) -> dict[str, FitState]:

@@ -7,7 +7,7 @@ model of some hundred rows has room for many trials, and neighbouring epochs say
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from horovod_tune.search.history import Ending, Trial
 
 #: Times in this ratio are at distance 1 for the model.
 _RATIO = 50.0
+#: How curves go on from a time is known where so many trials have been trained for longer.
+_KNOWN = 3
 #: Reports that are kept for each doubling of the time.
 _PER_DOUBLING = 1.0
 
@@ -41,6 +43,40 @@ def is_unfinished(trial: Trial, target: float) -> bool:
     """Whether a trial has reported, but not up to `target` on the model's axis."""
     last = max(trial.curve, default=0.0)
     return last > 0 and axis(last) < target - 1e-9
+
+
+def those_ahead(trials: list[Trial], target: float, mode: str) -> list[Trial]:
+    """Return the trials on the way to `target` whose curves may well not get worse from where they are.
+
+    Fewer than three others have been trained for longer, and none of these has got worse since then.
+
+    >>> trials = [Trial(str(end), (), curve={1.0: 0.5, end: 0.4}) for end in (2.0, 3.0, 4.0, 5.0, 52.0)]
+    >>> [trial.trial_id for trial in those_ahead(trials, axis(52.0), "min")]
+    ['4.0', '5.0']
+    >>> those_ahead(trials, axis(52.0), "max")
+    []
+    """
+    times = [sorted(trial.curve) or [math.inf] for trial in trials]
+    longest = sorted((each[-1] for each in times), reverse=True)[: _KNOWN + 1]
+    found = []
+    for trial, own in zip(trials, times, strict=True):
+        last = own[-1]
+        if not 0 < last < math.inf or axis(last) >= target - 1e-9:
+            continue
+        if len(longest) > _KNOWN and last < longest[_KNOWN - 1]:
+            continue
+        further = [other for other, its in zip(trials, times, strict=True) if last < its[-1] < math.inf]
+        if not any(_got_worse(other.curve, last, mode) for other in further):
+            found.append(trial)
+    return found
+
+
+def _got_worse(curve: Mapping[float, float], since: float, mode: str) -> bool:
+    """Whether the last report of a curve is worse than that at a time, or the first one after it."""
+    times = sorted(curve)
+    before = [time for time in times if time <= since]
+    change = curve[times[-1]] - curve[before[-1] if before else times[0]]
+    return change > 0 if mode == "min" else change < 0
 
 
 def rows_of(trials: list[Trial], horizon: float | None) -> CurveRows:

@@ -76,7 +76,8 @@ def leftover_point(
         pool = space.from_quantiles(generator.random((10_000, space.dimension)))
     free = [point for point in map(space.canonical, pool) if not taken(point)]
     if not free:
-        raise RuntimeError(f"no free point found among the {space.size} of the search space")
+        # A range of a few neighbouring floats: they are repeated, as in a space that is used up.
+        free = [space.canonical(pool[0])]
     if belief is None:
         return free[0]
     return free[int(np.argmax(belief(space.features(np.asarray(free)))))]

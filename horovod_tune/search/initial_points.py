@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod_tune.search.history import as_number
 from horovod_tune.search.space.domains import Path, SpaceError, nested
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
@@ -19,6 +20,13 @@ class Queued:
 
     coordinates: dict[int, float]
     exact: dict[Path, Any] = field(default_factory=dict)
+
+    def is_whole(self, space: SearchSpace) -> bool:
+        """Whether it gives every parameter that exists where its options are chosen."""
+        missing = [i for i in range(space.dimension) if i not in self.coordinates]
+        if not missing or not space.is_conditional:
+            return not missing
+        return not space.active(np.asarray([self.complete(space, 0)]))[0][missing].any()
 
     def complete(self, space: SearchSpace, seed: int) -> Point:
         """Return the whole point, what is open drawn with `seed`."""
@@ -44,7 +52,7 @@ class Queued:
 def queue_points(
     space: SearchSpace,
     points: Sequence[Mapping[str, Any]] | None,
-    rewards: Sequence[float] | None,
+    rewards: Sequence[float | None] | None,
 ) -> tuple[list[Queued], list[tuple[Point, float]]]:
     """Check the user's points against the space; return those to run, and those with known results.
 
@@ -52,6 +60,8 @@ def queue_points(
     and for rewards that do not go with the points.
     """
     points = list(points or [])
+    if rewards is not None and not hasattr(rewards, "__len__"):
+        raise SpaceError(f"evaluated_rewards must be a list of numbers, got {rewards!r}")
     if rewards is not None and len(rewards) != len(points):
         raise SpaceError(
             f"evaluated_rewards must have one value for each of the {len(points)} points_to_evaluate, "
@@ -70,15 +80,27 @@ def queue_points(
             json.dumps(queued.as_json())
         except TypeError as error:
             raise SpaceError(f"{where} gives a parameter a value that cannot be saved: {error}") from None
-        if len(queued.coordinates) == space.dimension and queued in queue:
+        if queued.is_whole(space) and queued in queue:
             raise SpaceError(f"{where} repeats points_to_evaluate[{queue.index(queued)}]")
         queue.append(queued)
     if rewards is None:
         return queue, []
-    for number, queued in enumerate(queue):
-        if len(queued.coordinates) < space.dimension:
+    to_run: list[Queued] = []
+    known: list[tuple[Point, float]] = []
+    for number, (queued, reward) in enumerate(zip(queue, rewards, strict=True)):
+        if reward is None:
+            to_run.append(queued)
+            continue
+        value = None if isinstance(reward, bool) else as_number(reward)
+        if value is None:
+            raise SpaceError(
+                f"evaluated_rewards[{number}] must be a number, or None for a point that is to be run, "
+                f"got {reward!r}"
+            )
+        if not queued.is_whole(space):
             raise SpaceError(f"points_to_evaluate[{number}] has a reward, so it must give every parameter")
-    return [], [(queued.complete(space, 0), reward) for queued, reward in zip(queue, rewards, strict=True)]
+        known.append((queued.complete(space, 0), value))
+    return to_run, known
 
 
 def _nested(config: Mapping[str, Any], space: SearchSpace) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from horovod_tune.analysis.dominance import non_dominated
 from horovod_tune.search.aims import Aims
-from horovod_tune.search.curve_rows import has_curves, is_unfinished, rows_of
+from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, those_ahead
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.free_points import leftover_point, quasi_random_point, safety_of
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
@@ -203,7 +203,17 @@ class Optimizer:
         live = features_of(space, begun + silent)
         pending = _at(rows.target, live)
         context = np.asarray([rows.target])
-        allowed = now.allowed([usable[rows.trials[i]] for i in model.kept], live)
+        # Ends are compared with ends: a report from before a curve turned bad is nothing that can be beaten.
+        # While it is open whether curves turn bad, the latest reports count as well.
+        reported = [usable[i] for i in sorted(set(rows.trials))]
+        ahead = those_ahead(reported, rows.target, now.aims.modes[0])
+        rivals = np.concatenate(
+            [
+                np.column_stack([features_of(space, ahead), [axis(max(trial.curve)) for trial in ahead]]),
+                _at(rows.target, features_of(space, reported + silent)),
+            ]
+        )
+        allowed = now.allowed(ahead + reported, features_of(space, silent))
         few = len(model.features) + len(pending) <= self.options.drawn_rows
         posterior = Averaged(
             [
@@ -217,6 +227,7 @@ class Optimizer:
                     draw_results=False,
                     expected=len(begun),
                     allowed=allowed,
+                    rivals=rivals,
                 )
                 for number, each in enumerate(
                     model.drawn(self.options.hyperparameters if few else 1, now.draws)

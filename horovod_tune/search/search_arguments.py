@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,8 +35,13 @@ def refuse_removed(given: Mapping[str, Any]) -> None:
         logger.warning("%s is ignored: %s", name, instead)
 
 
-def check_arguments(random_search_steps: Any) -> None:
-    """Raise ValueError where it is out of bounds."""
+def check_arguments(random_search_steps: Any, time_attr: Any, max_t: Any) -> None:
+    """Raise ValueError where one is out of bounds."""
+    if not isinstance(time_attr, str) or not time_attr:
+        raise ValueError(f"time_attr must be the name of a reported value, got {time_attr!r}")
+    is_number = isinstance(max_t, (int, float, np.integer, np.floating)) and not isinstance(max_t, bool)
+    if max_t is not None and not (is_number and 0 < max_t < math.inf):
+        raise ValueError(f"max_t must be a finite number above 0, got {max_t!r}")
     if random_search_steps is not None and (
         isinstance(random_search_steps, bool)
         or not isinstance(random_search_steps, (int, np.integer))

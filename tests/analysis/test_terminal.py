@@ -17,6 +17,7 @@ from made_experiments import made_experiment, written
 
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.analysis_commands import add_parsers
+from horovod_tune.analysis.limits import parse_limit
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.sparkline import sparkline
 
@@ -75,6 +76,15 @@ def test_the_best_comes_first_then_the_table_the_failures_and_the_facts():
     assert "CUDA out of memory <b>now</b>" in text
     assert "Searcher" in text
     assert any(block in table for block in "▂▃▄▅▆▇")
+
+
+def test_where_no_trial_keeps_the_limits_it_says_so_and_shows_the_values():
+    analysis = made_experiment(20)
+    limits = [parse_limit("loss <= -1e9")]
+    limited = Analysis(analysis.record, analysis.folder, metric="loss", mode="min", limits=limits)
+    text = shown(limited)
+    assert "No best trial: no trial has a finite value of loss within loss <= -1e+09 yet" in text
+    assert f"{limited.scores[0].last:.5g}" in text
 
 
 def test_what_looks_like_markup_is_text():

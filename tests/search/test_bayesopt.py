@@ -238,6 +238,8 @@ def test_given_points_come_first_and_open_parameters_are_filled_in() -> None:
         ([{"lr": 1e-3}], [0.1, 0.2], "evaluated_rewards must have one value for each of the 1"),
         ([{"lr": 1e-3}], [0.1], "must give every parameter"),
         ([7], None, r"points_to_evaluate\[0\] must be a dictionary"),
+        ([{"lr": 1e-3}], 0.1, "evaluated_rewards must be a list of numbers, got 0.1"),
+        ([{"lr": 1e-3}], ["0.1"], r"evaluated_rewards\[0\] must be a number, .* got '0.1'"),
     ],
 )
 def test_given_points_that_do_not_fit_are_named(points: Any, rewards: Any, message: str) -> None:
@@ -253,6 +255,53 @@ def test_points_with_known_rewards_are_learned_and_not_run() -> None:
     loop = Loop(searcher(points_to_evaluate=points, evaluated_rewards=rewards), space)
     first = loop.start()
     assert first is not None and first not in points and abs(first["x"] - 0.5) < 0.1
+
+
+def test_a_point_whose_reward_is_none_is_run() -> None:
+    points = [{"x": 0.1}, {"x": 0.2}]
+    loop = Loop(searcher(points_to_evaluate=points, evaluated_rewards=[1.0, None]), {"x": tune.uniform(0, 1)})
+    assert loop.start() == points[1] and loop.start() not in points
+
+
+def test_a_reward_may_be_of_an_option_without_parameters() -> None:
+    options = [{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}]
+    space = {"x": tune.uniform(0, 1), "optimizer": tune.choice(options)}
+    points = [{"x": 0.5, "optimizer": {"name": "adam"}}]
+    search = searcher(points_to_evaluate=points, evaluated_rewards=[1.0])
+    search.set_search_properties(METRIC, "min", space)
+    assert [trial.value for trial in search._history.trials.values()] == [1.0]
+    twice = searcher(points_to_evaluate=points * 2)
+    with pytest.raises(SpaceError, match=r"points_to_evaluate\[1\] repeats points_to_evaluate\[0\]"):
+        twice.set_search_properties(METRIC, "min", space)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, "adam", 3])
+def test_bounds_that_are_none_are_named(value: Any) -> None:
+    with pytest.raises(SpaceError, match="'name' must be \\(low, high\\)"):
+        BayesOptSearch({"x": (0, 1.0), "name": value}, metric=METRIC, mode="min")
+
+
+@pytest.mark.parametrize("x", [(0, 1.0), tune.uniform(0, 1)])
+def test_bounds_may_be_nested(x: Any) -> None:
+    config = BayesOptSearch({"x": x, "model": {"y": (2, 3.0)}}, metric=METRIC, mode="min").suggest("t")
+    assert config is not None and 0 <= config["x"] <= 1 and 2 <= config["model"]["y"] <= 3
+
+
+def test_a_range_that_no_float_can_span_is_named() -> None:
+    with pytest.raises(SpaceError, match="'x' must have bounds whose distance is a float"):
+        BayesOptSearch({"x": tune.uniform(-1.7e308, 1.7e308)}, metric=METRIC, mode="min")
+
+
+def test_a_range_of_three_floats_is_searched_to_the_end() -> None:
+    loop = Loop(searcher(), {"x": tune.uniform(1, 1 + 4e-16)})
+    assert len(loop.run(12, lambda config: config["x"])) == 12
+
+
+def test_a_choice_of_very_many_is_read_at_once() -> None:
+    # From Ray's tests; comparing each with each would take minutes.
+    space = {"seed": tune.choice(list(range(100_000))), "name": tune.choice(["a", 1, True, 1.0, None])}
+    config = BayesOptSearch(space, metric=METRIC, mode="min").suggest("t")
+    assert config is not None and config["seed"] in range(100_000)
 
 
 def test_bayesian_optimizations_space_can_be_given_to_it() -> None:
@@ -299,6 +348,10 @@ def test_without_space_metric_or_mode_it_says_what_is_missing() -> None:
         ({"gp_params": {"alpha": 0}}, ValueError, "'alpha'.* must be a positive number, got 0"),
         ({"gp_params": {"kernel": "rbf"}}, ValueError, "'kernel'.* must be a kernel .*, got 'rbf'"),
         ({"gp_params": {"n_restarts_optimizer": 9}}, ValueError, "must be 0, 1, 2 or 3, got 9"),
+        ({"max_t": float("inf")}, ValueError, "max_t must be a finite number above 0, got inf"),
+        ({"max_t": "10"}, ValueError, "max_t must be a finite number above 0, got '10'"),
+        ({"max_t": 0}, ValueError, "max_t must be a finite number above 0, got 0"),
+        ({"time_attr": ""}, ValueError, "time_attr must be the name of a reported value, got ''"),
         ({"analysis": 3}, TypeError, "analysis must be .* got int"),
         ({"analysis": "/nowhere/at/all"}, ValueError, "'/nowhere/at/all' is not a directory"),
     ],

@@ -6,6 +6,7 @@ import heapq
 import json
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,12 @@ def final(config: dict[str, Any]) -> float:
     return curve(config)[-1]
 
 
-def asha(search: Searcher, trials: int, workers: int = 4) -> list[dict[str, Any]]:
+def asha(
+    search: Searcher,
+    trials: int,
+    workers: int = 4,
+    curve: Callable[[dict[str, Any]], list[float]] = curve,
+) -> list[dict[str, Any]]:
     """Run trials under Tune's ASHA, a report of each worker in turn; return the configurations."""
     limited = ConcurrencyLimiter(search, workers)
     assert limited.set_search_properties(METRIC, "min", SPACE)
@@ -351,3 +357,49 @@ def test_a_search_is_saved_also_where_its_expectations_cannot_be_worked_out(
     monkeypatch.setattr(search._optimizer, "predicted_curves", fail)
     assert saved_predictions(search, tmp_path / "state.json") == {}
     assert "not positive definite" in caplog.text
+
+
+def distance(config: dict[str, Any]) -> float:
+    return (config["x"] - 0.3) ** 2 + (config["y"] - 0.6) ** 2
+
+
+#: What curves add to the distance, by how they go on from a report: to the end they fall, overfit, rise, ...
+COURSES: dict[str, Callable[[int], float]] = {
+    "falling": lambda k: 1 / (k + 1),
+    "overfitting": lambda k: 1 / (k + 1) + 0.02 * k,
+    "rising": lambda k: 0.05 * k,
+    "rising a little": lambda k: 0.002 * k,
+    "falling and rising": lambda k: 0.05 * abs(k - 4),
+    "up and down": lambda k: 0.3 * (k % 3),
+}
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("course", COURSES)
+def test_curves_of_any_course_lead_to_the_best(course: str, mode: str) -> None:
+    """An early report that no end can reach is not what has to be beaten: nothing would be expected."""
+    space = {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0)}
+    search = BayesOptSearch(space, metric=METRIC, mode=mode)
+    sign = 1.0 if mode == "min" else -1.0
+    found = []
+    for number in range(30):
+        config = search.suggest(f"t{number}")
+        assert config is not None
+        found.append(distance(config))
+        reports = [
+            {METRIC: sign * (found[-1] + COURSES[course](k)), "training_iteration": k + 1} for k in range(9)
+        ]
+        for report in reports:
+            search.on_trial_result(f"t{number}", report)
+        search.on_trial_complete(f"t{number}", reports[-1])
+    assert sum(each < 0.005 for each in found[-10:]) >= 7
+
+
+# At the rungs, a curve that goes up and down looks like noise.
+@pytest.mark.parametrize("course", [name for name in COURSES if name != "up and down"])
+def test_curves_of_any_course_lead_to_the_best_where_many_are_stopped(course: str) -> None:
+    def curve(config: dict[str, Any]) -> list[float]:
+        return [distance(config) + COURSES[course](k) for k in range(EPOCHS)]
+
+    found = asha(BayesOptSearch(metric=METRIC, mode="min"), trials=40, curve=curve)
+    assert sum(distance(config) < 0.01 for config in found[-15:]) >= 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,9 @@ def test_a_limit_that_no_trial_tells_of_is_named(caplog: pytest.LogCaptureFixtur
         ({"metric": ["a", "b"], "mode": ["min", "least"]}, "least"),
         ({"metric": ["a", "b"], "mode": ["min", "max"], "utility_kwargs": {"kind": "ei"}}, "one metric"),
         ({"metric": "a", "mode": "min", "limits": ["b ~ 3"]}, 'written like "latency_ms <= 20"'),
+        ({"metric": "a", "mode": "min", "limits": ["b <= inf"]}, "a finite bound, got 'b <= inf'"),
+        ({"metric": "a", "mode": "min", "limits": ["b =< 3"]}, "got 'b =< 3'"),
+        ({"metric": "a", "mode": "min", "limits": ["0 <= b <= 3"]}, "one metric"),
         (
             {"metric": "a", "mode": "min", "limits": ["b < 3"], "points_to_evaluate": [{"x": 0.1, "y": 0.1}]}
             | {"evaluated_rewards": [1.0]},
@@ -201,6 +205,26 @@ def test_a_limit_that_no_trial_tells_of_is_named(caplog: pytest.LogCaptureFixtur
 def test_what_cannot_be_is_named(arguments: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         BayesOptSearch(SQUARE, **arguments)
+
+
+@pytest.mark.parametrize("limits", [3, None, [3]])
+def test_limits_that_are_no_list_of_texts_are_refused(limits: Any) -> None:
+    with pytest.raises(TypeError, match="limits must be a list such as"):
+        BayesOptSearch(SQUARE, "a", "min", limits=limits)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_limit_that_all_trials_break_alike_is_no_trouble() -> None:
+    search = BayesOptSearch(SQUARE, "accuracy", "max", limits=["latency_ms <= 20"])
+    run(search, lambda config: {**narrow(config), "latency_ms": 100.0}, 12)
+
+
+def test_the_largest_float_is_a_disaster_for_a_front_too() -> None:
+    def outcome(config: dict[str, float]) -> dict[str, Any]:
+        return narrow(config) | ({"latency_ms": sys.float_info.max} if config["x"] > 0.6 else {})
+
+    search = BayesOptSearch(SQUARE, ["accuracy", "latency_ms"], ["max", "min"])
+    run(search, outcome, 14)
 
 
 def test_limits_as_one_text_are_refused() -> None:

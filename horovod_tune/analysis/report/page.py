@@ -102,7 +102,7 @@ def _header(analysis: Analysis) -> str:
 
 def _answer(analysis: Analysis) -> str:
     if not analysis.has_best:
-        return f'<p class="none">{escape(_why_no_best(analysis))}</p>'
+        return f'<p class="none">No best trial: {escape(analysis.why_no_best)}</p>'
     trial, scored = analysis.best_trial, analysis.scores[analysis.trials.index(analysis.best_trial)]
     word = "lowest" if analysis.mode == "min" else "highest"
     against = "by its last value" if analysis.scope == "last" else "by its best value"
@@ -126,14 +126,6 @@ def _answer(analysis: Analysis) -> str:
         f'<div class="configs">{_code("Python", python_text(analysis.best_config))}'
         f"{_code('YAML', yaml_text(analysis.best_config))}</div></div>"
     )
-
-
-def _why_no_best(analysis: Analysis) -> str:
-    try:
-        analysis.require_metric()
-    except ValueError as error:
-        return f"No best trial: {error}"
-    return f"No best trial yet: no trial has a finite value of {analysis.metric}."
 
 
 def _place(text: str | None) -> str:

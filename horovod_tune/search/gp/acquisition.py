@@ -79,6 +79,15 @@ def log_h(z: FloatArray) -> FloatArray:
     return result
 
 
+def log_ndtr_slope(z: FloatArray) -> FloatArray:
+    """Return the slope of the logarithm of the normal distribution function; near -z where z is far below 0.
+
+    >>> log_ndtr_slope(np.array([0.0, -1e6])).round(2).tolist()
+    [0.8, 1000000.0]
+    """
+    return 1.0 / (_SQRT_HALF_PI * erfcx(-np.asarray(z) / math.sqrt(2)))
+
+
 def log_probability_below(threshold: float, mean: FloatArray, std: FloatArray) -> FloatArray:
     """Return the logarithm of the normal probability that a value is below `threshold`."""
     return log_ndtr((threshold - mean) / std)

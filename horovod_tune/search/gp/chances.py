@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import log_ndtr
 
+from horovod_tune.search.gp.acquisition import log_ndtr_slope
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
 
@@ -56,9 +57,8 @@ class LimitKept:
     def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
         means, std, mean_slopes, std_slope = self._process.predict_with_slopes(query)
         z = float(means[0] - self._bound) / std
-        value = float(log_ndtr(z))
-        ratio = np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - value)
-        return value, ratio * (mean_slopes[:, 0] - z * std_slope) / std
+        ratio = float(log_ndtr_slope(np.asarray(z)))
+        return float(log_ndtr(z)), ratio * (mean_slopes[:, 0] - z * std_slope) / std
 
 
 def room(values: FloatArray, bound: float, upwards: bool) -> FloatArray:

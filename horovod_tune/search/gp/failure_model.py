@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
-from horovod_tune.search.gp.acquisition import log_probability_below
+from horovod_tune.search.gp.acquisition import log_ndtr_slope, log_probability_below
 from horovod_tune.search.gp.fit import Priors, fit
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance
 from horovod_tune.search.gp.process import Conditioned
 
+#: Losses of such a size have no differences that a float can hold, and count as failed in any case.
+_NO_NUMBER = 1e307
 #: A jump to results that are no longer ones: this many times the range, and the size, of all better ones.
 _JUMP = 100.0
 #: So many results, and this share of them, lie before the jump.
@@ -32,6 +33,10 @@ def diverged(losses: FloatArray) -> NDArray[np.bool_]:
     >>> bool(diverged(np.array([1.0, 10.0, 50.0, 400.0, 3000.0, 9000.0])).any())
     False
     """
+    endless = np.abs(losses) > _NO_NUMBER
+    if endless.any():
+        endless[~endless] = diverged(losses[~endless])
+        return endless
     order = np.sort(losses)
     fewest = max(_FEWEST_GOOD, int(np.ceil(_SHARE_GOOD * len(order))))
     for last in range(fewest - 1, len(order) - 1):
@@ -81,7 +86,7 @@ class Safety:
         total = np.sqrt(std**2 + _BLUR**2)
         z = (_TOLERATED - mean[0]) / total
         log_p = log_probability_below(_TOLERATED, mean[:1], np.asarray([total]))[0]
-        ratio = np.exp(norm.logpdf(z) - log_p)
+        ratio = float(log_ndtr_slope(np.asarray(z)))
         slope = ratio * (-mean_slope[:, 0] / total - z / total * (std / total) * std_slope)
         return _CAUTION * float(log_p), _CAUTION * slope
 

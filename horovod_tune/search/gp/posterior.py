@@ -23,8 +23,8 @@ class Posterior:
 
     `pending` has the shape (points, features). `context` are features that every query shares, after its own:
     the time at which learning curves are looked at. `draw_results` and `expected` as `Drawn` has them.
-    `allowed` tells which of the model's points and of those in flight, at least one of them, may be the best
-    so far; all, if None.
+    What is to be beaten is the best of `rivals`, shape (points, features and context); if None, of the
+    model's own points and those in flight. `allowed` tells which of them, at least one, count; all, if None.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Posterior:
         draw_results: bool = True,
         expected: int = 0,
         allowed: NDArray[np.bool_] | None = None,
+        rivals: FloatArray | None = None,
     ) -> None:
         self._safety, self._context = safety, context
         self._model, self._acquisition = model, acquisition
@@ -50,8 +51,8 @@ class Posterior:
         self._unit = 1.0 if self._logarithmic else model.scale
         drawn = Drawn(model, pending, seed, draw_results, expected)
         self._process, self.rows = drawn.process, len(drawn.values)
-        among = drawn.values if allowed is None else drawn.values[allowed]
-        self.incumbents = among.max(axis=0)
+        values = drawn.values if rivals is None else self._process.predict(rivals)[0]
+        self.incumbents = (values if allowed is None else values[allowed]).max(axis=0)
 
     def means(self, features: FloatArray) -> FloatArray:
         """Return the mean over the draws at `features`, shape (queries, features): shape (queries,)."""

@@ -24,10 +24,14 @@ class Choice:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values: list[Any] = []
+        # The places of those that can be hashed; looking for each among all takes long where there are many.
+        self._places: dict[tuple[type, Any], int] = {}
         counts: list[int] = []
         for value in values:
             index = self._find(value, strict=True)
             if index is None:
+                if _is_plain(value):
+                    self._places[type(value), value] = len(self.values)
                 self.values.append(value)
                 counts.append(1)
             else:
@@ -37,6 +41,10 @@ class Choice:
         self._given = list(values)
 
     def _find(self, value: Any, strict: bool = False) -> int | None:
+        if _is_plain(value):
+            place = self._places.get((type(value), value))
+            if place is not None or strict:
+                return place
         # Type first: 1, 1.0 and True are equal to Python and may all be among the values.
         for same_type in (True,) if strict else (True, False):
             for index, candidate in enumerate(self.values):
@@ -57,6 +65,11 @@ class Choice:
     def describe(self) -> str:
         # Addresses differ from process to process; the choice among the same functions is the same.
         return re.sub(r" at 0x[0-9a-fA-F]+", "", f"choice{self._given!r}")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value equals those of its type that have its hash, and no others."""
+    return type(value) in (bool, int, str, bytes) or (type(value) is float and value == value)
 
 
 class Categories(Choice):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,12 @@ def from_pbounds(pbounds: Mapping[str, Any]) -> dict[str, Any]:
     >>> sorted(from_pbounds({"x": (0, 1), "model/depth": (2, 8, int)}))
     ['model', 'x']
     """
-    return nested({name: _domain_of_bounds(name, bounds) for name, bounds in pbounds.items()})
+    return nested(
+        {
+            name: from_pbounds(bounds) if isinstance(bounds, Mapping) else _domain_of_bounds(name, bounds)
+            for name, bounds in pbounds.items()
+        }
+    )
 
 
 _BOUNDS = (FloatParameter, IntParameter, CategoricalParameter)
@@ -88,11 +93,15 @@ def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
     _, domains, grids = parse_spec_vars(own)
     if not domains and not grids:
         return from_pbounds(own)
-    flat: dict[str, Any] = {}
-    for name, value in own.items():
-        is_range = isinstance(value, tuple) and len(value) in (2, 3) and _is_range(value)
-        flat[name] = _domain_of_bounds(name, value) if is_range or isinstance(value, _BOUNDS) else value
-    return nested(flat)
+    return nested({name: _with_ranges(name, value) for name, value in own.items()})
+
+
+def _with_ranges(name: str, value: Any) -> Any:
+    """Return a value of a Tune space, in which tuples of two numbers are ranges."""
+    if isinstance(value, dict):
+        return {key: _with_ranges(f"{name}/{key}", inner) for key, inner in value.items()}
+    is_range = isinstance(value, tuple) and len(value) in (2, 3) and _is_range(value)
+    return _domain_of_bounds(name, value) if is_range or isinstance(value, _BOUNDS) else value
 
 
 def to_pbounds(spec: Mapping[str, Any], join: bool = False) -> dict[str, Any]:
@@ -148,18 +157,18 @@ def _domain_of_bounds(name: str, bounds: Any) -> Domain:
         bounds = (*bounds.bounds, int)
     elif isinstance(bounds, CategoricalParameter):
         return Categorical(bounds.categories).uniform()
-    try:
-        length = len(bounds)
-    except TypeError:
+    if isinstance(bounds, np.ndarray):
+        bounds = bounds.tolist()
+    if isinstance(bounds, (str, bytes)) or not isinstance(bounds, Sequence):
         raise SpaceError(
             f"'{name}' must be (low, high), (low, high, int), a sequence of categories or a Tune domain, "
             f"got {bounds!r}"
-        ) from None
+        )
     if _is_range(bounds):
         low, high = bounds[0], bounds[1]
         if not low < high:
             raise SpaceError(f"'{name}' needs a lower bound below its upper bound, got {bounds!r}")
-        if length == 3 and bounds[2] is int:
+        if len(bounds) == 3 and bounds[2] is int:
             return Integer(int(low), int(high) + 1).uniform()
         return Float(float(low), float(high)).uniform()
     return Categorical(bounds).uniform()
@@ -185,6 +194,8 @@ def parameter_of(name: str, domain: Domain) -> Parameter | None:
     lower, upper = domain.lower, domain.upper
     if not (math.isfinite(lower) and math.isfinite(upper)) or lower > upper:
         raise SpaceError(f"'{name}' must have finite bounds in order, got {domain.domain_str}")
+    if not math.isfinite(float(upper) - float(lower)):
+        raise SpaceError(f"'{name}' must have bounds whose distance is a float, got {domain.domain_str}")
     log = isinstance(sampler, LogUniform)
     if isinstance(domain, Float) and not quantised:
         return Categories([float(lower)]) if lower == upper else FloatRange(lower, upper, log)

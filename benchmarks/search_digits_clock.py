@@ -5,8 +5,8 @@
 
 Curves of real trainings are noisy, which LCBench's surrogate is not. Which search needs how many epochs
 until a trial has 97, 98 or 98.5 % of the held-out digits right can be seen here in seconds, over as many
-seeds as it takes. The space, the rungs and the budget are those of `search_digits.py`. Searches end at 98.5 %, or
-after as many epochs as 20 whole trainings have.
+seeds as it takes. The space, the rungs and the budget are those of `search_digits.py`. Searches end at
+98.5 %, or after as many epochs as 20 whole trainings have.
 """
 
 from __future__ import annotations

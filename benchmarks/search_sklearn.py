@@ -6,9 +6,9 @@
 The models and the ranges of their hyperparameters are those of Bayesmark, on which the Black-Box
 Optimization Challenge of NeurIPS 2020 was held (Turner et al., 2021), so that nobody who wrote this search
 has chosen where the best lies; ranges that are logistic there are linear here. The loss is that of
-three-fold cross-validation, always with the same folds and random numbers. 4 trials are in flight; methods are those of
-`search_quality.py`. The report's unit is the distance from what random search has after 10 trials, the
-median, to the best that any method has found.
+three-fold cross-validation, always with the same folds and random numbers. 4 trials are in flight; methods
+are those of `search_quality.py`. The report's unit is the distance from what random search has after 10
+trials, the median, to the best that any method has found.
 """
 
 from __future__ import annotations

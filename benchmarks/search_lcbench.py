@@ -3,6 +3,7 @@
     python benchmarks/search_lcbench.py run MODEL --methods horovod_tune random     # rows for the CSV
     python benchmarks/search_lcbench.py report
     python benchmarks/search_lcbench.py run MODEL --log-decay               # weight_decay in the log
+    python benchmarks/search_lcbench.py least MODEL --epochs 16 32          # what no search can do better
 
 MODEL is the path of the surrogate, see `lcbench.py`. No cluster is needed: Tune's own ASHA (grace period 2,
 reduction factor 3, 52 epochs), ours, which promotes (`_promoting`), or a peer's scheduler with the same rungs
@@ -146,6 +147,15 @@ def run(model: Path, methods: list[str], tasks: list[int], seeds: int, workers: 
                     rows.add({"method": method, "task": task, "workers": workers, "seed": seed} | row)
 
 
+def least(model: Path, epochs: list[int]) -> None:
+    """Print the smallest regret that any configuration has after so many epochs, the mean over the tasks."""
+    tasks = [Task(model, task) for task in TASKS]
+    for epoch in epochs:
+        print(
+            epoch, round(float(np.mean([task.least_error([epoch]) - task.best_error for task in tasks])), 2)
+        )
+
+
 def report(output: Path) -> None:
     """Print, for each method, the mean over the tasks of the median regret over the seeds, and the
     quartiles'."""
@@ -175,7 +185,10 @@ def main() -> None:
     runner.add_argument("--tasks", nargs="+", type=int, default=list(TASKS), choices=TASKS)
     runner.add_argument("--seeds", type=int, default=11)
     runner.add_argument("--workers", type=int, default=4)
-    for command in (runner, commands.add_parser("report")):
+    finder = commands.add_parser("least")
+    finder.add_argument("model", type=Path)
+    finder.add_argument("--epochs", nargs="+", type=int, default=[16, 32], metavar="EPOCH")
+    for command in (runner, finder, commands.add_parser("report")):
         command.add_argument("--log-decay", action="store_true", help="search weight_decay in the log")
         command.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -191,6 +204,8 @@ def main() -> None:
             arguments.workers,
             output,
         )
+    elif arguments.command == "least":
+        least(arguments.model, arguments.epochs)
     else:
         report(output)
 

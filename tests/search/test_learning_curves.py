@@ -403,3 +403,24 @@ def test_curves_of_any_course_lead_to_the_best_where_many_are_stopped(course: st
 
     found = asha(BayesOptSearch(metric=METRIC, mode="min"), trials=40, curve=curve)
     assert sum(distance(config) < 0.01 for config in found[-15:]) >= 5
+
+
+@pytest.mark.parametrize(
+    ("times", "last"),
+    [(range(9, 0, -1), None), (range(1, 10), 1), (range(1, 10), 5)],
+    ids=["that go down", "and a last report of the first", "and a last report of one between"],
+)
+def test_times_that_go_back_do_not_keep_it_from_the_best(times: range, last: int | None) -> None:
+    space = {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0)}
+    search = BayesOptSearch(space, metric=METRIC, mode="min", time_attr="epoch")
+    found = []
+    for number in range(30):
+        config = search.suggest(f"t{number}")
+        assert config is not None
+        found.append(distance(config))
+        reports = [{METRIC: found[-1] + 1 / (k + 1), "epoch": time} for k, time in enumerate(times)]
+        reports += [] if last is None else [{METRIC: found[-1], "epoch": last}]
+        for report in reports:
+            search.on_trial_result(f"t{number}", report)
+        search.on_trial_complete(f"t{number}", reports[-1])
+    assert sum(each < 0.005 for each in found[-10:]) >= 7

@@ -173,11 +173,12 @@ class BayesOptSearch(Searcher):
         else:
             with one_thread():
                 point = self._optimizer.next_point(space, self._history, self._seed, self._aims())
-            if self._optimizer.learns_from_curves and "curves" not in self._said:
-                self._said.add("curves")
-                logger.info(
-                    "the search learns from every report, of running and stopped trials too, over %r",
-                    self._time_attr,
+            if self._optimizer.learns_from_curves:
+                # Not at the level of information, at which nobody sees it who has not asked for it.
+                self._say_once(
+                    "curves",
+                    "the search learns from every report, of running and stopped trials too, over "
+                    f"{self._time_attr!r}",
                 )
             if self._history.rounds(space.size) and not space.is_sampled:
                 self._say_once(

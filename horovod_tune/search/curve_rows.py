@@ -56,24 +56,23 @@ def those_ahead(trials: list[Trial], target: float, mode: str) -> list[Trial]:
     >>> those_ahead(trials, axis(52.0), "max")
     []
     """
-    times = [sorted(trial.curve) or [math.inf] for trial in trials]
-    longest = sorted((each[-1] for each in times), reverse=True)[: _KNOWN + 1]
-    found = []
-    for trial, own in zip(trials, times, strict=True):
-        last = own[-1]
-        if not 0 < last < math.inf or axis(last) >= target - 1e-9:
-            continue
-        if len(longest) > _KNOWN and last < longest[_KNOWN - 1]:
-            continue
-        further = [other for other, its in zip(trials, times, strict=True) if last < its[-1] < math.inf]
-        if not any(_got_worse(other.curve, last, mode) for other in further):
-            found.append(trial)
-    return found
+    last = [max(trial.curve, default=math.inf) for trial in trials]
+
+    def is_open(time: float) -> bool:
+        further = [trial for trial, other in zip(trials, last, strict=True) if other > time]
+        return len(further) < _KNOWN and not any(_got_worse(trial.curve, time, mode) for trial in further)
+
+    ahead = {
+        time for time in set(last) if 0 < time < math.inf and axis(time) < target - 1e-9 and is_open(time)
+    }
+    return [trial for trial, time in zip(trials, last, strict=True) if time in ahead]
 
 
 def _got_worse(curve: Mapping[float, float], since: float, mode: str) -> bool:
     """Whether the last report of a curve is worse than that at a time, or the first one after it."""
-    times = sorted(curve)
+    times = sorted(curve) or [math.inf]
+    if math.isinf(times[-1]):
+        return False
     before = [time for time in times if time <= since]
     change = curve[times[-1]] - curve[before[-1] if before else times[0]]
     return change > 0 if mode == "min" else change < 0

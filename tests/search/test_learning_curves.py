@@ -75,8 +75,7 @@ def searcher(seed: int = 0, **arguments: Any) -> BayesOptSearch:
 
 
 def test_under_asha_it_finds_what_ends_best_and_says_once_that_it_uses_curves(caplog: Any) -> None:
-    with caplog.at_level(logging.INFO, logger="horovod_tune.search"):
-        found = [asha(searcher(seed), 25) for seed in range(3)]
+    found = [asha(searcher(seed), 25) for seed in range(3)]
     said = [message for message in caplog.messages if "learns from every report" in message]
     assert len(said) == 3 and "'training_iteration'" in said[0]
     blind = [asha(searcher(seed, random_search_steps=25), 25) for seed in range(3)]

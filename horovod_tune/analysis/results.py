@@ -120,8 +120,12 @@ class Analysis:
                 name for name, value in (("metric", self.metric), ("mode", self.mode)) if not value
             )
             name = one_line(self.metric or "NAME")
+            front = " and ".join(map(one_line, self.record.front))
+            why = f"does not say its {missing}"
+            if front:
+                why = f"looked for a front of {front}, see pareto_front(), and has no single metric"
             raise MetricUnknown(
-                f"the experiment {self.name!r} does not say its {missing}: "
+                f"the experiment {self.name!r} {why}: "
                 f'pass analyze(…, metric="{name}", mode="min" or "max"), '
                 f"or --metric {name} and --mode min or max to horovod-tune. "
                 f"Numbers that its trials reported: {self._reported_text}"

@@ -227,3 +227,11 @@ def test_an_experiment_shows_itself_in_a_notebook():
         )
         assert evil not in hostile._repr_html_()
     assert "does not say its metric" in hostile._repr_html_()
+
+
+def test_an_experiment_that_looked_for_a_front_says_where_it_is():
+    analysis = with_latency(5)
+    record = replace(analysis.record, metric=None, mode=None, front=AIMS)
+    several = Analysis(record, analysis.folder, metric=None, mode=None)
+    with pytest.raises(ValueError, match=r"a front of accuracy and latency_ms, see pareto_front\(\)"):
+        several.best_config  # noqa: B018

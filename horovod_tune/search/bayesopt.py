@@ -355,7 +355,7 @@ class BayesOptSearch(Searcher):
             return
         self._queue = queue
         for point, value in scored:
-            self._history.add_known("given", point, as_number(value))
+            self._history.add_known("given", point, value)
         if self._earlier is not None:
             self._take_earlier(space, self._earlier)
 

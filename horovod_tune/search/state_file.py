@@ -33,16 +33,16 @@ def is_empty(state: Mapping[str, Any]) -> bool:
 def write(path: str, state: Mapping[str, Any]) -> None:
     """Write `state` to `path`, whole or not at all."""
     target = Path(path)
+    text = json.dumps({"format": FORMAT, "version": VERSION, **state})
     if target.name.startswith(".") and "-tmp-" in target.name:
         # Tune's own temporary file, which it renames. Another one beside it, gone a moment later, makes
         # Tune's upload of the folder fail.
-        with target.open("w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, "version": VERSION, **state}, file)
+        target.write_text(text, encoding="utf-8")
         return
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, "version": VERSION, **state}, file)
+            file.write(text)
         os.replace(temporary, target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

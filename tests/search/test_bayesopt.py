@@ -176,6 +176,11 @@ def test_a_missing_metric_is_said_once_with_what_there_was(caplog: Any) -> None:
     assert "no" not in caplog.records[0].name and "'training_iteration'" in caplog.records[0].getMessage()
 
 
+def test_a_metric_that_is_a_text_is_said_with_its_value(caplog: Any) -> None:
+    Loop(searcher(), mixed_space()).run(2, lambda config: "good")
+    assert f"it reported {METRIC}='good' beside" in caplog.text
+
+
 def test_a_trial_stopped_while_paused_counts_with_its_last_result() -> None:
     search = searcher()
     search.set_search_properties(METRIC, "min", mixed_space())

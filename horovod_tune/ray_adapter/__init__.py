@@ -1,7 +1,8 @@
 """Everything private of Ray that this package touches, in one place. Checked against Ray 2.60.0.
 
-- `queries`: which node the driver runs on, whether this host reaches the trial's storage, whether the cluster
-  can grow, which nodes were pre-empted, this job's processes and its directory on a host,
+- `queries`: which node the driver runs on, whether this host reaches the trial's storage, what a
+  trial has reported, whether the cluster can grow, which nodes were pre-empted, this job's processes and its
+  directory on a host,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
 - `preemption`: the error that Tune does not count as a failure of the trial,
 - `training_result`: what a trainable returns when it is saved; not imported here, since it brings Ray Data
@@ -46,6 +47,7 @@ from horovod_tune.ray_adapter.queries import (
     free_on_staying_nodes,
     is_preempted,
     private_directory,
+    reports_of,
     resources_of_nodes,
     storage_reaches_here,
 )
@@ -77,6 +79,7 @@ __all__ = [
     "prepare_rank_process",
     "prepare_runs",
     "private_directory",
+    "reports_of",
     "resources_of_nodes",
     "reuse_actors_of",
     "save_at_end",

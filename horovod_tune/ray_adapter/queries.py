@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import stat
 import time
@@ -13,6 +14,8 @@ from typing import Any
 
 from horovod_tune.placement import Placement, check_fits
 from horovod_tune.private_parts import Part, Patch, part
+
+logger = logging.getLogger(__name__)
 
 _STATE = "ray._private.state:state"
 _DRIVERS_NODE = Patch(
@@ -24,6 +27,14 @@ _STORAGE_CHECK = Patch(
     "the storage's validation file",
     "a host's storage path is told from the driver's by what lies in it alone",
     (part("ray.train._internal.storage:StorageContext._check_validation_file", "self"),),
+)
+_REPORTS = Patch(
+    "reports of restored trials",
+    "after Tuner.restore, PromotingASHA knows the last report of each trial alone",
+    (
+        part("ray.tune.experiment:Trial", uses="storage"),
+        part("ray.train._internal.storage:StorageContext", uses="storage_filesystem trial_fs_path"),
+    ),
 )
 _GROWTH = Patch(
     "clusters that can grow",
@@ -106,6 +117,30 @@ def storage_reaches_here(storage: Any) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def reports_of(trial: Any) -> list[dict[str, Any]]:
+    """Return what a trial's result.json in the storage has, in its order, lines that are cut off left out.
+
+    Tune keeps a trial's last report and nothing of those before it.
+    """
+    if not _REPORTS.fits:
+        return []
+    path = f"{trial.storage.trial_fs_path}/result.json"
+    try:
+        with trial.storage.storage_filesystem.open_input_stream(path) as file:
+            lines = file.readall().decode(errors="replace").splitlines()
+    except OSError as error:
+        logger.warning("the earlier reports of trial %s cannot be read: %s", trial.trial_id, error)
+        return []
+    return [report for line in lines if isinstance(report := _json_of(line), dict)]
+
+
+def _json_of(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def cluster_can_grow() -> bool:

@@ -12,7 +12,7 @@ from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT, TRAINING_ITERATIO
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
-from horovod_tune.ray_adapter import write_down_ends_of_paused_trials
+from horovod_tune.ray_adapter import reports_of, write_down_ends_of_paused_trials
 from horovod_tune.ray_adapter.places import give_up_place, take_place
 from horovod_tune.search.history import as_number
 from horovod_tune.search.rungs import Rungs
@@ -258,12 +258,16 @@ class PromotingASHA(TrialScheduler):
         return None
 
     def _take_up(self, controller: Any, trial: Trial) -> None:
-        """Take up a trial of an interrupted search, of which there is the last result."""
+        """Take up a trial of an interrupted search, with its reports as they were saved."""
         result = flatten_dict(trial.last_result)
-        time, gain = self._read(result)
-        if time is None or gain is None:
+        time, _ = self._read(result)
+        if time is None:
             return
-        waits = self._rungs.take_up(trial.trial_id, time, gain)
+        # By time, since those after its last checkpoint stand there twice where it was tried again.
+        reports = dict(map(self._read, [*map(flatten_dict, reports_of(trial)), result]))
+        known = [(at, gain) for at, gain in reports.items() if at is not None and gain is not None]
+        until = [(at, gain) for at, gain in sorted(known) if at <= time and at < self._max_t]
+        waits = self._rungs.take_up(trial.trial_id, until)
         self._rungs.waiting.discard(trial.trial_id)
         if trial.status == Trial.TERMINATED and time >= self._max_t:
             self._finished.add(trial.trial_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 
 
 class Rungs:
@@ -43,16 +43,11 @@ class Rungs:
         self.waiting.add(trial)
         return True
 
-    def take_up(self, trial: str, time: float, value: float) -> bool:
-        """Note the last report of a trial of an interrupted search; return whether it waits.
-
-        What it reported at earlier rungs is not known any more, but it went on from them: it is put first.
-        """
-        reached = self.reach(trial, time, value)
-        if reached:
-            for values in self.values[: self._at[trial]]:
-                values[trial] = math.inf
-        return reached
+    def take_up(self, trial: str, reports: Iterable[tuple[float, float]]) -> bool:
+        """Note the reports of a trial of an interrupted search, by time; return whether it is at a rung."""
+        for time, value in reports:
+            self.reach(trial, time, value)
+        return trial in self.waiting
 
     def rung_of(self, trial: str) -> int:
         """Return the number of the rung that a trial has reached last."""

@@ -20,6 +20,7 @@ class Trial:
         self.trial_id, self.quality, self.status = trial_id, quality, "PENDING"
         self.epoch, self.saved, self.checkpoint = 0, 0, None
         self.last_result: dict[str, Any] = {}
+        self.reports: list[dict[str, Any]] = []
         self.pauses = False
 
     def set_status(self, status: str) -> None:
@@ -109,6 +110,7 @@ class Controller:
         result = {"loss": value, "training_iteration": trial.epoch, "should_checkpoint": self.saves}
         decision = self.scheduler.on_trial_result(self, trial, result)  # type: ignore[arg-type]
         trial.last_result = result
+        trial.reports.append(result)
         if self.saves:
             trial.checkpoint, trial.saved = "saved", trial.epoch  # type: ignore[assignment]
         if decision == "STOP" or trial.epoch == EPOCHS:
@@ -117,11 +119,18 @@ class Controller:
 
     def interrupt(self) -> None:
         """Begin again with a new scheduler, as `Tuner.restore` does."""
-        self.scheduler, self.interrupted = self.new_scheduler(), True
+        before, self.scheduler, self.interrupted = self.scheduler, self.new_scheduler(), True
         for trial in self.trials:
             if trial.status in ("RUNNING", "PAUSED", "PENDING"):
                 trial.status, trial.pauses = "PENDING", False
             self.scheduler.on_trial_add(self, trial)  # type: ignore[arg-type]
+        if not self.failures and not self.nans:
+            assert self.scheduler._rungs.values == before._rungs.values
+
+
+@pytest.fixture(autouse=True)
+def reports_of_played_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod_tune.search.promoting_asha.reports_of", lambda trial: trial.reports)
 
 
 @pytest.mark.parametrize("interrupted", [False, True], ids=["", "interrupted"])

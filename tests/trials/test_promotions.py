@@ -16,6 +16,7 @@ from horovod_tune import DistributedTrainableCreator
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.expectations import expectations, standings
 from horovod_tune.search import BayesOptSearch, PromotingASHA
+from horovod_tune.search.rungs import Rungs
 
 pytestmark = pytest.mark.long
 
@@ -240,11 +241,22 @@ def test_an_interrupted_search_goes_on(ray_session, tmp_path, monkeypatch):
     )
     with pytest.raises(Exception, match="the driver dies"):
         tuner.fit()
+    taken_up: dict[str, list[float]] = {}
+    take_up = Rungs.take_up
+
+    def noted(rungs, trial, reports):
+        taken_up[trial] = [time for time, _ in reports]
+        return take_up(rungs, trial, reports)
+
+    monkeypatch.setattr(Rungs, "take_up", noted)
     restored = tune.Tuner.restore(
         str(tmp_path / "interrupted"), trainable=DistributedTrainableCreator(train_slowly, num_slots=2)
     )
     results = restored.fit()
     assert len(results) == SAMPLES and not results.errors
+    for times in taken_up.values():
+        assert times == list(range(1, len(times) + 1)), "all that a trial had reported is known again"
+    assert len(taken_up) >= 4 and max(map(len, taken_up.values())) > 1
     histories = [result.metrics_dataframe["step"].tolist() for result in results]
     for each in histories:
         # The state was saved up to a second before the driver died: a trial may do its last steps again.

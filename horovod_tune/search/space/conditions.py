@@ -14,7 +14,7 @@ from typing import Any
 from ray.tune.search.sample import Categorical, Domain
 from ray.tune.search.variant_generator import parse_spec_vars
 
-from horovod_tune.search.space.choices import Categories, Parameter
+from horovod_tune.search.space.choices import Categories, Parameter, spelled
 from horovod_tune.search.space.domains import Path, SpaceError, parameter_of, path_name
 
 _GRID_CURE = (
@@ -95,7 +95,7 @@ def option_of(choice: Node, value: Any) -> int:
     for number, option in enumerate(choice.options or ()):
         if _belongs(value, option):
             return number
-    raise SpaceError(f"'{choice.shown}' must be one of {list(choice.options or ())!r}, got {value!r}")
+    raise SpaceError(f"'{choice.shown}' must be one of {spelled(choice.options or ())}, got {value!r}")
 
 
 def _belongs(value: Any, option: Any) -> bool:

@@ -23,10 +23,14 @@ FACTS_PREFIX, FACTS_SUFFIX = "horovod_tune_run-", ".json"
 _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
 
 
-def write_facts(trial: Any, metric: str | None, mode: str | None, rungs: Sequence[int] = ()) -> None:
+#: The name of what tells a trial's progress in its reports, and where that is at a scheduler's rungs.
+RungTimes = tuple[str, Sequence[float]]
+
+
+def write_facts(trial: Any, metric: str | None, mode: str | None, rungs: RungTimes | None = None) -> None:
     """Leave the facts beside Tune's files; Tune copies the driver's folder to the storage.
 
-    `rungs` are the iterations at which the scheduler decides, where that is known.
+    `rungs` are the times at which the scheduler decides, where that is known.
 
     A metric and rungs that somebody has written for this trial stay where none are given.
     """
@@ -34,11 +38,13 @@ def write_facts(trial: Any, metric: str | None, mode: str | None, rungs: Sequenc
         return
     folder = Path(trial.storage.experiment_driver_staging_path)
     place = folder / f"{FACTS_PREFIX}{trial.trial_id}{FACTS_SUFFIX}"
-    facts = run_facts() | {"metric": metric, "mode": mode, "rungs": list(rungs)}
+    time_attr, times = rungs or (None, ())
+    facts = run_facts() | {"metric": metric, "mode": mode, "time_attr": time_attr, "rungs": list(times)}
     known = _read(place)
     if metric is None:
         facts |= {name: known.get(name) for name in ("metric", "mode")}
-    facts["rungs"] = facts["rungs"] or known.get("rungs", [])
+    if rungs is None:
+        facts |= {"time_attr": known.get("time_attr"), "rungs": known.get("rungs", [])}
     partial = folder / f".{place.name}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ray.tune.result import TRAINING_ITERATION
 
 from horovod_tune import ray_adapter
 from horovod_tune.errors import SerializationError, SpecError
-from horovod_tune.experiment_facts import write_facts
+from horovod_tune.experiment_facts import RungTimes, write_facts
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
 from horovod_tune.function.unpicklable import find_unpicklable
 
@@ -54,11 +54,11 @@ class ExperimentFacts(Callback):
     """Leaves metric and mode, versions and the cluster beside Tune's files when the first trial starts.
 
     `tune.run` tells metric, mode and scheduler to nobody who writes them down: without this, `horovod-tune
-    show` and `report` have to be told the first two again. `rungs` are the iterations of PromotingASHA's.
+    show` and `report` have to be told the first two again. `rungs` are what PromotingASHA goes by and where.
     """
 
-    def __init__(self, metric: str | None, mode: str | None, rungs: Sequence[int] = ()) -> None:
-        self._to_write: tuple[str | None, str | None, Sequence[int]] | None = (metric, mode, rungs)
+    def __init__(self, metric: str | None, mode: str | None, rungs: RungTimes | None = None) -> None:
+        self._to_write: tuple[str | None, str | None, RungTimes | None] | None = (metric, mode, rungs)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if self._to_write is not None:
@@ -94,9 +94,19 @@ def settings_for(
     return prepare
 
 
+def _tell_schedule(search: Any, scheduler: Any) -> None:
+    """Tell a search that learns from curves what the scheduler goes by and where a training ends."""
+    while search is not None and not hasattr(search, "take_schedule"):
+        search = getattr(search, "searcher", None)
+    known = ray_adapter.whole_training(scheduler)
+    if search is not None and known is not None:
+        search.take_schedule(*known)
+
+
 def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[str, Any]:
+    _tell_schedule(arguments.get("search_alg"), arguments.get("scheduler"))
     metric, mode = ray_adapter.metric_and_mode(arguments)
-    rungs = getattr(arguments.get("scheduler"), "rung_iterations", ())
+    rungs = getattr(arguments.get("scheduler"), "rung_times", None)
     callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), ExperimentFacts(metric, mode, rungs)]
     changed = {**arguments, "callbacks": callbacks}
     if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):

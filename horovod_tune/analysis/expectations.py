@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from horovod_tune.analysis.reader.records import PredictedCurve, TrialRecord
+from horovod_tune.analysis.reader.records import TRAINING_ITERATION, PredictedCurve, TrialRecord
 from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import value_of
-from horovod_tune.analysis.series import rungs
-
-_ITERATION = "training_iteration"
 
 
 @dataclass(frozen=True)
 class Expectation:
     """A trial's metric from its last report on, as the search's model has it; arrays of one length.
 
-    About 80 of 100 reports are between `low` and `high`.
+    About 80 of 100 reports are between `low` and `high`. The last of each is what is expected at `end`, which
+    is a time of the search's `time_attr`; `iterations` are where that would be.
     """
 
     iterations: np.ndarray
     middle: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    end: float
+    time_attr: str = TRAINING_ITERATION
 
     @property
     def text(self) -> str:
         """The expected end, for example `0.912 (0.90 to 0.93) at iteration 52`."""
         middle, low, high = (f"{axis[-1]:.4g}" for axis in (self.middle, self.low, self.high))
-        return f"{middle} ({low} to {high}) at iteration {self.iterations[-1]:.0f}"
+        return f"{middle} ({low} to {high}) {at_time(self.time_attr, self.end)}"
+
+
+def at_time(time_attr: str, time: float) -> str:
+    """Return a time as words.
+
+    >>> at_time("training_iteration", 52), at_time("epoch", 3), at_time("samples", 5e4)
+    ('at iteration 52', 'at epoch 3', 'at samples 50000')
+    """
+    return f"at {'iteration' if time_attr == TRAINING_ITERATION else time_attr} {time:.6g}"
 
 
 def expectations(analysis: Analysis) -> dict[int, Expectation]:
@@ -57,31 +69,46 @@ def expectations(analysis: Analysis) -> dict[int, Expectation]:
 def _from_last_report(trial: TrialRecord, curve: PredictedCurve, time_attr: str) -> Expectation | None:
     """Return the part of a predicted curve that the trial has not come to since, over iterations."""
     last = trial.rows[-1] if trial.rows else trial.last_result or {}
-    iteration = iteration_of(last)
-    time = float(iteration) if time_attr == _ITERATION and iteration else value_of(last, time_attr)
+    iteration, time = iteration_of(last), _time_of(last, time_attr)
     if iteration is None or time is None or not 0 < time < curve.times[-1]:
         return None
     times = np.asarray(curve.times)
     ahead = np.concatenate([[time], times[times > time]])
-    # Where the time is another one than the iteration, it goes on as it has.
-    iterations = iteration + (ahead - time) * (iteration / time)
-    axes = (np.interp(ahead, times, axis) for axis in (curve.middle, curve.low, curve.high))
-    return Expectation(iterations, *axes)
+    # Where the time is another one than the iteration, it goes on as it has since the first report.
+    first = trial.rows[0] if trial.rows else last
+    begun_at, begun = iteration_of(first), _time_of(first, time_attr)
+    pace = iteration / time
+    if begun_at is not None and begun is not None and begun_at < iteration and begun < time:
+        pace = (iteration - begun_at) / (time - begun)
+    iterations = iteration + (ahead - time) * pace
+    middle, low, high = (np.interp(ahead, times, axis) for axis in (curve.middle, curve.low, curve.high))
+    return Expectation(iterations, middle, low, high, curve.times[-1], time_attr)
+
+
+def _time_of(row: Mapping[str, Any], time_attr: str) -> float | None:
+    iteration = iteration_of(row) if time_attr == TRAINING_ITERATION else None
+    return value_of(row, time_attr) if iteration is None else float(iteration)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a trial stands that a scheduler has paused or stopped at a rung: `place` 1 is the best."""
+    """Where a trial stands that a scheduler has paused or stopped at a rung: `place` 1 is the best.
 
-    iteration: int
+    `time` is that of its last report, in what the scheduler calls `time_attr`.
+    """
+
+    time: float
     place: int
     of: int
     waits: bool
+    time_attr: str = TRAINING_ITERATION
 
     @property
     def text(self) -> str:
         word = "waits" if self.waits else "was stopped"
-        return f"{word} at iteration {self.iteration}: number {self.place} of {self.of} that came as far"
+        return (
+            f"{word} {at_time(self.time_attr, self.time)}: number {self.place} of {self.of} that came as far"
+        )
 
 
 def standings(analysis: Analysis) -> dict[int, Standing]:
@@ -90,19 +117,33 @@ def standings(analysis: Analysis) -> dict[int, Standing]:
     The places are among all trials that have come to the rung, the later ones too. Empty where the
     experiment does not say its rungs.
     """
-    if not analysis.record.rungs:
+    known = analysis.record.rung_times
+    if known is None:
         return {}
-    _, mode = analysis.require_metric()
+    metric, mode = analysis.require_metric()
     sign = 1.0 if mode == "min" else -1.0
+    reports = [
+        [(_time_of(row, known.time_attr), value_of(row, metric)) for row in trial.rows]
+        for trial in analysis.trials
+    ]
     found = {}
-    for rung in rungs(analysis):
-        ranked = sorted(sign * value for value in rung.values if math.isfinite(value))
-        for trial, value in zip(rung.trials, rung.values, strict=True):
-            record = analysis.trials[trial]
-            reached = iteration_of(record.last_result or {})
-            if reached != rung.iteration or record.status not in ("PAUSED", "TERMINATED"):
+    for rung, following in zip(known.times, [*known.times[1:], math.inf], strict=True):
+        there: dict[int, float] = {}
+        stands: dict[int, float] = {}
+        for number, rows in enumerate(reports):
+            timed = [(time, value) for time, value in rows if time is not None and time >= rung]
+            if not timed:
                 continue
-            if math.isfinite(value):
-                place = ranked.index(sign * value) + 1
-                found[trial] = Standing(rung.iteration, place, len(rung.trials), record.status == "PAUSED")
+            time, value = timed[0]
+            there[number] = math.nan if value is None else sign * value
+            is_over = analysis.trials[number].status in ("PAUSED", "TERMINATED")
+            # It has come no further than with the report that came to the rung, be that twice.
+            rests = is_over and max(each for each, _ in timed) == time < following
+            if rests and math.isfinite(there[number]):
+                stands[number] = time
+        ranked = sorted(value for value in there.values() if math.isfinite(value))
+        for number, time in stands.items():
+            waits = analysis.trials[number].status == "PAUSED"
+            place = bisect.bisect_left(ranked, there[number]) + 1
+            found[number] = Standing(time, place, len(there), waits, known.time_attr)
     return found

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from horovod_tune.analysis.expectations import Expectation, expectations, standings
+from horovod_tune.analysis.expectations import Expectation, at_time, expectations, standings
 from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.open_experiment import several_runs
 from horovod_tune.analysis.printable import one_line, printable
@@ -177,17 +177,16 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
             cells.append(Text(_expected(expected.get(index)), style="dim"))
         if stands:
             stand = stands.get(index)
-            cells.append(Text("" if stand is None else f"{stand.place} of {stand.of} at {stand.iteration}"))
+            cells.append(Text("" if stand is None else f"{stand.place} of {stand.of} at {stand.time:.6g}"))
         cells += [_safe(_short(one.values[index])) for one in shown]
         table.add_row(*cells, style="bold" if trial is best else "")
     left = [f"{len(order) - rows} more trials", *left] if len(order) > rows else left
     left += [f"{len(found) - len(shown)} more hyperparameters"] if len(found) > len(shown) else []
     notes = [f"not shown: {', '.join(left)}"] if left else []
     if expected:
-        end = max(each.iterations[-1] for each in expected.values())
-        notes.append(
-            f"expected: {analysis.metric} at iteration {end:.0f}, by the search's model of curves (dim)"
-        )
+        any_one = next(iter(expected.values()))
+        end = at_time(any_one.time_attr, max(each.end for each in expected.values()))
+        notes.append(f"expected: {analysis.metric} {end}, by the search's model of curves (dim)")
     if stands:
         notes.append("rung: the place among all trials that came as far, where one waits or was stopped")
     table.caption = _safe_lines(notes) if notes else None

@@ -3,6 +3,7 @@
 - `queries`: which node the driver runs on, whether this host reaches the trial's storage, what a
   trial has reported, whether the cluster can grow, which nodes were pre-empted, this job's processes and its
   directory on a host,
+- `schedules`: what a scheduler says of a whole training,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
 - `preemption`: the error that Tune does not count as a failure of the trial,
 - `training_result`: what a trainable returns when it is saved; not imported here, since it brings Ray Data
@@ -51,6 +52,7 @@ from horovod_tune.ray_adapter.queries import (
     resources_of_nodes,
     storage_reaches_here,
 )
+from horovod_tune.ray_adapter.schedules import whole_training
 from horovod_tune.ray_adapter.tune_session import install_session, prepare_rank_process
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "start_in_idle_processes",
     "storage_reaches_here",
     "take_freed_places",
+    "whole_training",
     "without_reporter",
     "write_down_ends_of_paused_trials",
 ]

@@ -65,8 +65,9 @@ class BayesOptSearch(Searcher):
       ranges, unless trials report several times.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
     * `time_attr`: what tells the progress of a trial in its reports; with several reports a trial, the model
-      is one of learning curves. `max_t`: where a whole training ends; by default the stop criterion of the
-      tuner, otherwise the latest report so far.
+      is one of learning curves. `max_t`: where a whole training ends. By default both are those of the
+      tuner's stop criterion and of its ASHA, HyperBand or `PromotingASHA`; without them the time is
+      `training_iteration`, and the end the latest report so far.
     * `analysis`: results of an earlier experiment, on the same data or on other: its directory, an
       `ExperimentAnalysis`, a `ResultGrid`, or a DataFrame of one. The search begins where it was good; how
       much it counts after that is learned from the new results.
@@ -94,7 +95,7 @@ class BayesOptSearch(Searcher):
         evaluated_rewards: Sequence[float | None] | None = None,
         acquisition_function: AcquisitionFunction | None = None,
         gp_params: Mapping[str, Any] | None = None,
-        time_attr: str = TRAINING_ITERATION,
+        time_attr: str | None = None,
         max_t: float | None = None,
         analysis: Any = None,
         limits: Sequence[str] = (),
@@ -130,7 +131,7 @@ class BayesOptSearch(Searcher):
         self._earlier = None if analysis is None else read_previous(analysis)
         self._queue: list[Queued] = []
         self._history = History()
-        self._time_attr = time_attr
+        self._time_attr, self._is_time_given = time_attr or TRAINING_ITERATION, time_attr is not None
         self._optimizer.horizon = max_t
         self._unread_state: dict[str, Any] | None = None
         #: What trials did between `restore` and the moment that the space is known.
@@ -162,6 +163,16 @@ class BayesOptSearch(Searcher):
         if not domains and not grids:
             return True
         return SearchSpace(config).describe() == self._space.describe()
+
+    def take_schedule(self, time_attr: str, max_t: float) -> None:
+        """Take what the scheduler says of a whole training, where nobody else has said it.
+
+        What it calls the end is less than a stop criterion or `max_t`: it has a default that few change.
+        """
+        if not self._is_time_given:
+            self._time_attr = time_attr
+        if time_attr == self._time_attr:
+            self._optimizer.scheduled_end = max_t
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Return the next configuration. Never None and never `FINISHED`."""
@@ -196,7 +207,10 @@ class BayesOptSearch(Searcher):
             aims = self._aims()
             trial.last = as_number(result.get(aims.metrics[0]))
             trial.others.update(aims.others_in(result))
-            trial.note(as_number(result.get(self._time_attr)), trial.last)
+            time = as_number(result.get(self._time_attr))
+            trial.note(time, trial.last)
+            if time is None and self._time_attr != TRAINING_ITERATION:
+                self._say_no_time(trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -215,9 +229,12 @@ class BayesOptSearch(Searcher):
             value = trial.last
         trial.others.update(aims.others_in(flat))
         self._history.end(trial_id, aims.value_of_all(trial, value), error)
-        trial.note(as_number(flat.get(self._time_attr)), value)
+        time = as_number(flat.get(self._time_attr))
+        trial.note(time, value)
         if not result:
             return
+        if time is None and self._time_attr != TRAINING_ITERATION:
+            self._say_no_time(trial_id, flat)
         if trial.ending is Ending.UNKNOWN:
             self._say_once(
                 "metric",
@@ -405,6 +422,13 @@ class BayesOptSearch(Searcher):
             logger.warning("how trials are expected to go on cannot be worked out: %s", error)
             curves = []
         return {"time_attr": self._time_attr, "curves": [curve.as_json() for curve in curves]}
+
+    def _say_no_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
+        self._say_once(
+            "time",
+            f"trial {trial_id} made a report without a number for the time_attr {self._time_attr!r}, so the "
+            f"search does not know when it was; it reported {sorted(flat)}",
+        )
 
     def _say_once(self, topic: str, message: str) -> None:
         if topic not in self._said:

@@ -48,7 +48,7 @@ class PromotingASHA(TrialScheduler):
             longer a trial has been trained at the next one.
 
     Raises:
-        ValueError: For an argument that is out of bounds.
+        ValueError: For an argument of another kind or out of bounds.
     """
 
     def __init__(
@@ -64,6 +64,16 @@ class PromotingASHA(TrialScheduler):
         write_down_ends_of_paused_trials()
         if mode not in (None, "min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
+        if not isinstance(time_attr, str) or not time_attr:
+            raise ValueError(f"time_attr must be the name of a reported value, got {time_attr!r}")
+        if metric is not None and not isinstance(metric, str):
+            raise ValueError(f"metric must be the name of one reported value, got {metric!r}")
+        numbers = {"max_t": max_t, "grace_period": grace_period, "reduction_factor": reduction_factor}
+        for name, number in numbers.items():
+            if as_number(number) is None:
+                raise ValueError(f"{name} must be a number, got {number!r}")
+        if max_t <= 0:
+            raise ValueError(f"max_t must be above 0, got {max_t!r}")
         if not 0 < grace_period <= max_t < math.inf:
             raise ValueError(
                 f"grace_period must be above 0 and at most max_t={max_t!r}, which is finite; "
@@ -92,6 +102,7 @@ class PromotingASHA(TrialScheduler):
         # Trials that failed while they were saved in order to wait; tried again, they wait after a report.
         self._failed_waiting: set[str] = set()
         self._is_restored = False
+        self._said_no_time = False
 
     # What Tune calls.
 
@@ -126,6 +137,15 @@ class PromotingASHA(TrialScheduler):
             give_up_place(tune_controller, trial_id)
             return TrialScheduler.PAUSE
         time, gain = self._read(result)
+        if time is None and not self._said_no_time:
+            self._said_no_time = True
+            logger.warning(
+                "trial %s made a report without a number for the time_attr %r, so PromotingASHA cannot tell "
+                "where it stands, and it goes on; it reported %s",
+                trial_id,
+                self._time_attr,
+                sorted(flatten_dict(dict(result))),
+            )
         if time is None or gain is None:
             return TrialScheduler.CONTINUE
         if time >= self._max_t:
@@ -186,9 +206,9 @@ class PromotingASHA(TrialScheduler):
         return self._after_the_last(tune_controller)
 
     @property
-    def rung_iterations(self) -> list[int]:
-        """The rungs, where they are iterations: what `analyze` shows."""
-        return [int(level) for level in self._rungs.levels] if self._time_attr == TRAINING_ITERATION else []
+    def rung_times(self) -> tuple[str, list[float]]:
+        """What tells the progress, and where it is at the rungs: what `analyze` shows."""
+        return self._time_attr, list(self._rungs.levels)
 
     def debug_string(self) -> str:
         parts = [
@@ -237,8 +257,9 @@ class PromotingASHA(TrialScheduler):
             trial = self._trials[trial_id]
             if trial.checkpoint is None and not self._saves:
                 logger.warning(
-                    "the trials save no checkpoints, so PromotingASHA cannot pause them: those that are not "
-                    "among the best at a rung end there"
+                    "trial %s has saved no checkpoint up to its first rung, so PromotingASHA cannot pause "
+                    "trials there: those that are not among the best end there",
+                    trial_id,
                 )
             self._saves[self._rungs.rung_of(trial_id)] = trial.checkpoint is not None
             if trial.checkpoint is not None:

@@ -37,7 +37,7 @@ def refuse_removed(given: Mapping[str, Any]) -> None:
 
 def check_arguments(random_search_steps: Any, time_attr: Any, max_t: Any) -> None:
     """Raise ValueError where one is out of bounds."""
-    if not isinstance(time_attr, str) or not time_attr:
+    if time_attr is not None and (not isinstance(time_attr, str) or not time_attr):
         raise ValueError(f"time_attr must be the name of a reported value, got {time_attr!r}")
     is_number = isinstance(max_t, (int, float, np.integer, np.floating)) and not isinstance(max_t, bool)
     if max_t is not None and not (is_number and 0 < max_t < math.inf):

@@ -11,7 +11,7 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, Resources, TrialRecord
+from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, Resources, RungTimes, TrialRecord
 from horovod_tune.analysis.results import Analysis
 
 START = 1_790_000_000.0
@@ -119,7 +119,7 @@ def made_experiment(
         domains=SPACE,
         searcher="BayesOptSearch, at most 4 at a time",
         scheduler="AsyncHyperBandScheduler(max_t=27, reduction_factor=3)" if asha else "first in, first out",
-        rungs=RUNGS if asha else (),
+        rung_times=RungTimes("training_iteration", RUNGS) if asha else None,
     )
     return Analysis(record, Folder(pafs.LocalFileSystem(), "/made", "/made"), metric="loss", mode="min")
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from made_experiments import made_experiment, written
+from made_experiments import RUNGS, made_experiment, written
 
 from horovod_tune.analysis import analyze, plots
 from horovod_tune.analysis.expectations import expectations, standings
-from horovod_tune.analysis.reader.records import PredictedCurve, Predictions
+from horovod_tune.analysis.reader.records import PredictedCurve, Predictions, RungTimes
 from horovod_tune.analysis.report.payload import payload
 from horovod_tune.analysis.results import Analysis
 
@@ -58,7 +59,7 @@ def test_a_real_search_leaves_what_it_expects_and_where_its_trials_stand(experim
     assert set(expected) == set(stands) == ended and len(ended) >= 4
     misses = []
     for number in ended:
-        assert expected[number].iterations[0] == len(found.trials[number].rows) == stands[number].iteration
+        assert expected[number].iterations[0] == len(found.trials[number].rows) == stands[number].time
         assert expected[number].iterations[-1] == pytest.approx(6)
         assert np.all(expected[number].low <= expected[number].middle)
         assert np.all(expected[number].middle <= expected[number].high)
@@ -67,7 +68,7 @@ def test_a_real_search_leaves_what_it_expects_and_where_its_trials_stand(experim
         would = last["loss"] - np.exp(-last["training_iteration"]) + np.exp(-6)
         misses.append(abs(expected[number].middle[-1] - would))
     assert np.median(misses) < 0.6
-    first = min(stands.values(), key=lambda stand: (-stand.iteration, stand.place))
+    first = min(stands.values(), key=lambda stand: (-stand.time, stand.place))
     assert f"{first.place} of {first.of} at 4" in " ".join(shown(found).split())
     assert "expected: loss at iteration 6" in shown(found)
 
@@ -77,12 +78,12 @@ def test_the_best_of_a_rung_is_number_1_whichever_way_is_better():
     for mode, best in (("min", min), ("max", max)):
         seen = Analysis(analysis.record, analysis.folder, metric="loss", mode=mode)
         stands = standings(seen)
-        at_one = {n: seen.trials[n].rows[0]["loss"] for n, stand in stands.items() if stand.iteration == 1}
+        at_one = {n: seen.trials[n].rows[0]["loss"] for n, stand in stands.items() if stand.time == 1}
         went_on = [t.rows[0]["loss"] for t in seen.trials if len(t.rows) > 1]
         better = [v for v in went_on if best(v, *at_one.values()) == v]
         first = best(at_one, key=at_one.__getitem__)
         assert stands[first].place >= 1 + len(better)
-        assert {stand.of for stand in stands.values() if stand.iteration == 1} == {40}
+        assert {stand.of for stand in stands.values() if stand.time == 1} == {40}
         assert not any(stand.waits for stand in stands.values())
 
 
@@ -134,7 +135,41 @@ def test_a_time_of_ones_own_goes_on_at_its_pace():
     curve = PredictedCurve((18.0, 54.0), (1.0, 0.5), (0.9, 0.4), (1.1, 0.6))
     predictions = Predictions("loss", "epoch", {trials[number].trial_id: curve})
     seen = made_with(analysis, trials=tuple(trials), predictions=predictions)
-    assert expectations(seen)[number].iterations.tolist() == [9, 27]
+    found = expectations(seen)[number]
+    assert found.iterations.tolist() == [9, 27]
+    assert found.text == "0.5 (0.4 to 0.6) at epoch 54" and "expected: loss at epoch 54" in shown(seen)
+
+
+def test_a_time_that_begins_at_0_goes_on_at_its_pace_too():
+    analysis = made_experiment(30)
+    trials = [
+        replace(trial, rows=tuple(row | {"done": row["training_iteration"] - 1} for row in trial.rows))
+        for trial in analysis.trials
+    ]
+    number = next(n for n, trial in enumerate(trials) if len(trial.rows) == 3)
+    curve = PredictedCurve((2.0, 9.0), (1.0, 0.5), (0.9, 0.4), (1.1, 0.6))
+    predictions = Predictions("loss", "done", {trials[number].trial_id: curve})
+    seen = made_with(analysis, trials=tuple(trials), predictions=predictions)
+    assert expectations(seen)[number].iterations.tolist() == [3, 10]
+
+
+def test_rungs_of_another_time_are_said_in_it():
+    """Every iteration of these trials is two epochs, and the rungs are after 2, 6 and 18 of them."""
+    analysis = made_experiment(40)
+    trials = [
+        replace(trial, rows=tuple(row | {"epoch": 2 * row["training_iteration"]} for row in trial.rows))
+        for trial in analysis.trials
+    ]
+    epochs = RungTimes("epoch", tuple(2.0 * rung for rung in RUNGS))
+    seen = made_with(analysis, trials=tuple(trials), rung_times=epochs)
+    expected, found = standings(analysis), standings(seen)
+    assert found.keys() == expected.keys() and seen.record.rungs == ()
+    for number, stand in found.items():
+        other = expected[number]
+        assert (stand.time, stand.place, stand.of) == (2 * other.time, other.place, other.of)
+    assert any(stand.text.startswith("was stopped at epoch 2: number ") for stand in found.values())
+    # The table shows the best ones, which have come to the last rungs.
+    assert re.search(r"\d of \d+ at 18", shown(seen)) and not re.search(r"\d of \d+ at 9", shown(seen))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_every_trial_at_a_rung_has_a_fate():
 
 def test_without_written_rungs_trials_ends_stand_for_them():
     analysis = made_experiment(60)
-    analysis = changed(analysis, [t for t in analysis.trials if t.status == "TERMINATED"], rungs=())
+    analysis = changed(analysis, [t for t in analysis.trials if t.status == "TERMINATED"], rung_times=None)
     assert [rung.iteration for rung in series.rungs(analysis)] == list(RUNGS)
 
 

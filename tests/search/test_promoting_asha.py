@@ -171,6 +171,11 @@ def test_every_search_ends(seed: int, saves: bool, failures: float, nans: float,
         ({"grace_period": 0}, "grace_period must be above 0 and at most max_t=100"),
         ({"grace_period": 5, "max_t": 3}, "at most max_t=3, which is finite; got 5"),
         ({"max_t": math.inf}, "max_t=inf"),
+        ({"max_t": 0}, "max_t must be above 0, got 0"),
+        ({"max_t": "9"}, "max_t must be a number, got '9'"),
+        ({"reduction_factor": None}, "reduction_factor must be a number, got None"),
+        ({"time_attr": None}, "time_attr must be the name of a reported value, got None"),
+        ({"metric": ["a"]}, r"metric must be the name of one reported value, got \['a'\]"),
         ({"reduction_factor": 1}, "reduction_factor must be above 1, got 1"),
         ({"reduction_factor": math.nan}, "got nan"),
     ],
@@ -184,6 +189,15 @@ def test_without_a_metric_it_says_so() -> None:
     scheduler = PromotingASHA()
     with pytest.raises(ValueError, match="needs a metric and a mode"):
         scheduler.on_trial_add(None, Trial("a", 0.0))  # type: ignore[arg-type]
+
+
+def test_a_report_without_the_time_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = PromotingASHA(time_attr="epochs", metric="loss", mode="min", max_t=9)
+    trial: Any = Trial("a", 0.0)
+    for epoch in (1, 2):
+        assert scheduler.on_trial_result(None, trial, {"loss": 0.5, "epoch": epoch}) == "CONTINUE"
+    [record] = caplog.records
+    assert "time_attr 'epochs'" in record.message and "it reported ['epoch', 'loss']" in record.message
 
 
 def test_the_tuners_metric_is_taken_but_not_a_second_one() -> None:

@@ -134,8 +134,9 @@ def steps_of(analysis):
 
 
 def test_trials_wait_and_the_best_go_on(tune_run):
-    scheduler = Watched(max_t=STEPS, grace_period=1)
-    analysis = run(tune_run, train, scheduler)
+    scheduler, search = Watched(max_t=STEPS, grace_period=1), given_points()
+    analysis = run(tune_run, train, scheduler, search_alg=search)
+    assert search.searcher._optimizer.scheduled_end == STEPS
     assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * SAMPLES
     steps = steps_of(analysis)
     for each in steps:
@@ -176,7 +177,7 @@ def test_functions_that_save_nothing_end_at_rungs(tune_run, caplog):
     steps = steps_of(analysis)
     assert all(each == list(range(1, len(each) + 1)) for each in steps), "none started over"
     assert max(map(len, steps)) == STEPS and min(map(len, steps)) == 1
-    said = [record.message for record in caplog.records if "save no checkpoints" in record.message]
+    said = [record.message for record in caplog.records if "saved no checkpoint" in record.message]
     assert len(said) == 1
 
 

@@ -97,15 +97,27 @@ class Predictions:
     curves: dict[str, PredictedCurve]
 
 
+#: What Tune calls the number of a report.
+TRAINING_ITERATION = "training_iteration"
+
+
+@dataclass(frozen=True)
+class RungTimes:
+    """Where a scheduler decides about trials: `times`, smallest first, of what is reported as `time_attr`."""
+
+    time_attr: str
+    times: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class ExperimentRecord:
     """One search as Tune's files have it.
 
     `run` names it (None where its state file is lost), `runs` all searches of the same folder, oldest first.
-    `rungs` are the iterations at which ASHA or HyperBand decides, smallest first, empty where no such
-    scheduler is known. `domains` is None where the space is not written down anywhere. `limits`, and the
-    metrics with their modes in `front`, are those that `BayesOptSearch` was given; `predictions` are its own,
-    None where it learned from no curves.
+    `rung_times` are those at which ASHA or `PromotingASHA` decides, None where no such scheduler is known.
+    `domains` is None where the space is not written down anywhere. `limits`, and the metrics with their modes
+    in `front`, are those that `BayesOptSearch` was given; `predictions` are its own, None where it learned
+    from no curves.
     """
 
     name: str
@@ -123,9 +135,17 @@ class ExperimentRecord:
     constants: dict[str, Any] = field(default_factory=dict)
     searcher: str | None = None
     scheduler: str | None = None
-    rungs: tuple[int, ...] = ()
+    rung_times: RungTimes | None = None
     time_budget_s: float | None = None
     limits: tuple[Limit, ...] = ()
     front: dict[str, str] = field(default_factory=dict)
     predictions: Predictions | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """The iterations at which the scheduler decides; empty where it goes by another time."""
+        known = self.rung_times
+        if known is None or known.time_attr != TRAINING_ITERATION:
+            return ()
+        return tuple(sorted({int(time) for time in known.times}))

@@ -22,7 +22,7 @@ from horovod_tune.analysis.reader.runs import STATE_PREFIX, STATE_SUFFIX, Run, S
 from horovod_tune.analysis.reader.trial_files import with_files
 from horovod_tune.analysis.reader.trial_states import trials_of_state
 from horovod_tune.analysis.reader.tune_fields import seconds
-from horovod_tune.analysis.reader.tune_pickles import steps_of
+from horovod_tune.analysis.reader.tune_pickles import rung_times
 
 _STATE = f"{STATE_PREFIX}*{STATE_SUFFIX}"
 _UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
@@ -239,7 +239,7 @@ def _assemble(
         constants=facts.constants,
         searcher=facts.searcher,
         scheduler=facts.scheduler,
-        rungs=facts.rungs or steps_of(written.get("rungs")),
+        rung_times=facts.rungs or rung_times(written.get("time_attr"), written.get("rungs")),
         time_budget_s=facts.time_budget_s,
         limits=facts.limits,
         front=facts.front,

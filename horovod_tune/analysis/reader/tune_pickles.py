@@ -23,7 +23,14 @@ from horovod_tune.analysis.reader.plain_values import (
     read_json,
     text_or_none,
 )
-from horovod_tune.analysis.reader.records import Domain, PredictedCurve, Predictions, Resources
+from horovod_tune.analysis.reader.records import (
+    TRAINING_ITERATION,
+    Domain,
+    PredictedCurve,
+    Predictions,
+    Resources,
+    RungTimes,
+)
 
 _SAMPLE = "ray.tune.search.sample:"
 _ANONYMOUS = "_metric"  # what Tune writes for a metric that nobody gave
@@ -40,7 +47,7 @@ class TunerFacts:
     time_budget_s: float | None = None
     searcher: str | None = None
     scheduler: str | None = None
-    rungs: tuple[int, ...] = ()
+    rungs: RungTimes | None = None
     domains: dict[str, Domain] | None = None
     constants: dict[str, Any] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
@@ -231,22 +238,26 @@ def _describe_scheduler(scheduler: Any) -> str | None:
     return f"{name}({inside})" if inside else name
 
 
-def _rungs(scheduler: Any) -> tuple[int, ...]:
+def _rungs(scheduler: Any) -> RungTimes | None:
     """ASHA's milestones, from its brackets as they were when the experiment began, or PromotingASHA's."""
-    if not isinstance(scheduler, Inert) or scheduler.get("_time_attr") != "training_iteration":
-        return ()
+    if not isinstance(scheduler, Inert):
+        return None
     own = scheduler.get("_rungs")
     levels = _list(own.get("levels") if isinstance(own, Inert) else None)
     for bracket in _list(scheduler.get("_brackets")):
         rungs = _list(bracket.get("_rungs") if isinstance(bracket, Inert) else None)
         levels = [*levels, *(rung[0] for rung in rungs if isinstance(rung, tuple) and rung)]
-    return steps_of(levels)
+    return rung_times(scheduler.get("_time_attr"), levels)
 
 
-def steps_of(values: Any) -> tuple[int, ...]:
-    """Return the numbers of a list that are iterations, each once, smallest first."""
+def rung_times(time_attr: Any, values: Any) -> RungTimes | None:
+    """Return the numbers of a list that are times, each once, smallest first; None where there are none.
+
+    Whoever wrote no `time_attr` meant the iteration.
+    """
     numbers = map(number_or_none, _list(values))
-    return tuple(sorted({int(each) for each in numbers if each is not None and 0 < each < 2**53}))
+    times = tuple(sorted({each for each in numbers if each is not None and 0 < each < 2**53}))
+    return RungTimes(text_or_none(time_attr) or TRAINING_ITERATION, times) if times else None
 
 
 def _list(value: Any) -> list[Any]:

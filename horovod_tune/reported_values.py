@@ -11,6 +11,8 @@ from typing import Any
 from horovod_tune.errors import MetricsError
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+# What the loggers of Tune take as the key of a dict within a metric: json refuses all others.
+_KEYS = (bool, int, float, str, type(None))
 # How deep lists, tuples and dicts may be nested in a metric.
 MAX_DEPTH = 32
 # The most that the metrics of one report may take, about; a checkpoint is the place for more.
@@ -37,17 +39,20 @@ def merge_metrics(metrics: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics as they are sent: NumPy scalars and one-element tensors as Python numbers.
 
+    The keys of dicts too may be NumPy scalars.
+
     Raises:
-        MetricsError: a name is not a string, or a value cannot be sent.
+        MetricsError: a name is not a string, or a value or the key of a dict cannot be sent.
 
     >>> import numpy
     >>> plain_metrics({"loss": numpy.float32(0.5), "epoch": 1, "name": "a"})
     {'loss': 0.5, 'epoch': 1, 'name': 'a'}
     """
     plain, total = {}, 0
-    for name, value in metrics.items():
-        if not isinstance(name, str):
-            raise MetricsError(f"the name of a metric must be a string, got {name!r}")
+    for given, value in metrics.items():
+        name = _plain_key(given)
+        if type(name) is not str:
+            raise MetricsError(f"the name of a metric must be a string, got {given!r:.200}")
         _check_plain(repr(name), name)
         plain[name] = _plain_value(name, value)
         total += _size(plain[name])
@@ -77,9 +82,17 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
     if depth >= MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
         raise MetricsError(f"metric {name[:60]!r}... is nested more than {MAX_DEPTH} deep")
     if isinstance(value, Mapping):
-        for key in value:
+        plain = {}
+        for given, item in value.items():
+            key = _plain_key(given)
+            if type(key) not in _KEYS:
+                raise MetricsError(
+                    f"metric {name!r} has a dict with the key {given!r:.200}, of type "
+                    f"{type(given).__name__}; keys must be strings, numbers, True, False or None"
+                )
             _check_plain(f"{name!r}, in the key of a dict,", key)
-        return {key: _plain_value(f"{name}/{key}", item, depth + 1) for key, item in value.items()}
+            plain[key] = _plain_value(f"{name}/{key}", item, depth + 1)
+        return plain
     if type(value) in (list, tuple):
         return type(value)(_plain_value(f"{name}[{i}]", item, depth + 1) for i, item in enumerate(value))
     torch = sys.modules.get("torch")
@@ -104,6 +117,23 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
             f"metric {name!r} cannot be sent to Tune: {type(value).__name__}: {error}"
         ) from error
     return value
+
+
+def _plain_key(key: Any) -> Any:
+    """Return the key of a dict, with NumPy's scalars and subclasses of Python's types as Python's own.
+
+    >>> import numpy
+    >>> _plain_key(numpy.str_("cat")), _plain_key(numpy.int64(3)), _plain_key((1, 2))
+    ('cat', 3, (1, 2))
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(key, numpy.generic):
+        key = key.item()
+    # By their base class, as json writes them: the members of a str or int Enum say their name otherwise.
+    for base, plain in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
+        if isinstance(key, base) and type(key) not in _KEYS:
+            return plain(key)
+    return key
 
 
 def _check_plain(name: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import torch
 
 import horovod_tune
 from horovod_tune import session as session_module
+from horovod_tune.channel.packing import pack, unpack
 from horovod_tune.errors import MetricsError, NotInTraining
 from horovod_tune.messages import CheckpointPlace, Report, TrialOrder, World
 from horovod_tune.ray_adapter import tune_session
@@ -60,6 +62,42 @@ def test_numbers_of_numpy_and_torch_become_pythons():
     assert type(plain["nested"]["a"]) is float and type(plain["list"][0]) is int
 
 
+class Split(str, enum.Enum):
+    TRAIN = "train"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+def test_keys_of_numpy_and_of_subclasses_become_pythons():
+    """As of the dict that `numpy.unique` gives for each class."""
+    flags = numpy.array([True])
+    plain = plain_metrics(
+        {
+            numpy.str_("top"): 1.0,
+            Split.TRAIN: 2.0,
+            "words": {name: 0.5 for name in numpy.unique(["cat", "dog"])},
+            "numbers": [{n: {numpy.float32(0.5): 1} for n in numpy.unique([3, 4])}],
+            "flags": {flags[0]: 1},
+            "of subclasses": {Split.TRAIN: 1, Level.LOW: 2},
+            "plain": {"a": 1, 2: 3, 0.5: 4, False: 5, None: 6},
+        }
+    )
+    assert repr(plain) == repr(
+        {
+            "top": 1.0,
+            "train": 2.0,
+            "words": {"cat": 0.5, "dog": 0.5},
+            "numbers": [{3: {0.5: 1}, 4: {0.5: 1}}],
+            "flags": {True: 1},
+            "of subclasses": {"train": 1, 1: 2},
+            "plain": {"a": 1, 2: 3, 0.5: 4, False: 5, None: 6},
+        }
+    )
+    assert unpack(pack(plain)) == plain
+
+
 @pytest.mark.parametrize(
     ("metrics", "parts"),
     [
@@ -74,6 +112,12 @@ def test_numbers_of_numpy_and_torch_become_pythons():
         ({"\udcff": 1.0}, ["\\udcff", "surrogates"]),
         ({"inner": {"\udcff": 1.0}}, ["'inner'", "key", "surrogates"]),
         ({"loss": torch.empty(1, device="meta")}, ["'loss'", "meta"]),
+        ({"acc": {("a", "b"): 0.5}}, ["'acc'", "key ('a', 'b'), of type tuple"]),
+        ({"acc": [{"of": {b"cat": 0.5}}]}, ["'acc[0]/of'", "key b'cat', of type bytes"]),
+        ({"acc": {numpy.bytes_(b"cat"): 0.5}}, ["'acc'", "b'cat'", "of type bytes_"]),
+        ({"acc": {torch.tensor(1): 0.5}}, ["'acc'", "key tensor(1), of type Tensor"]),
+        ({"acc": {numpy.str_("\udcff"): 0.5}}, ["'acc'", "key", "surrogates"]),
+        ({numpy.int64(3): 1.0}, ["name of a metric", "3"]),
     ],
 )
 def test_what_cannot_be_sent_is_named(metrics, parts):

@@ -174,7 +174,13 @@ def checkpoint_path(checkpoint: Any) -> str | None:
             "checkpoint must be a directory on this host, as a path or a ray.tune.Checkpoint, "
             f"got {checkpoint!r:.200}"
         )
-    path = os.path.abspath(os.fsdecode(checkpoint))
+    given = os.fsdecode(checkpoint)
+    if not given:
+        # os.path.abspath would make the working directory of it.
+        raise MetricsError(
+            f"checkpoint must be a directory on this host, got {given!r}; pass None where there is none"
+        )
+    path = os.path.abspath(given)
     if not os.path.isdir(path):
         what = "is a file" if os.path.exists(path) else "does not exist"
         raise MetricsError(f"checkpoint must be a directory on this host, but {path!r} {what}")

@@ -137,6 +137,9 @@ def test_a_checkpoint_must_be_a_directory(tmp_path):
         live.report({}, missing)
     with pytest.raises(MetricsError, match="directory"):
         live.report({}, checkpoint=3)
+    for empty in ("", OtherPath("")):  # not the working directory, which is one
+        with pytest.raises(MetricsError, match=r"directory on this host, got ''; pass None"):
+            live.report({}, checkpoint=empty)
 
 
 class OtherPath:

@@ -28,6 +28,17 @@ def traceback_text(pieces: Sequence[str]) -> str:
     return shorten("".join(shorten(piece, MAX_TEXT) for piece in pieces), MAX_TRACEBACK)
 
 
+def encodable(text: str) -> str:
+    r"""Return a text with its lone surrogates escaped, which Python makes of file names that are not UTF-8.
+
+    Ray ends the process that raises an error with one in its text, and msgpack refuses it.
+
+    >>> encodable("caf\udce9.txt, é")
+    'caf\\udce9.txt, é'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def death_text(error: BaseException, status: str = "") -> str:
     """Return what Ray knows of an actor's death, without its stack, after how the process ended if known.
 

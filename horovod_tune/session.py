@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from horovod_tune.error_text import encodable
 from horovod_tune.errors import MetricsError, NotElastic, NotInTraining
 from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialOrder, World
 from horovod_tune.outside_training import (
@@ -146,7 +147,7 @@ class Session:
         with self._condition:
             self._world_is_broken = True
             left = self.world_number
-        self._send(NeedsWorld(self.world.rank, error))
+        self._send(NeedsWorld(self.world.rank, encodable(error)))
         with self._condition:
             # No timeout here either: the coordinator forms the next world within its own limits, or ends us.
             self._condition.wait_for(lambda: self._stopped or self.world_number > left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from horovod_tune.error_text import encodable
 from horovod_tune.messages import Failed, FailureKind
 
 _CONSEQUENCES = (FailureKind.DISCONNECTED,)
@@ -37,7 +38,8 @@ def explain(failures: Sequence[Failed], *, world_size: int) -> str:
     if others:
         lines.append(f"({'; '.join(others)})")
     lines.append(cause.traceback.rstrip())
-    return "\n".join(lines)
+    # Not every text is a training function's: a process that could not begin says why in its own words.
+    return encodable("\n".join(lines))
 
 
 def verb_of(kind: FailureKind) -> str:

@@ -13,7 +13,7 @@ import cloudpickle
 
 from horovod_tune import ray_adapter, session
 from horovod_tune.elastic import WorldChanges
-from horovod_tune.error_text import traceback_text
+from horovod_tune.error_text import encodable, traceback_text
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialOrder
 from horovod_tune.rank.advice import advice_on
 from horovod_tune.session import Session, StopTraining
@@ -73,7 +73,7 @@ class Training:
         except BaseException as error:
             # The coordinator raises it. SystemExit too: a function that exits has not finished its training.
             kind, more = self._describe_failure(error)
-            text = _own_traceback(error) + more + advice_on(error)
+            text = encodable(_own_traceback(error) + more + advice_on(error))
             ending = Failed(self.session.world.rank, self._host, kind, text)
         finally:
             forget(self.session)

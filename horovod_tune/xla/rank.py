@@ -23,6 +23,7 @@ from horovod_tune import session
 from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.report_channel import place_of
 from horovod_tune.channel.schema import HOST_MESSAGES
+from horovod_tune.error_text import encodable
 from horovod_tune.messages import (
     CheckpointPlace,
     Failed,
@@ -176,9 +177,10 @@ class _Rank:
                     self._fetch_answered.notify_all()
             case {"kind": "dump_stack"}:
                 dump = self._stack_dump()
-                self._channel.send("stack", stack=dump.stack, in_report=dump.in_report)
+                self._channel.send("stack", stack=encodable(dump.stack), in_report=dump.in_report)
             case {"kind": "reset", "join_s": join_s}:
-                self._channel.send("reset_done", problems=self._reset(join_s))
+                problems = self._reset(join_s)
+                self._channel.send("reset_done", problems=[encodable(each) for each in problems])
 
     def _begin(self, packed: bytes, world: World) -> None:
         try:
@@ -186,7 +188,7 @@ class _Rank:
             order: TrialOrder = pickle.loads(packed)
         except Exception as error:
             # For example a class in the config whose module this host does not have.
-            text = f"the trial's config cannot be read here:\n{traceback.format_exc()}"
+            text = encodable(f"the trial's config cannot be read here:\n{traceback.format_exc()}")
             self._send(Failed(world.rank, self._host, self._describe_failure(error)[0], text))
             return
         if order.function is not None:

@@ -25,6 +25,11 @@ def test_who_went_with_the_cause_is_named_up_to_a_number():
     assert "508 more ranks went with them" in text and len(text) < 500
 
 
+def test_a_text_that_is_not_unicode_is_escaped():
+    text = failures.explain([Failed(0, "a", FailureKind.DIED, "no file caf\udce9")], world_size=1)
+    assert text.endswith(r"no file caf\udce9") and text.encode()
+
+
 def test_an_own_exception_comes_before_a_death():
     raised = Failed(3, "a", FailureKind.RAISED, "ValueError: x")
     died = Failed(0, "b", FailureKind.DIED, "gone")

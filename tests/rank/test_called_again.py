@@ -120,6 +120,24 @@ def test_an_error_of_its_own_is_no_reason_to_call_it_again(run: Any) -> None:
     assert isinstance(ending, Failed) and ending.kind is FailureKind.RAISED
 
 
+class BadName(Exception):
+    """An error whose text holds a file's name that is not UTF-8."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text}: caf\udce9.txt")
+
+
+class WorldBrokenOverBadName(WorldBroken, BadName):
+    pass
+
+
+def test_the_text_of_an_error_can_be_encoded_whatever_it_holds(run: Any) -> None:
+    (ending,) = run(Breaks(error=BadName), is_elastic=False)
+    assert r"BadName: a rank is gone: caf\udce9.txt" in ending.traceback and ending.traceback.encode()
+    left, _ = run(Breaks(error=WorldBrokenOverBadName), is_elastic=True)
+    assert left.error == r"WorldBrokenOverBadName: a rank is gone: caf\udce9.txt"
+
+
 def test_in_a_trial_of_a_fixed_size_it_is_called_once(run: Any) -> None:
     (ending,) = run(Breaks(), is_elastic=False)
     assert isinstance(ending, Failed)

@@ -338,7 +338,8 @@ def test_ranks_outlive_their_server_and_the_next_ones_have_another(ray_session: 
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
         ("os._exit(7)", "exit status 7"),
-        ("pass", ""),
+        ("os._exit(0)", "exit status 0"),
+        ("pass", "exit status 0"),
     ],
 )
 @pytest.mark.parametrize("how", ["fork", "exec"])

@@ -94,7 +94,7 @@ def start(spec: TrialSpec, directory: Path, environment: Mapping[str, str], rayl
 
 
 def death_of(directory: Path, pid: int, *, since: float) -> str:
-    """Return how a process that was forked on this host ended, "" where it was not, or ended well.
+    """Return how a process that was forked on this host ended, "" where it was not, or is not known.
 
     ``since`` is when the process started (see `process_start`): pids are used again.
     """

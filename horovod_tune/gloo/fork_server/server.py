@@ -153,8 +153,9 @@ class Server:
         # At once, since a process that ended is looked for by those who wait for its end.
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._children.discard(ended[0])
-                if ended[1]:
+                # Status 0 too: nobody else knows that a rank called os._exit(0). Not of `drawn_by_a_child`.
+                if ended[0] in self._children:
+                    self._children.remove(ended[0])
                     self._note_death(*ended)
 
     def _note_death(self, child: int, status: int) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 
 import cloudpickle
 
-from horovod_tune.errors import NotInTraining, TrainingFunctionError
+from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
 from horovod_tune.function.training_function import function_name, unwrapped
+from horovod_tune.function.unpicklable import find_unpicklable
 from horovod_tune.session import Session, current
 
 
@@ -34,6 +35,7 @@ class ShippedParameters:
 
         Raises:
             RuntimeError: Ray is not initialised.
+            SerializationError: an object cannot be pickled.
         """
         import ray
 
@@ -137,14 +139,41 @@ def parameters_of(func: Any) -> ShippedParameters | None:
 
 
 def pack_values(values: dict[str, Any]) -> bytes:
-    """Return the objects as torch saves them: tensors as they lie in memory, so that a rank can map them."""
+    """Return the objects as torch saves them: tensors as they lie in memory, so that a rank can map them.
+
+    Raises:
+        TrainingFunctionError: a tensor is on another device than the CPU.
+        SerializationError: an object cannot be pickled.
+    """
     import torch
 
     for name, value in values.items():
         _check_on_cpu(torch, name, value)
+    try:
+        return _saved(torch, values)
+    except Exception as error:  # whatever a __reduce__ of the user's raises
+        raise _explained(torch, values, error) from error
+
+
+def _saved(torch: Any, value: Any) -> bytes:
     file = io.BytesIO()
-    torch.save(values, file, pickle_module=cloudpickle)
+    torch.save(value, file, pickle_module=cloudpickle)
     return file.getvalue()
+
+
+def _explained(torch: Any, values: dict[str, Any], error: Exception) -> SerializationError:
+    for name, value in values.items():
+        found = find_unpicklable(value, lambda each: _saved(torch, each))
+        if found is not None:
+            where, what, cause = found
+            place = f", because of its {where}, which" if where else ": it"
+            return SerializationError(
+                f"parameter {name!r} of with_parameters cannot be sent to the ranks{place} is of type "
+                f"{type(what).__module__}.{type(what).__qualname__}: {cause}. Make it inside the function."
+            )
+    return SerializationError(
+        f"the parameters of with_parameters cannot be sent to the ranks: {type(error).__name__}: {error}"
+    )
 
 
 def _check_on_cpu(torch: Any, name: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 import horovod_tune
 from horovod_tune import DistributedTrainableCreator, with_parameters
-from horovod_tune.errors import NotInTraining, TrainingFunctionError
+from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
 from horovod_tune.with_parameters import load_values, pack_values, parameters_of
 
 pytestmark = pytest.mark.long
@@ -45,6 +46,14 @@ def test_names_that_the_function_does_not_take_are_refused() -> None:
 def test_tensors_on_a_device_are_refused_by_name() -> None:
     with pytest.raises(TrainingFunctionError, match="parameter 'x' must be on the CPU, got one on meta"):
         pack_values({"x": torch.empty(1, device="meta")})
+
+
+def test_a_parameter_that_cannot_be_pickled_is_named() -> None:
+    lock = threading.Lock()
+    with pytest.raises(SerializationError, match=r"parameter 'x' .*: it is of type _thread\.lock: .*pickle"):
+        pack_values({"fine": 1, "x": lock})
+    with pytest.raises(SerializationError, match=r"parameter 'x' .* its \['of'\]\[0\], which is of"):
+        pack_values({"fine": 1, "x": {"of": [lock]}})
 
 
 def test_the_function_travels_without_its_objects() -> None:

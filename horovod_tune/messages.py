@@ -78,9 +78,10 @@ class FailureKind(Enum):
     RAISED = 1
     DIED = 2
     SILENT = 3
-    STALLED = 4
-    HUNG = 5
-    DISCONNECTED = 6
+    RETURNED = 4
+    STALLED = 5
+    HUNG = 6
+    DISCONNECTED = 7
 
 
 @dataclass(frozen=True)

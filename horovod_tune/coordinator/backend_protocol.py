@@ -43,6 +43,12 @@ class WorkerActor(Protocol):
     def close_world(self) -> None:
         """Break the ranks' collectives, so that those who wait in one get an error."""
 
+    def awaited_ranks(self) -> dict[int, str]:
+        """Return the ranks that collectives have long waited for, each with the collectives' names.
+
+        Only what has become known since the last call; the first call of a trial returns nothing.
+        """
+
     def dump_commit(self) -> bytes | None:
         """Return what the worker's rank has committed last; None where it has committed nothing."""
 

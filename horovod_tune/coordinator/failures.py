@@ -51,6 +51,7 @@ _VERBS = {
     FailureKind.RAISED: "failed",
     FailureKind.DIED: "died",
     FailureKind.SILENT: "fell silent",
+    FailureKind.RETURNED: "returned from the training function, while others wait in a collective for it",
     FailureKind.STALLED: "waited in a collective that not all ranks entered",
     FailureKind.HUNG: "hung",
     FailureKind.DISCONNECTED: "lost contact with the others",

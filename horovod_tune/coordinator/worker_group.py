@@ -21,6 +21,7 @@ from horovod_tune import error_text
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.coordinator import actor_processes, failures
 from horovod_tune.coordinator.backend_protocol import Launcher
+from horovod_tune.coordinator.early_returns import EarlyReturns
 from horovod_tune.coordinator.first_world import form_world
 from horovod_tune.coordinator.inbox import Inbox, Mail
 from horovod_tune.coordinator.releases import Releases
@@ -81,6 +82,7 @@ class WorkerGroup:
 
     def _forget_trial(self) -> None:
         self._releases = Releases()
+        self._early_returns = EarlyReturns()
         self._reports: list[Report] = []
         self._last_report = 0
         self._logs: list[LogChunk] = []
@@ -172,6 +174,18 @@ class WorkerGroup:
                 worker.forget_question()
                 text = f"gave no sign of life for timeout_s={self._timeout_s:g} s"
                 self._lose(worker, FailureKind.SILENT, text)
+        self._look_for_early_returns()
+
+    def _look_for_early_returns(self) -> None:
+        """Fail where ranks wait in a collective for one that has returned and so never enters it."""
+        running = self._running
+        hosts = {rank: worker.facts.host for worker in self.workers if worker.facts for rank in worker.ranks}
+        first = next((worker for worker in self.workers if 0 in worker.ranks), None)
+        if first is None or self._failures or not running:
+            return
+        for rank, names in self._early_returns.look(first, hosts.keys() - running).items():
+            text = f"the others wait for rank {rank} in {names}: every rank has to call the same collectives"
+            self._failures.append(Failed(rank, hosts[rank], FailureKind.RETURNED, text))
 
     def take_logs(self) -> list[LogChunk]:
         """Return what ranks have printed since the last call."""

@@ -172,6 +172,16 @@ class HorovodWorld:
         """Whether a world exists, kept or in use."""
         return self._basics is not None and bool(self._real_initialized(self._basics))
 
+    @property
+    def has_only_the_global_set(self) -> bool:
+        """Whether all collectives of this world are of all its ranks; False where that is not known."""
+        if not (_GUARD.fits and self.is_up):
+            return False
+        try:
+            return set(self._basics._get_process_set_ids_and_ranks()) == {0}
+        except ValueError:
+            return False  # it was shut down meanwhile
+
     def leave(self) -> None:
         """Shut the world down for the training function, which begins anew without one."""
         self._known = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ STALL_LINES = 30
 # How far from the end of stderr it is looked for: a second or two of reading.
 SEARCHED_BYTES = 256 << 20
 _LINE_BYTES = 4096
+# "1: [allreduce.x, allreduce.y]"; "!" marks those that the inspector gives up.
+_MISSING_RANK = re.compile(r"(\d+)!?: \[(.*)\]")
 
 
 class OutputReader:
@@ -30,6 +33,7 @@ class OutputReader:
         self._paths = paths or [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
         self._offsets = [_size(path) for path in self._paths]
         self._stderr_mark = self._offsets[1]
+        self._awaited_mark: int | None = None
         self._taking = threading.Lock()
 
     def mark(self) -> None:
@@ -37,6 +41,7 @@ class OutputReader:
         _flush()
         self._offsets = [_size(path) for path in self._paths]
         self._stderr_mark = self._offsets[1]
+        self._awaited_mark = None
 
     def take(self, limit: int = TAKE_BYTES) -> bytes:
         """Return what is new, without Ray's own marker lines.
@@ -59,11 +64,26 @@ class OutputReader:
 
         It warns every minute, so that the message that ends the trial comes after many others.
         """
+        return "\n".join(self._newest_stall(self._stderr_mark))
+
+    def awaited_ranks(self) -> dict[int, str]:
+        """Return the ranks that the stall inspector has called missing since the last call, with what waits.
+
+        The first call of a trial says nothing: what is there then may be of any age.
+        """
+        mark, self._awaited_mark = self._awaited_mark, _size(self._paths[1])
+        if mark is None:
+            return {}
+        found = map(_MISSING_RANK.fullmatch, self._newest_stall(mark))
+        return {int(each[1]): each[2] for each in found if each is not None}
+
+    def _newest_stall(self, start: int) -> list[str]:
+        """Return the lines of the inspector's last message behind ``start``."""
         if not os.path.isfile(self._paths[1]):
-            return ""
+            return []
         newest: list[str] = []
         is_open = False
-        start = max(self._stderr_mark, _size(self._paths[1]) - SEARCHED_BYTES)
+        start = max(start, _size(self._paths[1]) - SEARCHED_BYTES)
         for line in _lines(self._paths[1], start):
             if "stall_inspector" in line:
                 newest, is_open = [line], True
@@ -77,7 +97,7 @@ class OutputReader:
                 )
                 if not is_open and "Will shutdown" not in line:
                     newest.pop()
-        return "\n".join(newest)
+        return newest
 
 
 def _lines(path: str, start: int) -> Iterator[str]:

@@ -267,6 +267,11 @@ class TrainingActor:
             notifications.offer_change()
             self._training.session.committed.is_to_change = True
 
+    def awaited_ranks(self) -> dict[int, str]:
+        awaited = self._output.awaited_ranks()
+        # In another process set than that of all ranks, Horovod counts the set's ranks in its message.
+        return awaited if self._horovod.has_only_the_global_set else {}
+
     def dump_commit(self) -> bytes | None:
         """Return what this rank has committed last; None where it has committed nothing."""
         return self._training.session.committed.dump() if self._training is not None else None

@@ -206,6 +206,10 @@ class HostActor:
     def close_world(self) -> None:
         """Do nothing: only the end of its processes breaks a collective on a TPU; the group ends them."""
 
+    def awaited_ranks(self) -> dict[int, str]:
+        """Return nothing: torch_xla does not tell who is missing; `hang_detector` ends such a wait."""
+        return {}
+
     def dump_commit(self) -> bytes | None:
         """Return None: ranks of a TPU trial cannot commit."""
         return None

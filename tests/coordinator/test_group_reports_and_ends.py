@@ -169,3 +169,49 @@ def test_a_worker_that_dies_in_its_reset_is_told(make: Callable[..., Group]) -> 
     group.actors[2].die()
     (problem,) = group.real.end_trial()
     assert problem.startswith("a rank could not be reset")
+
+
+def test_a_rank_that_has_returned_while_others_wait_in_a_collective_for_it_ends_the_trial(
+    make: Callable[..., Group],
+) -> None:
+    group = make()
+    group.actors[1].say(Finished(1))
+    group.actors[0].answers["awaited_ranks"] = {1: "allreduce.grad"}
+    text = error_of(group)
+    assert text.startswith("rank 1 of 3 on host1 returned from the training function"), text
+    assert "the others wait for rank 1 in allreduce.grad" in text
+    assert len(group.actors[0].called("awaited_ranks")) == 2, "the first answer may be of the time before"
+
+
+def test_ranks_go_on_alone_where_no_collective_waits_for_one_that_has_returned(
+    make: Callable[..., Group],
+) -> None:
+    group = make()
+    group.actors[1].say(Finished(1))
+    # Rank 2 only comes late.
+    group.actors[0].answers["awaited_ranks"] = lambda: {2: "allreduce.grad"} if group.clock.now < 1060 else {}
+    group.clock.at(90.0, lambda: group.actors[0].say(Report(1, {"loss": 1.0})))
+    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    assert len(group.actors[0].called("awaited_ranks")) > 2
+
+
+def test_nobody_asks_for_awaited_ranks_while_all_run(make: Callable[..., Group]) -> None:
+    group = make()
+    group.actors[0].answers["awaited_ranks"] = {1: "allreduce.grad"}
+    group.clock.at(90.0, lambda: group.actors[0].say(Report(1, {"loss": 1.0})))
+    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    assert not group.actors[0].called("awaited_ranks")
+
+
+def test_what_was_said_before_a_rank_returned_is_not_held_against_it(make: Callable[..., Group]) -> None:
+    group = make()
+    answers = iter([{}, {}])
+    # Rank 2 has returned, rank 1 is late and returns soon after it came.
+    group.actors[2].say(Finished(2))
+    group.clock.at(17.0, lambda: group.actors[1].say(Finished(1)))
+    asked = group.actors[0].called
+    group.actors[0].answers["awaited_ranks"] = lambda: (
+        {1: "allreduce.grad"} if len(asked("awaited_ranks")) == 2 else next(answers, {})
+    )
+    group.clock.at(90.0, lambda: group.actors[0].say(Finished(0)))
+    assert group.real.next_event() == Finished(0)

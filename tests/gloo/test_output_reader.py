@@ -85,3 +85,18 @@ def test_a_stall_of_many_ranks_is_told_in_few_lines(streams):
     told = reader.stall_report().splitlines()
     assert told[:3] == [header, missing, "0!: [allreduce.x]"] and told[-1] == last
     assert len(told) == STALL_LINES
+
+
+def test_the_ranks_that_a_collective_waits_for_are_those_of_messages_since_the_last_question(streams):
+    out, err = streams
+    reader = OutputReader([str(out), str(err)])
+    write(err, WARNING.format(minute=1))
+    assert reader.awaited_ranks() == {}, "what is there at the first question may be of any age"
+    write(err, "0: [chatter]\n" + WARNING.format(minute=2) + "0: chatter\n")
+    assert reader.awaited_ranks() == {1: "allreduce.x, allreduce.y"}
+    assert reader.awaited_ranks() == {}
+    write(err, END)
+    assert reader.awaited_ranks() == {1: "allreduce.x"}
+    reader.mark()
+    write(err, END)
+    assert reader.awaited_ranks() == {}

@@ -169,6 +169,52 @@ def test_a_rank_that_never_enters_the_collective_is_named_by_the_stall_inspector
     assert "1" in text.split("Missing ranks")[1][:60], text
 
 
+def test_a_rank_that_returns_while_the_others_wait_for_it_in_a_collective_is_named(tune_run):
+    def train(config):
+        import os
+
+        import horovod.torch as hvd
+        import torch
+
+        from horovod_tune import report
+
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "2"  # Horovod's own is 60
+        hvd.init()
+        report(step=0)
+        if hvd.rank() == 0:
+            hvd.allreduce(torch.ones(1), name="gradient_of_layer_7")
+
+    began = time.monotonic()
+    analysis = run_failing(tune_run, train)
+    assert time.monotonic() - began < 60, "and not after stall_timeout_s=1800 s"
+    text = error_of(analysis.trials[0])
+    assert "rank 1 of 2 on" in text and "returned from the training function" in text, text
+    assert "gradient_of_layer_7" in text
+
+
+def test_a_rank_may_return_while_another_works_on_alone(tune_run):
+    def train(config):
+        import os
+        import time
+
+        import horovod.torch as hvd
+        import torch
+
+        from horovod_tune import report
+
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "1"
+        hvd.init()
+        if hvd.rank() == 1:
+            time.sleep(3)  # late, so that the inspector warns
+        hvd.allreduce(torch.ones(1), name="all")
+        if hvd.rank() == 0:
+            time.sleep(17)
+            report(step=1)
+
+    (trial,) = run_failing(tune_run, train).trials
+    assert trial.status == "TERMINATED" and trial.last_result["step"] == 1
+
+
 def test_a_stall_is_named_behind_its_warnings_and_a_rank_that_never_stops_printing(tune_run):
     """At the default times that is half an hour with a warning a minute."""
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from horovod_tune.errors import HorovodTuneError, NotInTraining
+from horovod_tune.errors import HorovodTuneError, NotInitialized, NotInTraining
 from horovod_tune.outside_training import refuse_below_a_rank
 from horovod_tune.session import Session, current
 
@@ -20,7 +20,11 @@ class WorldChanges(BaseException):
 
 
 class Collectives(Protocol):
-    """What the ranks of a trial agree on; every rank calls each of them at the same point."""
+    """What the ranks of a trial agree on; every rank calls `any` and `newest` at the same point."""
+
+    def are_ready(self) -> bool:
+        """Whether the training function has made its world; a broken one counts."""
+        ...
 
     def any(self, flag: bool) -> bool: ...
 
@@ -77,6 +81,7 @@ class CommittedState:
 
     def commit(self, state: Any) -> None:
         """Keep a copy of ``state``; raises `WorldChanges` on every rank when any is told to leave."""
+        self._require_world("commit()")
         self.load_stored()
         self._state, self._number = copy.deepcopy(state), self._number + 1
         if self._collectives.any(self.is_to_change):
@@ -84,10 +89,16 @@ class CommittedState:
 
     def get(self) -> Any:
         """Return a copy of the newest state that any rank of the world has."""
+        self._require_world("get_state()")
         self._is_asked = True
         self.load_stored()
         self._number, self._state = self._collectives.newest(self._number, self._state)
         return copy.deepcopy(self._state)
+
+    def _require_world(self, caller: str) -> None:
+        # Horovod's own error is that of a lost rank, after which the function would be called again.
+        if not self._collectives.are_ready():
+            raise NotInitialized(f"call hvd.init() before {caller}, which is a collective of all ranks")
 
     def dump(self) -> bytes | None:
         """Return what was committed, for ranks of a later start of the trial; None where nothing was."""
@@ -121,6 +132,7 @@ def commit(state: Any) -> None:
 
     Raises:
         NotInTraining: called outside a training function that a trial runs.
+        NotInitialized: called before `hvd.init()`.
         HorovodInternalError: a rank of the world is lost. Let it pass: the trial deals with it.
     """
     _committed("commit()").commit(state)
@@ -133,6 +145,7 @@ def get_state() -> Any:
 
     Raises:
         NotInTraining: called outside a training function that a trial runs.
+        NotInitialized: called before `hvd.init()`.
     """
     return _committed("get_state()").get()
 

@@ -27,6 +27,10 @@ class NotInTraining(HorovodTuneError, RuntimeError):
     """``report()`` or ``get_checkpoint()`` was called outside a training function that a trial runs."""
 
 
+class NotInitialized(HorovodTuneError, RuntimeError):
+    """A training function called ``commit()`` or ``get_state()`` before ``hvd.init()``."""
+
+
 class MetricsError(HorovodTuneError, TypeError):
     """A reported metric or checkpoint cannot be sent to Tune: says which one and why."""
 

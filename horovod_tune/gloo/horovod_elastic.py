@@ -180,6 +180,13 @@ def reset() -> None:
 class Collectives:
     """What ranks agree on through Horovod, for `horovod_tune.commit` and `horovod_tune.get_state`."""
 
+    def __init__(self, are_ready: Callable[[], bool]) -> None:
+        self._are_ready = are_ready
+
+    def are_ready(self) -> bool:
+        """Whether the training function has called `hvd.init()`; see `HorovodWorld.is_entered`."""
+        return self._are_ready()
+
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is true on any rank. A collective: every rank calls it."""
         import horovod.torch as hvd

@@ -182,6 +182,14 @@ class HorovodWorld:
         except ValueError:
             return False  # it was shut down meanwhile
 
+    def is_entered(self) -> bool:
+        """Whether the training function has called ``hvd.init()``, and ``hvd.shutdown()`` not since.
+
+        A world that it entered and that broke counts. With a release of Horovod whose worlds cannot be kept
+        this is not known, and it is taken to be so: then Horovod's own error is what there is.
+        """
+        return not _GUARD.fits or bool(self._known)
+
     def leave(self) -> None:
         """Shut the world down for the training function, which begins anew without one."""
         self._known = {}
@@ -288,6 +296,11 @@ def _collector_paused() -> Iterator[None]:
 def _horovod_environment() -> dict[str, str]:
     """Return what Horovod reads when a world is made: a trial may tune it."""
     return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+
+
+def is_call_before_init(error: BaseException) -> bool:
+    """Whether Horovod raised because it has no world: never made, shut down or, elsewhere, broken off."""
+    return _CLOSED_MESSAGE in str(error)
 
 
 def is_collective_error(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from horovod_tune.channel.relay import Relay
 from horovod_tune.channel.report_channel import RankChannel
 from horovod_tune.elastic import CommittedState
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
-from horovod_tune.gloo.horovod_world import HorovodWorld, is_collective_error
+from horovod_tune.gloo.horovod_world import HorovodWorld, is_call_before_init, is_collective_error
 from horovod_tune.gloo.output_reader import OutputReader
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import (
@@ -171,7 +171,9 @@ class TrainingActor:
         self._output.mark()
         live = Session(order, self._world, send=self._send, fetch=self._open_checkpoint)
         live.world_error = _collective_error
-        live.committed = CommittedState(Collectives(), notifications, live.stored_commit)
+        live.committed = CommittedState(
+            Collectives(self._horovod.is_entered), notifications, live.stored_commit
+        )
         self._training = Training(
             live,
             self._function,
@@ -307,6 +309,9 @@ class TrainingActor:
 
     def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
         if not is_collective_error(error):
+            return FailureKind.RAISED, ""
+        if is_call_before_init(error) and not self._horovod.is_entered():
+            # The function's own mistake: called again in another world, it would make it again.
             return FailureKind.RAISED, ""
         stalled = self._output.stall_report()
         if "Will shutdown" in stalled:

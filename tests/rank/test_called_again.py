@@ -11,6 +11,7 @@ import pytest
 
 from horovod_tune import commit, report
 from horovod_tune.elastic import CommittedState
+from horovod_tune.errors import NotInitialized
 from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, Report, TrialOrder, World
 from horovod_tune.rank.training import Training
 from horovod_tune.session import Session, WorldBroken
@@ -18,6 +19,12 @@ from horovod_tune.session import Session, WorldBroken
 
 class Alone:
     """What a world of one rank agrees on."""
+
+    def __init__(self, *, is_ready: bool = True) -> None:
+        self._is_ready = is_ready
+
+    def are_ready(self) -> bool:
+        return self._is_ready
 
     def any(self, flag: bool) -> bool:
         return flag
@@ -27,6 +34,8 @@ class Alone:
 
 
 class NoStates:
+    are_there = False
+
     def dump(self) -> Any:
         return None
 
@@ -100,6 +109,10 @@ def keep() -> None:
     commit({"epoch": 1})
 
 
+def keep_in(committed: CommittedState) -> None:
+    committed.commit({"epoch": 1})
+
+
 @pytest.mark.parametrize("first", [(), (keep,), (say, keep)])
 def test_it_is_called_again_when_it_has_committed_or_reported_nothing(run: Any, first: Any) -> None:
     sent = run(Breaks(*first), is_elastic=True)
@@ -136,6 +149,14 @@ def test_the_text_of_an_error_can_be_encoded_whatever_it_holds(run: Any) -> None
     assert r"BadName: a rank is gone: caf\udce9.txt" in ending.traceback and ending.traceback.encode()
     left, _ = run(Breaks(error=WorldBrokenOverBadName), is_elastic=True)
     assert left.error == r"WorldBrokenOverBadName: a rank is gone: caf\udce9.txt"
+
+
+@pytest.mark.parametrize(("call", "name"), [(CommittedState.get, "get_state"), (keep_in, "commit")])
+def test_before_init_nothing_can_be_committed(call: Callable[[CommittedState], Any], name: str) -> None:
+    committed = CommittedState(Alone(is_ready=False), NoStates())
+    with pytest.raises(NotInitialized, match=rf"call hvd\.init\(\) before {name}\(\)"):
+        call(committed)
+    assert not committed.is_used and not committed.is_kept
 
 
 def test_in_a_trial_of_a_fixed_size_it_is_called_once(run: Any) -> None:

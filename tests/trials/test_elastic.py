@@ -266,6 +266,28 @@ def test_a_function_that_has_reported_and_commits_nothing_fails_as_in_a_trial_of
     assert "rank 1 of 3" in Path(trial.error_file).read_text()
 
 
+@pytest.mark.parametrize("call", ["get_state", "commit", "allreduce"])
+def test_what_is_called_before_init_fails_at_once_with_its_own_line(run: Run, call: str) -> None:
+    def forgets_init(config: dict[str, Any]) -> None:
+        import horovod.torch as hvd
+        import torch
+
+        match config["call"]:
+            case "get_state":
+                get_state()
+            case "commit":
+                commit({"epoch": 1})
+            case "allreduce":
+                hvd.allreduce(torch.ones(1))
+
+    trial, _ = run(forgets_init, slots=2, min_workers=1, config={"call": call})
+    assert trial.status == "ERROR"
+    text = Path(trial.error_file).read_text()
+    assert "of 2 on" in text and "failed:" in text and "worlds in a row" not in text
+    assert f"in forgets_init\n    {'hvd.' if call == 'allreduce' else ''}{call}(" in text
+    assert ("use hvd.init()" if call == "allreduce" else f"call hvd.init() before {call}()") in text
+
+
 def test_horovods_notification_service_never_starts(run: Run) -> None:
     def looks(config: dict[str, Any]) -> None:
         import horovod.torch as hvd

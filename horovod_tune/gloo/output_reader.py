@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 
 from horovod_tune.files.log_files import LOG_BYTES, left_out
+from horovod_tune.rank.streams import flush_streams
 
 # How much of one stream is taken at once, so that what both had to say fits into the rank's log.
 TAKE_BYTES = LOG_BYTES // 2
@@ -38,7 +38,7 @@ class OutputReader:
 
     def mark(self) -> None:
         """Start anew: what was printed so far belongs to the trial before."""
-        _flush()
+        flush_streams()
         self._offsets = [_size(path) for path in self._paths]
         self._stderr_mark = self._offsets[1]
         self._awaited_mark = None
@@ -48,7 +48,7 @@ class OutputReader:
 
         Of a stream with more than ``limit`` bytes of news, its first and its last lines.
         """
-        _flush()
+        flush_streams()
         parts = []
         with self._taking:
             for i, path in enumerate(self._paths):
@@ -131,9 +131,3 @@ def _size(path: str) -> int:
         return os.stat(path).st_size if os.path.isfile(path) else 0
     except OSError:
         return 0
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()

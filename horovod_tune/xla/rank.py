@@ -37,6 +37,7 @@ from horovod_tune.messages import (
 )
 from horovod_tune.process_start import process_start
 from horovod_tune.rank import training
+from horovod_tune.rank.streams import flush_streams
 from horovod_tune.rank.training import Training
 from horovod_tune.session import Session
 from horovod_tune.transfer.host_copies import HostCopies, open_copy
@@ -212,8 +213,7 @@ class _Rank:
                 )
                 return
         self._copies.release_all()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_streams()
         match message:
             case Finished():
                 self._channel.send("finished")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from horovod_tune.gloo.output_reader import STALL_LINES, OutputReader
+from horovod_tune.rank.streams import unusable_streams
 
 WARNING = (
     "[2026-11-21 10:{minute:02}:00.1: W horovod/common/stall_inspector.cc:107] One or more tensors were "
@@ -61,6 +64,24 @@ def test_much_news_keeps_its_beginning_and_its_end(streams):
     kept = len(first) + len(last) - len("and stderr\n")
     assert 900 < kept <= 1000 and kept + int(missing) == len("".join(lines))
     assert reader.take() == b""
+
+
+@pytest.mark.parametrize("end", ["close", "detach"])
+def test_streams_that_the_function_has_closed_are_read_to_their_end(streams, monkeypatch, end):
+    out, err = streams
+    monkeypatch.setattr(sys, "stdout", out.open("a"))
+    monkeypatch.setattr(sys, "stderr", err.open("a"))
+    reader = OutputReader([str(out), str(err)])
+    print("printed")
+    assert unusable_streams() == []
+    buffer = getattr(sys.stdout, end)()
+    if buffer is not None:
+        buffer.close()
+    print("and on", file=sys.stderr)
+    assert unusable_streams() == ["sys.stdout"]
+    assert reader.take() == b"printed\nand on\n"
+    reader.mark()
+    sys.stderr.close()
 
 
 def test_the_end_of_a_stall_is_found_behind_its_warnings(streams):

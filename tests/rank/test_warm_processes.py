@@ -136,6 +136,15 @@ def leave_files_open(config):
     assert len(files) == 300
 
 
+def close_stdout(config):
+    print("before")
+    sys.stdout.close()
+
+
+def detach_stderr(config):
+    sys.stderr.detach()
+
+
 @pytest.mark.parametrize(
     ("train", "reason"),
     [
@@ -143,6 +152,8 @@ def leave_files_open(config):
         (change_the_inter_op_threads, "inter-op threads"),
         (leave_a_process_group, "torch.distributed is still initialised"),
         (leave_files_open, "files were left open"),
+        (close_stdout, "sys.stdout was closed"),
+        (detach_stderr, "sys.stderr was closed"),
     ],
 )
 def test_what_cannot_be_put_back_is_replaced(runner, train, reason):

@@ -19,6 +19,7 @@ from horovod_tune.rank.allocator import give_freed_memory_back
 from horovod_tune.rank.reset.imported_modules import ImportedModules
 from horovod_tune.rank.reset.python_settings import SavedSettings, python_settings, reseed
 from horovod_tune.rank.reset.torch_settings import TorchBaseline
+from horovod_tune.rank.streams import unusable_streams
 
 # How long a trial's own threads and child processes may take to end after it.
 THREADS_END_S = 0.5
@@ -52,6 +53,8 @@ class Baseline:
         """Restore everything; return what could not be restored."""
         self._restore_output()
         problems = self._python.restore()
+        # A closed one cannot be opened again, and the next trial's first print() would raise.
+        problems += [f"{name} was closed" for name in unusable_streams()]
         if self._torch is not None:
             problems += self._torch.restore()
             self._torch.forget_compiled()

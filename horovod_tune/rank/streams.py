@@ -1,0 +1,39 @@
+"""Runs in each rank: its ``sys.stdout`` and ``sys.stderr``, whatever the training function made of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def flush_streams() -> None:
+    """Let what was printed be read; of a stream that the training function has closed, there is no more."""
+    for stream in (sys.stdout, sys.stderr):
+        if is_usable(stream):
+            stream.flush()
+
+
+def unusable_streams() -> list[str]:
+    """Return the names of the process's streams that nothing can be printed to any more.
+
+    >>> unusable_streams()
+    []
+    """
+    streams = {"sys.stdout": sys.stdout, "sys.stderr": sys.stderr}
+    return [name for name, stream in streams.items() if not is_usable(stream)]
+
+
+def is_usable(stream: Any) -> bool:
+    """Whether a stream is there and open.
+
+    >>> import io
+    >>> text = io.TextIOWrapper(io.BytesIO())
+    >>> was_usable, _ = is_usable(text), text.detach()
+    >>> was_usable, is_usable(text), is_usable(None)
+    (True, False, False)
+    """
+    try:
+        # An object of the function's own may have no such attribute.
+        return stream is not None and not getattr(stream, "closed", False)
+    except ValueError:  # its buffer was detached
+        return False

@@ -129,10 +129,15 @@ def _plain_key(key: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(key, numpy.generic):
         key = key.item()
-    # By their base class, as json writes them: the members of a str or int Enum say their name otherwise.
-    for base, plain in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
-        if isinstance(key, base) and type(key) not in _KEYS:
-            return plain(key)
+    if type(key) in _KEYS:
+        return key
+    # By their base class, as json writes them: str() of a member of an Enum is its name.
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, int):
+        return int.__int__(key)
+    if isinstance(key, float):
+        return float.__float__(key)
     return key
 
 

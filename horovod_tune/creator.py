@@ -111,7 +111,7 @@ def DistributedTrainableCreator(
     require_installed(use_tpu=use_tpu)
     patch_tune(reuse_workers)
     name = re.sub(r"\W", "_", function_name(func))
-    shipped = ShippedFunction(func, uuid.uuid4().hex)
+    shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=ray_adapter.most_bytes_of_a_function())
     body = {
         "_spec": spec,
         "_shipped": shipped,

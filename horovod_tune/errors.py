@@ -16,7 +16,7 @@ class TrainingFunctionError(HorovodTuneError, TypeError):
 
 
 class SerializationError(HorovodTuneError, ValueError):
-    """The training function or its config holds something that cannot be pickled: says which variable."""
+    """The training function or its config cannot be pickled, or is too large: names the variable."""
 
 
 class OutsideTune(HorovodTuneError, RuntimeError):

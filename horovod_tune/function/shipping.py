@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 import sys
 import weakref
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import cloudpickle
 from horovod_tune.errors import (
     SerializationError,
 )
+from horovod_tune.function.oversized import oversized_error
 from horovod_tune.function.training_function import function_name
 from horovod_tune.function.unpicklable import find_unpicklable
 
@@ -80,18 +82,33 @@ class ShippedFunction:
 
     Pickled when Tune ships the class, not when it is made, so that what the function refers to may be
     defined after the factory is called. It arrives as bytes: the coordinator never imports what it needs.
+
+    ``max_bytes`` is the most that can be sent; more is a SerializationError when it is pickled.
     """
 
     _live: ClassVar[weakref.WeakValueDictionary[str, ShippedFunction]] = weakref.WeakValueDictionary()
 
-    def __init__(self, function: Callable[..., Any] | None, token: str, pickled: bytes = b"") -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any] | None,
+        token: str,
+        pickled: bytes = b"",
+        *,
+        max_bytes: float = math.inf,
+    ) -> None:
         self._function = function
         self.token = token
         self._pickled = pickled
+        self._max_bytes = max_bytes
         self._live[token] = self
 
     def pickled(self) -> bytes:
-        return self._pickled if self._function is None else dumps(self._function)
+        if self._function is None:
+            return self._pickled
+        pickled = dumps(self._function)
+        if len(pickled) > self._max_bytes:
+            raise oversized_error(self._function, len(pickled), self._max_bytes, dumps)
+        return pickled
 
     def modules(self) -> list[str]:
         """Return the modules that a rank has to import to open the function; none where a script holds it."""

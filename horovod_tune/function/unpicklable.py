@@ -31,7 +31,7 @@ def find_unpicklable(value: Any, dumps: Callable[[Any], object]) -> tuple[str, A
         return None
     path: list[str] = []
     for _ in range(_MAX_DEPTH):
-        for label, part in _parts(value):
+        for label, part in parts_of(value):
             failed = _failure(part, dumps)
             if failed is not None:
                 path.append(f", {label}" if path and label[0].isalpha() else label)
@@ -50,7 +50,7 @@ def _failure(value: Any, dumps: Callable[[Any], object]) -> Exception | None:
     return None
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Give what is pickled together with ``value``, each with words for where it stands."""
     match value:
         case FunctionType():

@@ -2,7 +2,7 @@
 
 - `queries`: which node the driver runs on, whether this host reaches the trial's storage, what a
   trial has reported, whether the cluster can grow, which nodes were pre-empted, this job's processes and its
-  directory on a host,
+  directory on a host, how large a function may be,
 - `schedules`: what a scheduler says of a whole training,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
 - `preemption`: the error that Tune does not count as a failure of the trial,
@@ -47,6 +47,7 @@ from horovod_tune.ray_adapter.queries import (
     environment_of_workers,
     free_on_staying_nodes,
     is_preempted,
+    most_bytes_of_a_function,
     private_directory,
     reports_of,
     resources_of_nodes,
@@ -76,6 +77,7 @@ __all__ = [
     "is_preempted",
     "keep_longer_results",
     "metric_and_mode",
+    "most_bytes_of_a_function",
     "name_lost_hosts",
     "note_experiments",
     "prepare_rank_process",

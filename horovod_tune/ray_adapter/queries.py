@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import math
 import os
 import stat
 import time
@@ -44,6 +45,13 @@ _GROWTH = Patch(
         part("ray.experimental.internal_kv:_internal_kv_get", "key", "namespace"),
     ),
 )
+_FUNCTION_SIZE = Patch(
+    "the size of functions",
+    "a training function that is too large to be sent ends the search with an error of Ray's own",
+    (part("ray._private.ray_constants:FUNCTION_SIZE_ERROR_THRESHOLD"),),
+)
+# What a trainable class has beside its function when it is pickled: some thousand bytes.
+_BYTES_OF_A_CLASS = 100_000
 _PREEMPTION = Patch(
     "pre-empted nodes",
     "a trial whose machine is taken away counts that as a failure",
@@ -161,6 +169,15 @@ def cluster_can_grow() -> bool:
     status = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or b"{}")
     types.update((status.get("autoscaler_report") or {}).get("active_nodes") or {})
     return any(name and name != "local.cluster.node" and not name.startswith("node_") for name in types)
+
+
+def most_bytes_of_a_function() -> float:
+    """Return how large a training function may be when it is pickled: it travels in an actor's class."""
+    if not _FUNCTION_SIZE.fits:
+        return math.inf
+    from ray._private.ray_constants import FUNCTION_SIZE_ERROR_THRESHOLD
+
+    return float(FUNCTION_SIZE_ERROR_THRESHOLD - _BYTES_OF_A_CLASS)
 
 
 def resources_of_nodes() -> list[dict[str, float]]:

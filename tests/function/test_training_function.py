@@ -13,7 +13,7 @@ import ray
 from ray import tune
 
 import horovod_tune
-from horovod_tune import DistributedTrainableCreator
+from horovod_tune import DistributedTrainableCreator, ray_adapter
 from horovod_tune.errors import OutsideTune, SerializationError, SpecError, TrainingFunctionError
 from horovod_tune.function import shipping
 from horovod_tune.function.training_function import check_training_function, function_name
@@ -195,6 +195,46 @@ def test_what_keeps_a_function_from_being_sent_is_named(func, parts):
         cloudpickle.unregister_pickle_by_value(module)
     for part in parts:
         assert part in str(raised.value)
+
+
+WEIGHTS = b"0" * 5000
+
+
+def _reads_weights():
+    return WEIGHTS
+
+
+def reads_a_large_global(config):
+    return _reads_weights()
+
+
+@pytest.mark.parametrize(
+    ("func", "parts"),
+    [
+        (reads_a_large_global, ["global variable '_reads_weights', global variable 'WEIGHTS'", "bytes"]),
+        (functools.partial(_needs_two, data=[WEIGHTS]), ["argument 'data' of functools.partial of", "list"]),
+        (Trainer(WEIGHTS).fit, ["bound object of type", "Trainer"]),
+        (lambda config, parts=(WEIGHTS[:2000], WEIGHTS[:2000]): None, ["argument 'parts'"]),
+    ],
+)
+def test_what_makes_a_function_too_large_to_be_sent_is_named(func, parts):
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)  # as a script's functions travel
+    try:
+        assert shipping.ShippedFunction(func, "fits", max_bytes=10_000).pickled()
+        with pytest.raises(SerializationError) as raised:
+            shipping.ShippedFunction(func, "too large", max_bytes=3000).pickled()
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    for part in [*parts, "at most 0.0 MB", "with_parameters", function_name(func)]:
+        assert part in str(raised.value)
+
+
+def test_the_bound_of_a_functions_size_is_below_rays_own():
+    from ray._private.ray_constants import FUNCTION_SIZE_ERROR_THRESHOLD
+
+    assert ray_adapter.most_bytes_of_a_function() > 0.99 * FUNCTION_SIZE_ERROR_THRESHOLD
+    assert ray_adapter.most_bytes_of_a_function() < FUNCTION_SIZE_ERROR_THRESHOLD
 
 
 def test_an_object_that_raises_when_it_is_pickled_is_named():

@@ -106,11 +106,13 @@ class LogChunk:
 class NeedsWorld:
     """The rank has left its world, which changes or is broken, and waits for its place in the next one.
 
-    ``error`` is what it left with, empty where it left to let others join.
+    ``error`` is what it left with, empty where it left to let others join. ``stalled`` is the traceback where
+    it waited in a collective that not all ranks entered.
     """
 
     rank: int
     error: str = ""
+    stalled: str = ""
 
 
 Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld

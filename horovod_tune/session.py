@@ -133,8 +133,10 @@ class Session:
             self._world_is_broken = True
             self._condition.notify_all()
 
-    def wait_for_world(self, error: str = "") -> None:
+    def wait_for_world(self, error: str = "", stalled: str = "") -> None:
         """Give up this rank's world, because of ``error``, and return with a place in the next one.
+
+        ``stalled`` is as in `NeedsWorld`.
 
         Raises:
             NotElastic: the trial has a fixed size, so there will be none.
@@ -147,7 +149,7 @@ class Session:
         with self._condition:
             self._world_is_broken = True
             left = self.world_number
-        self._send(NeedsWorld(self.world.rank, encodable(error)))
+        self._send(NeedsWorld(self.world.rank, encodable(error), stalled))
         with self._condition:
             # No timeout here either: the coordinator forms the next world within its own limits, or ends us.
             self._condition.wait_for(lambda: self._stopped or self.world_number > left)

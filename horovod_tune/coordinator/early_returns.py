@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Set
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -22,7 +23,7 @@ class EarlyReturns:
     """A question to rank 0's worker, put again and again while some ranks have returned and others run."""
 
     def __init__(self) -> None:
-        self._question: object = None
+        self._question: Any = None
         self._next_s: float | None = None
         # The ranks that had returned when the newest question was put, and when the one before it was. An
         # answer covers the time between the two: what it says of the latter was said after they returned.

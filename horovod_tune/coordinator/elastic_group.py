@@ -216,6 +216,9 @@ class ElasticGroup(ReformingGroup):
             leave_s=self._timeout_s,
         )
         match decision:
+            case Decision.FORM if change.stalled is not None and not self._dropped:
+                # Nobody hangs: the ranks call different collectives, and would again in the next world.
+                self._failures.append(change.stalled)
             case Decision.FORM:
                 if self._can_do_without(ready):
                     self._end_those_who_go()

@@ -47,6 +47,8 @@ class _Change:
     asked: float = 0.0
     # What a rank left it with, empty where nobody met an error.
     error: str = ""
+    # The rank that waited in a collective which not all entered.
+    stalled: Failed | None = None
 
 
 class ReformingGroup(WorkerGroup):
@@ -101,6 +103,11 @@ class ReformingGroup(WorkerGroup):
         assert self._change is not None
         self._change.waiting.add(worker)
         self._change.error = message.error or self._change.error
+        if message.stalled:
+            assert worker.facts is not None, "it has a rank"
+            self._change.stalled = Failed(
+                message.rank, worker.facts.host, FailureKind.STALLED, message.stalled
+            )
 
     def _reason_of_leaving(self, first: Worker) -> str:
         """Return why the world is left that ``first`` has left without a loss."""

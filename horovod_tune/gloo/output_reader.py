@@ -40,8 +40,11 @@ class OutputReader:
         """Start anew: what was printed so far belongs to the trial before."""
         flush_streams()
         self._offsets = [_size(path) for path in self._paths]
-        self._stderr_mark = self._offsets[1]
-        self._awaited_mark = None
+        self.forget_stalls()
+
+    def forget_stalls(self) -> None:
+        """Leave out of account what Horovod's stall inspector has said so far: it was of another world."""
+        self._stderr_mark, self._awaited_mark = _size(self._paths[1]), None
 
     def take(self, limit: int = TAKE_BYTES) -> bytes:
         """Return what is new, without Ray's own marker lines.
@@ -60,7 +63,7 @@ class OutputReader:
         return b"".join(line for line in lines if not line.startswith(b":") or b"_name:" not in line[:16])
 
     def stall_report(self) -> str:
-        """Return the last that Horovod's stall inspector wrote to stderr during this trial.
+        """Return the last that Horovod's stall inspector wrote to stderr in this world.
 
         It warns every minute, so that the message that ends the trial comes after many others.
         """

@@ -258,6 +258,7 @@ class TrainingActor:
             self._environment = assignment.environment
             os.environ.update(assignment.environment)
             self._training.session.committed.is_to_change = False
+            self._output.forget_stalls()
             self._training.session.join_world(
                 self._world, number=number, reports=reports, resources=resources
             )

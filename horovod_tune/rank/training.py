@@ -19,6 +19,9 @@ from horovod_tune.rank.advice import advice_on
 from horovod_tune.session import Session, StopTraining
 from horovod_tune.with_parameters import forget
 
+# How a function fails where another rank is the cause.
+_LOSSES = (FailureKind.DISCONNECTED, FailureKind.STALLED)
+
 
 class Training:
     """One rank's run of the training function for one trial, in a thread of its own.
@@ -84,19 +87,21 @@ class Training:
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
         """Call the training function; in an elastic trial again, whenever the world it ran in is left."""
         while True:
-            left_with = ""
+            left_with = stalled = ""
             try:
                 call(function, self.session)
                 return
             except WorldChanges:
                 self.session.committed.is_to_change = False
             except Exception as error:  # whatever the function raises over a rank that was lost
-                kind, _ = self._describe_failure(error)
-                if kind is not FailureKind.DISCONNECTED or not self._may_be_called_again():
+                kind, more = self._describe_failure(error)
+                if kind not in _LOSSES or not self._may_be_called_again():
                     raise
                 left_with = f"{type(error).__name__}: {error}"
+                if kind is FailureKind.STALLED:
+                    stalled = _own_traceback(error) + more
             self._leave_world()
-            self.session.wait_for_world(left_with)
+            self.session.wait_for_world(left_with, stalled)
 
     def _may_be_called_again(self) -> bool:
         """Whether a function that lost its world keeps what it had done: it commits, or reported nothing."""

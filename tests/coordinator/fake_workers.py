@@ -84,6 +84,7 @@ class FakeActor:
             "describe": WorkerFacts(f"node {rank}", "10.0.0.1", f"host{rank}", 100 + rank, 0.0),
             "reset": ResetResult((rank,)),
             "ping": 0,
+            "awaited_ranks": {},
         }
         self._unsaid: list[Sequence[Message]] = []
         self._poll: Ref | None = None

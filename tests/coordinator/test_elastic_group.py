@@ -193,6 +193,32 @@ def test_a_world_never_has_more_ranks_than_it_may(make: Callable[..., Elastic]) 
     assert len(trial.launcher.everybody) == 3 + 19, "the last was not missed"
 
 
+def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_left_behind(
+    make: Callable[..., Elastic],
+) -> None:
+    trial = make(3, least=2, most=3, is_full=True)
+    assert trial.next_report().metrics == {"size": 3}
+    first, hung, _ = trial.world
+    del hung.answers["break_world"]  # it is alive, and leaves no world
+    first.has_left = True
+    first.say(NeedsWorld(0, "HorovodInternalError", "Missing ranks: 1"))
+    trial.clock.at(TIMEOUT_S + 10.0, lambda: first.say(Report(2, {"size": 2})))
+    assert trial.group.next_event() == Report(2, {"size": 2})
+    assert trial.group.world_changes == ["rank 1 on host1 hung"]
+    assert hung.called("killed")
+
+
+def test_a_collective_that_not_all_enter_fails_where_no_rank_hangs(make: Callable[..., Elastic]) -> None:
+    trial = make(2, least=1, most=2)
+    first = trial.world[0]
+    first.has_left = True
+    first.say(NeedsWorld(0, "HorovodInternalError", "Missing ranks: 1"))
+    with pytest.raises(TrainingFailed) as raised:
+        trial.group.next_event()
+    assert "rank 0 of 2 on host0 waited in a collective that not all ranks entered" in str(raised.value)
+    assert "Missing ranks: 1" in str(raised.value)
+
+
 def test_when_all_ranks_die_at_once_the_trial_fails(make: Callable[..., Elastic]) -> None:
     trial = make(3, least=1, most=3, is_full=True)
     for actor in trial.world:

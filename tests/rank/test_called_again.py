@@ -17,6 +17,16 @@ from horovod_tune.rank.training import Training
 from horovod_tune.session import Session, WorldBroken
 
 
+class Stalled(Exception):
+    """What a rank meets that waited for others which hang."""
+
+
+def describe_failure(error: BaseException) -> tuple[FailureKind, str]:
+    if isinstance(error, Stalled):
+        return FailureKind.STALLED, "Missing ranks: 1"
+    return FailureKind.DISCONNECTED if isinstance(error, WorldBroken) else FailureKind.RAISED, ""
+
+
 class Alone:
     """What a world of one rank agrees on."""
 
@@ -74,10 +84,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
             host="here",
             send=send,
             prepare=lambda: None,
-            describe_failure=lambda error: (
-                FailureKind.DISCONNECTED if isinstance(error, WorldBroken) else FailureKind.RAISED,
-                "",
-            ),
+            describe_failure=describe_failure,
         )
         training.start()
         training.thread.join(timeout=30)
@@ -120,6 +127,13 @@ def test_it_is_called_again_when_it_has_committed_or_reported_nothing(run: Any, 
         NeedsWorld(0, "WorldBroken: a rank is gone"),
         Finished(0),
     ]
+
+
+def test_it_is_called_again_when_others_did_not_enter_a_collective(run: Any) -> None:
+    left, ending = run(Breaks(keep, error=Stalled), is_elastic=True)
+    assert isinstance(left, NeedsWorld) and ending == Finished(0)
+    assert left.error == "Stalled: a rank is gone"
+    assert left.stalled.startswith("Traceback") and left.stalled.endswith("Missing ranks: 1")
 
 
 def test_it_fails_when_it_has_reported_and_committed_nothing(run: Any) -> None:

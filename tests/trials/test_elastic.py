@@ -220,6 +220,33 @@ def test_horovods_elastic_api_runs_unchanged(run: Run) -> None:
     assert records[-1]["epoch"] == EPOCHS and records[-1]["resets"] >= 1
 
 
+def hang_once(config: dict[str, Any]) -> None:
+    """Train, with a rank that sleeps for ever in the fourth epoch while the others wait in an allreduce."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    state = get_state() or {"epoch": 0}
+    for epoch in range(state["epoch"] + 1, 9):
+        if epoch == 4 and hvd.rank() == 1:
+            try:
+                Path(config["folder"], "hung").touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                time.sleep(10_000)
+        hvd.allreduce(torch.ones(1), name="step")
+        report(epoch=epoch, size=hvd.size())
+        commit({"epoch": epoch})
+
+
+def test_the_others_go_on_when_a_rank_hangs(run: Run) -> None:
+    _, records = run(hang_once, stall_timeout_s=6, timeout_s=10)
+    assert [each["epoch"] for each in records] == list(range(1, 9))
+    change = next(each["world_change"] for each in records if each["epoch"] == 4)
+    assert "rank 1 on" in change and "hung" in change
+
+
 def test_two_losses_leave_one(run: Run) -> None:
     trial, records = run(train, min_workers=1, config={"dies": 2, "dies_in_report": 0})
     assert trial.status == "TERMINATED" and trial.num_failures == 0

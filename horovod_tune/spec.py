@@ -13,6 +13,8 @@ from horovod_tune.tpu_types import shape_of
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STALL_TIMEOUT_S = 1800.0
+# Horovod reads its time limits into C's int, and its hvd.init() fails with more.
+MAX_TIMEOUT_S = 2**31 - 1
 # How much longer than timeout_s each phase of a start may take for each training actor: Ray and the
 # coordinator deal with them one after the other.
 START_S_PER_WORKER = 0.25
@@ -151,8 +153,10 @@ def make_spec(
     cpus = num_cpus_per_slot if num_cpus_per_worker is None else num_cpus_per_worker
     cpus = 1.0 if cpus is None else cpus
     _check_positive(cpus_name, cpus)
-    _check_positive("timeout_s", timeout_s)
-    _check_positive("stall_timeout_s", stall_timeout_s)
+    for name, limit_s in {"timeout_s": timeout_s, "stall_timeout_s": stall_timeout_s}.items():
+        _check_positive(name, limit_s)
+        if limit_s > MAX_TIMEOUT_S:
+            raise SpecError(f"{name} must be at most {MAX_TIMEOUT_S} s (68 years), got {limit_s}")
     if tpu_type is not None:
         if not use_tpu:
             raise SpecError(f"tpu_type needs use_tpu=True, got tpu_type={tpu_type!r}")

@@ -48,6 +48,8 @@ def test_a_total_on_named_hosts_is_split_evenly():
         ({"num_cpus_per_worker": "2"}, ["num_cpus_per_worker", "number", "'2'"]),
         ({"timeout_s": float("inf")}, ["timeout_s", "finite", "inf"]),
         ({"timeout_s": -3}, ["timeout_s", "above 0", "-3"]),
+        ({"timeout_s": 1e12}, ["timeout_s", "at most 2147483647 s", "got 1000000000000.0"]),
+        ({"stall_timeout_s": 2**31}, ["stall_timeout_s", "at most 2147483647 s"]),
         ({"stall_timeout_s": None}, ["stall_timeout_s", "number", "None"]),
         ({"use_gpu": 1}, ["use_gpu", "True or False", "1"]),
         ({"use_gpu": True, "use_tpu": True}, ["use_gpu", "use_tpu"]),

@@ -86,6 +86,9 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
         split: What `split_batch` returned.
         rank: This rank.
 
+    Raises:
+        HyperparameterError: `order` is no such tensor, or there is no such `rank`.
+
     >>> order = torch.arange(10)
     >>> for passes in rank_passes(order, split_batch(8, 2, max_micro_batch_size=2), rank=1):
     ...     print([rows.tolist() for rows in passes])
@@ -95,6 +98,12 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
     if not 0 <= bounds.count("rank", rank, 0) < split.world_size:
         raise bounds.HyperparameterError(
             f"rank must be less than the world size {split.world_size}, got {rank}"
+        )
+    if not isinstance(order, torch.Tensor) or order.dim() != 1:
+        shape = f" of shape {tuple(order.shape)}" if hasattr(order, "shape") else ""
+        raise bounds.HyperparameterError(
+            f"order must be a tensor of indices, shape (samples,), got {type(order).__name__}{shape}; "
+            "torch.as_tensor makes one of a list or an array"
         )
     for batch in order.split(split.global_batch_size):
         mine = batch[rank :: split.world_size]

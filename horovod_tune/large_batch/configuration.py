@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -48,19 +48,49 @@ _OPTIONAL: dict[str, Any] = {
     "max_norm": None,
     "max_micro_batch_size": None,
 }
+_KNOWN = _REQUIRED | set(_OPTIONAL)
+
+# What other libraries call them. One of these beside the right name contradicts it.
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "epoch": "epochs",
+    "num_epochs": "epochs",
+    "warmup": "warmup_epochs",
+    "wd": "weight_decay",
+    "rule": "scaling",
+}
+
+
+def meant_key(key: str, missing: Set[str]) -> str | None:
+    """Return the key that ``key``, which is none of them, seems to be meant for; None for a user's own.
+
+    Args:
+        key: A key of a configuration.
+        missing: The keys that the configuration does not have. One like a key that it has is another.
+
+    >>> [meant_key(key, {"momentum"}) for key in ("momentm", "LR", "learning_rate", "epochs_2")]
+    ['momentum', 'lr', 'lr', None]
+    """
+    name = key.lower()
+    if name in _KNOWN:
+        return name
+    if name in _OTHER_NAMES:
+        return _OTHER_NAMES[name]
+    return next(iter(difflib.get_close_matches(name, missing, n=1, cutoff=0.85)), None)
 
 
 def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that are read, with defaults, checked as far as no part checks them itself."""
-    known = _REQUIRED | set(_OPTIONAL)
-    for key in set(config) - known:
-        similar = difflib.get_close_matches(str(key), known - set(config), n=1, cutoff=0.85)
-        if similar:
-            raise bounds.HyperparameterError(f"config has no key {key!r}, did you mean {similar[0]!r}?")
+    if not isinstance(config, Mapping):
+        raise bounds.HyperparameterError(f"config must be a dict, got {config!r:.200}")
+    for key in set(config) - _KNOWN:
+        meant = meant_key(str(key), _KNOWN - set(config))
+        if meant is not None:
+            raise bounds.HyperparameterError(f"config has no key {key!r}, did you mean {meant!r}?")
     missing = sorted(_REQUIRED - set(config))
     if missing:
         raise bounds.HyperparameterError(f"config must have {', '.join(missing)}, got {sorted(config)}")
-    values = {**_OPTIONAL, **{key: config[key] for key in known & set(config)}}
+    values = {**_OPTIONAL, **{key: config[key] for key in _KNOWN & set(config)}}
     bounds.one_of("optimizer", values["optimizer"], USUAL_RATE)
     bounds.one_of("schedule", values["schedule"], SCHEDULES)
     for one, other in (("lr", "relative_lr"), ("global_batch_size", "local_batch_size")):
@@ -76,8 +106,9 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
         values["lr"] = values["relative_lr"] * USUAL_RATE[values["optimizer"]]
     # Python's own numbers: a checkpoint with NumPy's is refused by torch.load(weights_only=True).
     values["lr"] = bounds.more_than("lr", values["lr"], 0)
-    for name in ("weight_decay", "momentum", "trust", "eps"):
+    for name in ("weight_decay", "trust", "eps"):
         values[name] = bounds.at_least(name, values[name], 0)
+    values["momentum"] = bounds.between("momentum", values["momentum"], 0, 1, with_high=False)
     bounds.more_than("epochs", values["epochs"], 0)
     bounds.at_least("warmup_epochs", values["warmup_epochs"], 0)
     if values["warmup_epochs"] >= values["epochs"]:

@@ -93,6 +93,9 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
             value = group[name]
             bounds.at_least(name, value.item() if isinstance(value, torch.Tensor) else value, 0)
         check_clip(group["trust_clip"])
+        for name in ("foreach", "decoupled", "rate_in_momentum", "bias_correction", "layer_wise"):
+            if group.get(name) is not None:
+                bounds.flag(name, group[name])
 
     @abstractmethod
     def first_state(self, parameter: torch.Tensor) -> State:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.accumulation import GradientAccumulator, StepResult
 from horovod_tune.large_batch.batches import BatchSplit, rank_passes, split_batch, steps_per_epoch
 from horovod_tune.large_batch.configuration import checked_values, optimizer_of, schedule_of
@@ -86,7 +87,15 @@ class TrainingSetup:
 
         So a trial goes on after population based training has changed its configuration, too. An optimiser of
         another kind starts with a state of its own.
+
+        Raises:
+            HyperparameterError: It is not the state of such a setup.
         """
+        missing = sorted({"kind", "optimizer", "scheduler", "noise_scale"} - set(state_dict))
+        if missing:
+            raise bounds.HyperparameterError(
+                f"state_dict must be one of TrainingSetup.state_dict(), it lacks {', '.join(missing)}"
+            )
         if state_dict["kind"] == type(self.optimizer).__name__:
             fresh = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict({**state_dict["optimizer"], "param_groups": fresh})
@@ -125,7 +134,8 @@ def from_config(
     * ``warmup_epochs``, and ``warmup_start``, a part of the peak rate; by default the base rate, as in Goyal
       et al. (2017)
 
-    Other keys are yours and are left alone, unless one looks like a misspelling of these.
+    Other keys are yours and are left alone, unless one looks like a misspelling of these or
+    is what other libraries call one, such as ``learning_rate``.
 
     Args:
         model: Its parameters are grouped by `parameter_groups`.

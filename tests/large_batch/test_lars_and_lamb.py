@@ -299,6 +299,8 @@ def test_a_grad_scaler_skips_an_overflow_and_unscales_the_rest(kind: str) -> Non
         (lambda p: Lars(p, lr=-1), "lr must be at least 0, got -1"),
         (lambda p: Lars(p, momentum=1.0), "momentum must be at least 0 and less than 1, got 1.0"),
         (lambda p: Lars(p, momentum=0, nesterov=True), "momentum must be more than 0 with nesterov, got 0"),
+        (lambda p: Lars(p, foreach="y"), "foreach must be True or False, got 'y'"),
+        (lambda p: Lamb(p, decoupled=2), "decoupled must be True or False, got 2"),
         (lambda p: Lars(p, trust=0), "trust must be more than 0, got 0"),
         (lambda p: Lars(p, weight_decay=float("nan")), "weight_decay must be a finite number, got nan"),
         (lambda p: Lamb(p, betas=(0.9, 1.0)), r"betas\[1\] must be at least 0 and less than 1, got 1.0"),

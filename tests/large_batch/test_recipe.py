@@ -161,12 +161,51 @@ def test_the_ready_search_space_is_what_it_reads() -> None:
         ({"schedule": "restarts"}, "config must have cycle_epochs with restarts, got None"),
         ({"global_batch_size": 64.0}, "global_batch_size must be an integer of at least 1, got 64.0"),
         ({"scaling": "cubic"}, "scaling must be one of linear, none, sqrt, got 'cubic'"),
+        ({"LR": 0.2}, "config has no key 'LR', did you mean 'lr'?"),
+        ({"learning_rate": 0.2}, "config has no key 'learning_rate', did you mean 'lr'?"),
+        ({"epoch": 3}, "config has no key 'epoch', did you mean 'epochs'?"),
+        ({"num_epochs": 3}, "config has no key 'num_epochs', did you mean 'epochs'?"),
+        ({"warmup": 1}, "config has no key 'warmup', did you mean 'warmup_epochs'?"),
+        ({"wd": 1e-4}, "config has no key 'wd', did you mean 'weight_decay'?"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and less than 1, got 1.0"),
         ({"optimizer": "lars", "momentum": 1}, "momentum must be at least 0 and less than 1, got 1"),
     ],
 )
 def test_a_bad_configuration_is_named_with_its_bound(change: dict[str, Any], message: str) -> None:
     with pytest.raises(HyperparameterError, match=message):
         from_config(new_model(), {**BASE, **change}, num_samples=200)
+
+
+def test_keys_of_ones_own_are_left_alone() -> None:
+    mine = {"hidden_size": 8, "batch_size": 16, "epochs_2": 3, "data_dir": "/data", "seed": 1}
+    assert from_config(new_model(), {**BASE, **mine}, num_samples=200).split.global_batch_size == 64
+
+
+def test_a_configuration_that_is_none_is_named() -> None:
+    with pytest.raises(HyperparameterError, match="config must be a dict, got None"):
+        from_config(new_model(), None, num_samples=200)  # type: ignore[arg-type]
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    setup = from_config(new_model(), BASE, num_samples=200)
+    with pytest.raises(
+        HyperparameterError, match=r"state_dict must be .* lacks kind, noise_scale, optimizer"
+    ):
+        setup.load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    ("order", "got"),
+    [
+        (list(range(64)), "got list; torch.as_tensor"),
+        (torch.zeros(8, 8), r"got Tensor of shape \(8, 8\)"),
+        (torch.arange(64).numpy(), r"got ndarray of shape \(64,\)"),
+    ],
+)
+def test_an_order_that_is_no_tensor_of_indices_is_refused(order: Any, got: str) -> None:
+    setup = from_config(new_model(), BASE, num_samples=200)
+    with pytest.raises(HyperparameterError, match=f"order must be a tensor of indices.* {got}"):
+        next(setup.batches(order))
 
 
 def test_a_missing_key_is_named() -> None:

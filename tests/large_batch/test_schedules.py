@@ -151,6 +151,7 @@ def test_a_million_restarts_take_no_time() -> None:
         (lambda: OneCycle(10, rise=1), "rise must be at least 0 and less than 1, got 1"),
         (lambda: InverseSqrt(0), "timescale must be more than 0, got 0"),
         (lambda: Warmup(-1), "length must be at least 0, got -1"),
+        (lambda: Warmup(2, 3), r"then must be a schedule, such as Cosine\(10\), got 3"),
         (lambda: Warmup(float("nan")), "length must be a finite number, got nan"),
     ],
 )

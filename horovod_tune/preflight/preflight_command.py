@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+# How long a cluster may take to be connected to.
+CONNECT_TIMEOUT_S = 30.0
+# In a process of its own: nothing else ends the two minutes for which Ray tries, without a word.
+_CONNECT = """
+import logging, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)
+ray.shutdown()
+"""
 
 
 def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,10 +38,34 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     doctor.set_defaults(run=run)
 
 
+def why_unreachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
+    """Return why no Ray cluster answers at `address` within ``timeout_s`` seconds; None where one does."""
+    command = [sys.executable, "-c", _CONNECT, address]
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return (
+            f"no Ray cluster answered at {address} within {timeout_s:g} s. Does one run there (ray status), is "
+            "this its head's address and port, and does a firewall let this machine through?"
+        )
+    if ran.returncode == 0:
+        return None
+    said = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    return (
+        f"could not connect to a Ray cluster at {address}: {(said or [f'exit status {ran.returncode}'])[-1]}"
+    )
+
+
 def look_at_cluster(address: str, *, as_json: bool = False) -> int:
     """Print the preflight of the cluster at `address`; return 1 if a trial across it could not run."""
     import logging
 
+    why = why_unreachable(address)
+    if why is not None:
+        print(f"horovod-tune doctor: {why}", file=sys.stderr)
+        return 1
     import ray
 
     from horovod_tune.preflight.check import check

@@ -47,8 +47,8 @@ def why_unreachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> st
         )
     except subprocess.TimeoutExpired:
         return (
-            f"no Ray cluster answered at {address} within {timeout_s:g} s. Does one run there (ray status), is "
-            "this its head's address and port, and does a firewall let this machine through?"
+            f"no Ray cluster answered at {address} within {timeout_s:g} s. Does one run there (ray status), "
+            "is this its head's address and port, and does a firewall let this machine through?"
         )
     if ran.returncode == 0:
         return None

@@ -38,9 +38,6 @@ class TuneSearch:
             reduction_factor=3,
             max_t=epochs,
         )
-        if hasattr(searcher, "take_schedule"):
-            # As a search of distributed trials does.
-            searcher.take_schedule("training_iteration", epochs)
         self._trials: dict[Any, Any] = {}
         # What a scheduler sees of Tune's controller.
         self._controller = SimpleNamespace(

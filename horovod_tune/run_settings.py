@@ -94,17 +94,17 @@ def settings_for(
     return prepare
 
 
-def _tell_schedule(search: Any, scheduler: Any) -> None:
-    """Tell a search that learns from curves what the scheduler goes by and where a training ends."""
-    while search is not None and not hasattr(search, "take_schedule"):
+def _tell_time_attr(search: Any, scheduler: Any) -> None:
+    """Tell a search that learns from curves what the scheduler goes by."""
+    while search is not None and not hasattr(search, "take_time_attr"):
         search = getattr(search, "searcher", None)
-    known = ray_adapter.whole_training(scheduler)
-    if search is not None and known is not None:
-        search.take_schedule(*known)
+    time_attr = ray_adapter.time_attr_of(scheduler)
+    if search is not None and time_attr is not None:
+        search.take_time_attr(time_attr)
 
 
 def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[str, Any]:
-    _tell_schedule(arguments.get("search_alg"), arguments.get("scheduler"))
+    _tell_time_attr(arguments.get("search_alg"), arguments.get("scheduler"))
     metric, mode = ray_adapter.metric_and_mode(arguments)
     rungs = getattr(arguments.get("scheduler"), "rung_times", None)
     callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), ExperimentFacts(metric, mode, rungs)]

@@ -3,7 +3,7 @@
 - `queries`: which node the driver runs on, whether this host reaches the trial's storage, what a
   trial has reported, whether the cluster can grow, which nodes were pre-empted, this job's processes and its
   directory on a host, how large a function may be,
-- `schedules`: what a scheduler says of a whole training,
+- `schedules`: what a scheduler goes by,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
 - `preemption`: the error that Tune does not count as a failure of the trial,
 - `training_result`: what a trainable returns when it is saved; not imported here, since it brings Ray Data
@@ -53,7 +53,7 @@ from horovod_tune.ray_adapter.queries import (
     resources_of_nodes,
     storage_reaches_here,
 )
-from horovod_tune.ray_adapter.schedules import whole_training
+from horovod_tune.ray_adapter.schedules import time_attr_of
 from horovod_tune.ray_adapter.tune_session import install_session, prepare_rank_process
 
 __all__ = [
@@ -92,7 +92,7 @@ __all__ = [
     "start_in_idle_processes",
     "storage_reaches_here",
     "take_freed_places",
-    "whole_training",
+    "time_attr_of",
     "without_reporter",
     "write_down_ends_of_paused_trials",
 ]

@@ -1,16 +1,14 @@
-"""What Tune's schedulers say of a whole training, which they tell nobody."""
+"""What Tune's schedulers go by, which they tell nobody."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from horovod_tune.private_parts import Patch, part
 
 _SCHEDULES = Patch(
     "schedules",
-    "BayesOptSearch knows the end of a training, and a time_attr other than training_iteration, by its own "
-    "arguments alone",
+    "BayesOptSearch knows a time_attr other than training_iteration by its own argument alone",
     (
         part("ray.tune.schedulers:ASHAScheduler", uses="_time_attr _max_t"),
         part("ray.tune.schedulers:HyperBandScheduler", uses="_time_attr _max_t_attr"),
@@ -19,16 +17,15 @@ _SCHEDULES = Patch(
 )
 
 
-def whole_training(scheduler: Any) -> tuple[str, float] | None:
-    """Return what a scheduler goes by and where a training ends in it; None where it does not say.
+def time_attr_of(scheduler: Any) -> str | None:
+    """Return what tells a trial's progress to a scheduler that knows where a training ends; None otherwise.
 
-    Those that know no end, as median stopping and population based training, measure seconds unless they are
-    told otherwise, which says little of a curve.
+    The others, such as median stopping and population based training, measure seconds unless they are told
+    otherwise, which says little of a curve.
     """
     if not _SCHEDULES.fits:
         return None
     scheduler = getattr(scheduler, "_base_scheduler", scheduler)
+    knows_end = hasattr(scheduler, "_max_t") or hasattr(scheduler, "_max_t_attr")
     time_attr = getattr(scheduler, "_time_attr", None)
-    end = getattr(scheduler, "_max_t", None) or getattr(scheduler, "_max_t_attr", None)
-    is_number = isinstance(end, (int, float)) and 0 < end < math.inf
-    return (time_attr, float(end)) if isinstance(time_attr, str) and end and is_number else None
+    return time_attr if knows_end and isinstance(time_attr, str) else None

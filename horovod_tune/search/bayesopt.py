@@ -65,9 +65,9 @@ class BayesOptSearch(Searcher):
       ranges, unless trials report several times.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
     * `time_attr`: what tells the progress of a trial in its reports; with several reports a trial, the model
-      is one of learning curves. `max_t`: where a whole training ends. By default both are those of the
-      tuner's stop criterion and of its ASHA, HyperBand or `PromotingASHA`; without them the time is
-      `training_iteration`, and the end the latest report so far.
+      is one of learning curves. By default it is that of the tuner's ASHA, HyperBand or `PromotingASHA` where
+      trials are distributed, otherwise `training_iteration`. `max_t`: where a whole training ends; by default
+      the stop criterion of the tuner, otherwise the latest report so far.
     * `analysis`: results of an earlier experiment, on the same data or on other: its directory, an
       `ExperimentAnalysis`, a `ResultGrid`, or a DataFrame of one. The search begins where it was good; how
       much it counts after that is learned from the new results.
@@ -164,15 +164,10 @@ class BayesOptSearch(Searcher):
             return True
         return SearchSpace(config).describe() == self._space.describe()
 
-    def take_schedule(self, time_attr: str, max_t: float) -> None:
-        """Take what the scheduler says of a whole training, where nobody else has said it.
-
-        What it calls the end is less than a stop criterion or `max_t`: it has a default that few change.
-        """
+    def take_time_attr(self, time_attr: str) -> None:
+        """Take what the scheduler goes by, unless there was an argument for it."""
         if not self._is_time_given:
             self._time_attr = time_attr
-        if time_attr == self._time_attr:
-            self._optimizer.scheduled_end = max_t
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Return the next configuration. Never None and never `FINISHED`."""

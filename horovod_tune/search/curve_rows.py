@@ -17,8 +17,7 @@ from horovod_tune.search.history import Ending, Trial
 
 #: Times in this ratio are at distance 1 for the model.
 _RATIO = 50.0
-#: How curves go on from a time is known where so many trials have been trained for longer, and where they end
-#: where so many have ended.
+#: How curves go on from a time is known where so many trials have been trained for longer.
 _KNOWN = 3
 #: Reports that are kept for each doubling of the time.
 _PER_DOUBLING = 1.0
@@ -67,23 +66,6 @@ def those_ahead(trials: list[Trial], target: float, mode: str) -> list[Trial]:
         time for time in set(last) if 0 < time < math.inf and axis(time) < target - 1e-9 and is_open(time)
     }
     return [trial for trial, time in zip(trials, last, strict=True) if time in ahead]
-
-
-def end_where_trials_end(trials: list[Trial]) -> bool:
-    """Whether the latest report of all is the last one of several that have ended: a training ends there.
-
-    >>> def trial(end: float, ending: Ending) -> Trial:
-    ...     return Trial(str(end), (), ending, curve={1.0: 0.5, end: 0.4})
-    >>> ended = [trial(10.0, Ending.SCORED) for _ in range(3)]
-    >>> end_where_trials_end([*ended, trial(9.0, Ending.RUNNING)])
-    True
-    >>> end_where_trials_end([*ended, trial(11.0, Ending.RUNNING)])
-    False
-    """
-    last = [max(trial.curve, default=0.0) for trial in trials]
-    latest = max(last, default=0.0)
-    ends = [trial.ending is Ending.SCORED and end == latest for trial, end in zip(trials, last, strict=True)]
-    return sum(ends) >= _KNOWN
 
 
 def _got_worse(curve: Mapping[float, float], since: float, mode: str) -> bool:

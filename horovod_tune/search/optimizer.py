@@ -14,14 +14,7 @@ from numpy.typing import NDArray
 
 from horovod_tune.analysis.dominance import non_dominated
 from horovod_tune.search.aims import Aims
-from horovod_tune.search.curve_rows import (
-    axis,
-    end_where_trials_end,
-    has_curves,
-    is_unfinished,
-    rows_of,
-    those_ahead,
-)
+from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, those_ahead
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.free_points import leftover_point, quasi_random_point, safety_of
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
@@ -35,7 +28,7 @@ from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.proposal import Belief, candidates, propose
-from horovod_tune.search.history import Ending, History, Trial
+from horovod_tune.search.history import Ending, History
 from horovod_tune.search.limit_models import LimitModels
 from horovod_tune.search.predicted_curves import PredictedCurve, curve_data, predicted_curves
 from horovod_tune.search.seeds import seed_for
@@ -64,8 +57,6 @@ class Optimizer:
         self.options = options
         #: The time at which a training ends, where that is known.
         self.horizon: float | None = None
-        #: The same as the scheduler has it, which nobody may have chosen.
-        self.scheduled_end: float | None = None
         self._acquisition, self._steps = acquisition, random_search_steps
         self._fitted: dict[str, tuple[object, FittedModel]] = {}
         self.learns_from_curves = False
@@ -197,7 +188,7 @@ class Optimizer:
     def _look_at_curves(self, now: Situation) -> tuple[Belief, FloatArray]:
         """Return what is known from every report about the ends of trainings, and the best points."""
         space, usable = now.space, now.usable
-        rows = rows_of(usable, self._end_of_training(usable))
+        rows = rows_of(usable, self.horizon)
         points = features_of(space, usable)
         metric = now.aims.metrics[0]
         model = self._fit(
@@ -246,12 +237,6 @@ class Optimizer:
         order = np.argsort(-now.within_first(usable, posterior.means(points)), kind="stable")[:5]
         return posterior, np.asarray([usable[i].point for i in order])
 
-    def _end_of_training(self, trials: list[Trial]) -> float | None:
-        """Return where a whole training of these ends, None where nothing is known but their reports."""
-        if self.horizon is None and not end_where_trials_end(trials):
-            return self.scheduled_end
-        return self.horizon
-
     def _goes_by_curves(self, history: History, aims: Aims) -> bool:
         return (
             len(aims.metrics) == 1
@@ -273,7 +258,7 @@ class Optimizer:
         return predicted_curves(
             space,
             usable,
-            rows_of(usable, self._end_of_training(usable)),
+            rows_of(usable, self.horizon),
             aims.modes[0],
             self._options_with_scales,
             state,

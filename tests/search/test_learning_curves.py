@@ -190,29 +190,16 @@ def test_another_time_may_be_used_and_the_end_comes_from_the_tuners_stop_criteri
     assert search._history.trials["t"].curve == {8.0: 0.5} and search._optimizer.horizon == 40
 
 
-def test_time_and_end_may_come_from_the_scheduler() -> None:
-    search = searcher()
-    search.set_search_properties(METRIC, "min", SPACE)
-    search.take_schedule("epoch", 40.0)
-    search.suggest("t")
-    search.on_trial_result("t", {METRIC: 0.5, "training_iteration": 1, "epoch": 8})
-    trial = search._history.trials["t"]
-    assert trial.curve == {8.0: 0.5}
-    assert search._optimizer._end_of_training([trial]) == 40
-    ended = [Trial(str(i), (0.5,), Ending.SCORED, 0.3, curve={1.0: 0.5, 10.0: 0.3}) for i in range(3)]
-    assert search._optimizer._end_of_training([*ended[:2], trial]) == 40
-    assert search._optimizer._end_of_training(ended) is None, "trainings end before the scheduler's end"
-
-
-def test_what_was_said_of_time_and_end_counts_more_than_the_scheduler() -> None:
-    search = searcher(time_attr="epoch")
-    search.take_schedule("training_iteration", 40.0)
-    assert search._time_attr == "epoch" and search._optimizer._end_of_training([]) is None
-    search = searcher()
-    search.set_search_properties(METRIC, "min", SPACE, stop={"training_iteration": 30})
-    search.take_schedule("training_iteration", 100.0)
-    assert search._optimizer._end_of_training([]) == 30
-    assert searcher(max_t=20)._optimizer._end_of_training([]) == 20
+def test_the_time_may_come_from_the_scheduler_unless_it_was_named() -> None:
+    for search, expected in (
+        (searcher(), {8.0: 0.5}),
+        (searcher(time_attr="training_iteration"), {1.0: 0.5}),
+    ):
+        search.set_search_properties(METRIC, "min", SPACE)
+        search.take_time_attr("epoch")
+        search.suggest("t")
+        search.on_trial_result("t", {METRIC: 0.5, "training_iteration": 1, "epoch": 8})
+        assert search._history.trials["t"].curve == expected
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -1,4 +1,4 @@
-"""What Tune's schedulers say of a whole training."""
+"""What Tune's schedulers go by."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ray.tune.schedulers import (
     ResourceChangingScheduler,
 )
 
-from horovod_tune.ray_adapter import whole_training
+from horovod_tune.ray_adapter import time_attr_of
 from horovod_tune.search import PromotingASHA
 
 
 @pytest.mark.parametrize(
     ("scheduler", "expected"),
     [
-        (ASHAScheduler(max_t=52), ("training_iteration", 52.0)),
-        (ASHAScheduler(time_attr="epoch", max_t=20), ("epoch", 20.0)),
-        (PromotingASHA(time_attr="samples", max_t=5e4), ("samples", 5e4)),
-        (HyperBandScheduler(max_t=81), ("training_iteration", 81.0)),
-        (HyperBandForBOHB(max_t=27), ("training_iteration", 27.0)),
-        (ResourceChangingScheduler(ASHAScheduler(max_t=9)), ("training_iteration", 9.0)),
+        (ASHAScheduler(max_t=52), "training_iteration"),
+        (ASHAScheduler(time_attr="epoch", max_t=20), "epoch"),
+        (PromotingASHA(time_attr="samples", max_t=5e4), "samples"),
+        (HyperBandScheduler(max_t=81), "training_iteration"),
+        (HyperBandForBOHB(max_t=27), "training_iteration"),
+        (ResourceChangingScheduler(ASHAScheduler(max_t=9)), "training_iteration"),
         (PopulationBasedTraining(hyperparam_mutations={"x": [1, 2]}), None),
         (MedianStoppingRule(), None),
         (FIFOScheduler(), None),
@@ -36,5 +36,5 @@ from horovod_tune.search import PromotingASHA
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_those_that_know_where_a_training_ends_say_it(scheduler: Any, expected: Any) -> None:
-    assert whole_training(scheduler) == expected
+def test_those_that_know_where_a_training_ends_say_what_they_go_by(scheduler: Any, expected: Any) -> None:
+    assert time_attr_of(scheduler) == expected

@@ -134,9 +134,9 @@ def steps_of(analysis):
 
 
 def test_trials_wait_and_the_best_go_on(tune_run):
-    scheduler, search = Watched(max_t=STEPS, grace_period=1), given_points()
+    scheduler, search = Watched(time_attr="step", max_t=STEPS, grace_period=1), given_points()
     analysis = run(tune_run, train, scheduler, search_alg=search)
-    assert search.searcher._optimizer.scheduled_end == STEPS
+    assert search.searcher._time_attr == "step", "as its scheduler has it"
     assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * SAMPLES
     steps = steps_of(analysis)
     for each in steps:

@@ -57,6 +57,15 @@ def _ours_promoting(seed: int) -> Search:
     return TuneSearch(BayesOptSearch(metric="loss", mode="min", random_state=seed), PromotingASHA)
 
 
+def _ours_promoting_max_t(seed: int) -> Search:
+    from lcbench_tune import TuneSearch
+
+    from horovod_tune.search import BayesOptSearch, PromotingASHA
+
+    search = BayesOptSearch(metric="loss", mode="min", random_state=seed, max_t=EPOCHS)
+    return TuneSearch(search, PromotingASHA)
+
+
 def _random(seed: int) -> Search:
     from lcbench_tune import TuneSearch
     from search_quality import RandomSearch
@@ -112,6 +121,7 @@ def _neps(method: str) -> Callable[[int], Search]:
 METHODS: dict[str, Callable[[int], Search]] = {
     "horovod_tune": _ours,
     "horovod_tune_promoting": _ours_promoting,
+    "horovod_tune_promoting_max_t": _ours_promoting_max_t,
     "random": _random,
     "random_promoting": _random_promoting,
     "optuna_tpe": _tpe,

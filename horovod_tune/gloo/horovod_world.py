@@ -62,6 +62,8 @@ class HorovodWorld:
         self._kept = False
         # What is known of the world that the training function has made, until it leaves it itself.
         self._known: dict[tuple[Any, ...], Any] = {}
+        # Whether it has called `hvd.init()` since it began or left a world; also where that failed.
+        self._has_asked = False
         self._basics: Any = None
         self._environment: dict[str, str] = {}
         self._sockets: dict[int, str] = {}
@@ -99,6 +101,7 @@ class HorovodWorld:
 
         @functools.wraps(real_init)
         def init(basics: Any, comm: Any = None, process_sets: Any = None) -> Any:
+            world._has_asked = True
             if world._hides(basics):
                 world._kept = False
                 fits = comm is None and not process_sets and world._environment == _horovod_environment()
@@ -126,7 +129,7 @@ class HorovodWorld:
         @functools.wraps(real_shutdown)
         def shutdown(basics: Any) -> None:
             if not world._hides(basics):
-                world._known = {}
+                world._forget()
                 world._shut_down()
 
         basics_class.init, basics_class.is_initialized = init, is_initialized
@@ -185,15 +188,19 @@ class HorovodWorld:
     def is_entered(self) -> bool:
         """Whether the training function has called ``hvd.init()``, and ``hvd.shutdown()`` not since.
 
-        A world that it entered and that broke counts. With a release of Horovod whose worlds cannot be kept
-        this is not known, and it is taken to be so: then Horovod's own error is what there is.
+        A world that it entered and that broke counts, and one that broke meanwhile. With a release of Horovod
+        whose worlds cannot be kept this is not known, and it is taken to be so: then Horovod's own error is
+        what there is.
         """
-        return not _GUARD.fits or bool(self._known)
+        return not _GUARD.fits or self._has_asked
 
     def leave(self) -> None:
         """Shut the world down for the training function, which begins anew without one."""
-        self._known = {}
+        self._forget()
         self.close()
+
+    def _forget(self) -> None:
+        self._known, self._has_asked = {}, False
 
     def close(self) -> None:
         """Shut the world down: every collective that any rank waits in fails, and so ends its function."""
@@ -249,7 +256,7 @@ class HorovodWorld:
             what is wrong with it. A trial that called hvd.shutdown(), or never hvd.init(), leaves no world,
             and that is sound: the next ``hvd.init()`` makes one.
         """
-        self._known = {}
+        self._forget()
         if not self.is_up:
             return []
         if not (_GUARD.fits and _COUNTS.fits):

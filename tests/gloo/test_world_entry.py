@@ -1,0 +1,41 @@
+"""Whether the training function has entered a world, which tells its own mistake from a lost rank."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+ENTERED = """
+import json
+from horovod_tune.gloo.horovod_world import HorovodWorld, is_call_before_init
+
+world = HorovodWorld()
+world.load()
+import horovod.torch as hvd
+import torch
+
+told = [world.is_entered()]
+hvd.init()
+told.append(world.is_entered())
+assert world.keep(timeout_s=30) == []
+told.append(world.is_entered())
+# A rank is lost while the others take the kept world: Horovod says that there is none.
+take = world._all_take_it
+world._all_take_it = lambda fits: (world.close(), take(fits))[1]
+try:
+    hvd.init()
+except Exception as error:
+    told += [is_call_before_init(error), world.is_entered()]
+hvd.shutdown()
+told.append(world.is_entered())
+print(json.dumps(told))
+"""
+
+
+def test_a_world_that_breaks_while_it_is_entered_is_not_a_call_before_init() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", ENTERED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == [False, True, False, True, True, False]

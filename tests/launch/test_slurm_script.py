@@ -49,8 +49,9 @@ def commands(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("announces", [True, False])
 @pytest.mark.parametrize("resumes", [True, False])
+@pytest.mark.parametrize("slowly", [False, True])
 def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
-    tmp_path: Path, commands: Path, announces: bool, resumes: bool
+    tmp_path: Path, commands: Path, announces: bool, resumes: bool, slowly: bool
 ) -> None:
     notes = tmp_path / "notes"
     environment = {
@@ -64,7 +65,9 @@ def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
         "SAVE_S": "0.2",
         "STOP_TIMEOUT_S": "60",
     }
-    command = ["bash", str(SBATCH), "python", "tune.py"]
+    # Slowly: with a pause before each command of the script, so that the signal comes before it waits.
+    pauses = "PS4='$(sleep 0.1)'; set -x;" if slowly else ""
+    command = ["bash", "-c", f'{pauses} source "$0" "$@"', str(SBATCH), "python", "tune.py"]
     job = subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True)
     try:
         end = time.monotonic() + WAIT_S

@@ -23,14 +23,13 @@ FACTS_PREFIX, FACTS_SUFFIX = "horovod_tune_run-", ".json"
 _PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
 
 
-#: The name of what tells a trial's progress in its reports, and where that is at a scheduler's rungs.
-RungTimes = tuple[str, Sequence[float]]
-
-
-def write_facts(trial: Any, metric: str | None, mode: str | None, rungs: RungTimes | None = None) -> None:
+def write_facts(
+    trial: Any, metric: str | None, mode: str | None, rungs: tuple[str, Sequence[float]] | None = None
+) -> None:
     """Leave the facts beside Tune's files; Tune copies the driver's folder to the storage.
 
-    `rungs` are the times at which the scheduler decides, where that is known.
+    `rungs` are the `time_attr` that the scheduler goes by and the times at which it decides, where they are
+    known.
 
     A metric and rungs that somebody has written for this trial stay where none are given.
     """

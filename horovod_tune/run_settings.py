@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ray.tune.result import TRAINING_ITERATION
 
 from horovod_tune import ray_adapter
 from horovod_tune.errors import SerializationError, SpecError
-from horovod_tune.experiment_facts import RungTimes, write_facts
+from horovod_tune.experiment_facts import write_facts
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
 from horovod_tune.function.unpicklable import find_unpicklable
 
@@ -57,13 +57,16 @@ class ExperimentFacts(Callback):
     show` and `report` have to be told the first two again. `rungs` are what PromotingASHA goes by and where.
     """
 
-    def __init__(self, metric: str | None, mode: str | None, rungs: RungTimes | None = None) -> None:
-        self._to_write: tuple[str | None, str | None, RungTimes | None] | None = (metric, mode, rungs)
+    def __init__(
+        self, metric: str | None, mode: str | None, rungs: tuple[str, Sequence[float]] | None = None
+    ) -> None:
+        self._facts = metric, mode, rungs
+        self._is_written = False
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if self._to_write is not None:
-            write_facts(trial, *self._to_write)
-            self._to_write = None
+        if not self._is_written:
+            write_facts(trial, *self._facts)
+            self._is_written = True
 
 
 def settings_for(

@@ -149,7 +149,7 @@ class Session:
         with self._condition:
             self._world_is_broken = True
             left = self.world_number
-        self._send(NeedsWorld(self.world.rank, encodable(error), stalled))
+        self._send(NeedsWorld(self.world.rank, encodable(error), encodable(stalled)))
         with self._condition:
             # No timeout here either: the coordinator forms the next world within its own limits, or ends us.
             self._condition.wait_for(lambda: self._stopped or self.world_number > left)

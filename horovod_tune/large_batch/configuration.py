@@ -62,11 +62,11 @@ _OTHER_NAMES = {
 
 
 def meant_key(key: str, missing: Set[str]) -> str | None:
-    """Return the key that ``key``, which is none of them, seems to be meant for; None for a user's own.
+    """Return the configuration key that the unknown ``key`` likely stands for; None if it is the user's own.
 
     Args:
         key: A key of a configuration.
-        missing: The keys that the configuration does not have. One like a key that it has is another.
+        missing: The known keys that the configuration lacks. Only these are compared by spelling.
 
     >>> [meant_key(key, {"momentum"}) for key in ("momentm", "LR", "learning_rate", "epochs_2")]
     ['momentum', 'lr', 'lr', None]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # How long a cluster may take to be connected to.
 CONNECT_TIMEOUT_S = 30.0
-# In a process of its own: nothing else ends the two minutes for which Ray tries, without a word.
+# Run in a child process, because ray.init() retries for two minutes and cannot be interrupted.
 _CONNECT = """
 import logging, sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)

@@ -158,11 +158,17 @@ class WorldBrokenOverBadName(WorldBroken, BadName):
     pass
 
 
+class StalledOverBadName(Stalled, BadName):
+    pass
+
+
 def test_the_text_of_an_error_can_be_encoded_whatever_it_holds(run: Any) -> None:
     (ending,) = run(Breaks(error=BadName), is_elastic=False)
     assert r"BadName: a rank is gone: caf\udce9.txt" in ending.traceback and ending.traceback.encode()
     left, _ = run(Breaks(error=WorldBrokenOverBadName), is_elastic=True)
     assert left.error == r"WorldBrokenOverBadName: a rank is gone: caf\udce9.txt"
+    left, _ = run(Breaks(keep, error=StalledOverBadName), is_elastic=True)
+    assert r"caf\udce9.txt" in left.stalled and left.stalled.encode()
 
 
 @pytest.mark.parametrize(("call", "name"), [(CommittedState.get, "get_state"), (keep_in, "commit")])

@@ -64,9 +64,9 @@ class Choice:
 
     def complaint(self, value: Any) -> str | None:
         """Say why `value` does not belong here, or return None where it does."""
-        return (
-            None if self._find(value) is not None else f"must be one of {spelled(self._given)}, got {value!r}"
-        )
+        if self._find(value) is not None:
+            return None
+        return f"must be one of {spelled(self._given)}, got {value!r}"
 
     def describe(self) -> str:
         # Addresses differ from process to process; the choice among the same functions is the same.
@@ -93,8 +93,8 @@ def _with_domains_spelled(option: Any) -> Any:
         return _Spelled(option)
     if isinstance(option, Mapping):
         return {key: _with_domains_spelled(inner) for key, inner in option.items()}
-    if isinstance(option, (list, tuple)):
-        return type(option)(map(_with_domains_spelled, option)) if type(option) in (list, tuple) else option
+    if type(option) in (list, tuple):
+        return type(option)(map(_with_domains_spelled, option))
     return option
 
 

@@ -37,7 +37,7 @@ from horovod_tune.coordinator.draining import DrainingHosts
 from horovod_tune.coordinator.elastic_group import ElasticGroup
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.gloo import ranks
-from horovod_tune.messages import Assignment, Report, TrialOrder, WorkerFacts
+from horovod_tune.messages import Assignment, Report, TrialRequest, WorkerInfo
 
 METRICS = {"loss": 0.25, "accuracy": 0.5, "epoch": 3, "lr": 0.1}
 FUNCTION_BYTES = 100_000
@@ -81,7 +81,7 @@ class Later:
 class StandIn:
     """A training actor as the worker group calls it."""
 
-    def __init__(self, facts: WorkerFacts, later: Later, calls: collections.Counter[str], sink: Any) -> None:
+    def __init__(self, facts: WorkerInfo, later: Later, calls: collections.Counter[str], sink: Any) -> None:
         self._facts, self._later, self._calls, self._sink = facts, later, calls, sink
 
     def __getattr__(self, name: str) -> Any:
@@ -108,7 +108,7 @@ class StandInLauncher:
         self._actors = []
         for rank in range(size):
             host = rank // RANKS_PER_HOST
-            facts = WorkerFacts(f"node{host}", f"10.0.0.{host}", f"host{host}", 1000 + rank, 0.0)
+            facts = WorkerInfo(f"node{host}", f"10.0.0.{host}", f"host{host}", 1000 + rank, 0.0)
             self._actors.append(StandIn(facts, later, self.calls, sink))
         self._reaches_others = sink is None
         self._stack = stack
@@ -117,7 +117,7 @@ class StandInLauncher:
     def create(self) -> Sequence[Any]:
         return self._actors
 
-    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerFacts]) -> list[Assignment]:
+    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerInfo]) -> list[Assignment]:
         worlds = ranks.assign_worlds([each.node_id for each in facts], first_node="node0")
         self._here, self._elsewhere = Listener(), listen_for_hosts("127.0.0.1")
         assignments = []
@@ -149,10 +149,10 @@ class StandInLauncher:
         ends = {**self._here.accept(), **self._elsewhere.accept()}
         return {number: CoordinatorChannel(end) for number, end in ends.items()}
 
-    def processes_below(self) -> list[WorkerFacts]:
+    def processes_below(self) -> list[WorkerInfo]:
         return []
 
-    def death_of(self, facts: WorkerFacts) -> str:
+    def death_of(self, facts: WorkerInfo) -> str:
         return ""
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
         )
         group._share = lambda order: order  # type: ignore[method-assign]  # there is no object store
         coordinator = Coordinator(group, bytes(FUNCTION_BYTES), reuse_workers=True)
-        order = TrialOrder("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
+        order = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
         coordinator.begin_workers()
         coordinator.set_trial(order, NoStorage())  # type: ignore[arg-type]
         cpu_s = _cpu_s()

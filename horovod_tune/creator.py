@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.tune import Callback
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.backends import placement_of, require_installed
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
@@ -111,7 +111,7 @@ def DistributedTrainableCreator(
     require_installed(use_tpu=use_tpu)
     patch_tune(reuse_workers)
     name = re.sub(r"\W", "_", function_name(func))
-    shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=ray_adapter.most_bytes_of_a_function())
+    shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=ray_compat.most_bytes_of_a_function())
     body = {
         "_spec": spec,
         "_shipped": shipped,
@@ -137,4 +137,4 @@ def _callbacks_of(trainable: type[DistributedTrainable]) -> list[Callback]:
 
 
 # Not when the factory is called: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before that.
-ray_adapter.prepare_runs(settings_for(is_distributed, wants_reuse, _callbacks_of))
+ray_compat.prepare_runs(settings_for(is_distributed, wants_reuse, _callbacks_of))

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class TrialOrder:
+class TrialRequest:
     """One trial's work, as the coordinator hands it to every rank.
 
     ``function`` is the training function as cloudpickle bytes, ``None`` when the rank holds it already.
@@ -119,7 +119,7 @@ Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld
 
 
 @dataclass(frozen=True)
-class WorkerFacts:
+class WorkerInfo:
     """Where a worker was placed, and its process; ``process_started`` is its `process_start`."""
 
     node_id: str

@@ -15,7 +15,7 @@ import cloudpickle
 from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.errors import SerializationError, SpecError
 from horovod_tune.experiment_facts import write_facts
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
@@ -47,7 +47,7 @@ class SavesAtEnd(Callback):
     """Lets the last checkpoint of each trial be waited for, where ranks do not wait for it."""
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        ray_adapter.save_at_end(trial)
+        ray_compat.save_at_end(trial)
 
 
 class ExperimentFacts(Callback):
@@ -73,8 +73,8 @@ def settings_for(
     is_ours: Callable[[Any], bool],
     wants_reuse: Callable[[Any], bool],
     callbacks_of: Callable[[Any], list[Callback]] = lambda trainable: [],
-) -> ray_adapter.Prepare:
-    """Return what `ray_adapter.prepare_runs` takes; the arguments of other searches stay as they are."""
+) -> ray_compat.Prepare:
+    """Return what `ray_compat.prepare_runs` takes; the arguments of other searches stay as they are."""
 
     @contextmanager
     def prepare(trainable: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -83,12 +83,12 @@ def settings_for(
             return
         if arguments.get("resources_per_trial") is not None:
             raise SpecError(f"resources_per_trial does not apply to distributed trials. {RESOURCE_ARGUMENTS}")
-        quiet = not ray_adapter.shows_tunes_own_output(arguments)
-        with ray_adapter.corrected_advice(RESOURCE_ARGUMENTS, quiet=quiet):
+        quiet = not ray_compat.shows_tunes_own_output(arguments)
+        with ray_compat.corrected_advice(RESOURCE_ARGUMENTS, quiet=quiet):
             try:
                 changed = _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
                 changed["callbacks"] += callbacks_of(trainable)
-                with ray_adapter.without_reporter() if changed.get("verbose") == 0 else nullcontext():
+                with ray_compat.without_reporter() if changed.get("verbose") == 0 else nullcontext():
                     yield changed
             except Exception as error:
                 _name_unpicklable_value(arguments.get("config"), error)
@@ -101,14 +101,14 @@ def _tell_time_attr(search: Any, scheduler: Any) -> None:
     """Tell a search that learns from curves what the scheduler goes by."""
     while search is not None and not hasattr(search, "take_time_attr"):
         search = getattr(search, "searcher", None)
-    time_attr = ray_adapter.time_attr_of(scheduler)
+    time_attr = ray_compat.time_attr_of(scheduler)
     if search is not None and time_attr is not None:
         search.take_time_attr(time_attr)
 
 
 def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[str, Any]:
     _tell_time_attr(arguments.get("search_alg"), arguments.get("scheduler"))
-    metric, mode = ray_adapter.metric_and_mode(arguments)
+    metric, mode = ray_compat.metric_and_mode(arguments)
     rungs = getattr(arguments.get("scheduler"), "rung_times", None)
     callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), ExperimentFacts(metric, mode, rungs)]
     changed = {**arguments, "callbacks": callbacks}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_tune.error_text import encodable
 from horovod_tune.errors import MetricsError, NotElastic, NotInTraining
-from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialOrder, World
+from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialRequest, World
 from horovod_tune.outside_training import (
     RANK_VARIABLE,
     is_plain_tune_function,
@@ -47,7 +47,7 @@ class Session:
 
     def __init__(
         self,
-        order: TrialOrder,
+        order: TrialRequest,
         world: World,
         *,
         send: Callable[[Report | NeedsWorld], None],

@@ -17,7 +17,7 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.result import RESULT_DUPLICATE, SHOULD_CHECKPOINT
 from ray.tune.trainable import FunctionTrainable
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.backends import make_group, placement_of
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
@@ -26,10 +26,10 @@ from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, Training
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
 from horovod_tune.gloo.early_start import EarlyRanks
-from horovod_tune.messages import TrialOrder
+from horovod_tune.messages import TrialRequest
 from horovod_tune.placement import fits
-from horovod_tune.ray_adapter.preemption import HostPreempted
-from horovod_tune.ray_adapter.training_result import TrainingResult
+from horovod_tune.ray_compat.preemption import HostPreempted
+from horovod_tune.ray_compat.training_result import TrainingResult
 from horovod_tune.resizing import request_for, resized, resized_request
 from horovod_tune.spec import TrialSpec
 from horovod_tune.with_parameters import ShippedParameters
@@ -71,7 +71,7 @@ class DistributedTrainable(FunctionTrainable):
         # Under Ray Client, Tune runs in another process than the one that made this class.
         patch_tune(cls._spec.reuse_workers)
         placement = placement_of(cls._spec)
-        ray_adapter.check_cluster_holds(placement)
+        ray_compat.check_cluster_holds(placement)
         return request_for(placement)
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class DistributedTrainable(FunctionTrainable):
                 f"{name} is a Tune trainable, which only Tune can start: tune.run({name}, config=...) or "
                 f"tune.Tuner({name}, param_space=...).fit(). One configuration is a search of one trial."
             )
-        ray_adapter.drop_advice_on_reuse()
+        ray_compat.drop_advice_on_reuse()
         group = ray.util.get_current_placement_group()
         assert group is not None
         if not self._spec.use_tpu:
@@ -110,7 +110,7 @@ class DistributedTrainable(FunctionTrainable):
         self._saved: TrainingResult | None = None
         storage = self._storage
         assert storage is not None, "Tune gives every trial its storage"
-        order = TrialOrder(
+        order = TrialRequest(
             trial_id=self.trial_id,
             trial_name=self.trial_name,
             trial_dir=storage.trial_driver_staging_path,
@@ -133,7 +133,7 @@ class DistributedTrainable(FunctionTrainable):
         try:
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
-            if ray_adapter.is_preempted(failed.lost_nodes):
+            if ray_compat.is_preempted(failed.lost_nodes):
                 # A machine that its cloud took away is not a failure of the trial: Tune must not count it.
                 raise HostPreempted(f"pre-empted: {failed}") from failed
             raise
@@ -184,7 +184,7 @@ class DistributedTrainable(FunctionTrainable):
 
     def _has_room_elsewhere(self) -> bool:
         """Whether all of the trial fits now on nodes that are not about to go."""
-        free = ray_adapter.free_on_staying_nodes()
+        free = ray_compat.free_on_staying_nodes()
         for node in self._coordinator.nodes:
             for name, amount in self._spec.slot_resources.items():
                 if node in free:
@@ -263,18 +263,18 @@ class DistributedTrainable(FunctionTrainable):
 
 def patch_tune(reuse_workers: bool) -> None:
     """Change Tune in this process, once, where it must do something else for distributed trials."""
-    ray_adapter.keep_longer_results()
-    ray_adapter.end_waits_of_paused_trials()
-    ray_adapter.write_down_ends_of_paused_trials()
+    ray_compat.keep_longer_results()
+    ray_compat.end_waits_of_paused_trials()
+    ray_compat.write_down_ends_of_paused_trials()
     if reuse_workers:
-        ray_adapter.reuse_actors_of(wants_reuse)
-    ray_adapter.start_in_idle_processes(is_distributed)
-    ray_adapter.name_lost_hosts(is_distributed)
-    ray_adapter.accept_trials_without_results()
-    ray_adapter.count_each_death_once(is_distributed)
-    ray_adapter.shorten_errors(is_distributed)
-    ray_adapter.check_resized_trials(_placement_in, is_elastic)
-    ray_adapter.take_freed_places()
+        ray_compat.reuse_actors_of(wants_reuse)
+    ray_compat.start_in_idle_processes(is_distributed)
+    ray_compat.name_lost_hosts(is_distributed)
+    ray_compat.accept_trials_without_results()
+    ray_compat.count_each_death_once(is_distributed)
+    ray_compat.shorten_errors(is_distributed)
+    ray_compat.check_resized_trials(_placement_in, is_elastic)
+    ray_compat.take_freed_places()
 
 
 def is_distributed(trainable: Any) -> bool:

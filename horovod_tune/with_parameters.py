@@ -31,7 +31,7 @@ class ShippedParameters:
         self._reference: Any = None
 
     def reference(self) -> Any:
-        """Return what a TrialOrder carries: a Ray ObjectRef of `pack_values`' bytes.
+        """Return what a TrialRequest carries: a Ray ObjectRef of `pack_values`' bytes.
 
         Raises:
             RuntimeError: Ray is not initialised.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod_tune.messages import WorkerFacts
+from horovod_tune.messages import WorkerInfo
 from horovod_tune.xla.host_actor import HostActor
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals, Serve
 from horovod_tune.xla.torch_xla_runtime import lost_peer
@@ -86,7 +86,7 @@ class PlainLauncher(XlaLauncher):
     actor_class = PlainHostActor
     runtime_path = "plain_processes:PlainProcesses"
 
-    def _plans(self, facts: Sequence[WorkerFacts]) -> list[LaunchPlan]:
+    def _plans(self, facts: Sequence[WorkerInfo]) -> list[LaunchPlan]:
         slots = self._spec.num_slots
         assert slots is not None
         order = sorted(range(len(facts)), key=lambda i: facts[i].node_id != self._node_id)

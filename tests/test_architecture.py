@@ -14,12 +14,12 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 
 # From the ground up; a unit imports from itself and from the units on lines above its own, never below.
 LAYERS = [
-    {"private_parts"},
+    {"compatibility"},
     {"errors", "experiment_facts", "messages", "error_text"},
     {"tpu_types", "function", "files", "reported_values", "placement", "outside_training", "process_start"},
     {"spec", "session", "horovod_build", "large_batch"},
     {"elastic", "resizing", "with_parameters"},
-    {"ray_adapter", "channel", "doctor"},
+    {"ray_compat", "channel", "doctor"},
     {"transfer"},
     {"rank"},
     {"gloo", "xla"},

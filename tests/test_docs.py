@@ -212,7 +212,7 @@ def test_the_files_on_the_way_of_a_report_say_where_they_stand() -> None:
 def test_every_patch_is_proposed_upstream() -> None:
     text = (ROOT / "docs" / "upstream.md").read_text()
     package = ROOT / "horovod_tune"
-    patches = [*package.glob("ray_adapter/patches/[a-z]*.py"), *package.glob("horovod_build/patches/*.patch")]
+    patches = [*package.glob("ray_compat/patches/[a-z]*.py"), *package.glob("horovod_build/patches/*.patch")]
     assert len(patches) > 15
     assert not {path.stem for path in patches} - set(re.findall(r"^\| `([a-z_0-9]+)` \|", text, re.M))
 

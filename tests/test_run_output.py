@@ -13,7 +13,7 @@ from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import SerializationError, SpecError, TrainingFailed
-from horovod_tune.ray_adapter import metric_and_mode
+from horovod_tune.ray_compat import metric_and_mode
 from horovod_tune.run_settings import ExperimentFacts, SilentTrials, settings_for
 from horovod_tune.search import BayesOptSearch
 

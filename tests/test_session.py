@@ -19,14 +19,14 @@ import horovod_tune
 from horovod_tune import session as session_module
 from horovod_tune.channel.packing import pack, unpack
 from horovod_tune.errors import MetricsError, NotInTraining
-from horovod_tune.messages import CheckpointPlace, Report, TrialOrder, World
-from horovod_tune.ray_adapter import tune_session
+from horovod_tune.messages import CheckpointPlace, Report, TrialRequest, World
+from horovod_tune.ray_compat import tune_session
 from horovod_tune.reported_values import MAX_DEPTH, plain_metrics
 from horovod_tune.session import Session, StopTraining
 
 
 def make_session(rank=0):
-    order = TrialOrder("id", "name", "dir", "work", "experiment", {"lr": 0.1}, b"")
+    order = TrialRequest("id", "name", "dir", "work", "experiment", {"lr": 0.1}, b"")
     sent = []
     world = World(rank, 2, rank, 2, 0, 1)
     return Session(order, world, send=sent.append, fetch=lambda place: place), sent

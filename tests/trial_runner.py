@@ -17,7 +17,7 @@ from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function import shipping
 from horovod_tune.gloo.gloo_launcher import GlooLauncher
-from horovod_tune.messages import TrialOrder
+from horovod_tune.messages import TrialRequest
 from horovod_tune.spec import make_spec
 
 
@@ -64,7 +64,7 @@ class TrialRunner:
         """Run one trial and return rank 0's reports; ``stop_after`` reports a scheduler stops it."""
         number = next(self._numbers)
         directory = str(self._folder / f"trial_{number}")
-        order = TrialOrder(
+        order = TrialRequest(
             trial_id=f"{number}",
             trial_name=f"trial_{number}",
             trial_dir=directory,

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialOrder
+from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
 from horovod_tune.spec import make_spec
 
 NEEDS = {"gloo": "horovod", "plain": "torch", "torch_xla": "torch_xla"}
@@ -67,7 +67,7 @@ class Workers:
         """Begin a trial; returns its working directory, where the function writes what the test looks at."""
         number = next(self._numbers)
         directory = self.folder / f"trial_{number}"
-        order = TrialOrder(
+        order = TrialRequest(
             trial_id=f"{number:05}",
             trial_name=f"trial_{number}",
             trial_dir=str(directory),

@@ -53,9 +53,9 @@ COMBINATIONS = {
         f"torch {release}": Combination((f"torch=={release}.*",)) for release in ("2.3", "2.6", "2.9", "2.15")
     },
 }
-# Shapes of private parts; real trials on kept workers, that fail too, with checkpoints.
+# Shapes of private APIs; real trials on kept workers, that fail too, with checkpoints.
 QUICK = [
-    "tests/test_private_parts.py",
+    "tests/test_compatibility.py",
     "tests/trials/test_checkpoints.py",
     "tests/trials/test_warm_in_tune.py",
 ]
@@ -74,7 +74,7 @@ def main() -> int:
     """Run the combinations that the command line names, all by default; 1 where one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(COMBINATIONS)}")
-    parser.add_argument("--quick", action="store_true", help="only real trials and the private parts")
+    parser.add_argument("--quick", action="store_true", help="only real trials and the private APIs")
     arguments = parser.parse_args()
     names = arguments.names or list(COMBINATIONS)
     unknown = set(names) - set(COMBINATIONS)

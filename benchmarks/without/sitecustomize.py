@@ -78,7 +78,7 @@ TRICKS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "allocator": ("horovod_tune.rank.allocator", default_allocator),
     "channel": ("horovod_tune.channel.listener", reports_through_ray),
     "early_reset": ("horovod_tune.coordinator.worker_group", reset_when_next_trial_comes),
-    "idle_processes": ("horovod_tune.ray_adapter.patches.idle_processes", new_actor_processes),
+    "idle_processes": ("horovod_tune.ray_compat.patches.idle_processes", new_actor_processes),
     "warm_workers": ("horovod_tune.spec", new_workers),
 }
 

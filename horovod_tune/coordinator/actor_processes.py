@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from horovod_tune.messages import WorkerFacts
+from horovod_tune.messages import WorkerInfo
 from horovod_tune.process_start import process_start
 
 # How long a killed actor's process may take to be gone before it is killed by its pid.
@@ -24,7 +24,7 @@ LOST_S = 2.0
 
 def end_actors(
     actors: Sequence[Any],
-    facts: Sequence[WorkerFacts],
+    facts: Sequence[WorkerInfo],
     *,
     lost_nodes: Collection[str] = (),
     wait: bool = True,

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.messages import Assignment, CheckpointPlace, Message, ResetResult, TrialOrder, WorkerFacts
+from horovod_tune.messages import Assignment, CheckpointPlace, Message, ResetResult, TrialRequest, WorkerInfo
 
 
 class WorkerActor(Protocol):
     """The methods of a worker's actor; none blocks longer than it says."""
 
-    def describe(self) -> WorkerFacts:
+    def describe(self) -> WorkerInfo:
         """Return where the actor landed."""
 
     def assign(self, assignment: Assignment) -> bool | None:
@@ -26,7 +26,7 @@ class WorkerActor(Protocol):
             whether it is connected to where its token leads; None where it has none.
         """
 
-    def begin(self, order: TrialOrder) -> None:
+    def begin(self, order: TrialRequest) -> None:
         """Start the training function on every rank of the worker; returns at once."""
 
     def poll(
@@ -68,7 +68,7 @@ class Launcher(Protocol):
     def create(self) -> Sequence[Any]:
         """Create the workers' actors and return their handles, without waiting for them."""
 
-    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerFacts]) -> Sequence[Assignment]:
+    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerInfo]) -> Sequence[Assignment]:
         """Return each worker's ranks and environment.
 
         Raises:
@@ -78,10 +78,10 @@ class Launcher(Protocol):
     def channels(self) -> dict[int, CoordinatorChannel]:
         """Return the channels of the workers that are connected to this process since `assign`, by index."""
 
-    def processes_below(self) -> Sequence[WorkerFacts]:
+    def processes_below(self) -> Sequence[WorkerInfo]:
         """Return the processes that workers have started for their ranks and that have to end with them."""
 
-    def death_of(self, facts: WorkerFacts, *, timeout_s: float) -> str:
+    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
         """Return how the process of a worker that died has ended ("killed by SIGSEGV"), "" if unknown.
 
         Another host may take ``timeout_s`` seconds to say it.
@@ -112,6 +112,6 @@ class ElasticLauncher(Launcher, Protocol):
         """Let ranks that are still on their way into the latest world give up at once: it lacks a rank."""
 
     def assign(
-        self, workers: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
+        self, workers: Sequence[Any], facts: Sequence[WorkerInfo], *, first_node: str | None = None
     ) -> Sequence[Assignment]:
         """Return each worker's ranks and environment; the first worker on ``first_node`` is rank 0."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_tune.coordinator.host_slots import write_slots
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialOrder
+from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
 from horovod_tune.session import COMMIT_FILE
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Coordinator:
         # The newest one, until ranks and Tune have been told that it is over.
         self._upload: Upload | None = None
         self._storage: TrialStorage | None = None
-        self._order: TrialOrder | None = None
+        self._order: TrialRequest | None = None
         self._started = False
         self._log_is_lost = False
         self._function_is_there = False
@@ -60,7 +60,7 @@ class Coordinator:
         """Begin to start the training actors; returns at once."""
         self._group.create()
 
-    def set_trial(self, order: TrialOrder, storage: TrialStorage) -> None:
+    def set_trial(self, order: TrialRequest, storage: TrialStorage) -> None:
         """Take the next trial; its training function starts with the first `next_result`."""
         self._release_storage()
         self._order, self._storage = order, storage

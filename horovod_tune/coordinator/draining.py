@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 
 LOOK_EVERY_S = 2.0
 
@@ -14,7 +14,7 @@ class DrainingHosts:
     """The ids of the nodes that are about to go, asked of Ray now and then."""
 
     def __init__(self, ask: Callable[[], set[str]] | None = None) -> None:
-        self._ask = ask or ray_adapter.draining_nodes
+        self._ask = ask or ray_compat.draining_nodes
         self._asked: float | None = None
         self.nodes: set[str] = set()
 

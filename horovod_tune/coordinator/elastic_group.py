@@ -22,7 +22,7 @@ from horovod_tune.coordinator.reforming_group import ReformingGroup
 from horovod_tune.coordinator.worker import Worker, ping_all
 from horovod_tune.coordinator.worker_group import PING_S
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import FailureKind, TrialOrder
+from horovod_tune.messages import FailureKind, TrialRequest
 
 # How often the coordinator looks whether the next world can be formed, or an actor has started.
 TICK_S = 0.1
@@ -85,7 +85,7 @@ class ElasticGroup(ReformingGroup):
         )
         return True
 
-    def _start_training(self, order: TrialOrder) -> None:
+    def _start_training(self, order: TrialRequest) -> None:
         # Those that join later have not had the function, which comes with the first trial only.
         self._function = order.function or self._function
         order = replace(order, is_elastic=True)

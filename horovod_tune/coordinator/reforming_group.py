@@ -23,7 +23,7 @@ from horovod_tune.coordinator.signs_of_life import MOST_SILENCE_S, SignsOfLife
 from horovod_tune.coordinator.worker import Worker
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import Failed, FailureKind, NeedsWorld, Report, TrialOrder, WorkerFacts
+from horovod_tune.messages import Failed, FailureKind, NeedsWorld, Report, TrialRequest, WorkerInfo
 
 # Ranks that have not left a world so soon after the first one are asked for a sign of life, and again so
 # long after they have given one.
@@ -63,7 +63,7 @@ class ReformingGroup(WorkerGroup):
 
     def _forget_trial(self) -> None:
         super()._forget_trial()
-        self._order: TrialOrder | None = None
+        self._order: TrialRequest | None = None
         self._change: _Change | None = None
         self._dropped: list[Failed] = []
         self._finished = False
@@ -224,7 +224,7 @@ class ReformingGroup(WorkerGroup):
         reasons = "; ".join(self._change.reasons)
         stayed = list(self.workers)
         workers = [*stayed, *joining]
-        facts: list[WorkerFacts] = [worker.facts for worker in workers if worker.facts is not None]
+        facts: list[WorkerInfo] = [worker.facts for worker in workers if worker.facts is not None]
         try:
             # Rank 0 is the one that has been there longest: it has what was committed.
             assignments = self._launcher.assign(

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.coordinator.rank_logs import LogsHere, LogsOnFilesystem, LogsOnNode, TrialLogs
 from horovod_tune.coordinator.uploads import Upload
 from horovod_tune.files import directories
@@ -47,12 +47,12 @@ class TrialStorage:
         """The node that writes to the storage for us, None where this host reaches it itself."""
         if not self.is_local:
             return None
-        driver = ray_adapter.driver_node_id()
+        driver = ray_compat.driver_node_id()
         if driver is None or driver == self._node_id:
             return None
         path = self._context.experiment_fs_path
         here = directories.fingerprint(path)
-        if here is None or not ray_adapter.storage_reaches_here(self._context):
+        if here is None or not ray_compat.storage_reaches_here(self._context):
             return driver
         # An earlier experiment may have left a directory of this name on this host's own disk.
         there = node_transfer.fingerprint_on(driver, path, timeout_s=host_copies.LOOK_TIMEOUT_S)
@@ -60,7 +60,7 @@ class TrialStorage:
 
     def begin(self) -> None:
         """Let what copies files to another node start, so that the first checkpoint need not wait for it."""
-        driver = ray_adapter.driver_node_id() if self.is_local else None
+        driver = ray_compat.driver_node_id() if self.is_local else None
         if driver is not None and driver != self._node_id:
             node_transfer.begin(driver)
 

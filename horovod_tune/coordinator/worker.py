@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.inbox import Inbox
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import CheckpointPlace, WorkerFacts
+from horovod_tune.messages import CheckpointPlace, WorkerInfo
 from horovod_tune.spec import START_S_PER_WORKER, start_timeout_s
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Worker:
         self.place = place
         self.elsewhere = elsewhere
         self.loaded: Any = None
-        self.facts: WorkerFacts | None = None
+        self.facts: WorkerInfo | None = None
         self.ranks: tuple[int, ...] = ()
         self.channel: CoordinatorChannel | None = None
         self.relay: CoordinatorChannel | None = None
@@ -54,7 +54,7 @@ class Worker:
         >>> worker = Worker(Actor, place=0)
         >>> worker.name
         'a training actor that has not started'
-        >>> worker.facts, worker.ranks = WorkerFacts("n", "10.0.0.1", "a", 7, 0.0), (2, 3)
+        >>> worker.facts, worker.ranks = WorkerInfo("n", "10.0.0.1", "a", 7, 0.0), (2, 3)
         >>> worker.name
         'ranks 2-3 on a'
         """

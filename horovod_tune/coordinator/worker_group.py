@@ -36,7 +36,7 @@ from horovod_tune.messages import (
     Report,
     ResetResult,
     Stopped,
-    TrialOrder,
+    TrialRequest,
 )
 
 # The longest time between two signs of life of a worker (a quarter of timeout_s where that is shorter).
@@ -110,7 +110,7 @@ class WorkerGroup:
         """Begin to start the workers, in the trial's start slot; does not wait for them."""
         self.workers = [Worker(actor, place) for place, actor in enumerate(self._launcher.create())]
 
-    def begin(self, order: TrialOrder) -> None:
+    def begin(self, order: TrialRequest) -> None:
         """Start a trial on all ranks, as soon as they are there.
 
         Raises:
@@ -128,7 +128,7 @@ class WorkerGroup:
         form_world(self.workers, self._launcher, self._inbox, timeout_s=self._timeout_s)
         self._world_size = len(self.hosts)
 
-    def _start_training(self, order: TrialOrder) -> None:
+    def _start_training(self, order: TrialRequest) -> None:
         shared = self._share(order)
         begun = [worker.actor.begin.remote(shared) for worker in self.workers]
         call_all(self.workers, begun, "to begin the trial", timeout_s=self._timeout_s)
@@ -136,7 +136,7 @@ class WorkerGroup:
             worker.running = set(worker.ranks)
             self._ask(worker)
 
-    def _share(self, order: TrialOrder) -> Any:
+    def _share(self, order: TrialRequest) -> Any:
         """Return what `begin` is called with; of a large order a reference, or each call would copy it."""
         size = len(order.function) if order.function is not None else 0
         return ray.put(order) if size * len(self.workers) >= SHARED_ORDER_BYTES else order
@@ -277,7 +277,7 @@ class WorkerGroup:
     def resize(self, workers: int, resources: bytes) -> bool:
         """Let an elastic trial have as many ranks from its next commit on; whether that is possible.
 
-        ``resources`` is what its function sees then, as in `TrialOrder`.
+        ``resources`` is what its function sees then, as in `TrialRequest`.
         """
         return False
 

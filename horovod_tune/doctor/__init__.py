@@ -1,6 +1,6 @@
 """Checks what is installed on a machine and whether it fits together: `horovod-tune doctor`.
 
-node_facts.py      NodeFacts: what one machine has; sent between machines
+node_facts.py      NodeInfo: what one machine has; sent between machines
 gather.py          gather_facts(): examines the machine it runs on
 diagnose.py        diagnose(facts): what is wrong, with the cure (pure)
 doctor_command.py  the command and its output
@@ -8,12 +8,12 @@ doctor_command.py  the command and its output
 
 from horovod_tune.doctor.diagnose import Finding, can_run_trials, diagnose
 from horovod_tune.doctor.gather import gather_facts
-from horovod_tune.doctor.node_facts import HorovodFacts, NodeFacts, TorchFacts
+from horovod_tune.doctor.node_facts import HorovodFacts, NodeInfo, TorchFacts
 
 __all__ = [
     "Finding",
     "HorovodFacts",
-    "NodeFacts",
+    "NodeInfo",
     "TorchFacts",
     "can_run_trials",
     "diagnose",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from horovod_tune.doctor.node_facts import HorovodFacts, NodeFacts
+from horovod_tune.doctor.node_facts import HorovodFacts, NodeInfo
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3
@@ -36,7 +36,7 @@ def can_run_trials(findings: Iterable[Finding]) -> bool:
     return all(finding.level != "problem" for finding in findings)
 
 
-def diagnose(facts: NodeFacts) -> list[Finding]:
+def diagnose(facts: NodeInfo) -> list[Finding]:
     """Return what is wrong with a machine, problems first."""
     found = [
         *_packages(facts),
@@ -48,7 +48,7 @@ def diagnose(facts: NodeFacts) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.level != "problem")
 
 
-def _packages(facts: NodeFacts) -> Iterator[Finding]:
+def _packages(facts: NodeInfo) -> Iterator[Finding]:
     for line in facts.unmet:
         name = line.split("[")[0].split(" ")[0].rstrip("<>=!~,.0123456789")
         if name == "torch" and facts.torch is None:
@@ -67,7 +67,7 @@ def _packages(facts: NodeFacts) -> Iterator[Finding]:
         )
 
 
-def _torch(facts: NodeFacts) -> Iterator[Finding]:
+def _torch(facts: NodeInfo) -> Iterator[Finding]:
     torch = facts.torch
     if torch is None:
         yield Finding("problem", "torch", "torch is not installed.", "pip install torch, then " + INSTALL)
@@ -96,7 +96,7 @@ def _torch(facts: NodeFacts) -> Iterator[Finding]:
         )
 
 
-def _horovod(facts: NodeFacts) -> Iterator[Finding]:
+def _horovod(facts: NodeInfo) -> Iterator[Finding]:
     horovod = facts.horovod
     if horovod is None:
         # TPU trials go through torch_xla alone.
@@ -127,7 +127,7 @@ def _horovod(facts: NodeFacts) -> Iterator[Finding]:
         yield from _horovod_that_runs(facts, horovod)
 
 
-def _horovod_that_runs(facts: NodeFacts, horovod: HorovodFacts) -> Iterator[Finding]:
+def _horovod_that_runs(facts: NodeInfo, horovod: HorovodFacts) -> Iterator[Finding]:
     gpus = facts.torch.gpus if facts.torch else ()
     if gpus and not horovod.nccl:
         yield Finding(
@@ -149,7 +149,7 @@ def _horovod_that_runs(facts: NodeFacts, horovod: HorovodFacts) -> Iterator[Find
         )
 
 
-def _host_name(facts: NodeFacts) -> Iterator[Finding]:
+def _host_name(facts: NodeInfo) -> Iterator[Finding]:
     if facts.horovod is None or facts.horovod.patch_level is not None:
         return  # A patched Horovod uses the configured interface and looks up no name.
     if not facts.host_addresses:
@@ -181,7 +181,7 @@ def _host_name(facts: NodeFacts) -> Iterator[Finding]:
         )
 
 
-def _room(facts: NodeFacts) -> Iterator[Finding]:
+def _room(facts: NodeInfo) -> Iterator[Finding]:
     if facts.temporary_free < LEAST_FREE_DISK:
         yield Finding(
             "warning",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from horovod_tune.doctor.diagnose import Finding
-    from horovod_tune.doctor.node_facts import NodeFacts
+    from horovod_tune.doctor.node_facts import NodeInfo
 
 GIB = 1024**3
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if sound else 1
 
 
-def screen(facts: NodeFacts, findings: Sequence[Finding], sound: bool) -> str:
+def screen(facts: NodeInfo, findings: Sequence[Finding], sound: bool) -> str:
     """Return the one screen: a line for each subject, then what is wrong, then the verdict."""
     worst = {finding.subject: finding.level for finding in reversed(findings)}
     marks = {"problem": "!!", "warning": " !"}
@@ -62,7 +62,7 @@ def screen(facts: NodeFacts, findings: Sequence[Finding], sound: bool) -> str:
     return "\n".join([*out, "", verdict])
 
 
-def lines(facts: NodeFacts) -> list[tuple[str, str]]:
+def lines(facts: NodeInfo) -> list[tuple[str, str]]:
     """Return the lines of the screen: subject and text."""
     return [
         ("host", f"{facts.host}: {facts.system}, {facts.cpus} CPUs, {facts.memory / GIB:.1f} GiB memory"),
@@ -78,7 +78,7 @@ def lines(facts: NodeFacts) -> list[tuple[str, str]]:
     ]
 
 
-def _torch(facts: NodeFacts) -> str:
+def _torch(facts: NodeInfo) -> str:
     if facts.torch is None:
         return "not installed"
     built = f"built for CUDA {facts.torch.cuda}" if facts.torch.cuda else "built for the CPU"
@@ -86,7 +86,7 @@ def _torch(facts: NodeFacts) -> str:
     return f"{facts.torch.version}  {built}; " + (f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU in use")
 
 
-def _horovod(facts: NodeFacts) -> str:
+def _horovod(facts: NodeInfo) -> str:
     if (horovod := facts.horovod) is None:
         return "not installed"
     has = [name for name, there in (("Gloo", horovod.gloo), ("MPI", horovod.mpi)) if there]
@@ -104,7 +104,7 @@ def _horovod(facts: NodeFacts) -> str:
     return f"{horovod.version}  {built}; {works}"
 
 
-def _shared_memory(facts: NodeFacts) -> str:
+def _shared_memory(facts: NodeInfo) -> str:
     if facts.shared_memory is None or facts.shared_memory_free is None:
         return "no /dev/shm"
     return f"{facts.shared_memory_free / GIB:.1f} of {facts.shared_memory / GIB:.1f} GiB free in /dev/shm"

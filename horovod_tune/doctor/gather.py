@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from horovod_tune.doctor.node_facts import HorovodFacts, NodeFacts, TorchFacts
+from horovod_tune.doctor.node_facts import HorovodFacts, NodeInfo, TorchFacts
 from horovod_tune.horovod_build.installed import installed_horovod, installed_torch
 
 IMPORT_TIMEOUT_S = 120.0
@@ -46,7 +46,7 @@ _IMPORT = "import {module}; print('{{}}')"
 TRIED = {"ray": "ray.tune", "bayesian-optimization": "bayes_opt", "pandas": "pandas"}
 
 
-def gather_facts() -> NodeFacts:
+def gather_facts() -> NodeInfo:
     """Return the facts of this machine and of the Python that runs this."""
     horovod, torch = installed_horovod(), installed_torch()
     packages, unmet = requirements()
@@ -60,7 +60,7 @@ def gather_facts() -> NodeFacts:
     slow = {name: answer.pop("slow_s") for name, answer in said.items() if "slow_s" in answer}
     shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
     temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    return NodeFacts(
+    return NodeInfo(
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),

@@ -35,7 +35,7 @@ class HorovodFacts:
 
 
 @dataclass(frozen=True)
-class NodeFacts:
+class NodeInfo:
     """One machine and the Python environment in which the facts were gathered.
 
     Sizes are in bytes.

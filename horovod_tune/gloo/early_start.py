@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.gloo.start_slots import SLOT_TIMEOUT_S, StartSlot, import_slot
 from horovod_tune.resizing import resized
 from horovod_tune.spec import TrialSpec
@@ -53,7 +53,7 @@ class EarlyRanks:
                 # import leaves other threads little time, and the ranks take longer than it.
                 if cls._start.has_slot_within(SOON_S):
                     cls._start.wait(CREATED_S)
-            directory = ray_adapter.private_directory()
+            directory = ray_compat.private_directory()
             if directory is not None:
                 cls._imports = import_slot(directory).request()
                 cls._imports.wait(SLOT_TIMEOUT_S)

@@ -9,7 +9,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.channel.listener import ChannelToken, Listener
 from horovod_tune.channel.remote_listener import RemoteListener, listen_for_hosts, relay_tokens
 from horovod_tune.channel.report_channel import CoordinatorChannel
@@ -24,7 +24,7 @@ from horovod_tune.gloo.rank_start import (
     environments_of,
 )
 from horovod_tune.gloo.rendezvous import Rendezvous
-from horovod_tune.messages import Assignment, WorkerFacts
+from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec import TrialSpec
 
 # How long ranks of an elastic trial wait for a peer that says nothing: what a silent host costs them.
@@ -55,7 +55,7 @@ class GlooLauncher:
         A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
         So has one whose host is about to go (``elsewhere``): another one than so far.
         """
-        directory = ray_adapter.private_directory()
+        directory = ray_compat.private_directory()
         if place < self._spec.world_size and not elsewhere:
             bundle = bundle_of_places(self._spec)[place]
             environment = environments_of(self._spec, self._group, directory)[bundle]
@@ -81,7 +81,7 @@ class GlooLauncher:
             ray.util.remove_placement_group(group)
 
     def assign(
-        self, actors: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
+        self, actors: Sequence[Any], facts: Sequence[WorkerInfo], *, first_node: str | None = None
     ) -> list[Assignment]:
         spec = self._spec
         if spec.num_hosts is not None and not spec.is_elastic:
@@ -120,7 +120,7 @@ class GlooLauncher:
         return assignments
 
     def _tokens(
-        self, facts: Sequence[WorkerFacts]
+        self, facts: Sequence[WorkerInfo]
     ) -> tuple[dict[int, ChannelToken], dict[int, dict[int, ChannelToken]]]:
         """Return how each actor is reached without Ray, and whom the first one of a host hands it on to."""
         by_node: dict[str, list[int]] = {}
@@ -138,7 +138,7 @@ class GlooLauncher:
         return tokens, hands_on_to
 
     def _interfaces(
-        self, actors: Sequence[Any], facts: Sequence[WorkerFacts], *, single_host: bool
+        self, actors: Sequence[Any], facts: Sequence[WorkerInfo], *, single_host: bool
     ) -> list[str]:
         """Return each rank's interface; every host is asked once, for hosts name theirs differently."""
         asked: dict[str, Any] = {}
@@ -167,8 +167,8 @@ class GlooLauncher:
             ends |= remote_listener.accept()
         return {place: CoordinatorChannel(end) for place, end in ends.items()}
 
-    def death_of(self, facts: WorkerFacts, *, timeout_s: float) -> str:
-        directory = ray_adapter.private_directory()
+    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
+        directory = ray_compat.private_directory()
         if directory is None:
             return ""
         if facts.node_id == self._node_id:
@@ -187,7 +187,7 @@ class GlooLauncher:
             self._mute_nodes.add(facts.node_id)
             return ""
 
-    def processes_below(self) -> list[WorkerFacts]:
+    def processes_below(self) -> list[WorkerInfo]:
         return []  # a rank is its actor's own process
 
     def close(self) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 import cloudpickle
 
 from horovod_tune import session
+from horovod_tune.compatibility import Patch, part
 from horovod_tune.errors import NotElastic
-from horovod_tune.private_parts import Patch, part
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Runs in each rank: Horovod, loaded once and kept between trials. Its private parts are used only here.
+"""Runs in each rank: Horovod, loaded once and kept between trials. Its private APIs are used only here.
 
 Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `_handle_map` and `mpi_lib` of
 `horovod.torch.mpi_ops`, and what the library writes to stderr.
@@ -20,8 +20,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from horovod_tune.compatibility import Patch, part
 from horovod_tune.gloo import sockets
-from horovod_tune.private_parts import Patch, part
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")

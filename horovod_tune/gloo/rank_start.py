@@ -12,7 +12,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server
 from horovod_tune.gloo.start_slots import SLOT_TIMEOUT_S, StartSlot, next_number, start_slot
@@ -29,7 +29,7 @@ class RankStart:
     def __init__(self, spec: TrialSpec, placement_group: PlacementGroup) -> None:
         self._spec = spec
         self._group = placement_group
-        self._directory = directory = ray_adapter.private_directory()
+        self._directory = directory = ray_compat.private_directory()
         ranks_here = spec.world_size if spec.num_hosts is None else max(spec.slots)
         self._slot = start_slot(directory, ranks_here).request() if directory is not None else None
         self._actors: Future[list[Any]] = Future()
@@ -88,7 +88,7 @@ def environments_of(
     bundles = len(placement_group.bundle_specs)
     if directory is None or fork_server.runtime_env(spec, directory, context.runtime_env) is None:
         return [None] * bundles
-    workers = ray_adapter.environment_of_workers()
+    workers = ray_compat.environment_of_workers()
     if workers is not None and next_number(directory, f"fork_server_{context.get_job_id()}") == 0:
         fork_server.start(spec, directory, *workers)
     nodes = ray.util.placement_group_table(placement_group)["bundles_to_node_id"]

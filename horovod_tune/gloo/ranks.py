@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import WorkerFacts, World
+from horovod_tune.messages import WorkerInfo, World
 
 
 def assign_worlds(nodes: Sequence[str], first_node: str) -> list[World]:
@@ -43,7 +43,7 @@ def assign_worlds(nodes: Sequence[str], first_node: str) -> list[World]:
     return worlds
 
 
-def check_hosts(workers: Sequence[WorkerFacts], *, num_hosts: int, num_slots: int) -> None:
+def check_hosts(workers: Sequence[WorkerInfo], *, num_hosts: int, num_slots: int) -> None:
     """Raise StartFailed unless the actors landed as ``num_slots`` on each of ``num_hosts`` nodes."""
     landed = Counter(worker.node_id for worker in workers)
     if len(landed) == num_hosts and set(landed.values()) == {num_slots}:
@@ -55,12 +55,12 @@ def check_hosts(workers: Sequence[WorkerFacts], *, num_hosts: int, num_slots: in
     )
 
 
-def visible_gpus(workers: Sequence[WorkerFacts], worlds: Sequence[World]) -> list[str | None]:
+def visible_gpus(workers: Sequence[WorkerInfo], worlds: Sequence[World]) -> list[str | None]:
     """Return each actor's CUDA_VISIBLE_DEVICES: its host's GPUs of this trial, in the order of local ranks.
 
     So ``torch.cuda.set_device(hvd.local_rank())`` selects the one that Ray reserved for the rank.
 
-    >>> facts = [WorkerFacts("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
+    >>> facts = [WorkerInfo("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
     >>> visible_gpus(facts, assign_worlds(["n", "n"], first_node="n"))
     ['3,1', '3,1']
     """

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import ray
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.channel.listener import ChannelToken
 from horovod_tune.channel.relay import Relay
 from horovod_tune.channel.report_channel import RankChannel
@@ -36,8 +36,8 @@ from horovod_tune.messages import (
     Message,
     Report,
     ResetResult,
-    TrialOrder,
-    WorkerFacts,
+    TrialRequest,
+    WorkerInfo,
     World,
 )
 from horovod_tune.process_start import process_start
@@ -78,7 +78,7 @@ class TrainingActor:
         self._run = 0
         self._prepared = threading.Lock()
         self._forming = threading.Lock()
-        ray_adapter.prepare_rank_process()
+        ray_compat.prepare_rank_process()
         # Python before 3.12 fills this table without a lock: a thread that asks meanwhile finds no suffix of
         # extension modules there, and Horovod takes its own for not built.
         sysconfig.get_config_vars()
@@ -96,9 +96,9 @@ class TrainingActor:
         with self._prepared:
             self._horovod.load()
 
-    def describe(self) -> WorkerFacts:
+    def describe(self) -> WorkerInfo:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return WorkerFacts(
+        return WorkerInfo(
             node_id=self._node_id,
             node_ip=ray.util.get_node_ip_address(),
             host=self._host,
@@ -161,7 +161,7 @@ class TrainingActor:
         if training is not None and training.session.order.run == run:
             training.session.proceed(index, checkpoint)
 
-    def begin(self, order: TrialOrder) -> None:
+    def begin(self, order: TrialRequest) -> None:
         """Start a trial's training function; returns at once."""
         assert self._world is not None, "assign() comes before begin()"
         if order.function is not None:
@@ -245,7 +245,7 @@ class TrainingActor:
     def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> bool:
         """Take this actor's place in the next world of its trial, which it waits for.
 
-        ``resources`` are the trial's by then, as in `TrialOrder`.
+        ``resources`` are the trial's by then, as in `TrialRequest`.
 
         Returns:
             whether it is connected without Ray.

@@ -12,7 +12,7 @@ import sys
 
 from ray.exceptions import RaySystemError
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.address:
         parser.error("give --address HOST:PORT, or set RAY_ADDRESS")
     try:
-        ray_adapter.announce_end(options.address)
+        ray_compat.announce_end(options.address)
     except (RuntimeError, RaySystemError) as error:
         print(f"announce_end: {error}", file=sys.stderr)
         return 1

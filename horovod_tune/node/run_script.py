@@ -13,7 +13,7 @@ import sys
 import types
 from pathlib import Path
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.node.job_files import EXPERIMENTS_VARIABLE
 
 
@@ -37,5 +37,5 @@ def run(script: str, arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     if EXPERIMENTS_VARIABLE in os.environ:
-        ray_adapter.note_experiments(note_experiment)
+        ray_compat.note_experiments(note_experiment)
     run(sys.argv[1], sys.argv[2:])

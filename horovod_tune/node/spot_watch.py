@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.node.head_address import address_towards
 
 POLL_S = 2.0
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         notice = watch(CLOUDS[options.cloud])
         node_address = options.node_address or address_towards(options.address.rpartition(":")[0])
-        nodes = ray_adapter.drain_as_preempted(options.address, node_address, in_s=notice.in_s)
+        nodes = ray_compat.drain_as_preempted(options.address, node_address, in_s=notice.in_s)
     except (OSError, RuntimeError) as error:
         print(f"spot_watch: {error}", file=sys.stderr)
         return 1

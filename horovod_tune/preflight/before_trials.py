@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.tune import Callback
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.errors import PreflightFailed
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.placement import Placement, fits_one_node
@@ -37,8 +37,8 @@ class Preflight(Callback):
         key = (self._shipped.token, ray.get_runtime_context().gcs_address)
         if key in _looked_at:
             return
-        ray_adapter.check_cluster_holds(self._placement)
-        nodes = ray_adapter.resources_of_nodes()
+        ray_compat.check_cluster_holds(self._placement)
+        nodes = ray_compat.resources_of_nodes()
         # A cluster that grows may not have enough yet.
         if len(nodes) < (self._spec.num_hosts or 1) or fits_one_node(self._placement, nodes):
             return

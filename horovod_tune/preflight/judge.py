@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from horovod_tune.doctor import NodeFacts, diagnose
+from horovod_tune.doctor import NodeInfo, diagnose
 from horovod_tune.doctor.diagnose import INSTALL, is_loopback
 
 # Clocks further apart than this make time stamps, and Tune's resumes, hard to read.
@@ -23,7 +23,7 @@ class MachineLook:
     # The address that Ray knows it by.
     address: str
     # None where the look failed.
-    facts: NodeFacts | None = None
+    facts: NodeInfo | None = None
     # Why the look failed.
     failure: str | None = None
     failed_imports: dict[str, str] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def _of_one_machine(look: MachineLook, *, use_tpu: bool) -> Iterator[Problem]:
 
 
 def _of_versions(looks: Sequence[MachineLook], *, use_tpu: bool) -> Iterator[Problem]:
-    compared: list[tuple[str, Callable[[NodeFacts], str | None], str]] = [
+    compared: list[tuple[str, Callable[[NodeInfo], str | None], str]] = [
         ("Python", lambda facts: ".".join(facts.python.split(".")[:2]), "Use the same environment on all"),
         (
             "torch",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from horovod_tune.doctor import NodeFacts, gather_facts
+from horovod_tune.doctor import NodeInfo, gather_facts
 
 # In a process of its own: an import can be final, and one that crashes would take the actor with it.
 # A line for each module as it is done, so that one that takes long is told from one that fails.
@@ -41,7 +41,7 @@ class Look:
         """Return this machine's time, in seconds since 1970."""
         return time.time()
 
-    def facts(self) -> NodeFacts:
+    def facts(self) -> NodeInfo:
         """Return what the doctor sees here. Takes some seconds."""
         return gather_facts()
 

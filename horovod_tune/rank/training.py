@@ -11,10 +11,10 @@ from typing import Any
 
 import cloudpickle
 
-from horovod_tune import ray_adapter, session
+from horovod_tune import ray_compat, session
 from horovod_tune.elastic import WorldChanges
 from horovod_tune.error_text import encodable, traceback_text
-from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialOrder
+from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialRequest
 from horovod_tune.rank.advice import advice_on
 from horovod_tune.session import Session, StopTraining
 from horovod_tune.with_parameters import forget
@@ -68,7 +68,7 @@ class Training:
             self._prepare()
             enter_working_directory(self.session.order)
             session.activate(self.session)
-            ray_adapter.install_session(self.session)
+            ray_compat.install_session(self.session)
             self._call(cloudpickle.loads(self._function))
             ending = Finished(self.session.world.rank)
         except StopTraining:
@@ -81,7 +81,7 @@ class Training:
         finally:
             forget(self.session)
             session.activate(None)
-            ray_adapter.install_session(session.current())  # of the other rank of this process, if it has one
+            ray_compat.install_session(session.current())  # of the other rank of this process, if it has one
         self._send(ending)
 
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
@@ -120,7 +120,7 @@ def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> No
         session.handle_output(live_session, output)
 
 
-def enter_working_directory(order: TrialOrder) -> None:
+def enter_working_directory(order: TrialRequest) -> None:
     """Go to the trial's working directory, unless RAY_CHDIR_TO_TRIAL_DIR=0 (as Tune's functions do)."""
     os.makedirs(order.working_dir, exist_ok=True)
     os.environ.setdefault("TUNE_ORIG_WORKING_DIR", os.getcwd())

@@ -12,8 +12,8 @@ from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT, TRAINING_ITERATIO
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
-from horovod_tune.ray_adapter import reports_of, write_down_ends_of_paused_trials
-from horovod_tune.ray_adapter.places import give_up_place, take_place
+from horovod_tune.ray_compat import reports_of, write_down_ends_of_paused_trials
+from horovod_tune.ray_compat.places import give_up_place, take_place
 from horovod_tune.search.history import as_number
 from horovod_tune.search.rungs import Rungs
 

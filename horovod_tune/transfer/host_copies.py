@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.files.directories import fingerprint
 from horovod_tune.messages import CheckpointPlace
 from horovod_tune.transfer import node_transfer
@@ -64,7 +64,7 @@ class HostCopies:
     @property
     def folder(self) -> Path:
         if self._folder is None:
-            private = ray_adapter.private_directory()
+            private = ray_compat.private_directory()
             # Without one, a process has its copies to itself.
             self._folder = private / "checkpoints" if private else Path(tempfile.mkdtemp("_checkpoints"))
         return self._folder

@@ -30,8 +30,8 @@ from horovod_tune.messages import (
     Report,
     ResetResult,
     Stopped,
-    TrialOrder,
-    WorkerFacts,
+    TrialRequest,
+    WorkerInfo,
     World,
 )
 from horovod_tune.process_start import process_start
@@ -68,7 +68,7 @@ class HostActor:
         self._logs = RankOutput(lambda chunk: self._outbox.put(chunk))
         self._reset_answers: Answers[list[str]] = Answers()
         self._parameters = SharedParameters()
-        self._order: TrialOrder | None = None
+        self._order: TrialRequest | None = None
         self._checkpoints = CheckpointCache(self._node_id)
         self._supervisor = Supervisor(
             runtime_path,
@@ -79,9 +79,9 @@ class HostActor:
         )
         self._hang_detector = HangDetector(self._supervisor, limit_s=stall_timeout_s)
 
-    def describe(self) -> WorkerFacts:
+    def describe(self) -> WorkerInfo:
         chips = ray.get_runtime_context().get_accelerator_ids().get("TPU", [])
-        return WorkerFacts(
+        return WorkerInfo(
             node_id=self._node_id,
             node_ip=ray.util.get_node_ip_address(),
             host=self._host,
@@ -114,7 +114,7 @@ class HostActor:
     def assign(self, assignment: Assignment) -> None:
         self._worlds = {world.rank: world for world in assignment.worlds}
 
-    def begin(self, order: TrialOrder) -> None:
+    def begin(self, order: TrialRequest) -> None:
         """Start a trial's training function on every rank; returns at once."""
         self._outbox = Outbox()
         self._logs.clear()

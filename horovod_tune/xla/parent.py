@@ -18,7 +18,7 @@ import traceback
 import warnings
 from types import FrameType
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.xla import rank
 from horovod_tune.xla.lifetime import die_with_parent
 from horovod_tune.xla.runtime import LaunchPlan, load_runtime
@@ -37,7 +37,7 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
     try:
         runtime = load_runtime(runtime_path)
         runtime.load()
-        ray_adapter.prepare_rank_process()
+        ray_compat.prepare_rank_process()
         plan = _receive_plan(registry)
         for name in plan.without:
             os.environ.pop(name, None)

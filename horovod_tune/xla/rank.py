@@ -32,7 +32,7 @@ from horovod_tune.messages import (
     Message,
     Report,
     Stopped,
-    TrialOrder,
+    TrialRequest,
     World,
 )
 from horovod_tune.process_start import process_start
@@ -186,7 +186,7 @@ class _Rank:
     def _begin(self, packed: bytes, world: World) -> None:
         try:
             # From this host's actor, over a pair of sockets that only it and this process have.
-            order: TrialOrder = pickle.loads(packed)
+            order: TrialRequest = pickle.loads(packed)
         except Exception as error:
             # For example a class in the config whose module this host does not have.
             text = encodable(f"the trial's config cannot be read here:\n{traceback.format_exc()}")

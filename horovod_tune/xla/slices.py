@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
-from horovod_tune.messages import WorkerFacts
+from horovod_tune.messages import WorkerInfo
 from horovod_tune.placement import Placement
 from horovod_tune.spec import TrialSpec
 from horovod_tune.tpu_types import generation_of, shape_of
@@ -215,13 +215,13 @@ def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> 
     return [{**_bundle(spec, slice_hosts[0].chips), name: 1.0}] * (spec.num_hosts - 1)
 
 
-def check_slice(facts: Sequence[WorkerFacts], hosts: Sequence[TpuHost]) -> list[int]:
+def check_slice(facts: Sequence[WorkerInfo], hosts: Sequence[TpuHost]) -> list[int]:
     """Return the worker id of each worker's host.
 
     Raises:
         StartFailed: they are not every host of one slice, each once.
 
-    >>> landed = [WorkerFacts("b", "10.0.0.2", "hb", 1, 0.0), WorkerFacts("a", "10.0.0.1", "ha", 1, 0.0)]
+    >>> landed = [WorkerInfo("b", "10.0.0.2", "hb", 1, 0.0), WorkerInfo("a", "10.0.0.1", "ha", 1, 0.0)]
     >>> check_slice(landed, [TpuHost("a", 4, "s", 0), TpuHost("b", 4, "s", 1)])
     [1, 0]
     """

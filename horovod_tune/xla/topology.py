@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import Assignment, WorkerFacts, World
+from horovod_tune.messages import Assignment, WorkerInfo, World
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.slices import UNDIVIDED, is_undivided
 
@@ -24,13 +24,13 @@ FIRST_PORT = 8476
 
 
 def plans_for_slice(
-    facts: Sequence[WorkerFacts], workers: Sequence[int], chips: int, pod_type: str | None = None
+    facts: Sequence[WorkerInfo], workers: Sequence[int], chips: int, pod_type: str | None = None
 ) -> list[LaunchPlan]:
     """Return each host's plan: every process's address, in the order of the worker ids.
 
     On v7x torch_xla finds the addresses itself, in the metadata of the slice.
 
-    >>> facts = [WorkerFacts("a", "10.0.0.1", "ha", 1, 0.0), WorkerFacts("b", "10.0.0.2", "hb", 1, 0.0)]
+    >>> facts = [WorkerInfo("a", "10.0.0.1", "ha", 1, 0.0), WorkerInfo("b", "10.0.0.2", "hb", 1, 0.0)]
     >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["TPU_PROCESS_ADDRESSES"]
     '10.0.0.2:8476,10.0.0.1:8476'
     >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["CLOUD_TPU_TASK_ID"]

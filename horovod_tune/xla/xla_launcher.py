@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from horovod_tune import error_text
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import Assignment, WorkerFacts
+from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.placement import Placement
 from horovod_tune.spec import TrialSpec
 from horovod_tune.xla import slices, topology
@@ -60,7 +60,7 @@ class XlaLauncher:
         self._group = placement_group
         self._node_id = node_id
         self._rest: PlacementGroup | None = None
-        self._below: list[WorkerFacts] = []
+        self._below: list[WorkerInfo] = []
 
     def channels(self) -> dict[int, CoordinatorChannel]:
         return {}  # a host's ranks send to their host actor, which answers through Ray
@@ -99,7 +99,7 @@ class XlaLauncher:
         bundles = slices.rest_of_slice(self._spec, head, tpu_hosts())
         return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
 
-    def assign(self, actors: Sequence[Any], facts: Sequence[WorkerFacts]) -> list[Assignment]:
+    def assign(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> list[Assignment]:
         if len({fact.node_id for fact in facts}) != len(facts):
             raise StartFailed(f"two host actors share a host: {', '.join(fact.host for fact in facts)}")
         plans = self._plans(facts)
@@ -114,7 +114,7 @@ class XlaLauncher:
         self._note_processes(actors, facts)
         return topology.assignments_of(ordinals, num_slots=self._spec.num_slots)
 
-    def _plans(self, facts: Sequence[WorkerFacts]) -> list[LaunchPlan]:
+    def _plans(self, facts: Sequence[WorkerInfo]) -> list[LaunchPlan]:
         bundle = self._group.bundle_specs[0]
         if "TPU" not in bundle:
             return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]
@@ -126,7 +126,7 @@ class XlaLauncher:
         here = next(host for host in hosts if host.node_id == facts[0].node_id)
         return [topology.plan_for_chips(facts[0].tpu_ids, here.chips, here.pod_type)]
 
-    def _wait_for_ranks(self, actors: Sequence[Any], facts: Sequence[WorkerFacts]) -> list[list[Ordinals]]:
+    def _wait_for_ranks(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
         """Wait until every rank of every host has started; a host that fails fails the start at once."""
         ordinals: dict[int, list[Ordinals]] = {}
         asked = {actors[i].up.remote(POLL_S): i for i in range(len(actors))}
@@ -151,19 +151,19 @@ class XlaLauncher:
                 ordinals[i] = found
         return [ordinals[i] for i in range(len(actors))]
 
-    def _note_processes(self, actors: Sequence[Any], facts: Sequence[WorkerFacts]) -> None:
+    def _note_processes(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> None:
         """Note every process below the host actors, so that the coordinator can wait for their end."""
         found = ray.get([actor.processes.remote() for actor in actors], timeout=self._spec.timeout_s)
         self._below = [
-            WorkerFacts(fact.node_id, fact.node_ip, fact.host, pid, started)
+            WorkerInfo(fact.node_id, fact.node_ip, fact.host, pid, started)
             for fact, below in zip(facts, found, strict=True)
             for pid, started in below
         ]
 
-    def death_of(self, facts: WorkerFacts, *, timeout_s: float) -> str:
+    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
         return ""  # an actor that died; how its ranks end, it says itself
 
-    def processes_below(self) -> list[WorkerFacts]:
+    def processes_below(self) -> list[WorkerInfo]:
         """Return the ranks and their parents; one that outlived its actor would keep the chip locked."""
         return self._below
 

@@ -160,10 +160,10 @@ def fit(name: str, folder: str) -> Any:
 
 
 def main(folder: str, names: list[str]) -> None:
-    from horovod_tune import ray_adapter
+    from horovod_tune import ray_compat
     from horovod_tune.analysis import analyze
 
-    ray_adapter.end_waits_of_paused_trials()
+    ray_compat.end_waits_of_paused_trials()
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     seen: dict[str, Any] = {}
     for name in names:

@@ -7,7 +7,7 @@ import json
 import pytest
 import ray
 
-from horovod_tune.ray_adapter.queries import cluster_can_grow
+from horovod_tune.ray_compat.queries import cluster_can_grow
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, status: str | None) -> None:

@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError
 
 from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator.inbox import Inbox, Mail
-from horovod_tune.messages import WorkerFacts
+from horovod_tune.messages import WorkerInfo
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
             raise GetTimeoutError
         return [ref.answer.result() for ref in refs] if several else refs.answer.result()
 
-    def end_actors(actors: Sequence[FakeActor], facts: Sequence[WorkerFacts], **options: Any) -> None:
+    def end_actors(actors: Sequence[FakeActor], facts: Sequence[WorkerInfo], **options: Any) -> None:
         for actor in actors:
             actor.calls.append(("killed",))
 

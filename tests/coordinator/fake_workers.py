@@ -26,13 +26,13 @@ from horovod_tune.messages import (
     FailureKind,
     Message,
     ResetResult,
-    TrialOrder,
-    WorkerFacts,
+    TrialRequest,
+    WorkerInfo,
     World,
 )
 
 TIMEOUT_S = 60.0
-ORDER = TrialOrder("id", "name", "dir", "work", "experiment", {}, None)
+ORDER = TrialRequest("id", "name", "dir", "work", "experiment", {}, None)
 
 
 class Clock:
@@ -81,7 +81,7 @@ class FakeActor:
         self.is_dead = self.is_silent = False
         # What it answers to calls other than `poll`; those that are not named answer None.
         self.answers: dict[str, Any] = {
-            "describe": WorkerFacts(f"node {rank}", "10.0.0.1", f"host{rank}", 100 + rank, 0.0),
+            "describe": WorkerInfo(f"node {rank}", "10.0.0.1", f"host{rank}", 100 + rank, 0.0),
             "reset": ResetResult((rank,)),
             "ping": 0,
             "awaited_ranks": {},
@@ -161,7 +161,7 @@ class FakeLauncher:
     def create(self) -> Sequence[Any]:
         return self.actors
 
-    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerFacts]) -> Sequence[Assignment]:
+    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerInfo]) -> Sequence[Assignment]:
         size = len(workers)
         return [Assignment((World(rank, size, 0, 1, rank, size),)) for rank in range(size)]
 
@@ -171,10 +171,10 @@ class FakeLauncher:
         ours, self.rank_ends[0] = socket.socketpair()
         return {0: CoordinatorChannel(ours)}
 
-    def processes_below(self) -> Sequence[WorkerFacts]:
+    def processes_below(self) -> Sequence[WorkerInfo]:
         return []
 
-    def death_of(self, facts: WorkerFacts, *, timeout_s: float) -> str:
+    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
         return "killed by SIGSEGV" if facts.pid == 101 else ""
 
     def close(self) -> None:

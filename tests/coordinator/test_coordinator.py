@@ -14,10 +14,10 @@ from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.coordinator.uploads import Upload
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import MetricsError, StartFailed, TrainingFailed
-from horovod_tune.messages import CheckpointPlace, Finished, LogChunk, Report, TrialOrder
+from horovod_tune.messages import CheckpointPlace, Finished, LogChunk, Report, TrialRequest
 
 FULL = OSError(28, "No space left on device")
-ORDER = TrialOrder("id", "name", "dir", "work", "experiment", {}, None)
+ORDER = TrialRequest("id", "name", "dir", "work", "experiment", {}, None)
 
 
 class FakeGroup:

@@ -11,7 +11,7 @@ import pytest
 from fake_workers import ORDER, Clock, Group, failed
 from ray.train._internal.storage import StorageContext
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import TrainingFailed
@@ -60,7 +60,7 @@ class Trial:
 def trial(
     request: pytest.FixtureRequest, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Trial:
-    monkeypatch.setattr(ray_adapter, "driver_node_id", lambda: "driver")
+    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
     # That of a Ray session, of which there is none.
     monkeypatch.setattr(StorageContext, "trial_working_directory", str(tmp_path / "working"))
     return Trial(clock, tmp_path, in_cloud=request.param)

@@ -16,7 +16,7 @@ from horovod_tune.coordinator.elastic_group import ElasticGroup
 from horovod_tune.coordinator.reforming_group import WORLDS_WITHOUT_REPORT
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.gloo.training_actor import TrainingActor
-from horovod_tune.messages import Assignment, Finished, NeedsWorld, Report, WorkerFacts, World
+from horovod_tune.messages import Assignment, Finished, NeedsWorld, Report, WorkerInfo, World
 
 WAIT_S = 30.0
 
@@ -80,7 +80,7 @@ class ElasticLauncher(FakeLauncher):
         self.given_back.append(place)
 
     def assign(
-        self, workers: Sequence[Any], facts: Sequence[WorkerFacts], *, first_node: str | None = None
+        self, workers: Sequence[Any], facts: Sequence[WorkerInfo], *, first_node: str | None = None
     ) -> Sequence[Assignment]:
         if any(actor.is_dead for actor in workers):
             raise StartFailed("could not read the network interfaces of a host: an actor has died")

@@ -30,7 +30,7 @@ from horovod_tune.coordinator.draining import DrainingHosts
 from horovod_tune.coordinator.elastic_group import ElasticGroup
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.gloo.ranks import assign_worlds
-from horovod_tune.messages import Assignment, Finished, NeedsWorld, Report, TrialOrder, WorkerFacts, World
+from horovod_tune.messages import Assignment, Finished, NeedsWorld, Report, TrialRequest, WorkerInfo, World
 
 pytestmark = pytest.mark.long
 
@@ -106,9 +106,9 @@ class FakeActor:
             future, self._poll = self._poll, None
             future.set_exception(RayActorError())
 
-    def do_describe(self) -> WorkerFacts:
+    def do_describe(self) -> WorkerInfo:
         host = "spare" if self.elsewhere else f"host{self.place // SLOTS}"
-        return WorkerFacts(host, "10.0.0.1", host, 1000 + self.cluster.actors.index(self), 0.0)
+        return WorkerInfo(host, "10.0.0.1", host, 1000 + self.cluster.actors.index(self), 0.0)
 
     def do_load(self) -> None:
         return None
@@ -116,7 +116,7 @@ class FakeActor:
     def do_assign(self, assignment: Assignment) -> None:
         (self.world,) = assignment.worlds
 
-    def do_begin(self, order: TrialOrder) -> None:
+    def do_begin(self, order: TrialRequest) -> None:
         self.number, self.reports, self.waits = order.world_number, order.reports, False
         self.resources = order.resources
         self.train()
@@ -218,7 +218,7 @@ class FakeCluster:
         return actor
 
     def assign(
-        self, actors: Sequence[FakeActor], facts: Sequence[WorkerFacts], *, first_node: str | None = None
+        self, actors: Sequence[FakeActor], facts: Sequence[WorkerInfo], *, first_node: str | None = None
     ) -> list[Assignment]:
         worlds = assign_worlds([each.node_id for each in facts], first_node=first_node or "host0")
         return [Assignment((world,), {}) for world in worlds]
@@ -226,10 +226,10 @@ class FakeCluster:
     def channels(self) -> dict[int, Any]:
         return {}
 
-    def processes_below(self) -> list[WorkerFacts]:
+    def processes_below(self) -> list[WorkerInfo]:
         return []
 
-    def death_of(self, facts: WorkerFacts, *, timeout_s: float) -> str:
+    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
         return ""
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         )
         limits = {"timeout_s": 60.0, "min_workers": 1, "max_workers": size, "wait_s": 60.0, **options}
         group = ElasticGroup(cluster, **limits)  # type: ignore[arg-type]
-        group.begin(TrialOrder("t", "t", "", "", "", {}, b""))
+        group.begin(TrialRequest("t", "t", "", "", "", {}, b""))
         return group, cluster, group.next_event()
 
     yield start

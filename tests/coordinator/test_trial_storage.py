@@ -11,7 +11,7 @@ import pytest
 import ray.tune
 from ray.train._internal.storage import StorageContext
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.coordinator.rank_logs import LogsOnFilesystem
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.files import log_files
@@ -55,7 +55,7 @@ class OtherDisk:
 def other_disk(tmp_path, monkeypatch):
     disk = OtherDisk(tmp_path / "disk of the driver")
     monkeypatch.setattr(node_transfer, "_with_actor", lambda node, timeout_s, work: work(disk, disk))
-    monkeypatch.setattr(ray_adapter, "driver_node_id", lambda: "driver")
+    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
     return disk
 
 
@@ -80,7 +80,7 @@ def made(tmp_path):
 
 
 def test_checkpoints_on_this_host_are_numbered_and_replace_what_a_kill_left(tmp_path, made, monkeypatch):
-    monkeypatch.setattr(ray_adapter, "driver_node_id", lambda: "driver")
+    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
     storage, trial = make_storage(tmp_path, node="driver")
     left = trial / "checkpoint_000007.part"
     left.mkdir(parents=True)

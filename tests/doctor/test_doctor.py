@@ -12,7 +12,7 @@ import pytest
 from horovod_tune.doctor import (
     Finding,
     HorovodFacts,
-    NodeFacts,
+    NodeInfo,
     TorchFacts,
     can_run_trials,
     diagnose,
@@ -27,7 +27,7 @@ GIB = 1024**3
 TORCH = TorchFacts("2.13.0+cpu")
 HOROVOD = HorovodFacts(f"0.28.1+{PATCH_LEVEL}.cpu", PATCH_LEVEL, "2.13.0+cpu", gloo=True)
 UNPATCHED = HorovodFacts("0.28.1", None, "2.13.0+cpu", gloo=True)
-SOUND = NodeFacts(
+SOUND = NodeInfo(
     host="node1",
     system="Linux 6.1 x86_64",
     python="3.11.7",
@@ -174,11 +174,11 @@ def test_problems_stand_before_warnings() -> None:
 
 
 @pytest.fixture(scope="module")
-def here() -> NodeFacts:
+def here() -> NodeInfo:
     return gather_facts()
 
 
-def test_this_machine_can_run_trials(here: NodeFacts) -> None:
+def test_this_machine_can_run_trials(here: NodeInfo) -> None:
     findings = diagnose(here)
     assert can_run_trials(findings), findings
     assert here.torch is not None and here.torch.version == here.packages["torch"]
@@ -187,7 +187,7 @@ def test_this_machine_can_run_trials(here: NodeFacts) -> None:
     assert any("127.0.0.1" in addresses for addresses in here.interfaces.values())
 
 
-def test_the_facts_travel_between_nodes_and_as_json(here: NodeFacts) -> None:
+def test_the_facts_travel_between_nodes_and_as_json(here: NodeInfo) -> None:
     assert pickle.loads(pickle.dumps(here)) == here
     assert json.loads(json.dumps(here.as_json()))["host"] == here.host
 

@@ -1,4 +1,4 @@
-"""A Horovod whose private parts have changed: worlds are not kept, and nothing unsafe starts."""
+"""A Horovod whose private APIs have changed: worlds are not kept, and nothing unsafe starts."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import pytest
 from processes import eventually
 from trial_runner import TrialRunner, sound
 
-from horovod_tune import ray_adapter, report
+from horovod_tune import ray_compat, report
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server
 from horovod_tune.spec import make_spec
@@ -296,7 +296,7 @@ def test_a_coordinator_knows_the_environment_in_which_clients_look_for_a_server(
 
     class Coordinator:
         def workers(self) -> Any:
-            return ray_adapter.environment_of_workers()
+            return ray_compat.environment_of_workers()
 
     runner = TrialRunner(tmp_path)
     try:
@@ -305,7 +305,7 @@ def test_a_coordinator_knows_the_environment_in_which_clients_look_for_a_server(
         found, told = server.environ(), server.cmdline()[-1]  # it goes with the runner
     finally:
         runner.close()
-    assert ray_adapter.environment_of_workers() is None, "Ray has not started the driver"
+    assert ray_compat.environment_of_workers() is None, "Ray has not started the driver"
     known, raylet = ray.get(ray.remote(Coordinator).options(num_cpus=0).remote().workers.remote())
     assert told == str(raylet)
     for name in ("_", "SHLVL", "PWD", "OLDPWD", "OMP_NUM_THREADS"):

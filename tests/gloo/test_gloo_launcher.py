@@ -12,7 +12,7 @@ import ray
 
 from horovod_tune.gloo.gloo_launcher import GlooLauncher
 from horovod_tune.gloo.training_actor import TrainingActor
-from horovod_tune.messages import Assignment, WorkerFacts
+from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec import make_spec
 
 INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
@@ -27,7 +27,7 @@ def assign(monkeypatch: pytest.MonkeyPatch) -> Any:
     def assign(**settings: Any) -> Assignment:
         launchers.append(GlooLauncher(make_spec(num_slots=2, **settings), None, node_id="a"))  # type: ignore[arg-type]
         actor = SimpleNamespace(interfaces=SimpleNamespace(remote=lambda: INTERFACES))
-        facts = [WorkerFacts("a", "10.0.0.5", "host", 7 + each, 0.0, (str(each),)) for each in (0, 1)]
+        facts = [WorkerInfo("a", "10.0.0.5", "host", 7 + each, 0.0, (str(each),)) for each in (0, 1)]
         return launchers[-1].assign([actor, actor], facts)[0]
 
     yield assign

@@ -6,11 +6,11 @@ import pytest
 
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import ranks
-from horovod_tune.messages import WorkerFacts
+from horovod_tune.messages import WorkerInfo
 
 
 def facts(node, gpus=()):
-    return WorkerFacts(node, "10.0.0.1", f"host-{node}", 1, 0.0, gpu_ids=gpus)
+    return WorkerInfo(node, "10.0.0.1", f"host-{node}", 1, 0.0, gpu_ids=gpus)
 
 
 def test_ranks_are_consecutive_on_each_host_and_the_coordinators_host_comes_first():

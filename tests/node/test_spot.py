@@ -13,8 +13,8 @@ import cloudpickle
 import pytest
 
 from horovod_tune.node import spot_watch
-from horovod_tune.ray_adapter import drain_as_preempted, is_preempted
-from horovod_tune.ray_adapter.preemption import HostPreempted
+from horovod_tune.ray_compat import drain_as_preempted, is_preempted
+from horovod_tune.ray_compat.preemption import HostPreempted
 
 pytestmark = pytest.mark.long
 

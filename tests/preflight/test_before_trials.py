@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.errors import PreflightFailed
 from horovod_tune.placement import Placement
 from horovod_tune.preflight import before_trials
@@ -43,8 +43,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(before_trials.ray, "get_runtime_context", lambda: made)
     monkeypatch.setattr(before_trials, "check", made.check)
     monkeypatch.setattr(before_trials, "_looked_at", set())
-    monkeypatch.setattr(ray_adapter, "resources_of_nodes", lambda: made.nodes)
-    monkeypatch.setattr(ray_adapter, "check_cluster_holds", lambda placement: None)
+    monkeypatch.setattr(ray_compat, "resources_of_nodes", lambda: made.nodes)
+    monkeypatch.setattr(ray_compat, "check_cluster_holds", lambda placement: None)
     return made
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from horovod_tune.doctor import HorovodFacts, NodeFacts, TorchFacts
+from horovod_tune.doctor import HorovodFacts, NodeInfo, TorchFacts
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 from horovod_tune.preflight import MachineLook, PreflightReport, judge
 from horovod_tune.preflight.check import check
 
 GIB = 1024**3
-FACTS = NodeFacts(
+FACTS = NodeInfo(
     host="n",
     system="Linux",
     python="3.11.7",

@@ -12,7 +12,7 @@ import pytest
 from horovod_tune import commit, report
 from horovod_tune.elastic import CommittedState
 from horovod_tune.errors import NotInitialized
-from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, Report, TrialOrder, World
+from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, Report, TrialRequest, World
 from horovod_tune.rank.training import Training
 from horovod_tune.session import Session, WorldBroken
 
@@ -75,7 +75,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
                     resources=live.order.resources,
                 )
 
-        order = TrialOrder("t", "t", str(tmp_path), str(tmp_path), "e", {}, None, is_elastic=is_elastic)
+        order = TrialRequest("t", "t", str(tmp_path), str(tmp_path), "e", {}, None, is_elastic=is_elastic)
         live = Session(order, world, send=send, fetch=lambda place: pytest.fail("there is no checkpoint"))
         live.committed = CommittedState(Alone(), NoStates())
         training = Training(

@@ -15,7 +15,7 @@ from ray import tune
 import horovod_tune
 from horovod_tune import session
 from horovod_tune.errors import NotInTraining
-from horovod_tune.messages import FailureKind, Finished, Report, TrialOrder, World
+from horovod_tune.messages import FailureKind, Finished, Report, TrialRequest, World
 from horovod_tune.rank.training import Training
 from horovod_tune.session import Session
 from horovod_tune.with_parameters import pack_values, provided
@@ -28,7 +28,7 @@ class Rank:
 
     def __init__(self, rank: int, function: Any, place: Path, packed: str | None) -> None:
         self.messages: list[Any] = []
-        order = TrialOrder("id", "name", str(place), str(place), "experiment", {}, None, parameters=packed)
+        order = TrialRequest("id", "name", str(place), str(place), "experiment", {}, None, parameters=packed)
         self.session = Session(
             order, World(rank, 2, rank, 2, 0, 1), send=self.take, fetch=lambda place: place
         )

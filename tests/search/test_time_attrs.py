@@ -15,7 +15,7 @@ from ray.tune.schedulers import (
     ResourceChangingScheduler,
 )
 
-from horovod_tune.ray_adapter import time_attr_of
+from horovod_tune.ray_compat import time_attr_of
 from horovod_tune.search import PromotingASHA
 
 

@@ -209,7 +209,7 @@ def soak(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], P
     from ray import tune
     from ray.tune.search import Searcher
 
-    from horovod_tune import DistributedTrainableCreator, ray_adapter
+    from horovod_tune import DistributedTrainableCreator, ray_compat
 
     is_elastic = arguments.kind == "elastic"
     harm = Harm(
@@ -265,7 +265,7 @@ def soak(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], P
             raise_on_failed_trial=False,
         )
         folders = {trial.trial_id: Path(trial.path) for trial in analysis.trials}
-        of_this_host = ray_adapter.private_directory()
+        of_this_host = ray_compat.private_directory()
         assert of_this_host is not None
     finally:
         harm.stop()

@@ -99,7 +99,7 @@ class Trial:
 
         from horovod_tune.coordinator.elastic_group import ElasticGroup
         from horovod_tune.gloo.gloo_launcher import GlooLauncher
-        from horovod_tune.messages import TrialOrder
+        from horovod_tune.messages import TrialRequest
         from horovod_tune.spec import make_spec
 
         spec = make_spec(num_hosts=2, num_slots=SLOTS, min_workers=2, timeout_s=2 * GLOO_S)
@@ -112,7 +112,7 @@ class Trial:
         self.group = ElasticGroup(launcher, timeout_s=TIMEOUT_S, min_workers=2, max_workers=4, wait_s=60.0)
         self.folder = folder
         where = str(folder)
-        self.order = TrialOrder(
+        self.order = TrialRequest(
             "id", "trial", where, where, "experiment", {"folder": where, **config}, cloudpickle.dumps(train)
         )
         self.reports: list[dict[str, Any]] = []

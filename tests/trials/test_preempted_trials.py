@@ -42,7 +42,7 @@ def drain_this_node() -> None:
     import ray
     from ray._raylet import GcsClient
 
-    from horovod_tune.ray_adapter.queries import drain_nodes
+    from horovod_tune.ray_compat.queries import drain_nodes
 
     context = ray.get_runtime_context()
     drain_nodes(GcsClient(address=context.gcs_address), [context.get_node_id()], in_s=600.0)

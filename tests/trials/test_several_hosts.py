@@ -285,7 +285,7 @@ def test_ranks_on_other_hosts_are_let_go_by_one_message_a_host(cluster, tmp_path
 
     from horovod_tune.coordinator.worker_group import POLL_S, WorkerGroup
     from horovod_tune.gloo.gloo_launcher import GlooLauncher
-    from horovod_tune.messages import Report, TrialOrder
+    from horovod_tune.messages import Report, TrialRequest
     from horovod_tune.spec import make_spec
 
     spec = make_spec(num_hosts=2, num_slots=2)
@@ -295,7 +295,9 @@ def test_ranks_on_other_hosts_are_let_go_by_one_message_a_host(cluster, tmp_path
     here = ray.get_runtime_context().get_node_id()  # the head, which has no ranks
     group = WorkerGroup(GlooLauncher(spec, placement_group, node_id=here), timeout_s=60.0)
     try:
-        order = TrialOrder("id", "trial", str(tmp_path), str(tmp_path), "experiment", {"reports": 100}, None)
+        order = TrialRequest(
+            "id", "trial", str(tmp_path), str(tmp_path), "experiment", {"reports": 100}, None
+        )
         group.begin(replace(order, function=cloudpickle.dumps(report_often)))
         reached = {}
         for worker in group.workers:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
-from horovod_tune.messages import WorkerFacts
+from horovod_tune.messages import WorkerInfo
 from horovod_tune.spec import make_spec
 from horovod_tune.tpu_types import shape_of
 from horovod_tune.xla import slices, topology
@@ -20,9 +20,9 @@ def make_slice(name: str, count: int, *, chips: int = 4, pod_type: str = "v4-16"
     return [TpuHost(f"{name}-{worker}", chips, name, worker, pod_type) for worker in range(count)]
 
 
-def make_facts(*nodes: str, chips: tuple[str, ...] = ()) -> list[WorkerFacts]:
+def make_facts(*nodes: str, chips: tuple[str, ...] = ()) -> list[WorkerInfo]:
     return [
-        WorkerFacts(node, f"10.0.0.{i + 1}", f"host-{node}", 1, 0.0, tpu_ids=chips)
+        WorkerInfo(node, f"10.0.0.{i + 1}", f"host-{node}", 1, 0.0, tpu_ids=chips)
         for i, node in enumerate(nodes)
     ]
 

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.spec import TrialSpec
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ DEATH_NOTED_S = 2.0
 _CLIENT = Path(__file__).with_name("client.py")
 # In place of ``python`` on another host: $0 is our Python, $1 the client, then its other arguments, then
 # Ray's. Where Ray's Python there is another one than ours, that one runs Ray's command.
-_ELSEWHERE = f"""python=$({ray_adapter.PYTHON_OF_RAYLET}); python=${{python:-$0}}
+_ELSEWHERE = f"""python=$({ray_compat.PYTHON_OF_RAYLET}); python=${{python:-$0}}
 if [ "${{python%/*}}" = "${{0%/*}}" ] && [ -f "$1" ]; then exec "$0" -I -S "$@"; fi
 shift 4; exec "$python" "$@"
 """

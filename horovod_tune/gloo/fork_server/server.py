@@ -230,9 +230,9 @@ def load(*modules: str) -> dict[str, str]:
 def load_more() -> dict[str, str]:
     """Import Ray Tune and the training actor, if that is possible; return what `load` does."""
     try:
-        from horovod_tune import ray_adapter
+        from horovod_tune import ray_compat
 
-        if not ray_adapter.draw_actor_class_ids_from_the_system():
+        if not ray_compat.draw_actor_class_ids_from_the_system():
             return {}
         return load("ray.tune", "horovod_tune.gloo.training_actor")
     except Exception:  # whatever an import raises: a rank that does the same says so

@@ -36,7 +36,7 @@ def write_checkpoint(folder: Path) -> str:
 def train(config):
     import horovod.torch as hvd
 
-    from horovod_tune import ray_adapter
+    from horovod_tune import ray_compat
 
     hvd.init()
     checkpoint = get_checkpoint()
@@ -53,7 +53,7 @@ def train(config):
             hashlib.sha256(Path(directory, name, "weights").read_bytes()).hexdigest()
             for name in ("epoch_7", "newest")
         }
-        copies = ray_adapter.private_directory() / "checkpoints"
+        copies = ray_compat.private_directory() / "checkpoints"
         hvd.barrier()  # now all of a host's ranks hold theirs
         there = sorted(each.name for each in copies.iterdir() if each.is_dir()) if copies.exists() else []
         own = sorted(each.name for each in Path.cwd().iterdir())

@@ -84,7 +84,7 @@ def main() -> None:
     import ray
     from ray import tune
 
-    from horovod_tune import DistributedTrainableCreator, private_parts
+    from horovod_tune import DistributedTrainableCreator, compatibility
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     analysis = tune.run(
@@ -103,7 +103,7 @@ def main() -> None:
         "steps": [trial.last_result["step"] for trial in analysis.trials],
         "failures": [trial.run_metadata.num_failures for trial in analysis.trials],
         "best": {"start": analysis.best_config["start"]},
-        "changed": [name for name, fits in private_parts._decided.items() if not fits],
+        "changed": [name for name, fits in compatibility._decided.items() if not fits],
     }
     ray.shutdown()
     print(json.dumps(told))

@@ -7,7 +7,7 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
-from horovod_tune.private_parts import Patch, part
+from horovod_tune.compatibility import Patch, part
 
 _MANAGER = "ray.train._internal.checkpoint_manager:_CheckpointManager"
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"

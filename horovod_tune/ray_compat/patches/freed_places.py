@@ -8,7 +8,7 @@ import time
 import weakref
 from typing import Any
 
-from horovod_tune.private_parts import Patch, part
+from horovod_tune.compatibility import Patch, part
 
 _MODULE = "ray.air.execution.resources.placement_group"
 _MANAGER = f"{_MODULE}:PlacementGroupResourceManager"

@@ -11,7 +11,7 @@ import pytest
 from ray import cloudpickle, tune
 from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 from horovod_tune.analysis import analyze
 
 pytestmark = pytest.mark.long
@@ -78,7 +78,7 @@ def hyper_band():
 @pytest.fixture
 def trials_of(ray_session, tmp_path):
     """Run one trial for each `strong`, and return them."""
-    ray_adapter.end_waits_of_paused_trials()
+    ray_compat.end_waits_of_paused_trials()
 
     def run(trainable, strong, **arguments):
         began_s = time.monotonic()
@@ -195,7 +195,7 @@ def test_the_others_go_on_without_one_that(trials_of, tmp_path, scheduler, stop,
 
 
 def test_paused_trials_that_are_stopped_have_ended_in_the_files(trials_of, tmp_path):
-    ray_adapter.write_down_ends_of_paused_trials()
+    ray_compat.write_down_ends_of_paused_trials()
     trials = trials_of(Member, [0, 1, 2, 3, 4, 5], scheduler=hyper_band(), name="ended")
     assert {trial.status for trial in trials} == {"TERMINATED"} and len(set(iterations(trials))) > 1
     assert {trial.status for trial in analyze(tmp_path / "ended").trials} == {"TERMINATED"}

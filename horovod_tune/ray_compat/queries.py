@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from horovod_tune.compatibility import Part, Patch, part
 from horovod_tune.placement import Placement, check_fits
-from horovod_tune.private_parts import Part, Patch, part
 
 logger = logging.getLogger(__name__)
 

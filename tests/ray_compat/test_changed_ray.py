@@ -1,4 +1,4 @@
-"""Under a Ray whose private parts have changed, searches run without our patches, and say so once."""
+"""Under a Ray whose private APIs have changed, searches run without our patches, and say so once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import pytest
 
 import horovod_tune.gloo.horovod_elastic
 import horovod_tune.gloo.horovod_world
-from horovod_tune import private_parts, ray_adapter
+from horovod_tune import compatibility, ray_compat
 
 pytestmark = pytest.mark.long
 
 HERE = Path(__file__).resolve().parent
 
 
-def all_patches() -> Iterator[private_parts.Patch]:
+def all_patches() -> Iterator[compatibility.Patch]:
     modules: list[Any] = [horovod_tune.gloo.horovod_elastic, horovod_tune.gloo.horovod_world]
-    for found in pkgutil.walk_packages(ray_adapter.__path__, ray_adapter.__name__ + "."):
+    for found in pkgutil.walk_packages(ray_compat.__path__, ray_compat.__name__ + "."):
         modules.append(importlib.import_module(found.name))
     for module in modules:
-        yield from (each for each in vars(module).values() if isinstance(each, private_parts.Patch))
+        yield from (each for each in vars(module).values() if isinstance(each, compatibility.Patch))
 
 
 PATCHES = list(all_patches())
@@ -36,7 +36,7 @@ PATCHES = list(all_patches())
 
 @pytest.fixture(autouse=True)
 def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_parts, "_decided", {})
+    monkeypatch.setattr(compatibility, "_decided", {})
 
 
 def test_every_patch_of_ray_has_a_name_of_its_own() -> None:
@@ -44,29 +44,29 @@ def test_every_patch_of_ray_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
-def test_the_ray_and_the_horovod_in_place_have_the_shapes(patch: private_parts.Patch) -> None:
+def test_the_ray_and_the_horovod_in_place_have_the_shapes(patch: compatibility.Patch) -> None:
     assert [each for part in patch.parts for each in part.differences()] == []
 
 
 @pytest.mark.parametrize(
     ("patch", "part"),
     [(patch, part) for patch in PATCHES for part in patch.parts],
-    ids=lambda each: each.name if isinstance(each, private_parts.Patch) else each.path.rpartition(":")[2],
+    ids=lambda each: each.name if isinstance(each, compatibility.Patch) else each.path.rpartition(":")[2],
 )
 def test_a_patch_leaves_alone_what_has_another_name_now(
-    patch: private_parts.Patch,
-    part: private_parts.Part,
+    patch: compatibility.Patch,
+    part: compatibility.Part,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found = private_parts.Part.find
+    found = compatibility.Part.find
 
-    def find(self: private_parts.Part) -> Any:
+    def find(self: compatibility.Part) -> Any:
         if self == part:
             raise AttributeError("renamed")
         return found(self)
 
-    monkeypatch.setattr(private_parts.Part, "find", find)
+    monkeypatch.setattr(compatibility.Part, "find", find)
     assert not patch.is_due and not patch.fits
     (record,) = caplog.records
     assert patch.without in record.getMessage() and "(renamed)" in record.getMessage()
@@ -115,7 +115,7 @@ def test_keyword_reports_are_left_alone_where_tunes_report_has_changed(
 ) -> None:
     from ray.tune.trainable import trainable_fn_utils
 
-    from horovod_tune.ray_adapter import tune_session
+    from horovod_tune.ray_compat import tune_session
 
     def report(values: dict[str, Any]) -> None: ...
 

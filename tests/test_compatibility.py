@@ -1,4 +1,4 @@
-"""A private part of Ray or Horovod that has changed is left alone, with a warning of what is lost."""
+"""A private API of Ray or Horovod that has changed is left alone, with a warning of what is lost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from horovod_tune import private_parts
-from horovod_tune.private_parts import Part, Patch, part
+from horovod_tune import compatibility
+from horovod_tune.compatibility import Part, Patch, part
 
 HERE = __name__
 
@@ -35,7 +35,7 @@ class Diesel(Engine):
 
 @pytest.fixture(autouse=True)
 def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(private_parts, "_decided", {})
+    monkeypatch.setattr(compatibility, "_decided", {})
     yield
 
 

@@ -10,26 +10,26 @@
   and pandas, which a rank has no use for,
 - `patches/`: one file for each part of Tune that is changed.
 
-Each checks the shape that it was written for (`private_parts`).
+Each checks the shape that it was written for (`compatibility`).
 """
 
-from horovod_tune.ray_adapter.patches.actor_class_ids import draw_actor_class_ids_from_the_system
-from horovod_tune.ray_adapter.patches.actor_reuse import reuse_actors_of
-from horovod_tune.ray_adapter.patches.empty_results import accept_trials_without_results
-from horovod_tune.ray_adapter.patches.experiment_paths import note_experiments
-from horovod_tune.ray_adapter.patches.failure_count import count_each_death_once
-from horovod_tune.ray_adapter.patches.freed_places import take_freed_places
-from horovod_tune.ray_adapter.patches.idle_processes import start_in_idle_processes
-from horovod_tune.ray_adapter.patches.lost_coordinator import name_lost_hosts
-from horovod_tune.ray_adapter.patches.paused_trials import (
+from horovod_tune.ray_compat.patches.actor_class_ids import draw_actor_class_ids_from_the_system
+from horovod_tune.ray_compat.patches.actor_reuse import reuse_actors_of
+from horovod_tune.ray_compat.patches.empty_results import accept_trials_without_results
+from horovod_tune.ray_compat.patches.experiment_paths import note_experiments
+from horovod_tune.ray_compat.patches.failure_count import count_each_death_once
+from horovod_tune.ray_compat.patches.freed_places import take_freed_places
+from horovod_tune.ray_compat.patches.idle_processes import start_in_idle_processes
+from horovod_tune.ray_compat.patches.lost_coordinator import name_lost_hosts
+from horovod_tune.ray_compat.patches.paused_trials import (
     end_waits_of_paused_trials,
     write_down_ends_of_paused_trials,
 )
-from horovod_tune.ray_adapter.patches.resized_trials import check_resized_trials
-from horovod_tune.ray_adapter.patches.result_files import keep_longer_results
-from horovod_tune.ray_adapter.patches.saves_at_end import save_at_end
-from horovod_tune.ray_adapter.patches.tune_advice import corrected_advice, drop_advice_on_reuse
-from horovod_tune.ray_adapter.patches.tune_run import (
+from horovod_tune.ray_compat.patches.resized_trials import check_resized_trials
+from horovod_tune.ray_compat.patches.result_files import keep_longer_results
+from horovod_tune.ray_compat.patches.saves_at_end import save_at_end
+from horovod_tune.ray_compat.patches.tune_advice import corrected_advice, drop_advice_on_reuse
+from horovod_tune.ray_compat.patches.tune_run import (
     Prepare,
     metric_and_mode,
     prepare_runs,
@@ -37,7 +37,7 @@ from horovod_tune.ray_adapter.patches.tune_run import (
     shows_tunes_own_output,
     without_reporter,
 )
-from horovod_tune.ray_adapter.queries import (
+from horovod_tune.ray_compat.queries import (
     PYTHON_OF_RAYLET,
     announce_end,
     check_cluster_holds,
@@ -53,8 +53,8 @@ from horovod_tune.ray_adapter.queries import (
     resources_of_nodes,
     storage_reaches_here,
 )
-from horovod_tune.ray_adapter.schedules import time_attr_of
-from horovod_tune.ray_adapter.tune_session import install_session, prepare_rank_process
+from horovod_tune.ray_compat.schedules import time_attr_of
+from horovod_tune.ray_compat.tune_session import install_session, prepare_rank_process
 
 __all__ = [
     "PYTHON_OF_RAYLET",

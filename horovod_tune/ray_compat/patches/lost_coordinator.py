@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from horovod_tune.compatibility import Patch, part
 from horovod_tune.files import directories
-from horovod_tune.private_parts import Patch, part
 
 _PATCH = Patch(
     "lost coordinator",

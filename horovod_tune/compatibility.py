@@ -1,4 +1,4 @@
-"""Checks private parts of Ray and Horovod before they are touched: have they the shape that was written for?
+"""Checks private APIs of Ray and Horovod before they are touched: have they the shape that was written for?
 
 A `Patch` says what it needs of the other library and what a user loses without it. Where the library has
 changed, the patch leaves it alone and warns once in a process: things then work more slowly, not worse.
@@ -79,7 +79,7 @@ _decided: dict[str, bool] = {}
 
 @dataclass(frozen=True)
 class Patch:
-    """Something that we do with another library's private parts.
+    """Something that we do with another library's private APIs.
 
     Attributes:
         name: of the patch, unique.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from horovod_tune.private_parts import Patch, part
+from horovod_tune.compatibility import Patch, part
 
 _PATCH = Patch(
     "ids of actor classes",

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from horovod_tune.private_parts import Patch, part
+from horovod_tune.compatibility import Patch, part
 
 _RUN = "ray.tune.tune"
 _WAITS = "ray.tune.execution.insufficient_resources_manager"

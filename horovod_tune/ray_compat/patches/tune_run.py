@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from horovod_tune.compatibility import Part, Patch, part
 from horovod_tune.errors import HorovodTuneError, TrainingFailed
-from horovod_tune.private_parts import Part, Patch, part
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from horovod_tune import private_parts, ray_adapter
-from horovod_tune.ray_adapter import patches
-from horovod_tune.ray_adapter.patches.tune_run import metric_and_mode
+from horovod_tune import compatibility, ray_compat
+from horovod_tune.ray_compat import patches
+from horovod_tune.ray_compat.patches.tune_run import metric_and_mode
 
 
 def is_ours(trainable: type) -> bool:
@@ -35,49 +35,49 @@ def enter(context: AbstractContextManager[Any]) -> None:
 
 # How the driver installs what is in each module of `patches`.
 INSTALL: dict[str, list[Callable[[], object]]] = {
-    "actor_class_ids": [ray_adapter.draw_actor_class_ids_from_the_system],
-    "actor_reuse": [lambda: ray_adapter.reuse_actors_of(is_ours)],
-    "empty_results": [ray_adapter.accept_trials_without_results],
-    "experiment_paths": [lambda: ray_adapter.note_experiments(lambda kind, path: None)],
-    "failure_count": [lambda: ray_adapter.count_each_death_once(is_ours)],
-    "freed_places": [ray_adapter.take_freed_places],
-    "idle_processes": [lambda: ray_adapter.start_in_idle_processes(is_ours)],
-    "lost_coordinator": [lambda: ray_adapter.name_lost_hosts(is_ours)],
+    "actor_class_ids": [ray_compat.draw_actor_class_ids_from_the_system],
+    "actor_reuse": [lambda: ray_compat.reuse_actors_of(is_ours)],
+    "empty_results": [ray_compat.accept_trials_without_results],
+    "experiment_paths": [lambda: ray_compat.note_experiments(lambda kind, path: None)],
+    "failure_count": [lambda: ray_compat.count_each_death_once(is_ours)],
+    "freed_places": [ray_compat.take_freed_places],
+    "idle_processes": [lambda: ray_compat.start_in_idle_processes(is_ours)],
+    "lost_coordinator": [lambda: ray_compat.name_lost_hosts(is_ours)],
     "paused_trials": [
-        ray_adapter.end_waits_of_paused_trials,
-        ray_adapter.write_down_ends_of_paused_trials,
+        ray_compat.end_waits_of_paused_trials,
+        ray_compat.write_down_ends_of_paused_trials,
     ],
     "resized_trials": [
-        lambda: ray_adapter.check_resized_trials(lambda trainable, resources: resources, lambda kind: False)
+        lambda: ray_compat.check_resized_trials(lambda trainable, resources: resources, lambda kind: False)
     ],
-    "result_files": [ray_adapter.keep_longer_results],
-    "saves_at_end": [lambda: ray_adapter.save_at_end(None)],  # no trial is touched without its parts
+    "result_files": [ray_compat.keep_longer_results],
+    "saves_at_end": [lambda: ray_compat.save_at_end(None)],  # no trial is touched without its parts
     "tune_advice": [
-        lambda: enter(ray_adapter.corrected_advice("instead", quiet=True)),
-        ray_adapter.drop_advice_on_reuse,
+        lambda: enter(ray_compat.corrected_advice("instead", quiet=True)),
+        ray_compat.drop_advice_on_reuse,
     ],
     "tune_run": [
-        lambda: ray_adapter.prepare_runs(lambda trainable, arguments: contextlib.nullcontext(arguments)),
-        lambda: enter(ray_adapter.without_reporter()),
-        lambda: ray_adapter.shorten_errors(is_ours),
+        lambda: ray_compat.prepare_runs(lambda trainable, arguments: contextlib.nullcontext(arguments)),
+        lambda: enter(ray_compat.without_reporter()),
+        lambda: ray_compat.shorten_errors(is_ours),
         lambda: metric_and_mode({"search_alg": object(), "scheduler": object()}),
     ],
 }
 
 
-def patches_of(name: str) -> list[private_parts.Patch]:
+def patches_of(name: str) -> list[compatibility.Patch]:
     module = importlib.import_module(f"{patches.__name__}.{name}")
-    return [each for each in vars(module).values() if isinstance(each, private_parts.Patch)]
+    return [each for each in vars(module).values() if isinstance(each, compatibility.Patch)]
 
 
-def found(part: private_parts.Part) -> Any:
+def found(part: compatibility.Part) -> Any:
     try:
         return part.find()
     except (ImportError, AttributeError):
         return None
 
 
-def rename(part: private_parts.Part) -> None:
+def rename(part: compatibility.Part) -> None:
     """Give the part another name where it is defined: in its module, its class or one of that one's bases."""
     module, _, names = part.path.partition(":")
     owner: Any = importlib.import_module(module)
@@ -104,11 +104,11 @@ class Warnings(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def problem_of(name: str, patch: private_parts.Patch, part: private_parts.Part) -> str | None:
+def problem_of(name: str, patch: compatibility.Patch, part: compatibility.Part) -> str | None:
     """Rename the part, install the module's patches twice, and return what is wrong with what they did."""
     heard = Warnings()
-    private_parts.logger.addHandler(heard)
-    private_parts.logger.propagate = False
+    compatibility.logger.addHandler(heard)
+    compatibility.logger.propagate = False
     rename(part)
     before = [found(each) for each in patch.parts]
     for install in INSTALL[name] * 2:
@@ -140,7 +140,7 @@ def in_a_fork(work: Callable[[], str | None]) -> str | None:
     return problem
 
 
-def cases() -> Iterator[tuple[str, private_parts.Patch, private_parts.Part]]:
+def cases() -> Iterator[tuple[str, compatibility.Patch, compatibility.Part]]:
     for found in pkgutil.iter_modules(patches.__path__):
         for patch in patches_of(found.name):
             for part in patch.parts:

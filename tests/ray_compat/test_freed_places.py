@@ -10,7 +10,7 @@ from ray.air.execution.resources.placement_group import PlacementGroupResourceMa
 from ray.air.execution.resources.request import ResourceRequest
 from ray.util.placement_group import placement_group_table
 
-from horovod_tune import ray_adapter
+from horovod_tune import ray_compat
 
 WITHIN_S = 60.0
 
@@ -41,7 +41,7 @@ def held(manager: Any, request: ResourceRequest) -> Any:
 
 
 def test_what_waits_is_asked_for_again_and_nothing_is_left(ray_session: Any) -> None:
-    ray_adapter.take_freed_places()
+    ray_compat.take_freed_places()
     manager = PlacementGroupResourceManager()
     small, medium, large = [ResourceRequest([{}, {"CPU": cpus}]) for cpus in (1, 2, 4)]
     first_to_go, next_to_go = held(manager, small), held(manager, medium)
@@ -64,7 +64,7 @@ def test_what_waits_is_asked_for_again_and_nothing_is_left(ray_session: Any) -> 
 
 def test_what_is_being_placed_is_left_alone(ray_session: Any) -> None:
     """Ray loses the resources of a group that is removed while a node sets them aside for it."""
-    ray_adapter.take_freed_places()
+    ray_compat.take_freed_places()
     manager = PlacementGroupResourceManager()
     small = ResourceRequest([{}, {"CPU": 1}])
     for _ in range(20):

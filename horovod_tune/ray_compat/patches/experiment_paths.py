@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.private_parts import Patch, part
+from horovod_tune.compatibility import Patch, part
 
 _STORAGE = "ray.train._internal.storage:StorageContext"
 _PATCH = Patch(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
-from horovod_tune.private_parts import Patch, part
-from horovod_tune.ray_adapter.patches.idle_processes import LIGHTNING_VARIABLE
+from horovod_tune.compatibility import Patch, part
+from horovod_tune.ray_compat.patches.idle_processes import LIGHTNING_VARIABLE
 from horovod_tune.reported_values import merge_metrics
 from horovod_tune.session import Session, current
 

@@ -15,7 +15,7 @@ import pytest
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, get_world, report
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("horovod")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -49,12 +49,10 @@ def train(config: dict[str, Any]) -> None:
     size = 0
     while not is_over(state["epoch"], size, config.get("until", 1)):
         epoch, size = state["epoch"] + 1, hvd.size()
-        if hvd.rank() == config.get("deaths", {4: config.get("dies", -1)}).get(epoch):
-            die_once(config["folder"], f"in_step_{epoch}")
+        if epoch == 4 and hvd.rank() == config.get("dies", -1):
+            die_once(config["folder"], "in_step")
         mean = hvd.allreduce(torch.tensor([float(epoch)], dtype=torch.float64)).item()
         state = {"epoch": epoch, "sum": state["sum"] + mean}
-        if epoch == 6 and hvd.rank() == config.get("dies_in_report", -1):
-            die_once(config["folder"], "in_report")
         world = get_world()
         assert (world.rank, world.size) == (hvd.rank(), hvd.size())
         report(**state, size=hvd.size(), pid=os.getpid(), changes=world.changes)
@@ -169,21 +167,6 @@ def check_sums(records: list[dict[str, Any]]) -> None:
     assert all(each["sum"] == sum(range(each["epoch"] + 1)) for each in records)
 
 
-@pytest.mark.parametrize("dies", [0, 1, 2])
-def test_the_others_go_on_when_a_rank_is_killed(run: Run, dies: int) -> None:
-    trial, records = run(train, config={"dies": dies})
-    assert trial.status == "TERMINATED" and trial.num_failures == 0
-    check_sums(records)
-    assert records[0]["size"] == records[0]["world_size"] == 3
-    assert records[3]["world_size"] == 2, "the next report is of the smaller world"
-    assert f"rank {dies} on" in records[3]["world_change"] and "died" in records[3]["world_change"]
-    assert {each["pid"] for each in records[3:5]} <= {each["pid"] for each in records} and records[-1][
-        "epoch"
-    ] == EPOCHS
-    assert [each["world_changes"] for each in records[2:4]] == [0, 1]
-    assert records[2]["world_change_s"] == 0 < records[3]["world_change_s"]
-
-
 @pytest.mark.parametrize("function", [ask_after_a_loss, ask_after_a_loss_with_horovods_api])
 def test_a_rank_that_is_asked_for_when_the_world_has_ended_is_no_error(run: Run, function: Any) -> None:
     trial, records = run(function)
@@ -192,18 +175,7 @@ def test_a_rank_that_is_asked_for_when_the_world_has_ended_is_no_error(run: Run,
     assert "died" in records[3]["world_change"] and records[-1]["epoch"] == EPOCHS
 
 
-def test_a_world_of_sixteen_ranks_forms_again(run: Run) -> None:
-    deaths = {4: 0, 6: 7, 8: 15}
-    trial, records = run(
-        train, slots=16, min_workers=12, num_cpus_per_slot=0.2, config={"deaths": deaths, "until": 16}
-    )
-    assert trial.status == "TERMINATED" and trial.num_failures == 0
-    check_sums(records)
-    assert records[0]["size"] == records[-1]["size"] == 16
-    assert min(each["size"] for each in records) < 16 and records[-1]["world_changes"] >= 2
-    print("seconds to the next report:", {each["world_changes"]: each["world_change_s"] for each in records})
-
-
+@pytest.mark.contract
 @pytest.mark.parametrize("function", [train, train_with_horovods_api])
 def test_a_lost_rank_comes_back(run: Run, function: Any) -> None:
     trial, records = run(function, config={"dies": 1, "until": 3})
@@ -211,13 +183,15 @@ def test_a_lost_rank_comes_back(run: Run, function: Any) -> None:
     check_sums(records)
     sizes = [each["size"] for each in records]
     assert sizes[0] == 3 and 2 in sizes and sizes[-1] == 3
-
-
-def test_horovods_elastic_api_runs_unchanged(run: Run) -> None:
-    trial, records = run(train_with_horovods_api, config={"dies": 0})
-    assert trial.status == "TERMINATED" and trial.num_failures == 0
-    check_sums(records)
-    assert records[-1]["epoch"] == EPOCHS and records[-1]["resets"] >= 1
+    before, after = records[sizes.index(2) - 1], records[sizes.index(2)]
+    assert after["world_size"] == 2
+    assert "rank 1 on" in after["world_change"] and "died" in after["world_change"]
+    assert (before["world_changes"], after["world_changes"]) == (0, 1)
+    assert before["world_change_s"] == 0 < after["world_change_s"]
+    if function is train_with_horovods_api:
+        assert records[-1]["resets"] >= 1
+    else:
+        assert records[0]["pid"] == records[-1]["pid"], "rank 0 keeps its process"
 
 
 def hang_once(config: dict[str, Any]) -> None:
@@ -245,12 +219,6 @@ def test_the_others_go_on_when_a_rank_hangs(run: Run) -> None:
     assert [each["epoch"] for each in records] == list(range(1, 9))
     change = next(each["world_change"] for each in records if each["epoch"] == 4)
     assert "rank 1 on" in change and "hung" in change
-
-
-def test_two_losses_leave_one(run: Run) -> None:
-    trial, records = run(train, min_workers=1, config={"dies": 2, "dies_in_report": 0})
-    assert trial.status == "TERMINATED" and trial.num_failures == 0
-    check_sums(records)
 
 
 def test_a_trial_starts_with_min_workers_and_grows(run: Run) -> None:

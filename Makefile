@@ -11,12 +11,20 @@ VENV ?= .venv
 XLA_VENV ?= .venv-xla
 export TORCH PIP_EXTRA
 
+# Tests of trials mostly wait, so that more run side by side than there are cores.
+WORKERS ?= 3
+PYTEST = $(VENV)/bin/python -m pytest
+IN_PARALLEL = -n $(WORKERS) --dist loadgroup --durations-to build/durations.json
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix soak test-hosts examples lint typecheck format docs wheel bench test-xla test-gpu debian-packages set-up set-up-xla clean
+.PHONY: help demo check test test-slow test-all test-matrix soak test-hosts examples lint typecheck format docs wheel bench test-xla test-gpu debian-packages set-up set-up-xla clean
 
 help: ## Show this list
 	@echo "make demo     tune a digits classifier with Horovod on this machine (sets everything up first)"
-	@echo "make test     run the tests                     make test PYTEST_ARGS='-k placement'"
+	@echo "make check    lint, types, and the tests that start nothing: a minute"
+	@echo "make test     the tests, without the slow ones  make test PYTEST_ARGS='-k placement'"
+	@echo "make test-all everything: lint, typecheck, test, test-slow, test-hosts, examples, docs, wheel"
+	@echo "make test-slow    the tests over 5 s that are not in make test   make test-slow SHARD=1/4"
 	@echo "make test-hosts   those on several simulated hosts; needs root and Debian packages"
 	@echo "make examples run every program in examples/ and in the documentation"
 	@echo "make lint     ruff, format and lint             make format rewrites the files"
@@ -35,14 +43,23 @@ help: ## Show this list
 demo: set-up ## The main job
 	@$(VENV)/bin/python examples/bayesopt_digits.py $(DEMO_ARGS)
 
+check: lint typecheck
+	@$(PYTEST) -q -n 2 --dist loadgroup -m "not (processes or slow or contract or cluster or example or wheel)" $(PYTEST_ARGS)
+
 test: set-up
-	@$(VENV)/bin/python -m pytest -m "not cluster and not example and not wheel" $(PYTEST_ARGS)
+	@$(PYTEST) $(IN_PARALLEL) -m "contract or not (slow or cluster or example or wheel)" --durations 10 $(PYTEST_ARGS)
+
+# SHARD=I/N: every N-th file by its crc32, so that a machine or a step runs a part that is always the same.
+test-slow: set-up
+	@$(PYTEST) $(IN_PARALLEL) -m "slow and not (contract or cluster or example or wheel)" $(if $(SHARD),--shard $(SHARD)) --durations 10 $(PYTEST_ARGS)
 
 test-hosts: set-up
-	@$(VENV)/bin/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
+	@$(PYTEST) -m cluster tests/cluster --durations-to build/durations.json $(if $(SHARD),--shard $(SHARD)) $(PYTEST_ARGS)
 
 examples: set-up
-	@$(VENV)/bin/python -m pytest -m example $(PYTEST_ARGS)
+	@$(PYTEST) -m example --durations-to build/durations.json $(PYTEST_ARGS)
+
+test-all: lint typecheck test test-slow test-hosts examples docs wheel
 
 docs: set-up
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
@@ -50,7 +67,7 @@ docs: set-up
 
 wheel: set-up
 	@$(VENV)/bin/python tools/make_wheel.py dist
-	@$(VENV)/bin/python -m pytest tests/test_packaging.py -m wheel --wheel-dir=dist $(PYTEST_ARGS)
+	@$(PYTEST) tests/test_packaging.py -m wheel --wheel-dir=dist $(PYTEST_ARGS)
 
 debian-packages:
 	@bash tools/debian_packages.sh
@@ -82,7 +99,7 @@ test-xla: set-up-xla
 
 test-gpu: set-up
 	@if [ -e /dev/nvidiactl ]; then $(VENV)/bin/horovod-tune install-horovod --gpu nccl; fi
-	@$(VENV)/bin/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
+	@$(PYTEST) tests/gpu -rs $(PYTEST_ARGS)
 
 set-up: python
 	@$(PYTHON) tools/set_up.py --venv $(VENV)

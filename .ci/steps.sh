@@ -1,43 +1,63 @@
-# Sourced by .ci/run: runs make targets one after the other, and tells at the end what failed.
+# Sourced by .ci/run: runs make targets one after the other, and tells at the end what failed and what was left out.
 
+begin_by_s=3900 # no step begins later, so that all ends within 90 minutes
 cpus=$(env -u OMP_NUM_THREADS nproc) # nproc counts OpenMP's threads where their number is set
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
 step() { # step TARGET LIMIT_S [VARIABLE=VALUE...]: make TARGET, note in $logs/failed whether it failed, go on
-  local name=$1 limit_s=$2 began_s=$SECONDS
+  local target=$1 limit_s=$2 began_s=$SECONDS status shard name
   shift 2
+  shard=$(printf '%s\n' "$@" | sed -n 's|^SHARD=\(.*\)/.*|-\1|p')
+  name=$target$shard
+  if [ "$SECONDS" -gt "$begin_by_s" ]; then
+    skip "$name" "$SECONDS s are gone, and no step begins after $begin_by_s s"
+    return
+  fi
   echo
   echo "=== $name"
-  timeout --kill-after=30 "$limit_s" make "$name" "$@" </dev/null 2>&1 | tee "$logs/$name"
-  local status=${PIPESTATUS[0]}
+  timeout --kill-after=30 "$limit_s" make "$target" "$@" </dev/null 2>&1 | tee "$logs/$name"
+  status=${PIPESTATUS[0]}
   [ "$status" = 124 ] && echo "$name took more than $limit_s s"
   [ "$status" = 0 ] || echo "$name" >>"$logs/failed"
   echo "=== $name: exit status $status after $((SECONDS - began_s)) s"
 }
 
-may_run_xla() { # torch_xla brings torch's CUDA packages, 7 GB, and compiles for minutes: too much for 2 CPUs
+skip() { # skip NAME REASON
+  echo "$1: $2" | tee -a "$logs/skipped"
+}
+
+xla_step() { # torch_xla brings torch's CUDA packages, 7 GB, and compiles for minutes: too much for 2 CPUs
   local free_gb
   free_gb=$(df --output=avail -BG . | tail -n 1 | tr -dc 0-9)
-  [ "$free_gb" -ge 20 ] && [ "$SECONDS" -le 2400 ] && [ "$cpus" -ge 4 ] && return
-  echo "make test-xla did not run: $free_gb GB free (20 wanted), $SECONDS s gone (2400 at most), $cpus CPUs (4 wanted)."
-  return 1
+  if [ "$cpus" -lt 4 ]; then
+    skip test-xla "$cpus CPUs, and it needs 4"
+  elif [ "$free_gb" -lt 20 ]; then
+    skip test-xla "$free_gb GB free, and it needs 20"
+  else
+    step test-xla "$1" PYTEST_ARGS="-rs --durations 10"
+  fi
 }
 
 finish() { # print once more, where a reader of the last page finds it, what failed and how; exit
   local name
   echo
+  if [ -s build/durations.json ]; then
+    echo "The 25 slowest tests, in seconds (all: build/durations.json):"
+    sed -n '2,26p' build/durations.json
+  fi
   if [ -s "$logs/failed" ]; then
     while read -r name; do
       echo "=== $name failed:"
       grep -E '^(FAILED|ERROR) |^E  ' "$logs/$name" | cut -c 1-300 | tail -n 40 | grep . || tail -n 20 "$logs/$name"
     done <"$logs/failed"
   fi
-  echo "All of it took $SECONDS s on $cpus CPUs. Failed: $([ -s "$logs/failed" ] && tr '\n' ' ' <"$logs/failed" || echo nothing)"
-  for name in test-xla test-hosts examples test; do # pytest's last line; make may have added one of its own
-    [ -f "$logs/$name" ] && grep -E '^=+ .* in [0-9.]+s' "$logs/$name" | tail -n 1
+  for name in "$logs"/test* "$logs"/examples; do # pytest's last line; make may have added one of its own
+    [ -f "$name" ] && echo "$(basename "$name"): $(grep -E '^=+ .* in [0-9.]+s' "$name" | tail -n 1)"
   done
-  echo "Modules of long tests that there was no time for: $(cat "$logs"/* | grep -cE '^SKIPPED .* left out: ')"
+  echo "Left out: $([ -s "$logs/skipped" ] && cat "$logs/skipped" || echo nothing)"
+  grep -hE '^SKIPPED ' "$logs"/* | sed -E 's/^SKIPPED \[[0-9]+\] [^ ]+ /Skipped: /' | sort | uniq -c | sort -rn | head -n 30
+  echo "All of it took $SECONDS s on $cpus CPUs. Failed: $([ -s "$logs/failed" ] && tr '\n' ' ' <"$logs/failed" || echo nothing)"
   [ ! -s "$logs/failed" ]
   exit
 }

@@ -1,67 +1,120 @@
-"""What the tests of real trials share: a Ray session of their own, and warm workers."""
+"""What tests of real trials share, and the tiers: which tests run together, how long one may take."""
 
 from __future__ import annotations
 
+import json
 import os
-import random
-import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sessions import local_ray
+from sessions import end_shared_ray, shared_ray
 
 if TYPE_CHECKING:
     from trial_runner import TrialRunner
 
-# A test says what it wants to see; Tune's tables and Ray's usage report are not it.
+# Tune's tables and Ray's usage report are not what a test looks at.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "2")
-BEGAN_S = time.monotonic()
+
+HERE = Path(__file__).parent
+
+# A test that takes longer needs the `slow` marker, or `contract` where `make test` has to run it.
+SLOW_S = 5.0
+# Without one it fails from this time on, and is only listed on a machine that is busy with other work: a test
+# of 5 s may take several times as long there.
+UNMARKED_LIMIT_S = 30.0
+BUSY_LOAD_PER_CPU = 4.0
+MAY_BE_LONG = ("slow", "contract", "cluster", "example", "wheel")
+# Fixtures that take a minute and are made once for the session: the files that use them run in one process.
+SHARED_FIXTURES = ("experiments", "killed")
+
+_durations: dict[str, float] = {}
+_over_limit: dict[str, float] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--wheel-dir", help="try the wheel in this folder in place of one that is built for it")
+    parser.addoption("--wheel-dir", help="try the wheel in this folder instead of one that is built for it")
+    parser.addoption("--shard", metavar="I/N", help="run only the files whose crc32 modulo N is I - 1")
     parser.addoption(
-        "--begin-within",
-        type=float,
-        metavar="SECONDS",
-        help="begin none of the long tests later; those left out are skipped and say so",
+        "--durations-to", type=Path, metavar="FILE", help="add each test's seconds to this JSON file"
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the modules of long tests last where time is limited, and begin them with another one each time."""
-    if config.getoption("--begin-within") is None:
-        return
-    modules: dict[str, list[pytest.Item]] = {}
+    """Keep one shard, and say which tests pytest-xdist has to run in one process."""
+    if shard := config.getoption("--shard"):
+        index, count = map(int, shard.split("/"))
+        kept = [item for item in items if zlib.crc32(file_of(item.nodeid).encode()) % count == index - 1]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
     for item in items:
-        if is_long(item):
-            modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    names = list(modules)
-    first = random.randrange(len(names)) if names else 0
-    items[:] = [item for item in items if not is_long(item)]
-    items += [item for name in names[first:] + names[:first] for item in modules[name]]
+        fixtures = getattr(item, "fixturenames", ())
+        if "ray_session" in fixtures or any(name in fixtures for name in SHARED_FIXTURES):
+            item.add_marker(pytest.mark.processes)
+        shared = any(name in fixtures for name in SHARED_FIXTURES)
+        if shared:
+            item.add_marker(pytest.mark.slow)
+        item.add_marker(pytest.mark.xdist_group("experiments" if shared else file_of(item.nodeid)))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    within_s = item.config.getoption("--begin-within")
-    if within_s is not None and is_long(item) and time.monotonic() - BEGAN_S > within_s:
-        module = item.nodeid.partition("::")[0]
-        pytest.skip(f"{module} left out: the {within_s:.0f} s for long tests are over")
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
-def is_long(item: pytest.Item) -> bool:
-    """Tell whether a test's module takes a minute or more."""
-    return any(item.get_closest_marker(name) for name in ("long", "cluster", "example"))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that takes long and has no marker for it. Fixtures do not count, since tests share them."""
+    report = yield
+    is_long = call.when == "call" and report.passed and call.duration > SLOW_S
+    if is_long and not any(item.get_closest_marker(name) for name in MAY_BE_LONG):
+        report.user_properties.append(("over_limit_s", call.duration))
+        is_busy = os.getloadavg()[0] > BUSY_LOAD_PER_CPU * (os.cpu_count() or 1)
+        if call.duration > UNMARKED_LIMIT_S and not is_busy:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} took {call.duration:.0f} s. A test of more than {SLOW_S:g} s needs "
+                "@pytest.mark.slow: `make test` then leaves it out, `make test-all` runs it."
+            )
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    name = report.nodeid.partition("@")[0]  # without pytest-xdist's group
+    _durations[name] = round(_durations.get(name, 0.0) + report.duration, 2)
+    _over_limit.update((name, value) for key, value in report.user_properties if key == "over_limit_s")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if _over_limit:
+        terminalreporter.section(f"tests over {SLOW_S:g} s without the slow marker")
+        for name, seconds in sorted(_over_limit.items(), key=lambda each: -each[1]):
+            terminalreporter.line(f"{seconds:6.1f} s  {name}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    end_shared_ray()
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--shard"):
+        session.exitstatus = pytest.ExitCode.OK  # none of the few files is in this shard
+    path = session.config.getoption("--durations-to")
+    if path is None or hasattr(session.config, "workerinput"):
+        return
+    before = json.loads(path.read_text()) if path.exists() else {}
+    longest_first = sorted({**before, **_durations}.items(), key=lambda each: -each[1])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(longest_first), indent=0) + "\n")
 
 
 @pytest.fixture(scope="module")
 def ray_session() -> Iterator[Any]:
-    """A local Ray of 4 CPUs for the module, ended after it."""
-    with local_ray(num_cpus=4) as ray:
-        yield ray
+    """A local Ray of 4 CPUs, which all modules of this process share."""
+    yield shared_ray()
 
 
 @pytest.fixture

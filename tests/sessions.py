@@ -1,4 +1,4 @@
-"""Ray sessions of a test's own: begun on nobody else's cluster, and ended whatever comes.
+"""Ray sessions for tests: one that all modules of a process share, and ones of a test's own.
 
 Not in conftest.py: several folders have one, and `import conftest` is the one that was loaded last.
 """
@@ -9,21 +9,62 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+SHARED_CPUS = 4
+# Enough for each test. Ray's own choice is 30 % of the memory, and several sessions run side by side.
+OBJECT_STORE_BYTES = 512 << 20
 
-@contextmanager
-def local_ray(num_cpus: int, **settings: Any) -> Iterator[Any]:
-    """A Ray of this machine with ``num_cpus``; ``settings`` are more of ``ray.init``'s."""
+_shared_session = ""
+
+
+def shared_ray() -> Any:
+    """Return Ray, connected to this process's session of 4 CPUs; starts it unless it still runs.
+
+    A test that needs another Ray (`local_ray`, `simulated_nodes`) ends it, and the next call starts another.
+    """
+    global _shared_session
     import ray
 
-    ray.shutdown()
+    if not (_shared_session and ray.is_initialized() and _session() == _shared_session):
+        ray.shutdown()
+        _start(SHARED_CPUS)
+        _shared_session = _session()
+    return ray
+
+
+def end_shared_ray() -> None:
+    if _shared_session:
+        import ray
+
+        ray.shutdown()
+
+
+def _session() -> str:
+    import ray
+
+    return str(ray._private.worker._global_node.address_info["session_dir"])
+
+
+def _start(num_cpus: int, **settings: Any) -> None:
+    import ray
+
     ray.init(
         "local",
         num_cpus=num_cpus,
+        object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=False,
         **settings,
     )
+
+
+@contextmanager
+def local_ray(num_cpus: int, **settings: Any) -> Iterator[Any]:
+    """A Ray with ``num_cpus`` for one test or module; ``settings`` are more of ``ray.init``'s."""
+    import ray
+
+    ray.shutdown()
+    _start(num_cpus, **settings)
     try:
         yield ray
     finally:

@@ -38,7 +38,9 @@ def programs() -> Iterator[Any]:
     for page in PAGES:
         for about, text in blocks(page, "python"):
             if title := re.search(r'title="([^"]+)"', about):
-                yield pytest.param(text, id=f"{page.name}:{title[1]}")
+                # The first program that a reader meets.
+                marks = [pytest.mark.contract] if page.name == "README.md" else []
+                yield pytest.param(text, id=f"{page.name}:{title[1]}", marks=marks)
 
 
 @pytest.mark.example

@@ -17,7 +17,7 @@ from horovod_tune.ray_compat import metric_and_mode
 from horovod_tune.run_settings import ExperimentFacts, SilentTrials, settings_for
 from horovod_tune.search import BayesOptSearch
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 # What lines of Tune's reporter begin with.
 BY_TUNE = ("╭", "│", "├", "╰", "View detailed results", "To visualize", "Trial ", "Error file")

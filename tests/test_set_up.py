@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 

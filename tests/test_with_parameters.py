@@ -17,7 +17,7 @@ from horovod_tune import DistributedTrainableCreator, with_parameters
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
 from horovod_tune.with_parameters import load_values, pack_values, parameters_of
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -38,7 +38,7 @@ def _missing() -> str | None:
 _WHY = _missing()
 if _WHY:
     warnings.warn(_WHY, stacklevel=1)
-pytestmark = [pytest.mark.long, pytest.mark.skipif(_WHY is not None, reason=_WHY or "")]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(_WHY is not None, reason=_WHY or "")]
 
 
 @pytest.fixture(scope="module")

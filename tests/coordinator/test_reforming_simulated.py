@@ -32,7 +32,7 @@ from horovod_tune.errors import TrainingFailed
 from horovod_tune.gloo.ranks import assign_worlds
 from horovod_tune.messages import Assignment, Finished, NeedsWorld, Report, TrialRequest, WorkerInfo, World
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 SLOTS = 8  # ranks of a simulated host
 

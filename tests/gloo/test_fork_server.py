@@ -26,7 +26,7 @@ from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server
 from horovod_tune.spec import make_spec
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -17,7 +17,7 @@ from horovod_tune.gloo import ranks
 from horovod_tune.gloo.http_server import Connection
 from horovod_tune.gloo.rendezvous import Rendezvous
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 pytest.importorskip("horovod")
 

@@ -26,7 +26,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 from horovod_tune.horovod_build.installed import installed_horovod
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 TIMEOUT_S = 120
 

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

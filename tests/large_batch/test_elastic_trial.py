@@ -19,7 +19,7 @@ from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
 from horovod_tune import DistributedTrainableCreator, commit, get_checkpoint, get_state, large_batch, report
 from horovod_tune.search import DistributeByGlobalBatch
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("horovod")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -16,7 +16,7 @@ from horovod_tune.node import spot_watch
 from horovod_tune.ray_compat import drain_as_preempted, is_preempted
 from horovod_tune.ray_compat.preemption import HostPreempted
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 
 class Metadata(BaseHTTPRequestHandler):

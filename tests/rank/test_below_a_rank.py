@@ -15,7 +15,7 @@ from worker_kinds import NEEDS, Workers, skip_unless_installed
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Report
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -16,7 +16,7 @@ from trial_runner import TrialRunner
 
 cloudpickle.register_pickle_by_value(leaks)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
 MODULE = "STATE = 1\n"
 

@@ -18,7 +18,7 @@ import horovod_tune.gloo.horovod_elastic
 import horovod_tune.gloo.horovod_world
 from horovod_tune import compatibility, ray_compat
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 HERE = Path(__file__).resolve().parent
 

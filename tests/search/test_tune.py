@@ -17,7 +17,7 @@ from ray.tune.search import ConcurrencyLimiter
 from horovod_tune import analyze
 from horovod_tune.search import BayesOptSearch
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 # The trials run in other processes, which cannot import tests.
 cloudpickle.register_pickle_by_value(conformance)

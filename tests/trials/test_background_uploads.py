@@ -18,7 +18,7 @@ from ray import tune
 
 from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 for pickles in (cloudpickle, ray.cloudpickle):  # the function is pickled by one, the storage by the other
     pickles.register_pickle_by_value(sys.modules[__name__])
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 
 from horovod_tune import DistributedTrainableCreator
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
 
 def counting(config):
@@ -139,6 +139,7 @@ def test_every_form_of_a_checkpoint_is_stored_and_comes_back(tune_run):
         assert stored == result["form"].removesuffix(" again")
 
 
+@pytest.mark.contract
 def test_a_failed_trial_starts_again_from_its_last_checkpoint_on_every_rank(tune_run, tmp_path):
     analysis = tune_run(
         DistributedTrainableCreator(nested(counting), num_slots=2),
@@ -153,6 +154,7 @@ def test_a_failed_trial_starts_again_from_its_last_checkpoint_on_every_rank(tune
     assert "rank 1 gives up" in Path(trial.path, "error.txt").read_text()
 
 
+@pytest.mark.contract
 def test_population_based_training_hands_the_donors_checkpoint_to_every_rank(tune_run):
     from ray import tune
     from ray.tune.schedulers import PopulationBasedTraining

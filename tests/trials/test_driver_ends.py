@@ -16,7 +16,7 @@ import psutil
 import pytest
 from processes import eventually
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 SCRIPT = Path(__file__).with_name("drivers") / "search.py"
 
@@ -75,7 +75,15 @@ def marks(storage):
     return sorted(path.name for path in storage.glob("[ab]-*"))
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.contract),
+    ],
+    ids=lambda each: each.name,
+)
 def test_nothing_outlives_the_driver_and_the_experiment_goes_on(end, ray_folder, tmp_path):
     storage = tmp_path / "results"
     driver = start(ray_folder, storage)
@@ -97,6 +105,7 @@ def test_nothing_outlives_the_driver_and_the_experiment_goes_on(end, ray_folder,
     eventually(lambda: not processes_of(ray_folder), within_s=60)
 
 
+@pytest.mark.slow
 def test_two_experiments_at_once_do_not_disturb_each_other(tmp_path):
     folders = [tempfile.mkdtemp(prefix="ht", dir="/tmp") for _ in range(2)]
     drivers = []

@@ -21,7 +21,7 @@ from sessions import simulated_nodes
 from horovod_tune import commit, get_state, report
 from horovod_tune.coordinator.worker_group import POLL_S
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("horovod")
 

@@ -21,7 +21,7 @@ import pytest
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("horovod")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -14,7 +14,7 @@ from processes import training_processes
 
 from horovod_tune import DistributedTrainableCreator
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,7 @@ def error_of(trial):
     return Path(trial.path, "error.txt").read_text()
 
 
+@pytest.mark.contract
 def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_allreduce(tune_run):
     from ray import tune
 
@@ -86,6 +87,7 @@ def test_sys_exit_in_a_rank_is_a_failure_and_not_an_end(tune_run):
     assert "SystemExit: no licence" in error_of(analysis.trials[0])
 
 
+@pytest.mark.contract
 def test_a_killed_rank_starts_again_from_the_last_checkpoint(tune_run, tmp_path):
     once = str(tmp_path / "killed")
 
@@ -124,6 +126,7 @@ def test_a_killed_rank_starts_again_from_the_last_checkpoint(tune_run, tmp_path)
     assert "killed by SIGKILL" in error_of(trial)
 
 
+@pytest.mark.contract
 def test_a_rank_that_stops_answering_is_named(tune_run):
     def train(config):
         import os
@@ -145,6 +148,7 @@ def test_a_rank_that_stops_answering_is_named(tune_run):
     assert "rank 1 of 2 on" in text and "fell silent" in text, text
 
 
+@pytest.mark.contract
 def test_a_rank_that_never_enters_the_collective_is_named_by_the_stall_inspector(tune_run):
     def train(config):
         import time

@@ -14,7 +14,7 @@ from ray import tune
 from horovod_tune import DistributedTrainableCreator
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
 
 class KillOnce(tune.Callback):

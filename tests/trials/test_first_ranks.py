@@ -4,7 +4,7 @@ import pytest
 
 from horovod_tune import DistributedTrainableCreator
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 
 def test_the_first_ranks_import_no_ray_tune_unless_their_function_does(tune_run):

@@ -16,7 +16,7 @@ from sessions import simulated_nodes
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
 from horovod_tune.session import COMMIT_FILE
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("horovod")
 

@@ -18,7 +18,7 @@ from horovod_tune.analysis.expectations import expectations, standings
 from horovod_tune.search import BayesOptSearch, PromotingASHA
 from horovod_tune.search.rungs import Rungs
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -133,6 +133,7 @@ def steps_of(analysis):
     return [history["step"].tolist() for history in analysis.trial_dataframes.values() if len(history)]
 
 
+@pytest.mark.contract
 def test_trials_wait_and_the_best_go_on(tune_run):
     scheduler, search = Watched(time_attr="step", max_t=STEPS, grace_period=1), given_points()
     analysis = run(tune_run, train, scheduler, search_alg=search)

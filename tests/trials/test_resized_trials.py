@@ -20,7 +20,7 @@ from ray.tune.schedulers.resource_changing_scheduler import DistributeResources,
 from horovod_tune import DistributedTrainableCreator, commit, get_checkpoint, get_state, report
 from horovod_tune.search import DistributeByNoiseScale
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("horovod")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

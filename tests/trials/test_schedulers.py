@@ -11,7 +11,7 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, ResourceChang
 
 from horovod_tune import DistributedTrainableCreator
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -36,6 +36,7 @@ def train(config):
             report(loss=config["x"] / step, step=step, ranks=ranks, checkpoint=folder)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     "scheduler",
     [

@@ -15,7 +15,7 @@ from sessions import simulated_nodes
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import ResourcesUnavailable
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,7 @@ def by_value():
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.mark.contract
 def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_path):
     analysis = run(DistributedTrainableCreator(where, num_hosts=2, num_slots=2), tmp_path)
     (result,) = results_of(analysis.trials[0])

@@ -11,7 +11,7 @@ import pytest
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import ResourcesUnavailable
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
 
 def results_of(trial):
@@ -19,6 +19,7 @@ def results_of(trial):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.contract
 def test_the_guides_first_example_reports_rank_zero_once_per_report(tune_run):
     def training_function(config):
         import horovod.torch as hvd
@@ -137,6 +138,7 @@ def test_tunes_own_context_and_report_work_in_every_rank(tune_run):
     assert result["dir"].endswith(os.path.basename(trial.path))
 
 
+@pytest.mark.contract
 def test_a_trial_that_a_scheduler_stops_runs_no_further_step(tune_run, tmp_path):
     from ray.tune.schedulers import AsyncHyperBandScheduler
 

@@ -10,7 +10,7 @@ import pytest
 import horovod_tune
 from horovod_tune import DistributedTrainableCreator
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
 
 def error_of(tune_run, train, **arguments) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from horovod_tune import DistributedTrainableCreator, report
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -16,7 +16,7 @@ from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import Report
 from horovod_tune.xla.inactivity import Activity, Inactivity, StackDump, explain
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.processes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -19,7 +19,7 @@ COMMAND_MODULES = (
     "horovod_tune.preflight.preflight_command",  # gives the doctor the option --address
     "horovod_tune.launch.launch_command",
     "horovod_tune.launch.later_commands",
-    "horovod_tune.horovod_build.install_command",
+    "horovod_tune.horovod_build.command",
 )
 
 # The extra that brings a module, for the message where it is missing.

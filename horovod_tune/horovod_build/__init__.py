@@ -1,15 +1,11 @@
-"""Compiles Horovod for the torch that is installed: the package behind `horovod-tune install-horovod`.
+"""Compiles Horovod for the installed torch: the package behind `horovod-tune install-horovod`.
 
-install_command.py ─► install.py ─┬─ prerequisites.py   compiler, CMake, CUDA, NCCL: found, or a cure for each
-                                  ├─ plan.py            what is built: key, environment, commands (pure)
-                                  ├─ patches/           what Horovod 0.28.1 needs on a current torch, as diffs
-                                  ├─ patching.py        each text that a diff replaces is found exactly once
-                                  ├─ wheel_cache.py     the wheel that is kept, and the lock around it
-                                  ├─ compiler.py        runs pip and the compilers, and ends them
-                                  ├─ build_progress.py  the compiler's output: percentage, first error (pure)
-                                  └─ installed.py       what is installed, read without importing it
+command.py ─► install.py ─┬─ prerequisites.py  compiler, CMake, CUDA, NCCL: found, or a cure for each
+                          ├─ build.py          source, patches, `pip wheel`, progress, first error
+                          │   └─ patching.py   applies patches/*.patch; an error if one does not match
+                          └─ installed.py      versions of torch and Horovod, read without importing them
 
-Nothing here imports torch, Horovod or Ray: a build must be possible where they do not fit together.
+Nothing here imports torch, Horovod or Ray, so that a build is possible when they do not fit together.
 """
 
 from horovod_tune.errors import HorovodTuneError

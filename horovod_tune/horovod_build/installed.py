@@ -1,14 +1,14 @@
-"""Says which torch and which Horovod are in this environment, without importing either.
+"""Reads which torch and which Horovod are installed, without importing either.
 
-An import takes seconds, and fails in just the cases that are of interest here.
+An import takes seconds, and fails in exactly the cases of interest here.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import importlib.util
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,31 +34,38 @@ class InstalledTorch:
 class InstalledHorovod:
     """The Horovod of this environment."""
 
-    # As pip shows it: ``0.28.1+ht4.cpu`` where `install-horovod` built it.
+    # As pip shows it: ``0.28.1+ht7.cpu`` if `install-horovod` built it.
     version: str
-    # The torch it was compiled for; None where it was built without torch.
+    # The torch it was compiled for; None if it was built without torch.
     torch_version: str | None
 
     @property
     def patch_level(self) -> str | None:
-        """The patches it carries (``"ht4"``), or None where another build made it."""
-        local = self.version.partition("+")[2]
-        level = local.split(".")[0]
+        """The level of our patches (``"ht7"``), or None for any other build."""
+        level = self.version.partition("+")[2].split(".")[0]
         return level if level.startswith("ht") else None
 
 
 def installed_torch() -> InstalledTorch | None:
-    """Return this environment's torch, or None where it has none."""
+    """Return this environment's torch, or None."""
     package = _package_folder("torch")
     if package is None or not (package / "version.py").is_file():
         return None
-    said = _assignments((package / "version.py").read_text())
-    version = said.get("__version__")
-    return None if version is None else InstalledTorch(version, said.get("cuda"))
+    return parse_torch_version((package / "version.py").read_text())
+
+
+def parse_torch_version(source: str) -> InstalledTorch | None:
+    """Return what torch's `version.py` states, or None if it states no version.
+
+    >>> parse_torch_version("__version__ = '2.13.0+cu128'\\ncuda: Optional[str] = '12.8'\\n")
+    InstalledTorch(version='2.13.0+cu128', cuda='12.8')
+    """
+    values = dict(re.findall(r"""^(__version__|cuda)\b[^=\n]*= *["']([^"']+)["']""", source, re.MULTILINE))
+    return InstalledTorch(values["__version__"], values.get("cuda")) if "__version__" in values else None
 
 
 def installed_horovod() -> InstalledHorovod | None:
-    """Return this environment's Horovod, or None where it has none."""
+    """Return this environment's Horovod, or None."""
     package = _package_folder("horovod")
     try:
         version = importlib.metadata.version("horovod")
@@ -72,17 +79,16 @@ def installed_horovod() -> InstalledHorovod | None:
 
 
 def advice_on_failed_init(horovod: InstalledHorovod | None) -> str:
-    """Return what to try where ranks could not connect: nothing where Horovod has our newest patches.
+    """Return what to try when ranks could not connect: nothing if Horovod has our newest patches.
 
-    >>> "port scanner" in advice_on_failed_init(InstalledHorovod("0.28.1", "2.13.0"))
+    >>> "port scan" in advice_on_failed_init(InstalledHorovod("0.28.1", "2.13.0"))
     True
     """
     if horovod is None or horovod.patch_level == PATCH_LEVEL:
         return ""
     return (
-        f"Horovod {horovod.version} takes whoever connects first to a rank's port for a rank, so that a port "
-        "scanner or another user of the host can end hvd.init(). The one that `horovod-tune install-horovod` "
-        "builds does not."
+        f"Horovod {horovod.version} accepts any client on a rank's port, so a port scan or another user of "
+        "the host can abort hvd.init(). The build of `horovod-tune install-horovod` does not."
     )
 
 
@@ -92,23 +98,3 @@ def _package_folder(name: str) -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _assignments(source: str) -> dict[str, str | None]:
-    """Return the module-level names of `source` that are assigned a string or None.
-
-    >>> _assignments("__version__ = '2.13.0+cpu'\\ncuda: Optional[str] = None\\ndebug = False\\n")
-    {'__version__': '2.13.0+cpu', 'cuda': None}
-    """
-    said: dict[str, str | None] = {}
-    for node in ast.parse(source).body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
-                pass
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):
-                pass
-            case _:
-                continue
-        if value is None or isinstance(value, str):
-            said[name] = value
-    return said

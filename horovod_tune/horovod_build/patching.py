@@ -1,7 +1,7 @@
-"""Applies patches: each text that one replaces must be found exactly once, wherever in its file.
+"""Applies patches to Horovod's source: each text that one replaces must be found exactly once in its file.
 
-A text that is not found means that this is another Horovod than the one the patch was written for. That
-is an error: a build without its patches would fail later, or worse, run and misbehave.
+A text that is not found means another Horovod than the one that the patches were written for. That is an
+error: a build without its patches would fail later or, worse, run and misbehave.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ class Hunk:
         """Return `text` with the replacement made.
 
         Raises:
-            BuildError: `before` is not there, or more than once.
+            BuildError: `before` is not in it exactly once.
         """
         found = text.count(self.before)
         if found != 1:
             raise BuildError(
                 f"{self.patch} expects this text once in Horovod's {self.path}, "
-                f"found it {found} times:\n"
-                f"{self.before.rstrip()}\n"
+                f"found it {found} times:\n{self.before.rstrip()}\n"
                 "The patches were written for Horovod 0.28.1: give --source its archive, or leave it out."
             )
         return text.replace(self.before, self.after)
 
 
 def hunks(patch: Path) -> Iterator[Hunk]:
-    """Give the hunks of a unified diff; what stands before its first file is left out."""
+    """Yield the hunks of a unified diff; text before its first file is skipped."""
     path = ""
     lines: list[str] | None = None
     for line in [*patch.read_text().splitlines(keepends=True), "@@\n"]:
@@ -57,7 +56,7 @@ def hunks(patch: Path) -> Iterator[Hunk]:
 
 
 def apply(patches: Iterable[Path], source: Path) -> None:
-    """Change the files under `source`: all of them, or none where one does not match."""
+    """Change the files under `source`: all of them, or none if one patch does not match."""
     changed: dict[Path, str] = {}
     for hunk in (hunk for patch in patches for hunk in hunks(patch)):
         path = source / hunk.path

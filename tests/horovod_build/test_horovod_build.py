@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod_tune.horovod_build import BuildError, patches, plan, prerequisites
-from horovod_tune.horovod_build.build_progress import Reporter, first_error, percent_done
+from horovod_tune.horovod_build import BuildError, build, patches, prerequisites
+from horovod_tune.horovod_build.build import Plan, first_error, percent_done
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, installed_torch
 
 
@@ -23,7 +23,7 @@ def machine(**changes: object) -> prerequisites.Machine:
         "pip": True,
         "nvcc": Path("/cuda/bin/nvcc"),
         "nvcc_release": "12.8",
-        "nccl": plan.NcclPlace(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
+        "nccl": prerequisites.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
     }
     return prerequisites.Machine(**(given | changes))  # type: ignore[arg-type]
 
@@ -69,7 +69,7 @@ def test_nccl_is_taken_from_torchs_own_packages_before_the_system(tmp_path: Path
         (package / name).parent.mkdir(parents=True)
         (package / name).touch()
     found = prerequisites.find_nccl({}, [tmp_path])
-    assert found == plan.NcclPlace(package / "include", package / "lib/libnccl.so.2")
+    assert found == prerequisites.Nccl(package / "include", package / "lib/libnccl.so.2")
 
 
 def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
 
 
 def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
-    environment = plan.compile_environment(plan.Plan("2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake")
+    environment = build.compile_environment(Plan("2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake")
     assert environment == {
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_MPI": "1",
@@ -95,13 +95,13 @@ def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
 
 
 def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
-    built = plan.Plan(
+    built = Plan(
         "2.13.0+cu128",
         gpu="nccl",
         cuda_home=Path("/cuda"),
-        nccl=plan.NcclPlace(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
+        nccl=prerequisites.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
     )
-    environment = plan.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, cmake="cmake")
+    environment = build.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, cmake="cmake")
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert environment["HOROVOD_CUDA_HOME"] == environment["CUDA_HOME"] == "/cuda"
     assert environment["HOROVOD_NCCL_INCLUDE"] == "/nccl/include"
@@ -112,53 +112,9 @@ def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
 
 def test_the_users_variables_cannot_make_another_wheel_than_the_plan_says() -> None:
     theirs = {"HOROVOD_WITH_MPI": "1", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_BUILD_ARCH_FLAGS": "-mavx2"}
-    environment = plan.compile_environment(plan.Plan("2.13.0"), theirs, jobs=1, cmake="cmake")
+    environment = build.compile_environment(Plan("2.13.0"), theirs, jobs=1, cmake="cmake")
     assert "HOROVOD_WITH_MPI" not in environment and "HOROVOD_GPU_OPERATIONS" not in environment
     assert environment["HOROVOD_BUILD_ARCH_FLAGS"] == "-mavx2"
-
-
-def test_the_build_is_against_the_torch_in_place() -> None:
-    command = plan.compile_command("/venv/bin/python", Path("/source"), Path("/wheels"))
-    assert command[:4] == ["/venv/bin/python", "-m", "pip", "wheel"]
-    assert {"--no-build-isolation", "--no-deps"} <= set(command)
-
-
-class Screen:
-    def __init__(self, *, tty: bool) -> None:
-        self.written: list[str] = []
-        self.isatty = lambda: tty
-
-    def write(self, text: str) -> None:
-        self.written.append(text)
-
-    def flush(self) -> None: ...
-
-
-def test_without_a_terminal_progress_is_a_line_every_ten_percent() -> None:
-    screen = Screen(tty=False)
-    reporter = Reporter("Compiling", screen, clock=iter(range(1000)).__next__)  # type: ignore[arg-type]
-    for percent in range(0, 101, 2):
-        reporter.line(f"[{percent:3d}%] Building CXX object")
-    reporter.done("done")
-    assert len(screen.written) == 12
-    assert all(line.endswith("\n") and "\r" not in line for line in screen.written)
-
-
-def test_on_a_terminal_progress_is_one_live_line() -> None:
-    screen = Screen(tty=True)
-    reporter = Reporter("Compiling", screen, clock=iter(range(1000)).__next__)  # type: ignore[arg-type]
-    reporter.line("[ 42%] Building CXX object")
-    reporter.tick()
-    assert len(screen.written) == 2, "a second later the line is written again"
-    assert all(text.startswith("\rCompiling:  42 %") and "\n" not in text for text in screen.written)
-
-
-def test_a_line_that_says_nothing_new_is_not_written_again() -> None:
-    screen = Screen(tty=True)
-    reporter = Reporter("Compiling", screen, clock=lambda: 0.0)  # type: ignore[arg-type]
-    for _ in range(3):
-        reporter.line("[ 42%] Building CXX object")
-    assert len(screen.written) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horovod_tune.horovod_build import BuildError, patches, plan
-from horovod_tune.horovod_build.install import Request, install_horovod
+from horovod_tune.horovod_build import BuildError, patches
+from horovod_tune.horovod_build.build import GPU_CHOICES, Plan
+from horovod_tune.horovod_build.install import Request, build_lock, default_cache, install_horovod
 from horovod_tune.horovod_build.patching import Hunk, apply, hunks
-from horovod_tune.horovod_build.wheel_cache import WheelCache, default_cache
 
 # Horovod's own setup prints what CMake prints, and puts the library into the package.
 SETUP = """\
@@ -148,7 +148,7 @@ def wait_for_children(pid: int) -> list[psutil.Process]:
 def test_the_wheel_of_another_build_is_not_taken_for_ours() -> None:
     def key(**changes: str) -> str:
         given = {"torch_version": "2.13.0+cpu", "machine": "m"}
-        return plan.Plan(**(given | changes)).key  # type: ignore[arg-type]
+        return Plan(**(given | changes)).key  # type: ignore[arg-type]
 
     changes = [
         {},
@@ -207,7 +207,7 @@ def test_patches_are_those_that_the_build_needs(
 def test_the_patch_level_is_raised_with_every_change_of_a_patch() -> None:
     # Kept wheels and installed ones are told apart by the level. Changed a patch? Raise it, and put here what
     # this test then finds. What a patch says of itself is not compiled.
-    every = {repr(hunk) for gpu in plan.GPU_CHOICES for hunk in hunks_of((2, 13), gpu)}
+    every = {repr(hunk) for gpu in GPU_CHOICES for hunk in hunks_of((2, 13), gpu)}
     digest = hashlib.sha256("".join(sorted(every)).encode()).hexdigest()[:12]
     assert (patches.PATCH_LEVEL, digest) == ("ht7", "a3f0885e1c5d")
 
@@ -229,8 +229,8 @@ def held_lock(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the lock of the build `key` until it ends."""
     program = f"""
         import pathlib, sys
-        from horovod_tune.horovod_build.wheel_cache import WheelCache
-        with WheelCache(pathlib.Path({str(tmp_path)!r})).lock("key"):
+        from horovod_tune.horovod_build.install import build_lock
+        with build_lock(pathlib.Path({str(tmp_path / "key.lock")!r})):
             print("held", flush=True)
             sys.stdin.read()
     """
@@ -251,7 +251,7 @@ def test_waiting_for_another_build_has_an_end_and_names_it(
 ) -> None:
     with (
         pytest.raises(BuildError, match=f"Process {held_lock.pid} has been building"),
-        WheelCache(tmp_path).lock("key", timeout_s=0.2, poll_s=0.05),
+        build_lock(tmp_path / "key.lock", timeout_s=0.2, poll_s=0.05),
     ):
         pytest.fail("two held the lock")
 
@@ -259,5 +259,5 @@ def test_waiting_for_another_build_has_an_end_and_names_it(
 def test_a_killed_build_leaves_no_lock(tmp_path: Path, held_lock: subprocess.Popen[str]) -> None:
     held_lock.kill()
     held_lock.wait(timeout=10)
-    with WheelCache(tmp_path).lock("key", timeout_s=10):
+    with build_lock(tmp_path / "key.lock", timeout_s=10):
         pass

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from horovod_tune.horovod_build.plan import machine_tag
+from horovod_tune.horovod_build.build import machine_tag
 from horovod_tune.launch import machines
 
 REPOSITORY = Path(__file__).resolve().parents[2]

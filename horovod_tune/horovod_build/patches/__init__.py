@@ -1,14 +1,14 @@
 """The patches of Horovod 0.28.1: for current torch, and for how it starts, runs and fails.
 
-Each is a `.patch` file beside this one, in the format of `diff -u` (``patch -p1`` takes them too), and begins
-with what goes wrong without it.
+Each is a `.patch` file in this folder, in the format of `diff -u`; it begins with what goes wrong
+without it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# Stands in the built version (``0.28.1+ht7.cpu``); raised whenever a patch changes.
+# Part of the built version (``0.28.1+ht7.cpu``); raised whenever a patch changes.
 PATCH_LEVEL = "ht7"
 
 

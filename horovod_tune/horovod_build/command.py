@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from horovod_tune.horovod_build import BuildError
-from horovod_tune.horovod_build.plan import GPU_CHOICES, HOROVOD_VERSION
-from horovod_tune.horovod_build.wheel_cache import default_cache
+from horovod_tune.horovod_build.build import GPU_CHOICES, HOROVOD_VERSION
+from horovod_tune.horovod_build.install import Request, default_cache, install_horovod
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -20,7 +20,7 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to `horovod-tune`."""
     parser = subparsers.add_parser(
         "install-horovod",
-        help="compile Horovod for the torch that is installed, and install it",
+        help="compile Horovod for the installed torch and install it",
         description=f"Compiles Horovod {HOROVOD_VERSION} with Gloo for the torch of this environment and "
         "installs it. The wheel is kept, by the versions of Horovod, torch, Python and the platform, so that "
         "the next environment takes seconds. Needs a C++ compiler, make and Python's header files.",
@@ -31,13 +31,13 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default="none",
         help="nccl: collectives of CUDA tensors run on the GPU through NCCL; needs nvcc (default: none)",
     )
-    parser.add_argument("--force", action="store_true", help="compile and install, whatever is there already")
+    parser.add_argument("--force", action="store_true", help="compile and install even if it is installed")
     parser.add_argument(
         "--jobs",
         "-j",
         type=_at_least_one,
         metavar="N",
-        help="compilers at a time (default: as many as CPUs and memory allow)",
+        help="number of compilers at a time (default: as many as CPUs and memory allow)",
     )
     parser.add_argument(
         "--cache-dir",
@@ -46,7 +46,7 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="where wheels and the logs of failed builds are kept (default: ~/.cache/horovod_tune)",
     )
     parser.add_argument("--wheel-dir", type=Path, metavar="DIR", help="put a copy of the wheel into DIR")
-    parser.add_argument("--no-install", action="store_true", help="stop when the wheel is there")
+    parser.add_argument("--no-install", action="store_true", help="build the wheel, do not install it")
     parser.add_argument(
         "--source",
         type=Path,
@@ -58,8 +58,6 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    from horovod_tune.horovod_build.install import Request, install_horovod
-
     request = Request(
         gpu=arguments.gpu,
         force=arguments.force,

@@ -1,0 +1,285 @@
+"""Compiles one wheel of Horovod: its name in the cache, the compiler's environment, progress, first error."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import textwrap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from horovod_tune.horovod_build import BuildError
+from horovod_tune.horovod_build.patches import PATCH_LEVEL
+from horovod_tune.horovod_build.prerequisites import Nccl
+
+# The newest release, and the one that the patches were written for.
+HOROVOD_VERSION = "0.28.1"
+
+# A line of a requirements file; the checksum is that of the archive on the package index.
+SOURCE_REQUIREMENT = (
+    f"horovod=={HOROVOD_VERSION} "
+    "--hash=sha256:92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+)
+
+GPU_CHOICES = ("none", "nccl")
+
+# The cause comes first in the log; what follows (make, CMake, setuptools, pip) only reports that it failed.
+_ERROR = re.compile(
+    r"^CMake Error"
+    r"|\b(fatal )?error:(?! subprocess-exited| command )"
+    r"|\bundefined reference to\b"
+    r"|^(\S*/)?ld(\.\w+)?: (?!warning)"
+    r"|Killed signal terminated program"
+    r"|No space left on device"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One build of Horovod: everything that makes its wheel differ from another's."""
+
+    torch_version: str
+    gpu: str = "none"
+    python: str = f"{sys.implementation.cache_tag}"
+    machine: str = "unknown"
+    cuda_home: Path | None = None
+    nccl: Nccl | None = None
+
+    @property
+    def local_version(self) -> str:
+        """The part of Horovod's version after the plus sign: ``ht7.cpu``."""
+        return f"{PATCH_LEVEL}.{'cpu' if self.gpu == 'none' else self.gpu}"
+
+    @property
+    def full_version(self) -> str:
+        """Horovod's version as `pip list` shows it after the build."""
+        return f"{HOROVOD_VERSION}+{self.local_version}"
+
+    @property
+    def key(self) -> str:
+        """The folder of this build's wheel in the cache.
+
+        >>> Plan("2.13.0+cpu", python="cpython-311", machine="linux-x86_64").key.split("_", 1)[1]
+        'torch-2.13.0+cpu_cpython-311_linux-x86_64'
+        """
+        return f"horovod-{self.full_version}_torch-{self.torch_version}_{self.python}_{self.machine}"
+
+
+def machine_tag(cpuinfo: str) -> str:
+    """Return what a wheel depends on besides Python and torch; `cpuinfo` is the text of ``/proc/cpuinfo``.
+
+    Horovod compiles with the AVX, F16C and FMA instructions of the machine that builds it (on x86-64), so a
+    home directory shared with an older machine must not hand that machine the same wheel.
+
+    >>> machine_tag("flags : fpu avx f16c fma avx2").split("-")[-1]
+    'avx.f16c.fma'
+    """
+    libc, release = platform.libc_ver()
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    has = set(flags[1].split()) if flags else set()
+    instructions = ".".join(flag for flag in ("avx", "f16c", "fma") if flag in has) or "baseline"
+    return f"{sysconfig.get_platform()}-{libc or 'libc'}{release}-{instructions}"
+
+
+def jobs_that_fit(cpus: int, meminfo: str) -> int:
+    """Return how many compilers may run at once: one per CPU, with 1.5 GB of available memory for each.
+
+    >>> jobs_that_fit(8, "MemTotal: 9000000 kB\\nMemAvailable:    4000000 kB")
+    2
+    """
+    available = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
+    return max(1, min(cpus, (int(available[1]) if available else 0) // 1_500_000))
+
+
+def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, cmake: str) -> dict[str, str]:
+    """Return the environment in which Horovod's setup runs.
+
+    The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
+    the plan's name. Those that say where something is or how to compile stay.
+    """
+    what = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SKIP_COMPILE", "HOROVOD_DEBUG")
+    kept = {name: value for name, value in environ.items() if not name.startswith(what)}
+    kept.pop("CMAKE_GENERATOR", None)  # Horovod passes make's own options to whatever the generator is.
+    kept |= {
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_CMAKE": cmake,
+        "HOROVOD_LOCAL_VERSION": plan.local_version,
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses Gloo's older one; older CMakes ignore it.
+        "MAKEFLAGS": f"-j{jobs}",
+    }
+    if plan.gpu == "nccl":
+        kept["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+        # Shared, as torch uses it: then both have one copy of NCCL in the process.
+        kept.setdefault("HOROVOD_NCCL_LINK", "SHARED")
+        if plan.cuda_home is not None:
+            kept |= {"HOROVOD_CUDA_HOME": str(plan.cuda_home), "CUDA_HOME": str(plan.cuda_home)}
+            kept["PATH"] = f"{plan.cuda_home / 'bin'}{os.pathsep}{kept.get('PATH', os.defpath)}"
+        if plan.nccl is not None:
+            kept["HOROVOD_NCCL_INCLUDE"] = str(plan.nccl.include)
+            kept["HOROVOD_NCCL_LIB"] = str(plan.nccl.library.parent)
+    return kept
+
+
+def fetch_source(archive: Path | None, work: Path) -> Path:
+    """Return the folder of Horovod's unpacked source under `work`; without `archive`, pip downloads it."""
+    if archive is None:
+        folder = work / "archive"
+        folder.mkdir()
+        (folder / "requirement.txt").write_text(SOURCE_REQUIREMENT)
+        run_pip(
+            *("download", "--no-deps", "--no-build-isolation", "--no-binary", "horovod"),
+            *("--dest", str(folder), "--requirement", str(folder / "requirement.txt")),
+        )
+        archive = next(iter(sorted(folder.glob("horovod-*.tar.gz"))), None)
+    if archive is None or not archive.is_file():
+        raise BuildError(
+            f"No source archive of Horovod {HOROVOD_VERSION} at {archive or 'the package index'}."
+        )
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later.
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(work / "source")
+    found = sorted((work / "source").glob("horovod-*/setup.py"))
+    if len(found) != 1:
+        raise BuildError(f"{archive} is not a source archive of Horovod: it has no horovod-*/setup.py.")
+    return found[0].parent
+
+
+def compile_wheel(
+    source: Path, folder: Path, environment: dict[str, str], what: str, log: Path, lock: int
+) -> None:
+    """Compile `source` into a wheel in `folder`, with the output in `log` and the progress on stdout.
+
+    Args:
+        what: What the progress lines call the build.
+        lock: The descriptor of the build's lock.
+
+    Raises:
+        BuildError: The build failed; quotes the first error.
+    """
+    # No build isolation: pip would compile against a torch that it fetches for itself, not the installed one.
+    command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps"]
+    command += ["--no-cache-dir", "--wheel-dir", str(folder), str(source)]
+    began_s = time.monotonic()
+    shown = -1
+    print(f"{what} ...", flush=True)
+    with _sigterm_raises(), log.open("w") as kept:
+        # A session of its own, so that one signal ends make and all its compilers; and the lock's descriptor,
+        # so that no second build starts in this folder while a compiler of this one is alive.
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            pass_fds=(lock,),
+        )
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                kept.write(line)
+                percent = percent_done(line)
+                if percent is not None and percent // 10 > shown // 10:
+                    print(f"{what}: {percent} % after {time.monotonic() - began_s:.0f} s", flush=True)
+                    shown = percent
+            status = process.wait()
+        except BaseException:
+            _end_session(process)
+            raise
+    if status != 0:
+        lines = log.read_text(errors="replace").splitlines()
+        cause = first_error(lines) or "\n".join(lines[-5:])
+        killed = any("Killed signal terminated program" in line or "out of memory" in line for line in lines)
+        cure = "\nThe machine ran out of memory: try --jobs 1." if killed else ""
+        raise BuildError(f"Horovod did not compile. The first error:\n\n{cause}\n{cure}\nIts log: {log}")
+
+
+def percent_done(line: str) -> int | None:
+    """Return the percentage that a line of CMake's build output states, or None.
+
+    >>> percent_done("[ 42%] Building CXX object horovod/common/common.cc.o")
+    42
+    """
+    found = re.match(r"\s*\[\s*(\d{1,3})%\]", line)
+    return int(found[1]) if found else None
+
+
+def first_error(lines: Sequence[str], context: int = 3) -> str | None:
+    """Return the first error in a build log with `context` lines after it, or None."""
+    for number, line in enumerate(lines):
+        if _ERROR.search(line.strip()):  # pip indents the compiler's output
+            quoted = (text.rstrip()[:400] for text in lines[number : number + 1 + context])
+            return textwrap.dedent("\n".join(quoted))
+    return None
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception, so that the compilers are ended too."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_session(process: subprocess.Popen[str]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=5.0)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def fetch_cmake(folder: Path) -> str:
+    """Install pip's CMake into `folder`; return the program."""
+    print("Fetching CMake (there is none on the path, or an old one) ...", flush=True)
+    run_pip("install", "--no-deps", "--target", str(folder), "cmake")
+    # The program itself: the script next to it would look for its module in the environment.
+    return str(folder / "cmake" / "data" / "bin" / "cmake")
+
+
+def link_nccl(nccl: Nccl, folder: Path) -> Nccl:
+    """Return `nccl` with a library that the linker finds: torch's package has only `libnccl.so.2`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "libnccl.so").symlink_to(nccl.library)
+    return Nccl(nccl.include, folder / "libnccl.so")
+
+
+def run_pip(*arguments: str) -> None:
+    """Run pip without showing its output; raise BuildError with its end if it fails."""
+    command = [sys.executable, "-m", "pip", *arguments]
+    ran = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if ran.returncode != 0:
+        last = "\n".join(ran.stdout.strip().splitlines()[-8:])
+        raise BuildError(f"{' '.join(command)}\nfailed with exit status {ran.returncode}:\n{last}")

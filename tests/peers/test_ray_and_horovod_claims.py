@@ -1,6 +1,6 @@
 """What Ray's tests of its old Horovod integration and Horovod's of its executor claim, tried on ours.
 
-`docs/peers.md` has the list; claims that other tests cover already are not repeated here.
+Claims that other tests cover already are not repeated here.
 """
 
 from __future__ import annotations

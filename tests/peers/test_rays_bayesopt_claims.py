@@ -1,4 +1,4 @@
-"""What Ray's tests claim of its `BayesOptSearch`, tried on ours; `docs/peers.md` has the list.
+"""What Ray's tests claim of its `BayesOptSearch`, tried on ours.
 
 Claims that other tests cover already are not repeated here.
 """

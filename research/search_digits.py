@@ -1,7 +1,7 @@
 """Real trials of 2 Horovod ranks: epochs and seconds until one has 98.5 % of held-out digits right.
 
-    python benchmarks/search_digits.py run                  # rows for the CSV
-    python benchmarks/search_digits.py report
+    python research/search_digits.py run                  # rows for the CSV
+    python research/search_digits.py report
 
 Ours and random search under our PromotingASHA, ours, Optuna's TPE and random search under Tune's ASHA; all
 with the first rung after 2 of 54 epochs, reduction factor 3 and 4 trials at a time. A search ends with the

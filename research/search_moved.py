@@ -1,7 +1,7 @@
 """Searches on functions whose best lies at a random place, another one for each seed; 4 in flight.
 
-    python benchmarks/search_moved.py run --methods horovod_tune random     # rows for search_moved.csv
-    python benchmarks/search_moved.py report                                # the table
+    python research/search_moved.py run --methods horovod_tune random     # rows for search_moved.csv
+    python research/search_moved.py report                                # the table
 
 Who writes a function puts its best somewhere inside; here nobody has chosen where it is. Weights and
 rotations are drawn with the seed too. Methods and packages are those of `search_quality.py`.

@@ -1,7 +1,7 @@
 """Searches on real trainings: scikit-learn's models on its own data sets, in the spaces of a known suite.
 
-    python benchmarks/search_sklearn.py run --methods horovod_tune random     # rows for search_sklearn.csv
-    python benchmarks/search_sklearn.py report                                # the table
+    python research/search_sklearn.py run --methods horovod_tune random     # rows for search_sklearn.csv
+    python research/search_sklearn.py report                                # the table
 
 The models and the ranges of their hyperparameters are those of Bayesmark, on which the Black-Box
 Optimization Challenge of NeurIPS 2020 was held (Turner et al., 2021), so that nobody who wrote this search

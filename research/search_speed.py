@@ -1,6 +1,6 @@
 """How long BayesOptSearch takes for a suggestion, by the number of results it has; 4 trials in flight.
 
-    OMP_NUM_THREADS=1 python benchmarks/search_speed.py
+    OMP_NUM_THREADS=1 python research/search_speed.py
 
 Prints milliseconds, median and 95th percentile, of wall clock and of CPU time. Each suggestion follows a new
 result, so that each includes a fit of the Gaussian process. With --curves trials report: every trial after

@@ -1,7 +1,7 @@
 """The trials of `search_digits.py` without a cluster: one process trains, and the clock is simulated.
 
-    python benchmarks/search_digits_clock.py run --seeds 16      # rows for the CSV
-    python benchmarks/search_digits_clock.py report
+    python research/search_digits_clock.py run --seeds 16      # rows for the CSV
+    python research/search_digits_clock.py report
 
 Curves of real trainings are noisy, which LCBench's surrogate is not. Which search needs how many epochs
 until a trial has 97, 98 or 98.5 % of the held-out digits right can be seen here in seconds, over as many

@@ -1,6 +1,6 @@
 """What `BayesOptSearch(analysis=...)` gains from an earlier experiment on other data, and what it costs.
 
-    python benchmarks/search_transfer.py [--seeds 11] [--model MODEL]
+    python research/search_transfer.py [--seeds 11] [--model MODEL]
 
 Each problem is searched anew and with 40 random results of an earlier one: of the same function, of a related
 one (moved, on another scale, with other weights), of one that says nothing or the opposite. Regret is the

@@ -1,9 +1,9 @@
 """Compares searchers under ASHA on LCBench's learning curves: regret after 5, 10 and 20 trainings' epochs.
 
-    python benchmarks/search_lcbench.py run MODEL --methods horovod_tune random     # rows for the CSV
-    python benchmarks/search_lcbench.py report
-    python benchmarks/search_lcbench.py run MODEL --log-decay               # weight_decay in the log
-    python benchmarks/search_lcbench.py least MODEL --epochs 16 32          # what no search can do better
+    python research/search_lcbench.py run MODEL --methods horovod_tune random     # rows for the CSV
+    python research/search_lcbench.py report
+    python research/search_lcbench.py run MODEL --log-decay               # weight_decay in the log
+    python research/search_lcbench.py least MODEL --epochs 16 32          # what no search can do better
 
 MODEL is the path of the surrogate, see `lcbench.py`. No cluster is needed: Tune's own ASHA (grace period 2,
 reduction factor 3, 52 epochs), ours, which promotes (`_promoting`), or a peer's scheduler with the same rungs

@@ -1,10 +1,10 @@
 """Accuracy against the global batch at the same number of epochs, by ways to train.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.large_batch_accuracy
+    OMP_NUM_THREADS=1 python research/large_batch_accuracy.py
 
 One process computes the whole batch: N ranks with a part each do the same (tests/large_batch/test_worlds.py).
 The base rate of each optimiser is tuned once, at 1x, with seeds of its own; nothing is tuned at larger
-batches. Writes benchmarks/results/large_batch.json and draws large_batch.png beside it.
+batches. Writes research/results/large_batch.json and draws large_batch.png beside it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from large_batch_problems import PROBLEMS, Problem
 
-from benchmarks.large_batch_problems import PROBLEMS, Problem
 from horovod_tune.large_batch import (
     BatchGrowth,
     CurvatureGrowth,
@@ -225,7 +225,7 @@ def main() -> None:
                 found.setdefault("growing", {})[way] = runs
                 write(results)
         write(results)
-    from benchmarks.large_batch_picture import draw
+    from large_batch_picture import draw
 
     draw(results, RESULTS.with_suffix(".png"))
 

@@ -1,9 +1,9 @@
 """Compares BayesOptSearch with its peers: simple regret after 40 evaluations, 4 in flight, through Tune's
 searcher API. No cluster is needed; trials are functions of `search_problems.py` and end in a random order.
 
-    python benchmarks/search_quality.py run --methods horovod_tune random     # rows for search_quality.csv
-    python benchmarks/search_quality.py report                                # the table and the picture
-    python benchmarks/search_quality.py intervals --output FILE               # how sure the medians are
+    python research/search_quality.py run --methods horovod_tune random     # rows for search_quality.csv
+    python research/search_quality.py report                                # the table and the picture
+    python research/search_quality.py intervals --output FILE               # how sure the medians are
 
 The peers need packages of their own; each is skipped with a message where its package is missing:
 

@@ -2,9 +2,9 @@
 
 972 multilayer perceptrons on scikit-learn's handwritten digits, 12 epochs of SGD each: every combination of
 width, learning rate, batch size, momentum and activation. Takes about 10 minutes on one core and writes
-benchmarks/results/search_table.csv, which is in the repository.
+research/results/search_table.csv, which is in the repository.
 
-    OMP_NUM_THREADS=1 python benchmarks/search_table.py
+    OMP_NUM_THREADS=1 python research/search_table.py
 """
 
 import csv

@@ -1,6 +1,6 @@
 """What an optimiser step of LARS and LAMB costs beside torch's, and what the noise scale costs of a step.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.large_batch_speed [--device cuda]
+    OMP_NUM_THREADS=1 python research/large_batch_speed.py [--device cuda]
 
 160 tensors, 25 million parameters. Rounds of all optimisers are interleaved; what is printed is the median of
 the rounds' ratios, so that other work on the machine hits both sides.

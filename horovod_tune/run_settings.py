@@ -16,6 +16,7 @@ from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
 
 from horovod_tune import ray_compat
+from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.errors import SerializationError, SpecError
 from horovod_tune.experiment_facts import write_facts
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@best_effort_callback("the warning of trials without reports")
 class SilentTrials(Callback):
     """Says once in a search that trials end without a report: such a trial counts as a success to Tune."""
 
@@ -34,13 +36,17 @@ class SilentTrials(Callback):
         self._said = False
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if not self._said and TRAINING_ITERATION not in (trial.last_result or {}):
+        if not self._said and not _has_reported(trial):
             self._said = True
             logger.warning(
                 "Trial %s ended without a report: rank 0 never called report() and returned no metrics, so "
                 "Tune has no result of it. Call horovod_tune.report(...) in the training function.",
                 trial,
             )
+
+
+def _has_reported(trial: Any) -> bool:
+    return TRAINING_ITERATION in (trial.last_result or {})
 
 
 class SavesAtEnd(Callback):
@@ -50,6 +56,7 @@ class SavesAtEnd(Callback):
         ray_compat.save_at_end(trial)
 
 
+@best_effort_callback("writing the metadata of the experiment")
 class ExperimentFacts(Callback):
     """Leaves metric and mode, versions and the cluster beside Tune's files when the first trial starts.
 
@@ -87,7 +94,8 @@ def settings_for(
         with ray_compat.corrected_advice(RESOURCE_ARGUMENTS, quiet=quiet):
             try:
                 changed = _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
-                changed["callbacks"] += callbacks_of(trainable)
+                with best_effort("preflight"):
+                    changed["callbacks"] += callbacks_of(trainable)
                 with ray_compat.without_reporter() if changed.get("verbose") == 0 else nullcontext():
                     yield changed
             except Exception as error:
@@ -119,7 +127,8 @@ def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[st
 
         changed["verbose"] = 0
         if not any(isinstance(each, ProgressCallback) for each in changed["callbacks"]):
-            changed["callbacks"].append(_progress(metric, mode))
+            with best_effort("showing the progress"):
+                changed["callbacks"].append(_progress(metric, mode))
     return changed
 
 

@@ -65,7 +65,7 @@ def test_a_search_prints_little_and_ends_with_what_its_user_wants(
     best, failed = results.best_trial.trial_id, results.trials[2]
     tail = "\n".join(lines[-12:])
     assert f"best trial   {best}, loss 1.05 at its last report" in tail
-    assert "best config  {'x': 1.0}" in tail
+    assert "best config  {'x': 1.0, 'constant': 'c'}" in tail
     assert f"results      {tmp_path}/quiet" in tail
     assert f"horovod-tune report {tmp_path}/quiet -o report.html" in tail
     assert f"{failed.trial_id} failed: ValueError: x is two" in tail

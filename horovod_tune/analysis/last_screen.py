@@ -88,24 +88,8 @@ def _best(progress: Progress, trials: Sequence[Any], limits: Sequence[Limit]) ->
     if not limits and progress.best_value != best.values[-1]:
         of = "its own" if progress.best_trial == best.trial_id else f"of {progress.best_trial}"
         rows.append(("", f"(the best {progress.metric} of any report was {progress.best_value:.6g}, {of})"))
-    config = next((_sampled(each) for each in trials if each.trial_id == best.trial_id), best.config)
+    config = next((each.config for each in trials if each.trial_id == best.trial_id), best.config)
     return [*rows, ("best config", repr(config))]
-
-
-def _sampled(trial: Any) -> dict[str, Any]:
-    """Return what was searched of a trial's configuration, as it was in the end; all where nothing was."""
-    return {name: _value(trial.config, name) for name in trial.evaluated_params or {}} or trial.config
-
-
-def _value(config: Any, name: str) -> Any:
-    """Return the value that Tune calls ``name``, with a slash for each step into a nested configuration.
-
-    >>> _value({"optimizer": {"lr": [0.1, 0.2]}}, "optimizer/lr/1")
-    0.2
-    """
-    for step in name.split("/"):
-        config = config[int(step) if isinstance(config, (list, tuple)) else step]
-    return config
 
 
 def _failures(trials: Sequence[Any]) -> list[str]:

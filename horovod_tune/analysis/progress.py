@@ -12,9 +12,11 @@ from ray.tune import Callback
 from horovod_tune.analysis.last_screen import last_screen, searched_for
 from horovod_tune.analysis.printable import printable
 from horovod_tune.analysis.progress_state import Progress
+from horovod_tune.best_effort import best_effort_callback
 from horovod_tune.experiment_facts import write_facts
 
 
+@best_effort_callback("showing the progress")
 class ProgressCallback(Callback):
     """Show a search's progress: in a terminal or a notebook one live line a trial, elsewhere plain lines.
 

@@ -9,7 +9,8 @@ import ray
 from ray.tune import Callback
 
 from horovod_tune import ray_compat
-from horovod_tune.errors import PreflightFailed
+from horovod_tune.best_effort import best_effort_callback
+from horovod_tune.errors import PreflightFailed, ResourcesUnavailable
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.placement import Placement, fits_one_node
 from horovod_tune.preflight.check import check
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 _looked_at: set[tuple[str, str]] = set()
 
 
+@best_effort_callback("preflight", PreflightFailed, ResourcesUnavailable)
 class Preflight(Callback):
     """Looks at every machine once, before the first trial for which there are enough of them.
 

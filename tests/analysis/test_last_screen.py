@@ -36,7 +36,14 @@ def test_the_best_trial_is_the_one_with_the_best_last_value_as_tune_says() -> No
     text = last_screen(progress, "/results", trials)
     assert "best trial   a, loss 2 at its last report\n" in text
     assert "(the best loss of any report was 1, of b)" in text
-    assert "best config  {'opt/lr/1': 0.2}" in text
+    assert "best config  {'opt': {'lr': [0.1, 0.2]}, 'epochs': 2}" in text, "all of it, as one can paste it"
+
+
+def test_names_that_are_no_paths_of_the_configuration_are_no_reason_to_fail() -> None:
+    """Keys with slashes, keys that are no strings, a configuration that PBT took from another trial."""
+    for config, name in (({"opt/lr": 0.1}, "opt/lr"), ({"w": {1: 0.5}}, "w/1"), ({"opt": {}}, "opt/m")):
+        text = last_screen(search("min", a=[1.0]), "/results", [trial("a", config, name)])
+        assert f"best config  {config!r}\n" in text
 
 
 def test_without_a_metric_it_says_how_to_give_one() -> None:

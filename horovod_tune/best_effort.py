@@ -1,0 +1,65 @@
+"""Keeps what only shows, records or advises from ending a search. Runs in the driver.
+
+Tune lets an exception of a callback end the search: days of training would be lost to a line on the screen.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+_Class = TypeVar("_Class", bound=type)
+
+
+@contextmanager
+def best_effort(what: str, *, deliberate: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Log an exception within as one warning that names `what`; `deliberate` exceptions are raised."""
+    try:
+        yield
+    except deliberate:
+        raise
+    except Exception as error:
+        logger.warning(
+            "%s failed (%s: %s); the search continues without it", what, type(error).__name__, error
+        )
+        logger.debug("%s failed", what, exc_info=True)
+
+
+def best_effort_callback(what: str, *deliberate: type[Exception]) -> Callable[[_Class], _Class]:
+    """Return a decorator for classes of Tune callbacks: a hook that raises does not end the search.
+
+    One warning per callback object names `what`; its later hooks are still called, so that a screen is closed
+    and a summary printed. `deliberate` exceptions, which say that the search cannot run, are raised.
+    """
+
+    def decorate(cls: _Class) -> _Class:
+        for name, hook in list(vars(cls).items()):
+            if name == "setup" or name.startswith("on_"):
+                setattr(cls, name, _guarded(hook, what, deliberate))
+        return cls
+
+    return decorate
+
+
+def _guarded(
+    hook: Callable[..., None], what: str, deliberate: tuple[type[Exception], ...]
+) -> Callable[..., None]:
+    @functools.wraps(hook)
+    def call(self: Any, *args: Any, **keywords: Any) -> None:
+        try:
+            hook(self, *args, **keywords)
+        except deliberate:
+            raise
+        except Exception:
+            if self.__dict__.get("_warned_of_failure"):
+                return
+            self._warned_of_failure = True
+            with best_effort(what):
+                raise
+
+    return call

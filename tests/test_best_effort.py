@@ -1,0 +1,102 @@
+"""A search returns its results also where what we show, record or advise fails."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from ray import tune
+
+from horovod_tune import DistributedTrainableCreator, report
+from horovod_tune.analysis import ProgressCallback, progress
+from horovod_tune.best_effort import best_effort, best_effort_callback
+from horovod_tune.errors import PreflightFailed
+from horovod_tune.preflight.before_trials import Preflight
+from horovod_tune.run_settings import ExperimentFacts, SilentTrials
+
+
+def test_each_hook_of_ours_is_guarded() -> None:
+    for kind in (ProgressCallback, ExperimentFacts, SilentTrials, Preflight):
+        hooks = [name for name in vars(kind) if name == "setup" or name.startswith("on_")]
+        assert hooks
+        assert all(hasattr(vars(kind)[name], "__wrapped__") for name in hooks), kind
+
+
+def test_a_search_returns_its_results_when_everything_that_is_shown_or_recorded_fails(
+    ray_session: None,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def train(config: dict[str, Any]) -> None:
+        report(loss=config["x"])
+
+    def broken(*args: Any, **keywords: Any) -> Any:
+        raise KeyError("broken on purpose")
+
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
+    monkeypatch.setattr(progress, "last_screen", broken)
+    monkeypatch.setattr(progress.Progress, "reported", broken)
+    monkeypatch.setattr("horovod_tune.run_settings.write_facts", broken)
+    monkeypatch.setattr("horovod_tune.run_settings._has_reported", broken)
+    with caplog.at_level(logging.WARNING):
+        results = tune.run(
+            DistributedTrainableCreator(train, num_slots=1),
+            config={"x": tune.grid_search([2.0, 1.0])},
+            metric="loss",
+            mode="min",
+            storage_path=str(tmp_path),
+        )
+    assert results.best_config == {"x": 1.0}
+    warned = [each.getMessage() for each in caplog.records if "broken on purpose" in each.getMessage()]
+    assert len(warned) == 3, warned
+    assert all("the search continues without it" in text for text in warned)
+
+
+def test_a_callback_that_cannot_be_made_is_left_out(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from horovod_tune.run_settings import settings_for
+
+    def broken(*args: Any, **keywords: Any) -> Any:
+        raise KeyError("broken on purpose")
+
+    monkeypatch.setattr("horovod_tune.run_settings._progress", broken)
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
+    prepare = settings_for(lambda trainable: True, lambda trainable: True, broken)
+    with prepare(object, {"config": {}}) as prepared:
+        assert prepared["config"] == {}
+    assert len([each for each in caplog.records if "broken on purpose" in each.getMessage()]) == 2
+
+
+def test_a_preflight_that_cannot_be_made_ends_nothing_and_one_that_fails_does() -> None:
+    @best_effort_callback("preflight", PreflightFailed)
+    class Check:
+        def __init__(self, error: Exception) -> None:
+            self._error = error
+
+        def on_step_begin(self) -> None:
+            raise self._error
+
+    Check(OSError("no such file")).on_step_begin()
+    with pytest.raises(PreflightFailed):
+        Check(PreflightFailed("not here")).on_step_begin()
+
+
+def test_the_warning_is_one_line_and_comes_once(caplog: pytest.LogCaptureFixture) -> None:
+    @best_effort_callback("showing the progress")
+    class Shown:
+        def on_trial_result(self) -> None:
+            raise ValueError("bad value")
+
+    shown = Shown()
+    shown.on_trial_result()
+    shown.on_trial_result()
+    (warning,) = caplog.records
+    assert warning.getMessage() == (
+        "showing the progress failed (ValueError: bad value); the search continues without it"
+    )
+    with best_effort("advice"):
+        raise RuntimeError
+    assert len(caplog.records) == 2

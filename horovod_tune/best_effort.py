@@ -23,7 +23,7 @@ def best_effort(what: str, *, deliberate: tuple[type[Exception], ...] = ()) -> I
         yield
     except deliberate:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever a screen or a file can raise: the search is worth more
         logger.warning(
             "%s failed (%s: %s); the search continues without it", what, type(error).__name__, error
         )
@@ -55,7 +55,7 @@ def _guarded(
             hook(self, *args, **keywords)
         except deliberate:
             raise
-        except Exception:
+        except Exception:  # as in best_effort, once per object
             if self.__dict__.get("_warned_of_failure"):
                 return
             self._warned_of_failure = True

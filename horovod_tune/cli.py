@@ -17,8 +17,6 @@ COMMAND_MODULES = (
     "horovod_tune.analysis.analysis_commands",
     "horovod_tune.doctor.doctor_command",
     "horovod_tune.preflight.preflight_command",  # gives the doctor the option --address
-    "horovod_tune.launch.launch_command",
-    "horovod_tune.launch.later_commands",
     "horovod_tune.horovod_build.command",
 )
 

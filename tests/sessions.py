@@ -5,8 +5,11 @@ Not in conftest.py: several folders have one, and `import conftest` is the one t
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 SHARED_CPUS = 4
@@ -91,3 +94,11 @@ def simulated_nodes(*nodes: dict[str, Any]) -> Iterator[Any]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def drain_node(address: str, node_id: str) -> None:
+    """Have the Ray at ``address`` drain a node as preempted; it is given ten minutes."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    drain = [ray, "drain-node", "--address", address, "--node-id", node_id]
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
+    subprocess.run([*drain, *why, "--deadline-remaining-seconds", "600"], check=True, timeout=120)

@@ -19,7 +19,7 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("doctor",), ("install-horovod",), ("report",), ("show",), ("export",), ("launch",)]
+    "command", [(), ("doctor",), ("install-horovod",), ("report",), ("show",), ("export",)]
 )
 def test_help_is_there_for_every_command(command: tuple[str, ...]) -> None:
     ran = run_cli(*command, "--help")

@@ -85,14 +85,6 @@ def test_the_doctor_finds_nothing_missing(installed: Path, tmp_path: Path) -> No
     assert "ok  horovod_tune" in said and "compiled for torch" in said
 
 
-def test_launch_finds_its_files(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "tune.py").write_text("print(1)\n")
-    said = run(
-        installed / "horovod-tune", "launch", "slurm", "--dry-run", "--", "python", "tune.py", cwd=tmp_path
-    )
-    assert "sbatch" in said
-
-
 def test_every_public_module_can_be_imported(installed: Path, tmp_path: Path) -> None:
     program = """
 import importlib

@@ -21,7 +21,6 @@ KEPT_INSIDE = {
     "WorldBroken": "a Horovod rank raises Horovod's own error in its place",
     "UnusableFile": "one of an analysis's `problems`",
     "UnreadablePickle": "one of an analysis's `problems`",
-    "PricesUnknown": "stands in the price's place, and stops nothing",
 }
 
 

@@ -16,7 +16,6 @@ Each checks the shape that it was written for (`compatibility`).
 from horovod_tune.ray_compat.patches.actor_class_ids import draw_actor_class_ids_from_the_system
 from horovod_tune.ray_compat.patches.actor_reuse import reuse_actors_of
 from horovod_tune.ray_compat.patches.empty_results import accept_trials_without_results
-from horovod_tune.ray_compat.patches.experiment_paths import note_experiments
 from horovod_tune.ray_compat.patches.failure_count import count_each_death_once
 from horovod_tune.ray_compat.patches.freed_places import take_freed_places
 from horovod_tune.ray_compat.patches.idle_processes import start_in_idle_processes
@@ -41,7 +40,6 @@ from horovod_tune.ray_compat.queries import (
     PYTHON_OF_RAYLET,
     announce_end,
     check_cluster_holds,
-    drain_as_preempted,
     draining_nodes,
     driver_node_id,
     environment_of_workers,
@@ -65,7 +63,6 @@ __all__ = [
     "check_resized_trials",
     "corrected_advice",
     "count_each_death_once",
-    "drain_as_preempted",
     "draining_nodes",
     "draw_actor_class_ids_from_the_system",
     "driver_node_id",
@@ -79,7 +76,6 @@ __all__ = [
     "metric_and_mode",
     "most_bytes_of_a_function",
     "name_lost_hosts",
-    "note_experiments",
     "prepare_rank_process",
     "prepare_runs",
     "private_directory",

@@ -8,12 +8,11 @@ import logging
 import math
 import os
 import stat
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from horovod_tune.compatibility import Part, Patch, part
+from horovod_tune.compatibility import Patch, part
 from horovod_tune.placement import Placement, check_fits
 
 logger = logging.getLogger(__name__)
@@ -72,24 +71,6 @@ _ANNOUNCED_END = Patch(
 )
 # The key and its namespace in Ray's own store.
 _ALL_NODES_GO = (b"all_nodes_go", b"horovod_tune")
-_DRAINING = Patch(
-    "draining of nodes",
-    "a cloud's notice that it takes a machine away does not reach Ray",
-    (
-        part(
-            f"{_GCS}.drain_node",
-            "self",
-            "node_id",
-            "reason",
-            "reason_message",
-            "deadline_timestamp_ms",
-            "timeout",
-        ),
-        Part(f"{_GCS}.get_all_node_info", accepts=frozenset({"timeout"})),
-        part("ray.core.generated.autoscaler_pb2:DrainNodeReason.Value"),
-        part("ray.core.generated.gcs_pb2:GcsNodeInfo.GcsNodeState.ALIVE"),
-    ),
-)
 _SESSION_DIRECTORY = Patch(
     "the session's directory",
     "workers start one by one, without forking, which takes longer",
@@ -259,52 +240,6 @@ def announce_end(address: str) -> None:
     _raylet: Any = importlib.import_module("ray._raylet")  # compiled, without types
     key, namespace = _ALL_NODES_GO
     _raylet.GcsClient(address=address).internal_kv_put(key, b"1", True, namespace, timeout=30)
-
-
-def drain_as_preempted(address: str, node_address: str, *, in_s: float) -> list[str]:
-    """Let Ray drain the nodes at `node_address` as pre-empted; return their ids.
-
-    It is what the hidden command ``ray drain-node`` does.
-
-    Args:
-        address: of the head, HOST:PORT.
-        node_address: the one that Ray knows this machine by.
-        in_s: in how many seconds the machine goes.
-
-    Raises:
-        RuntimeError: no alive node has that address, Ray refuses, or has no such call.
-    """
-    if not _DRAINING.fits:
-        raise RuntimeError(_DRAINING.without)
-    # Compiled modules without types.
-    _raylet: Any = importlib.import_module("ray._raylet")
-    gcs_pb2: Any = importlib.import_module("ray.core.generated.gcs_pb2")
-
-    gcs = _raylet.GcsClient(address=address)
-    nodes = [
-        node_id.hex()
-        for node_id, info in gcs.get_all_node_info(timeout=30).items()
-        if info.node_manager_address == node_address and info.state == gcs_pb2.GcsNodeInfo.GcsNodeState.ALIVE
-    ]
-    if not nodes:
-        raise RuntimeError(f"no alive node of {address} has the address {node_address}")
-    drain_nodes(gcs, nodes, in_s=in_s)
-    return nodes
-
-
-def drain_nodes(gcs: Any, nodes: Iterable[str], *, in_s: float) -> None:
-    """Let Ray drain nodes as pre-empted, through a ``GcsClient``; they go in ``in_s`` seconds.
-
-    Raises:
-        RuntimeError: Ray refuses.
-    """
-    autoscaler_pb2: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
-    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    deadline_ms = int((time.time() + in_s) * 1000)
-    for node in nodes:
-        accepted, why = gcs.drain_node(node, reason, "the cloud takes the machine away", deadline_ms)
-        if not accepted:
-            raise RuntimeError(f"Ray refuses to drain {node}: {why}")
 
 
 def environment_of_workers() -> tuple[dict[str, str], int] | None:

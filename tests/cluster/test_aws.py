@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import REPOSITORY, Lab, wait_until
+from lab import PAGE, REPOSITORY, Lab, page_steps, wait_until
 
 pytestmark = [
     pytest.mark.cluster,
@@ -47,8 +48,14 @@ print(json.dumps({"subnet": subnet, "group": group, "image": image}))
 """
 INSTANCES = """
 import boto3, json
-pages = boto3.client("ec2").describe_instances()["Reservations"]
-print(json.dumps([[i["PrivateIpAddress"], i["State"]["Name"]] for page in pages for i in page["Instances"]]))
+ec2 = boto3.client("ec2")
+found = []
+for page in ec2.describe_instances()["Reservations"]:
+    for each in page["Instances"]:
+        wanted = {"InstanceId": each["InstanceId"], "Attribute": "instanceInitiatedShutdownBehavior"}
+        at_shutdown = ec2.describe_instance_attribute(**wanted)["InstanceInitiatedShutdownBehavior"]["Value"]
+        found.append([each["PrivateIpAddress"], each["State"]["Name"], at_shutdown])
+print(json.dumps(found))
 """
 
 
@@ -56,28 +63,18 @@ print(json.dumps([[i["PrivateIpAddress"], i["State"]["Name"]] for page in pages 
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     # moto gives out a subnet's addresses from .4 on.
     with Lab(3, jobs=True, NC_FIRST="4") as lab:
-        lab.give_job_packages("n1")
+        for host in ("n1", "laptop"):
+            lab.give_job_packages(host)
+        # An instance's own, which shuts it down.
+        lab.put("n1", "/usr/local/bin/sudo", '#!/bin/sh\necho "$@" >> /shared/sudo\n', "755")
         for host in ["laptop", *lab.hosts]:
             lab.run(host, f"echo '{SETTINGS}' >> ~/.bashrc", timeout_s=60)
         log = tmp_path_factory.mktemp("aws") / "moto.log"
-        server = lab.start(
-            "laptop",
-            ["bash", "-lc", f"exec moto_server -H {LAPTOP} -p 5000"],
-            log,
-        )
-        try:
-            wait_until(
-                lambda: (
-                    not lab.run("laptop", f"</dev/tcp/{LAPTOP}/5000", timeout_s=30, check=False).returncode
-                ),
-                timeout_s=180,
-                what="moto",
-            )
+        with lab.running("laptop", f"exec moto_server -H {LAPTOP} -p 5000", log):
+            lab.wait_for_port("laptop", f"{LAPTOP}:5000")
             lab.check_out("laptop")
+            lab.run("laptop", f"cp -r {REPOSITORY}/tests/cluster/jobs/project ~/project", timeout_s=60)
             yield lab
-        finally:
-            server.kill()
-            server.wait(timeout=20)
 
 
 def in_python(lab: Lab, program: str) -> Any:
@@ -106,7 +103,9 @@ def edited(account: dict[str, str]) -> str:
 
 
 def states(lab: Lab) -> dict[str, str]:
-    return dict(map(tuple, in_python(lab, INSTANCES)))
+    found = in_python(lab, INSTANCES)
+    assert {at_shutdown for _, _, at_shutdown in found} == {"terminate"}
+    return {address: state for address, state, _ in found}
 
 
 def test_a_search_gets_the_instances_that_its_trials_need_and_gives_them_back(
@@ -114,29 +113,38 @@ def test_a_search_gets_the_instances_that_its_trials_need_and_gives_them_back(
 ) -> None:
     account = in_python(lab, ACCOUNT)
     lab.put("laptop", "~/checkout/cluster/cluster.yaml", edited(account))
-    job = f"python {REPOSITORY}/tests/cluster/jobs/rank_search.py --hosts 3 --until /shared/enough"
-    launch = f"cd ~/checkout && horovod-tune launch aws --file cluster/cluster.yaml -- {job}"
-    log = tmp_path / "launch.log"
-    launched = lab.start("laptop", ["bash", "-lc", launch], log)
-    try:
+    steps = {title: text.replace("on-premise.yaml", "cluster.yaml") for title, text in page_steps().items()}
+    start, forward = steps["Start"].rsplit("ray dashboard", 1)
+    with lab.running("laptop", f"cd ~/checkout; {start}", tmp_path / "up") as up:
+        assert up.wait(timeout=480) == 0, (tmp_path / "up").read_text()[-6000:]
+    settings, *_ = steps["Submit and watch"].splitlines()
+    # The page's line for a head that ends by itself, which has a file to wait for here.
+    (submit,) = re.findall(r"^ +(ray job submit .* sudo shutdown .*)$", PAGE.read_text(), re.M)
+    submit = submit.replace("--no-wait ", "").replace(
+        "tune.py --address auto", "search.py --address auto --until /shared/enough"
+    )
+    log = tmp_path / "job"
+    with (
+        lab.running("laptop", f"cd ~/checkout; exec ray dashboard{forward}", tmp_path / "forward"),
+        lab.running("laptop", f"cd ~/project; {settings}; exec {submit}", log) as job,
+    ):
 
         def searched() -> bool:
-            assert launched.poll() is None, log.read_text()[-6000:]
-            return "best_config" in log.read_text()
+            assert job.poll() is None, log.read_text()[-6000:]
+            return "tick 1\n" in log.read_text()
 
         wait_until(searched, timeout_s=600, what="the search")
         # Three instances took part; two of them came because the trials waited for them, and are idle now.
-        assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in log.read_text(), log.read_text()[-4000:]
+        found = [(host, "data arrived") for host in lab.hosts]
+        assert f"best {{'x': 1.0}} found {found} errors 0" in log.read_text(), log.read_text()[-4000:]
         head = {lab.ip("n1"): "running"}
         given_back = {lab.ip(host): "terminated" for host in ("n2", "n3")}
         wait_until(lambda: states(lab) == head | given_back, timeout_s=180, what="idle instances to go")
         lab.run("n1", "touch /shared/enough", timeout_s=30)
-        assert launched.wait(timeout=180) == 0, log.read_text()[-6000:]
-    finally:
-        launched.kill()
-        launched.wait(timeout=20)
-    # The launch brought the results back and took the rest down.
-    fetched = lab.run("laptop", "ls ~/checkout/ray_results/*/*/result.json", timeout_s=30).stdout
-    assert len(fetched.splitlines()) == 3, fetched
+        assert job.wait(timeout=120), "the script's exit status, which is 3"
+    assert "shutdown -h +30" in lab.run("n1", "cat /shared/sudo", timeout_s=30).stdout
+    fetch, down = steps["Results, then the end"].strip().splitlines()
+    lab.run("laptop", f"cd ~/checkout; {fetch}; {down}", timeout_s=240)
+    fetched = lab.run("laptop", "ls ~/checkout/ray_results/project/*/result.json", timeout_s=30).stdout
+    assert len(fetched.split()) == 3, fetched
     assert states(lab) == {lab.ip(host): "terminated" for host in lab.hosts}
-    assert lab.run("laptop", "stat -c %a ~/.ray/auth_token", timeout_s=30).stdout.strip() == "600"

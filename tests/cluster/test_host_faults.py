@@ -35,11 +35,7 @@ def test_the_trial_goes_on_or_fails_in_time_with_the_name_of_what_was_lost(
 def switch_off(training: Training, host: str) -> None:
     """What a cloud does: a notice, and no power."""
     lab = training.lab
-    notice = (
-        "from horovod_tune.ray_compat import drain_as_preempted;"
-        f"drain_as_preempted('{lab.ip('n1')}:6379', '{lab.ip(host)}', in_s=60.0)"
-    )
-    lab.run(host, f'python -c "{notice}"', timeout_s=120)
+    lab.drain(host)
     lab.power_off(host)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from lab import REPOSITORY, Lab, wait_until
@@ -97,52 +96,21 @@ def slurm() -> Iterator[Slurm]:
         yield Slurm(lab)
 
 
-def test_two_jobs_share_nodes_and_each_ends_with_its_own_exit_code(slurm: Slurm, tmp_path: Path) -> None:
-    # A search of Horovod trials with a rank on each node.
+def test_two_jobs_share_nodes_and_each_ends_with_its_own_exit_code(slurm: Slurm) -> None:
+    # A search of Horovod trials with a rank on each node, and one of plain Tune trials.
     options = "--address auto --num-hosts 3 --num-slots 1 --num-samples 2 --epochs 3"
     digits = f"python {REPOSITORY}/examples/bayesopt_digits.py {options} --storage-path /shared/first"
     first = slurm.submit("--nodes=3 --cpus-per-task=1", f"{digits} --resume digits")
-    # The other one as a person does it: launched, followed, and its exit code is the command's.
-    launch = "cd /shared && horovod-tune launch slurm --nodes 3 --cpus-per-task 1"
     plain = f"python {JOBS}/plain_search.py --hosts 3 --storage /shared/second"
-    log = tmp_path / "launch.log"
-    follower = slurm.lab.start("n1", ["bash", "-lc", f"{launch} -- bash -c '{plain} && exit 3'"], log)
+    second = slurm.submit("--nodes=3 --cpus-per-task=1", f"bash -c '{plain} && exit 3'")
     assert slurm.wait_for_end(first) == "COMPLETED", slurm.log(first)
-    assert follower.wait(timeout=JOB_S) == 3, log.read_text()[-4000:]
-    second = int(re.search(r"^Slurm job (\d+) as ", log.read_text(), re.M)[1])
-    assert (slurm.state(second), slurm.fact(second, "ExitCode")) == ("FAILED", "3:0")
+    assert slurm.wait_for_end(second) == "FAILED", slurm.log(second)
+    assert slurm.fact(second, "ExitCode") == "3:0"
     assert "best_config: {'lr':" in slurm.log(first) and "held-out digits" in slurm.log(first)
-    assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in log.read_text()
+    assert "best_config {'x': 1.0} hosts n1 n2 n3 errors 0" in slurm.log(second)
     # Both at once: neither had ended when the other started.
     began = {job: slurm.fact(job, "StartTime") for job in (first, second)}
     assert max(began.values()) < min(slurm.fact(job, "EndTime") for job in (first, second)), began
-    slurm.wait_until_left(*slurm.lab.hosts)
-
-
-def test_the_tasks_of_an_array_are_searches_of_their_own_and_what_cannot_resume_is_not_requeued(
-    slurm: Slurm,
-) -> None:
-    launch = "cd /shared && horovod-tune launch slurm --array 0-1 --cpus-per-task 1 --name tasks"
-    said = slurm.run(f"{launch} -- python {JOBS}/array_task.py")
-    job = int(re.search(r"^Slurm job (\d+) as tasks", said, re.M)[1])
-
-    def logs(task: int) -> str:
-        return slurm.lab.run(
-            "n1", f"cat /shared/horovod-tune-{job}_{task}.log", timeout_s=30, check=False
-        ).stdout
-
-    wait_until(lambda: "task 1 of 2 waits" in logs(1), timeout_s=JOB_S, what="task 1")
-    wait_until(lambda: "task 0 of 2 ends" in logs(0), timeout_s=JOB_S, what="task 0")
-    # What Slurm does near the time limit: this script would start from nothing.
-    slurm.run(f"scancel --batch --signal=USR1 {job}_1")
-    wait_until(lambda: "not requeued: it does not resume" in logs(1), timeout_s=JOB_S, what="its end")
-    states = "scontrol show job -o " + str(job)
-    wait_until(
-        lambda: sorted(re.findall(r"JobState=(\w+)", slurm.run(states))) == ["COMPLETED", "FAILED"],
-        timeout_s=JOB_S,
-        what="both tasks to end",
-    )
-    assert "1 completed, 1 failed" in slurm.run("horovod-tune status tasks")
     slurm.wait_until_left(*slurm.lab.hosts)
 
 

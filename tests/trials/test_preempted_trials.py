@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from sessions import simulated_nodes
+from sessions import drain_node, simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
 from horovod_tune.session import COMMIT_FILE
@@ -31,21 +31,20 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def by_value() -> Iterator[None]:
-    """The ranks cannot import this file, so its functions travel as code."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    """The ranks cannot import the tests' files, so their functions travel as code."""
+    for name in (__name__, "sessions"):
+        cloudpickle.register_pickle_by_value(sys.modules[name])
     yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    for name in (__name__, "sessions"):
+        cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
 def drain_this_node() -> None:
-    """Do what the watch on a spot machine does, for this one of the simulated nodes."""
+    """Have Ray drain this one of the simulated nodes."""
     import ray
-    from ray._raylet import GcsClient
-
-    from horovod_tune.ray_compat.queries import drain_nodes
 
     context = ray.get_runtime_context()
-    drain_nodes(GcsClient(address=context.gcs_address), [context.get_node_id()], in_s=600.0)
+    drain_node(context.gcs_address, context.get_node_id())
 
 
 def train(config: dict[str, Any]) -> None:
@@ -115,7 +114,7 @@ def train_on_nodes_that_all_go(config: dict[str, Any]) -> None:
     import horovod.torch as hvd
     import ray
 
-    from horovod_tune.node import announce_end
+    from horovod_tune import ray_compat
 
     hvd.init()
     state = get_state() or {"epoch": 0}
@@ -123,8 +122,7 @@ def train_on_nodes_that_all_go(config: dict[str, Any]) -> None:
     while state["epoch"] < 2000:
         state = {"epoch": state["epoch"] + 1}
         if state["epoch"] == 3 and hvd.rank() == 0:
-            address = ray.get_runtime_context().gcs_address
-            assert announce_end.main(["--address", address]) == 0
+            ray_compat.announce_end(ray.get_runtime_context().gcs_address)
         is_saved = any(storage.rglob(COMMIT_FILE))
         report(**state, is_saved=is_saved)
         commit(state)

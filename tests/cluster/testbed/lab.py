@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from job_packages import job_packages
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
+PAGE = REPOSITORY / "docs" / "clusters.md"
 PROGRAMS = {
     "sshd": "openssh-server",
     "ssh": "openssh-client",
@@ -32,6 +35,22 @@ PROGRAMS = {
     "nsenter": "util-linux",
 }
 SLURM_PROGRAMS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge"}
+
+# Run on a host of the cluster: waits until so many nodes are alive.
+ALL_JOINED = """
+import sys, time, ray
+ray.init(address="auto", log_to_driver=False)
+end = time.monotonic() + 120
+while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
+    assert time.monotonic() < end, ray.nodes()
+    time.sleep(0.25)
+"""
+# Run on a host: has Ray drain this node, as a cloud's notice would.
+DRAIN = (
+    "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'a test' "
+    '--deadline-remaining-seconds 60 --address {head}:6379 --node-id $(python -c "import ray; '
+    "ray.init(address='auto', log_to_driver=False); print(ray.get_runtime_context().get_node_id())\")"
+)
 
 
 def reason_to_skip(programs: dict[str, str] = PROGRAMS) -> str | None:
@@ -44,6 +63,11 @@ def reason_to_skip(programs: dict[str, str] = PROGRAMS) -> str | None:
         return f"needs Debian's {' '.join(packages)}: apt-get install {' '.join(packages)}"
     probe = subprocess.run(["unshare", "-n", "-m", "-p", "-f", "true"], capture_output=True, text=True)
     return f"cannot make namespaces here: {probe.stderr.strip()}" if probe.returncode else None
+
+
+def page_steps() -> dict[str, str]:
+    """Return the titled blocks of the page, by title."""
+    return dict(re.findall(r'^```bash title="(.+?)"\n(.*?)^```', PAGE.read_text(), re.M | re.S))
 
 
 class Lab:
@@ -132,6 +156,27 @@ class Lab:
                 stderr=subprocess.STDOUT,
             )
 
+    @contextmanager
+    def running(self, host: str, command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command on a host while the block lasts; its output goes to `log` on this machine."""
+        session = f"/tmp/{log.name}.session"
+        words = ["setsid", "--wait", "bash", "-lc", f"echo $$ > {session}; {command}"]
+        process = self.start(host, words, log)
+        try:
+            yield process
+        finally:
+            self.run(host, f"pkill -KILL -s $(cat {session})", timeout_s=30, check=False)
+            process.wait(timeout=20)
+
+    def wait_for_port(self, host: str, address: str) -> None:
+        """Wait until a host reaches HOST:PORT."""
+        probe = f"</dev/tcp/{address.replace(':', '/')}"
+        wait_until(
+            lambda: not self.run(host, probe, timeout_s=30, check=False).returncode,
+            timeout_s=180,
+            what=address,
+        )
+
     def start_ray(self, *, cpus: int = 1, head_cpus: int = 1, environment: str = "") -> None:
         """Start a Ray cluster on all hosts, the head on n1, with the settings and the token that we ship."""
         token = secrets.token_hex(32)
@@ -143,8 +188,8 @@ class Lab:
         with ThreadPoolExecutor(max_workers=2) as pool:
             join = functools.partial(self.start_ray_on, cpus=cpus, environment=environment)
             list(pool.map(join, self.hosts[1:]))
-        wait = f"python -m horovod_tune.node.wait_for_nodes --address {self.ip('n1')}:6379"
-        self.run("n1", f"{wait} --nodes {len(self.hosts)} --timeout-s 120", timeout_s=180)
+        wait = ["bash", "-lc", 'python -c "$0" "$1"', ALL_JOINED, str(len(self.hosts))]
+        self.run("n1", wait, timeout_s=180)
 
     def start_ray_on(self, host: str, *, cpus: int = 1, environment: str = "") -> None:
         """Start one host's Ray: the cluster's head on n1, which the others join.
@@ -187,6 +232,10 @@ class Lab:
         """The command lines on a host that match a regular expression."""
         result = self.run(host, ["pgrep", "-af", pattern], timeout_s=60, check=False)
         return [line for line in result.stdout.splitlines() if "pgrep" not in line]
+
+    def drain(self, host: str) -> None:
+        """Have Ray drain a host as preempted."""
+        self.run(host, DRAIN.format(head=self.ip("n1")), timeout_s=120)
 
     def cut(self, host: str, how: str = "down") -> None:
         """Unplug a host: `down` (its cable), `drop` (packets vanish) or `local` (its interface goes)."""

@@ -38,7 +38,6 @@ INSTALL: dict[str, list[Callable[[], object]]] = {
     "actor_class_ids": [ray_compat.draw_actor_class_ids_from_the_system],
     "actor_reuse": [lambda: ray_compat.reuse_actors_of(is_ours)],
     "empty_results": [ray_compat.accept_trials_without_results],
-    "experiment_paths": [lambda: ray_compat.note_experiments(lambda kind, path: None)],
     "failure_count": [lambda: ray_compat.count_each_death_once(is_ours)],
     "freed_places": [ray_compat.take_freed_places],
     "idle_processes": [lambda: ray_compat.start_in_idle_processes(is_ours)],

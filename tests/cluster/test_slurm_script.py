@@ -23,11 +23,10 @@ echo "scontrol $*" >> "$NOTES"
 """
 PYTHON = """
 case "$*" in
-  "-m horovod_tune.launch.script"*) exit "$RESUMES" ;;
   *secrets*) echo token ;;
-  "-m horovod_tune.node.head_address"*) echo 127.0.0.1 20000 20001 ;;
-  "-m horovod_tune.node.wait_for_nodes"*) exit 0 ;;
-  "-m horovod_tune.node.announce_end"*) echo announced >> "$NOTES"; exit "$ANNOUNCES" ;;
+  "- n1"*) echo 127.0.0.1 20000 20001 ;;
+  "- "*) exit 0 ;;
+  *announce_end*) echo announced >> "$NOTES"; exit "$ANNOUNCES" ;;
   *) trap 'echo stopped >> "$NOTES"; exit 0' USR1
      echo runs >> "$NOTES"
      while :; do sleep 0.05; done ;;
@@ -54,12 +53,12 @@ def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
     tmp_path: Path, commands: Path, announces: bool, resumes: bool, slowly: bool
 ) -> None:
     notes = tmp_path / "notes"
+    (tmp_path / "tune.py").write_text("tuner = resume_or_start()" if resumes else "tuner = Tuner()")
     environment = {
         **os.environ,
         "PATH": f"{commands}:{os.environ['PATH']}",
         "NOTES": str(notes),
         "ANNOUNCES": "0" if announces else "1",
-        "RESUMES": "0" if resumes else "1",
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "n1",
         "SAVE_S": "0.2",

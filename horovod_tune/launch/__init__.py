@@ -1,1 +1,0 @@
-"""`horovod-tune launch`: a script on a cluster. Runs on the machine that you type on."""

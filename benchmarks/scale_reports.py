@@ -2,10 +2,10 @@
 
 The coordinator, its worker group and inbox are the real ones, and so are the sockets. The training actors are
 stand-ins: Ray's part of a start is left out, and each answers its poll when the wait is over. Rank 0 reports,
-waits until it may go on, and reports again, in a process of its own; another one reads what is sent to the
-other ranks of this host and to the first rank of each other host. What that hands on to its neighbours costs
-the coordinator nothing, and is left out. With ``elastic``, the trial is one that may change its size. With
-``ray``, every rank on another host is let go by a call of a real Ray actor, as it was before.
+waits until it may continue, and reports again, in a process of its own; another one reads what is sent to
+the other ranks of this host. Ranks on other hosts are reached by calls of their actors. With ``ray`` each is
+a call of a real Ray actor; with ``fixed`` and ``elastic`` (a trial that may change its size) calls are only
+counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from typing import Any
 from benchmarks.scale_rendezvous import RANKS_PER_HOST
 from horovod_tune.channel import listener
 from horovod_tune.channel.listener import Listener
-from horovod_tune.channel.remote_listener import listen_for_hosts
 from horovod_tune.channel.report_channel import CoordinatorChannel, RankChannel
 from horovod_tune.coordinator import actor_processes, first_world, worker_group
 from horovod_tune.coordinator.coordinator import Coordinator
@@ -93,7 +92,7 @@ class StandIn:
             if name == "poll":
                 self._later.add(arguments[0], answer)
             else:
-                answer.value.set_result({"describe": self._facts, "assign": self._sink is None}.get(name))
+                answer.value.set_result({"describe": self._facts}.get(name))
             return answer
 
         return type("Method", (), {"remote": staticmethod(remote)})
@@ -110,7 +109,6 @@ class StandInLauncher:
             host = rank // RANKS_PER_HOST
             facts = WorkerInfo(f"node{host}", f"10.0.0.{host}", f"host{host}", 1000 + rank, 0.0)
             self._actors.append(StandIn(facts, later, self.calls, sink))
-        self._reaches_others = sink is None
         self._stack = stack
         self.players: list[subprocess.Popen[bytes]] = []
 
@@ -119,7 +117,7 @@ class StandInLauncher:
 
     def assign(self, workers: Sequence[Any], facts: Sequence[WorkerInfo]) -> list[Assignment]:
         worlds = ranks.assign_worlds([each.node_id for each in facts], first_node="node0")
-        self._here, self._elsewhere = Listener(), listen_for_hosts("127.0.0.1")
+        self._listener = Listener()
         assignments = []
         for number, (fact, world) in enumerate(zip(facts, worlds, strict=True)):
             environment = ranks.horovod_environment(
@@ -130,11 +128,7 @@ class StandInLauncher:
                 gloo_timeout_s=60,
                 stall_timeout_s=60,
             )
-            token = None
-            if fact.node_id == "node0":
-                token = self._here.create_token(number)
-            elif self._reaches_others and world.local_rank == 0:
-                token = self._elsewhere.create_token(number)
+            token = self._listener.create_token(number) if fact.node_id == "node0" else None
             assignments.append(Assignment((world,), environment, channel_token=token))
         tokens = [each.channel_token for each in assignments if each.channel_token is not None]
         self.players = [
@@ -146,8 +140,7 @@ class StandInLauncher:
     def channels(self) -> dict[int, CoordinatorChannel]:
         for player in self.players:
             assert player.stdout is not None and player.stdout.readline() == b"connected\n"
-        ends = {**self._here.accept(), **self._elsewhere.accept()}
-        return {number: CoordinatorChannel(end) for number, end in ends.items()}
+        return {number: CoordinatorChannel(end) for number, end in self._listener.accept().items()}
 
     def processes_below(self) -> list[WorkerInfo]:
         return []

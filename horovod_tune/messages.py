@@ -156,12 +156,10 @@ class Assignment:
     """What one worker gets before its first trial: its ranks and their environment.
 
     ``defaults`` are variables that are set where the process has none of that name. ``channel_token`` (a
-    `channel.listener.ChannelToken`) lets it reach the coordinator, or the first rank of its host, without
-    Ray; ``hands_on_to`` has the tokens of the ranks that so reach this one, by their worker's number.
+    `channel.listener.ChannelToken`) lets a rank on the coordinator's host report without Ray.
     """
 
     worlds: tuple[World, ...]
     environment: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
     channel_token: Any = None
-    hands_on_to: dict[int, Any] = field(default_factory=dict)

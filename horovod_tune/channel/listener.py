@@ -1,4 +1,4 @@
-"""Lets the ranks on the coordinator's own host connect to it, over sockets that never leave the machine.
+"""Accepts the ranks on the coordinator's own host, over sockets that never leave the machine.
 
 The address is in Linux's abstract namespace, without a file, and exists only while the ranks of one world
 connect. A rank must run as the same user and show the secret that came with its assignment.
@@ -6,33 +6,24 @@ connect. A rank must run as the same user and show the secret that came with its
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import secrets
 import socket
 import struct
-import time
 from dataclasses import dataclass
 
 CONNECT_S = 5.0
-# How long what was sent may go without an acknowledgement before a connection of two hosts counts as lost.
-LOST_S = 10.0
 _CREDENTIALS = struct.Struct("3i")
 _SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
 class ChannelToken:
-    """The address that a rank connects to and the secret that it shows there; for one rank, used once.
+    """The address that a rank connects to and the secret that it shows there; for one rank, used once."""
 
-    A pair of an IP address and a port is that of a coordinator on another host; ``by_rank`` tells that a rank
-    listens there, which may still have to begin (`remote_listener`).
-    """
-
-    address: bytes | tuple[str, int]
+    address: bytes
     secret: bytes
-    by_rank: bool = False
 
 
 class Listener:
@@ -81,24 +72,12 @@ class Listener:
 
 
 def connect(token: ChannelToken) -> socket.socket:
-    """Connect a rank to the listener that gave ``token``, and show the secret.
+    """Connect a rank to the listener that created ``token``, and show the secret.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
     """
-    gives_up = time.monotonic() + CONNECT_S
-    while True:
-        try:
-            return _connect(token)
-        except ConnectionRefusedError:
-            if not token.by_rank or time.monotonic() > gives_up:
-                raise
-        time.sleep(0.01)
-
-
-def _connect(token: ChannelToken) -> socket.socket:
-    is_remote = isinstance(token.address, tuple)
-    end = socket.socket(socket.AF_INET if is_remote else socket.AF_UNIX, socket.SOCK_STREAM)
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         end.settimeout(CONNECT_S)
         end.connect(token.address)
@@ -107,14 +86,4 @@ def _connect(token: ChannelToken) -> socket.socket:
     except OSError:
         end.close()
         raise
-    prepare(end)
     return end
-
-
-def prepare(end: socket.socket) -> None:
-    """Let a connection of two hosts send at once and notice that it is lost."""
-    if end.family == socket.AF_INET:
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        with contextlib.suppress(AttributeError, OSError):  # Linux has it
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_S * 1000))

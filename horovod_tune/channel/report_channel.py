@@ -1,8 +1,8 @@
-"""Reports and their releases between the coordinator and the Gloo ranks on its own host, and to other hosts.
+"""Reports and their releases between the coordinator and the Gloo ranks on its own host.
 
-Through Ray, a report and its release take two calls, a millisecond for every rank; here each is one message
-on a socket. What does not fit goes through Ray: metrics of types that msgpack does not have, reports above
-`MAX_REPORT_BYTES`, checkpoints on storage with a filesystem object.
+Through Ray, a report and its release take two calls, a millisecond per rank; here each is one message on a
+socket. Reports from other hosts go through Ray, and so does what does not fit here: metrics of types that
+msgpack does not have, reports above `MAX_REPORT_BYTES`, checkpoints on storage with a filesystem object.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ class CoordinatorChannel:
     def __init__(self, end: socket.socket) -> None:
         self._channel = Channel(end, REPORTS, MAX_REPORT_BYTES)
         self.is_open = True
-        # The trial and the report that were let go last.
-        self.released: tuple[int, float] = (0, 0)
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -37,10 +35,7 @@ class CoordinatorChannel:
         if not self.is_open or (checkpoint is not None and checkpoint.filesystem is not None):
             return False
         place = None if checkpoint is None else (checkpoint.path, checkpoint.node_id, checkpoint.report)
-        is_sent = self._channel.send_at_once("proceed", run=run, index=index, checkpoint=place)
-        if is_sent:
-            self.released = (run, index)
-        return is_sent
+        return self._channel.send_at_once("proceed", run=run, index=index, checkpoint=place)
 
     def receive(self) -> list[tuple[int, Report]]:
         """Return the reports that have arrived, each with the number of its trial; does not wait.
@@ -67,12 +62,9 @@ class RankChannel:
     def __init__(self, token: listener.ChannelToken) -> None:
         """Connect; raises OSError where nobody listens there."""
         self._channel = Channel(listener.connect(token), RELEASES)
-        self._is_relayed = token.by_rank
 
     def report(self, run: int, report: Report) -> bool:
-        """Send a report; False if it must go through Ray, as those to another rank than the coordinator."""
-        if self._is_relayed:
-            return False
+        """Send a report; False if it must go through Ray."""
         try:
             data = frame(
                 "report",

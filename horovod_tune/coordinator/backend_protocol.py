@@ -19,12 +19,8 @@ class WorkerActor(Protocol):
     def describe(self) -> WorkerInfo:
         """Return where the actor landed."""
 
-    def assign(self, assignment: Assignment) -> bool | None:
-        """Take the ranks and their environment; again where another died before all had theirs.
-
-        Returns:
-            whether it is connected to where its token leads; None where it has none.
-        """
+    def assign(self, assignment: Assignment) -> None:
+        """Take the ranks and their environment; again where another died before all had theirs."""
 
     def begin(self, order: TrialRequest) -> None:
         """Start the training function on every rank of the worker; returns at once."""

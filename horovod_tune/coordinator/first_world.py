@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.inbox import Inbox
 from horovod_tune.coordinator.worker import Worker, call_all
@@ -30,7 +29,7 @@ def form_world(workers: Sequence[Worker], launcher: Launcher, inbox: Inbox, *, t
     for worker, fact in zip(workers, facts, strict=True):
         worker.facts = fact
     assignments = launcher.assign([worker.actor for worker in workers], facts)
-    connected = call_all(
+    call_all(
         workers,
         [worker.actor.assign.remote(each) for worker, each in zip(workers, assignments, strict=True)],
         "to take their ranks",
@@ -38,23 +37,15 @@ def form_world(workers: Sequence[Worker], launcher: Launcher, inbox: Inbox, *, t
     )
     for worker, assignment in zip(workers, assignments, strict=True):
         worker.ranks = tuple(world.rank for world in assignment.worlds)
-    connect(workers, connected, launcher, inbox)
+    connect(workers, launcher, inbox)
 
 
-def connect(
-    workers: Sequence[Worker], connected: Sequence[bool | None], launcher: Launcher, inbox: Inbox
-) -> None:
-    """Listen to those that are connected to this process, and note through whom the others are reached.
+def connect(workers: Sequence[Worker], launcher: Launcher, inbox: Inbox) -> None:
+    """Listen to the workers on this host, which have connected; Ray's calls reach the others.
 
-    ``workers`` are in the order that their ranks were assigned in; ``connected`` has what each answered.
+    ``workers`` are in the order that their ranks were assigned in.
     """
     channels = launcher.channels()
     inbox.add_channels(channels.values())
-    first: dict[str, CoordinatorChannel] = {}
-    for number, (worker, is_connected) in enumerate(zip(workers, connected, strict=True)):
-        assert worker.facts is not None
-        worker.channel, worker.relay = channels.get(number), None
-        if worker.channel is not None:
-            first.setdefault(worker.facts.node_id, worker.channel)
-        elif is_connected:
-            worker.relay = first.get(worker.facts.node_id)
+    for number, worker in enumerate(workers):
+        worker.channel = channels.get(number)

@@ -254,8 +254,8 @@ class ReformingGroup(WorkerGroup):
             else worker.actor.assign.remote(each)
             for worker, each in zip(workers, assignments, strict=True)
         ]
-        connected = self._lose_those_that_died(workers, calls)
-        connect(workers, connected, self._launcher, self._inbox)
+        self._lose_those_that_died(workers, calls)
+        connect(workers, self._launcher, self._inbox)
         for worker in workers:
             if worker not in self.workers:
                 self._inbox.close_channel(worker.channel)

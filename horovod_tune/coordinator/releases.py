@@ -44,7 +44,7 @@ class Releases:
 
     def lost_to(self, worker: Worker) -> tuple[Any, ...]:
         """Return what a worker was told other than through Ray, which may have been lost."""
-        return self._sent if worker.channel is not None or worker.relay is not None else ()
+        return self._sent if worker.channel is not None else ()
 
     def send_last(self, workers: Sequence[Worker]) -> None:
         """Rank 0 has returned: ranks that report more often than it have nothing to wait for."""

@@ -26,7 +26,7 @@ class Worker:
     """Everything that the coordinator knows of one training actor.
 
     ``facts`` is None until the actor has said where it landed, ``ranks`` is empty until it was given them,
-    ``channel`` is None where it is not connected to this process; it may hear what is sent to ``relay``.
+    ``channel`` is None where it is not connected to this process.
     ``running`` holds its ranks whose training function runs. ``place`` is its slot of the trial;
     ``elsewhere`` tells that it is not on the host that the trial has for that slot.
     """
@@ -39,7 +39,6 @@ class Worker:
         self.facts: WorkerInfo | None = None
         self.ranks: tuple[int, ...] = ()
         self.channel: CoordinatorChannel | None = None
-        self.relay: CoordinatorChannel | None = None
         self.running: set[int] = set()
         self.description = actor.describe.remote()
         self._question: int | None = None
@@ -101,10 +100,7 @@ class Worker:
 
     def release(self, run: int, index: int, checkpoint: CheckpointPlace | None) -> bool:
         """Let reports up to ``index`` of trial ``run`` return without Ray; False where it must be a call."""
-        if self.channel is not None:
-            return self.channel.release(run, index, checkpoint)
-        # The relay's own worker comes before those that it hands on to.
-        return self.relay is not None and self.relay.released == (run, index)
+        return self.channel is not None and self.channel.release(run, index, checkpoint)
 
 
 def call_all(

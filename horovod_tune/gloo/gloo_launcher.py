@@ -10,8 +10,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod_tune import ray_compat
-from horovod_tune.channel.listener import ChannelToken, Listener
-from horovod_tune.channel.remote_listener import RemoteListener, listen_for_hosts, relay_tokens
+from horovod_tune.channel.listener import Listener
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import fork_server, ranks
@@ -40,7 +39,6 @@ class GlooLauncher:
         self._node_id = node_id
         self._rendezvous: Rendezvous | None = None
         self._listener: Listener | None = None
-        self._remote_listener: RemoteListener | None = None
         # The groups of each slot that is not, or no longer, in the trial's own; the last one is in use.
         self._more: dict[int, list[PlacementGroup]] = {}
         self._mute_nodes: set[str] = set()
@@ -93,7 +91,7 @@ class GlooLauncher:
         self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
         gpus = ranks.visible_gpus(facts, worlds)
         interfaces = self._interfaces(actors, facts, single_host=single_host)
-        tokens, hands_on_to = self._tokens(facts)
+        self._listener = Listener()
         assignments = []
         for actor, (fact, world, interface, visible) in enumerate(
             zip(facts, worlds, interfaces, gpus, strict=True)
@@ -114,28 +112,10 @@ class GlooLauncher:
                 environment |= nccl
             # Without nics= a machine's own setting stands, since it knows more than we do.
             defaults = {} if spec.nics else nccl
-            assignments.append(
-                Assignment((world,), environment, defaults, tokens.get(actor), hands_on_to.get(actor, {}))
-            )
+            # Ranks on other hosts report through Ray.
+            token = self._listener.create_token(actor) if fact.node_id == self._node_id else None
+            assignments.append(Assignment((world,), environment, defaults, token))
         return assignments
-
-    def _tokens(
-        self, facts: Sequence[WorkerInfo]
-    ) -> tuple[dict[int, ChannelToken], dict[int, dict[int, ChannelToken]]]:
-        """Return how each actor is reached without Ray, and whom the first one of a host hands it on to."""
-        by_node: dict[str, list[int]] = {}
-        for actor, fact in enumerate(facts):
-            by_node.setdefault(fact.node_id, []).append(actor)
-        self._listener = Listener()
-        tokens = {actor: self._listener.create_token(actor) for actor in by_node.pop(self._node_id, [])}
-        hands_on_to = {}
-        if by_node:
-            self._remote_listener = listen_for_hosts(ray.util.get_node_ip_address())
-            for first, *others in by_node.values():
-                tokens[first] = self._remote_listener.create_token(first)
-                hands_on_to[first] = relay_tokens(others)
-                tokens |= hands_on_to[first]
-        return tokens, hands_on_to
 
     def _interfaces(
         self, actors: Sequence[Any], facts: Sequence[WorkerInfo], *, single_host: bool
@@ -162,9 +142,6 @@ class GlooLauncher:
     def channels(self) -> dict[int, CoordinatorChannel]:
         listener, self._listener = self._listener, None
         ends = listener.accept() if listener is not None else {}
-        remote_listener, self._remote_listener = self._remote_listener, None
-        if remote_listener is not None:
-            ends |= remote_listener.accept()
         return {place: CoordinatorChannel(end) for place, end in ends.items()}
 
     def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
@@ -201,9 +178,6 @@ class GlooLauncher:
             self._rendezvous.close()
 
     def _end_rendezvous(self) -> None:
-        if self._remote_listener is not None:
-            self._remote_listener.close()
-            self._remote_listener = None
         for channel in self.channels().values():  # not taken yet
             channel.close()
         if self._rendezvous is not None:

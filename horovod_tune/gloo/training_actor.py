@@ -20,8 +20,6 @@ import psutil
 import ray
 
 from horovod_tune import ray_compat
-from horovod_tune.channel.listener import ChannelToken
-from horovod_tune.channel.relay import Relay
 from horovod_tune.channel.report_channel import RankChannel
 from horovod_tune.elastic import CommittedState
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
@@ -74,7 +72,6 @@ class TrainingActor:
         self._environment: dict[str, str] = {}
         self._baseline: Baseline | None = None
         self._channel: RankChannel | None = None
-        self._relay: Relay | None = None
         self._run = 0
         self._prepared = threading.Lock()
         self._forming = threading.Lock()
@@ -115,34 +112,27 @@ class TrainingActor:
             for name, addresses in psutil.net_if_addrs().items()
         }
 
-    def assign(self, assignment: Assignment) -> bool:
-        """Take this actor's place in the first world; return whether it is connected without Ray."""
+    def assign(self, assignment: Assignment) -> None:
+        """Take this actor's rank in the first world."""
         (self._world,) = assignment.worlds
         self._environment = assignment.environment
         os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
-        return self._connect(assignment)
+        self._connect(assignment)
 
-    def _connect(self, assignment: Assignment) -> bool:
-        """Connect as the world of ``assignment`` has it, in place of what an earlier one had."""
+    def _connect(self, assignment: Assignment) -> None:
+        """Connect to the coordinator of the world of ``assignment`` instead of the earlier one's."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
-        if assignment.hands_on_to:
-            self._relay = Relay(assignment.hands_on_to)
-        return assignment.channel_token is not None and self._open_channel(assignment.channel_token)
-
-    def _open_channel(self, token: ChannelToken) -> bool:
+        if assignment.channel_token is None:
+            return
         try:
-            self._channel = RankChannel(token)
+            self._channel = RankChannel(assignment.channel_token)
         except OSError as error:
             # For example a coordinator in another container. Every rank can report through Ray.
             logger.warning("reports go through Ray: could not connect to the coordinator directly: %s", error)
-            return False
+            return
         threading.Thread(target=self._listen, args=(self._channel,), name="channel", daemon=True).start()
-        return True
 
     def _listen(self, channel: RankChannel) -> None:
         try:
@@ -154,9 +144,6 @@ class TrainingActor:
                 training.session.send_again()
 
     def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
-        relay = self._relay  # the next world's takes its place in another thread
-        if relay is not None:
-            relay.release(run, index, checkpoint)
         training = self._training
         if training is not None and training.session.order.run == run:
             training.session.proceed(index, checkpoint)
@@ -242,17 +229,13 @@ class TrainingActor:
                 training.session.break_world()
                 self._horovod.break_off()
 
-    def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> bool:
+    def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
         """Take this actor's place in the next world of its trial, which it waits for.
 
         ``resources`` are the trial's by then, as in `TrialRequest`.
-
-        Returns:
-            whether it is connected without Ray.
         """
         assert self._training is not None, "only a rank in a trial waits for a world"
-        # Before the world is there, and without the lock: it may wait for the first rank of this host.
-        is_connected = self._connect(assignment)
+        self._connect(assignment)
         with self._forming:
             (self._world,) = assignment.worlds
             self._environment = assignment.environment
@@ -262,7 +245,6 @@ class TrainingActor:
             self._training.session.join_world(
                 self._world, number=number, reports=reports, resources=resources
             )
-        return is_connected
 
     def offer_change(self, number: int) -> None:
         """Let the training function's next commit end world ``number``: others wait, or some leave."""

@@ -13,17 +13,17 @@ from horovod_tune.messages import CheckpointPlace
 class FakeWorker:
     """A worker that hears releases through its channel, or else through calls of its actor."""
 
-    def __init__(self, *, channel: bool = False, relay: bool = False, asked: bool = False) -> None:
-        self.channel, self.relay = channel or None, relay or None
+    def __init__(self, *, channel: bool = False, asked: bool = False) -> None:
+        self.channel = channel or None
         self.is_asked, self.running = asked, {0}
         self.heard: list[tuple[Any, ...]] = []
         self.actor = self
         self.proceed = self
 
     def release(self, run: int, index: int, checkpoint: Any) -> bool:
-        if self.channel or self.relay:
+        if self.channel:
             self.heard.append(("channel", index, checkpoint))
-        return bool(self.channel or self.relay)
+        return bool(self.channel)
 
     def remote(self, index: float, checkpoint: Any) -> None:
         self.heard.append(("call", index, checkpoint))
@@ -46,7 +46,6 @@ PLACE = CheckpointPlace("/storage/checkpoint_000001", None)
         (FakeWorker(), [("question", 3, None)]),
         (FakeWorker(channel=True, asked=True), [("channel", 3, None)]),
         (FakeWorker(channel=True), [("channel", 3, None), ("question",)]),
-        (FakeWorker(relay=True, asked=True), [("channel", 3, None)]),
     ],
 )
 def test_each_worker_hears_it_once_by_the_shortest_way(worker: FakeWorker, heard: list[Any]) -> None:
@@ -77,7 +76,6 @@ def test_what_a_channel_may_have_lost_comes_with_the_next_question() -> None:
     send(releases)
     for worker, lost in [
         (FakeWorker(channel=True), (4, None)),
-        (FakeWorker(relay=True), (4, None)),
         (FakeWorker(), ()),
     ]:
         assert releases.lost_to(worker) == lost  # type: ignore[arg-type]

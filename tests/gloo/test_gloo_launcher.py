@@ -53,7 +53,7 @@ def test_what_a_rank_with_a_gpu_tells_nccl(
 ) -> None:
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": of_the_machine} if of_the_machine else {})
     rank = object.__new__(TrainingActor)
-    rank._channel = rank._relay = None
+    rank._channel = None
     rank.assign(replace(assign(use_gpu=True, nics=nics), channel_token=None))
     assert os.environ["NCCL_SOCKET_IFNAME"] == in_the_rank
     assert os.environ["HOROVOD_GLOO_IFACE"] == (nics or "lo")
@@ -62,26 +62,3 @@ def test_what_a_rank_with_a_gpu_tells_nccl(
 def test_a_rank_without_a_gpu_tells_nccl_nothing(assign: Any) -> None:
     assignment = assign(nics="ib0")
     assert "NCCL_SOCKET_IFNAME" not in assignment.environment | assignment.defaults
-
-
-def test_a_release_that_comes_while_the_next_world_takes_the_relay_away_does_not_raise() -> None:
-    """The connection of the world before hears it in one thread, while `rejoin` runs in another."""
-    handed_on: list[tuple[int, float]] = []
-
-    class Kept:
-        def release(self, run: int, index: float, checkpoint: object) -> None:
-            handed_on.append((run, index))
-
-    class TakenAway(TrainingActor):
-        """Has a relay when it is asked first, and none from then on."""
-
-        looks = iter([Kept()])
-
-        @property
-        def _relay(self) -> Any:
-            return next(self.looks, None)
-
-    rank = object.__new__(TakenAway)
-    rank._training = None
-    rank._release(1, 1, None)
-    assert handed_on == [(1, 1)]

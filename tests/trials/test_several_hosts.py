@@ -280,7 +280,7 @@ def report_often(config):
         report(step=step)
 
 
-def test_ranks_on_other_hosts_are_let_go_by_one_message_a_host(cluster, tmp_path):
+def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(cluster, tmp_path):
     import cloudpickle
     import ray
 
@@ -300,20 +300,13 @@ def test_ranks_on_other_hosts_are_let_go_by_one_message_a_host(cluster, tmp_path
             "id", "trial", str(tmp_path), str(tmp_path), "experiment", {"reports": 100}, None
         )
         group.begin(replace(order, function=cloudpickle.dumps(report_often)))
-        reached = {}
-        for worker in group.workers:
-            ways = reached.setdefault(worker.facts.node_id, [])
-            ways.append(
-                "connected" if worker.channel else "through a neighbour" if worker.relay else "by Ray"
-            )
-        assert list(reached.values()) == [["connected", "through a neighbour"]] * 2
+        assert len(group.workers) == 4 and not any(worker.channel for worker in group.workers)
         began = time.monotonic()
         steps = []
         while isinstance(event := group.next_event(), Report):
             steps.append(event.metrics["step"])
             group.proceed(event.index, None)
         assert steps == list(range(100))
-        # Where a neighbour handed nothing on, each report would wait for a poll.
         assert time.monotonic() - began < 10 * POLL_S
     finally:
         group.close()

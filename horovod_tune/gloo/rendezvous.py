@@ -1,28 +1,48 @@
 """The rendezvous of a world: the key-value server that Horovod's Gloo ranks find each other through.
 
-Runs as one thread in the coordinator. It speaks the little HTTP that Horovod 0.28's `http_store.cc` sends:
-one request a connection, PUT and GET of ``/scope/key``, DELETE when a rank has connected. It differs from
-Horovod's own server in four ways: a GET for a key that is not there yet is held until it comes (the stock
-client otherwise asks again every 10 ms), the listen backlog takes a whole world at once (the stock 5 drops
-connections, which are retried after seconds), every path starts with a secret that only this trial's
-ranks were given, and ``gathered.RANK.SIZE`` gives all that the other ranks have put for RANK in one answer,
-so that a world needs three requests a rank (Horovod as `horovod-tune install-horovod` builds it; another
-makes some for each pair of ranks). Bodies are opaque bytes; nothing is ever unpickled.
+Runs in the coordinator, in threads of Python's own HTTP server. It answers what Horovod 0.28's
+`http_store.cc` sends: one request per connection, PUT and GET of ``/scope/key``, DELETE when a rank has
+connected. It differs from Horovod's own server in four ways: a GET for a missing key is held until the key
+is there (the stock client otherwise asks again every 10 ms), the listen backlog takes a whole world at once
+(the stock 5 drops connections, which are retried after seconds), every path starts with a secret that only
+this trial's ranks were given, and ``gathered.RANK.SIZE`` returns what the other ranks have put for RANK in
+one answer, so that a world needs three requests per rank (Horovod as `horovod-tune install-horovod` builds
+it; any other makes some for each pair of ranks). Bodies are opaque bytes; nothing is ever unpickled.
+
+An unauthenticated client can hold one connection for at most `REQUEST_S`; it cannot end or block the server,
+not even with more connections than the process may have files.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hmac
+import io
 import re
+import secrets
+import socket
+import socketserver
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-from horovod_tune.gloo.http_server import Connection, SecretHttpServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 # How long a GET is held; the client asks again after a 404, so this only bounds what a held socket costs.
 HOLD_S = 5.0
-# After how many GETs for a key those are forgotten that have given up, or were told to ask again.
-FORGET_EVERY = 1000
+# How long a connection may take to send its request, and a peer to read its answer.
+REQUEST_S = 5.0
+ANSWER_S = 30.0
+MAX_REQUEST_BYTES = 4 << 20
+# Connections that have not shown the secret yet; one more closes the oldest. Linux gives a process 1,024
+# files by default, and a rank's request arrives with its connection.
+MAX_UNAUTHENTICATED = 512
+# How long nothing is accepted when the process has no file for another connection.
+NO_FILES_S = 0.1
+_NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+CLOSE_S = 5.0
 _GATHERED = re.compile(r"gathered\.(\d{1,6})\.(\d{1,6})", re.ASCII)
 
 
@@ -36,8 +56,6 @@ class _Scope:
 
     values: dict[str, bytes] = field(default_factory=dict)
     addresses: dict[int, bytes] = field(default_factory=dict)
-    # By the size of the world and the rank: who waits for the addresses of all.
-    gathering: dict[int, dict[int, Connection]] = field(default_factory=dict)
     left: int = 0
     size: int = 0
 
@@ -52,13 +70,22 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         self._scopes: dict[str, _Scope] = {}
-        self._held: dict[tuple[str, str], list[Connection]] = {}
-        self._server = SecretHttpServer(host, self._answer)
+        # Set when the key is there; for a size, when so many ranks have put their addresses.
+        self._arrivals: dict[tuple[str, str | int], threading.Event] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        self._server = _Server(host, self.answer)
         # What HOROVOD_GLOO_RENDEZVOUS_ADDR has to be: address, port, and the secret that heads each path.
-        self.address = self._server.address
+        self.address = f"{host}:{self._server.server_port}/{self._server.secret}"
 
     def close(self) -> None:
         """Stop listening and drop every connection; twice is harmless."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            for arrival in self._arrivals.values():
+                arrival.set()
         self._server.close()
 
     def __enter__(self) -> Rendezvous:
@@ -67,70 +94,68 @@ class Rendezvous:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, connection: Connection, method: bytes, path: str, body: bytes) -> None:
+    def answer(self, method: str, path: str, body: bytes) -> bytes | None:
+        """Return the answer to an authenticated request, None for a key that does not arrive in `HOLD_S`.
+
+        Raises:
+            ValueError: Horovod's ranks do not send this.
+        """
         scope_name, _, key = path.rpartition("/")
-        scope = self._scopes.setdefault(scope_name, _Scope())
-        if method == b"PUT":
+        if method == "GET":
+            wanted = _GATHERED.fullmatch(key)
+            if wanted:
+                rank, size = int(wanted[1]), int(wanted[2])
+                return self._wait_for(scope_name, size, lambda scope: _gathered(scope, rank, size))
+            return self._wait_for(scope_name, key, lambda scope: scope.values.get(key))
+        with self._lock:
+            scope = self._scopes.setdefault(scope_name, _Scope())
+            if method == "DELETE":
+                _leave(scope)
+                return b""
             scope.values[key] = body
             if key.isdecimal() and len(key) <= 6:
                 scope.addresses[int(key)] = body
-            self._server.reply(connection, b"")
-            for waiting in self._held.pop((scope_name, key), ()):
-                self._server.reply(waiting, body)
-            size = len(scope.addresses)
-            for rank, waiting in scope.gathering.pop(size, {}).items():
-                self._reply_gathered(waiting, scope, rank, size)
-        elif method == b"GET":
-            wanted = _GATHERED.fullmatch(key)
-            if wanted:
-                self._gather(connection, scope, int(wanted[1]), int(wanted[2]))
-            elif key in scope.values:
-                self._server.reply(connection, scope.values[key])
-            else:
-                self._hold(connection, (scope_name, key))
-        elif method == b"DELETE":
-            self._leave(scope)
-            self._server.reply(connection, b"")
-        else:
-            self._server.drop(connection)
+            for arrived in (key, len(scope.addresses)):
+                if event := self._arrivals.pop((scope_name, arrived), None):
+                    event.set()
+        return b""
 
-    def _gather(self, connection: Connection, scope: _Scope, rank: int, size: int) -> None:
-        if len(scope.addresses) >= size:
-            self._reply_gathered(connection, scope, rank, size)
-        else:
-            connection.expires = time.monotonic() + HOLD_S
-            scope.gathering.setdefault(size, {})[rank] = connection
+    def _wait_for(
+        self, scope_name: str, what: str | int, find: Callable[[_Scope], bytes | None]
+    ) -> bytes | None:
+        end = time.monotonic() + HOLD_S
+        while True:
+            with self._lock:
+                found = find(self._scopes.setdefault(scope_name, _Scope()))
+                left_s = end - time.monotonic()
+                if self._closing:
+                    raise ConnectionAbortedError("the rendezvous is closed")
+                if found is not None or left_s <= 0:
+                    return found
+                arrival = self._arrivals.setdefault((scope_name, what), threading.Event())
+            arrival.wait(left_s)
 
-    def _reply_gathered(self, connection: Connection, scope: _Scope, rank: int, size: int) -> None:
-        try:
-            self._server.reply(connection, addresses_for(rank, size, scope.addresses))
-        except ValueError:  # not what Horovod's ranks send
-            self._server.drop(connection)
 
-    def _hold(self, connection: Connection, name: tuple[str, str]) -> None:
-        connection.expires = time.monotonic() + HOLD_S
-        waiting = self._held.setdefault(name, [])
-        if len(waiting) % FORGET_EVERY == FORGET_EVERY - 1:
-            waiting[:] = [each for each in waiting if self._server.is_open(each)]
-        waiting.append(connection)
+def _gathered(scope: _Scope, rank: int, size: int) -> bytes | None:
+    return addresses_for(rank, size, scope.addresses) if len(scope.addresses) >= size else None
 
-    @staticmethod
-    def _leave(scope: _Scope) -> None:
-        # A rank deletes after a barrier of its Gloo context: nobody asks for these keys any more, and the
-        # next hvd.init() may already put new ones while slower ranks still say goodbye to the old.
-        if scope.left == 0:
-            scope.size = len(scope.addresses)
-            scope.values, scope.addresses = {}, {}
-        scope.left += 1
-        if scope.left >= scope.size:
-            scope.left = 0
+
+def _leave(scope: _Scope) -> None:
+    # A rank deletes after a barrier of its Gloo context: no rank asks for these keys any more, and the next
+    # hvd.init() may already put new ones while slower ranks still leave the old context.
+    if scope.left == 0:
+        scope.size = len(scope.addresses)
+        scope.values, scope.addresses = {}, {}
+    scope.left += 1
+    if scope.left >= scope.size:
+        scope.left = 0
 
 
 def addresses_for(rank: int, size: int, addresses: Mapping[int, bytes]) -> bytes:
     """Return what the other ranks have put for ``rank``, in the order of ranks.
 
     Args:
-        rank: whose peers are meant.
+        rank: the rank whose peers' addresses are returned.
         size: the number of ranks.
         addresses: by rank, its addresses for the others in the order of ranks, all of one length.
 
@@ -149,3 +174,149 @@ def addresses_for(rank: int, size: int, addresses: Mapping[int, bytes]) -> bytes
     below, above = (rank - 1) * length, rank * length
     lower = [addresses[other][below : below + length] for other in range(rank)]
     return b"".join(lower + [addresses[other][above : above + length] for other in range(rank + 1, size)])
+
+
+class _Server(ThreadingHTTPServer):
+    """Python's server with a secret in each path, bounded in connections and in time."""
+
+    request_queue_size = 4096
+    daemon_threads = True
+
+    def __init__(self, host: str, answer: Callable[[str, str, bytes], bytes | None]) -> None:
+        self.answer = answer
+        self.secret = secrets.token_urlsafe(24)
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        # Those that have not shown the secret, the oldest first.
+        self._unauthenticated: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        super().__init__((host, 0), _Handler)
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(3600.0,), name="horovod-tune-rendezvous", daemon=True
+        )
+        self._thread.start()
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's: it looks the host's name up, which takes seconds where there is no DNS.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _NO_FILES:
+                # The kernel offers the connection again at once: without a pause this would be a busy loop.
+                time.sleep(NO_FILES_S / 20 if self._drop_oldest() else NO_FILES_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        thread = threading.Thread(
+            target=self.process_request_thread, args=(request, client_address), daemon=True
+        )
+        with self._lock:
+            full = len(self._unauthenticated) >= MAX_UNAUTHENTICATED
+            self._connections[request], self._unauthenticated[request] = thread, None
+        if full:
+            self._drop_oldest()
+        thread.start()
+
+    def _drop_oldest(self) -> bool:
+        """End the oldest connection that has not shown the secret; return whether there was one."""
+        with self._lock:
+            oldest = next(iter(self._unauthenticated), None)
+            if oldest is None:
+                return False
+            del self._unauthenticated[oldest]
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its own thread closes it
+            return True
+
+    def knows_secret(self, request: socket.socket, line: bytes) -> bool:
+        """Return whether the first line of a request has the secret, and count it as authenticated then."""
+        path = line.partition(b" ")[2].partition(b" ")[0]
+        # Horovod appends ":port" to the address that it is given, so that is at the end of the secret.
+        given = path.lstrip(b"/").partition(b"/")[0].partition(b":")[0]
+        if not hmac.compare_digest(given, self.secret.encode()):
+            return False
+        with self._lock:
+            self._unauthenticated.pop(request, None)
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._unauthenticated.pop(request, None)
+            super().shutdown_request(request)
+            self._connections.pop(request, None)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that sends garbage or goes away is no event worth a traceback in the trial's log."""
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)  # `serve_forever` looks for the end when it is woken
+        self.shutdown()
+        self.server_close()
+        with self._lock:
+            threads = [self._thread, *self._connections.values()]
+            for each in self._connections:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+        end = time.monotonic() + CLOSE_S
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+class _UntilDeadline(io.RawIOBase):
+    """Reads from a socket until ``REQUEST_S`` after it was made, however slowly bytes arrive."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._end = time.monotonic() + REQUEST_S
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._end - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request; a connection without the secret, or with garbage, is closed without an answer."""
+
+    server: _Server
+    raw_requestline: bytes
+
+    def setup(self) -> None:
+        self.connection = self.request
+        self.rfile = io.BufferedReader(_UntilDeadline(self.connection))
+        self.wfile = io.BytesIO()  # `answer` is sent without it
+
+    def parse_request(self) -> bool:
+        return self.server.knows_secret(self.connection, self.raw_requestline) and super().parse_request()
+
+    def do_GET(self) -> None:
+        given = self.headers.get("Content-Length", "0")
+        # Python refuses to read numbers of thousands of digits.
+        length = int(given) if given.isascii() and given.isdigit() and len(given) < 20 else -1
+        if not 0 <= length <= MAX_REQUEST_BYTES:
+            raise ValueError(f"not a length of a request: {given:.40}")
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise ValueError("the client has gone")
+        path = self.path.lstrip("/").partition("/")[2]
+        answer = self.server.answer(self.command, path, body)
+        status = "404 Not Found" if answer is None else "200 OK"
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(answer or b'')}\r\nConnection: close\r\n\r\n"
+        self.connection.settimeout(ANSWER_S)  # for all of it
+        self.connection.sendall(head.encode() + (answer or b""))
+        self.close_connection = True
+
+    do_PUT = do_DELETE = do_GET
+
+    def send_error(self, *_: Any) -> None:
+        self.close_connection = True
+
+    def log_message(self, *_: Any) -> None: ...

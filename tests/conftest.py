@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 SLOW_S = 5.0
 # Without one it fails from this time on, and is only listed on a machine that is busy with other work: a test
 # of 5 s may take several times as long there.
-UNMARKED_LIMIT_S = 30.0
+UNMARKED_LIMIT_S = 60.0
 BUSY_LOAD_PER_CPU = 4.0
 MAY_BE_LONG = ("slow", "contract", "cluster", "example", "wheel")
 # Fixtures that take a minute and are made once for the session: the files that use them run in one process.
@@ -59,7 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         shared = any(name in fixtures for name in SHARED_FIXTURES)
         if shared:
             item.add_marker(pytest.mark.slow)
-        item.add_marker(pytest.mark.xdist_group("experiments" if shared else file_of(item.nodeid)))
+        if config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group("experiments" if shared else file_of(item.nodeid)))
 
 
 def file_of(nodeid: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from horovod_tune import DistributedTrainableCreator
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
 
 @pytest.fixture(autouse=True)

@@ -307,6 +307,7 @@ def test_a_killed_rank_is_named(own_workers: Callable[..., Workers]) -> None:
     assert [each for each in noted(directory).values() if psutil.pid_exists(each["pid"])] == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_gives_no_sign_of_life_is_named(own_workers: Callable[..., Workers]) -> None:
     def train(config: dict[str, Any]) -> None:
         from horovod_tune import report

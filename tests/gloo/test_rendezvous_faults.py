@@ -17,7 +17,7 @@ import pytest
 from horovod_tune.gloo import ranks
 from horovod_tune.gloo.rendezvous import Rendezvous
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("horovod")
 

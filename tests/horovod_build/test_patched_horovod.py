@@ -228,6 +228,7 @@ print("size:", hvd.size())
     assert "could not connect its ranks" in ran.stderr and "timeout" in ran.stderr.lower()
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_does_not_hold_the_others_for_ever(tmp_path: Path) -> None:
     program = f"""
 import json, os, time, torch
@@ -252,6 +253,7 @@ print(json.dumps({{"said": said}}))
     assert world.said == [{"said": "freed"}] * 2
 
 
+@pytest.mark.slow
 def test_ranks_without_work_ask_each_other_less_and_less_often(tmp_path: Path) -> None:
     program = f"""
 import json, time, torch
@@ -274,6 +276,7 @@ else:
     assert 1 <= world.said[0]["cycles"] <= 700
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_another_leaves_the_cpu_alone(tmp_path: Path) -> None:
     program = f"""
 import json, os, time, torch
@@ -333,6 +336,7 @@ def call_on(port: int, kept: list[socket.socket]) -> int:
     return calls
 
 
+@pytest.mark.slow
 def test_strangers_who_connect_to_the_ranks_do_not_disturb_them(tmp_path: Path) -> None:
     rounds = 3
     program = f"""
@@ -375,6 +379,7 @@ print(json.dumps({{"sums": sums}}))
     assert world.said == [{"sums": [6.0] * rounds}] * 3
 
 
+@pytest.mark.slow
 def test_more_silent_strangers_than_are_waited_for_do_not_disturb_ranks(tmp_path: Path) -> None:
     program = f"""
 import json, os, time, torch

@@ -16,7 +16,7 @@ from worker_kinds import NEEDS, Workers, skip_unless_installed
 
 from horovod_tune.messages import CheckpointPlace, Report
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("transformers")
 

@@ -22,7 +22,7 @@ from horovod_tune import DistributedTrainableCreator
 # Those of Horovod's executor that hold for any number of ranks are tried with four.
 RANKS = 4
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 pytest.importorskip("horovod")
 
 

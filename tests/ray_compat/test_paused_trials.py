@@ -14,7 +14,7 @@ from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining
 from horovod_tune import ray_compat
 from horovod_tune.analysis import analyze
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -112,6 +112,7 @@ def results_of(trial):
     return [json.loads(line) for line in Path(trial.path, "result.json").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_the_metrics_of_its_report_belong_together(tune_run):
     analysis = tune_run(
         DistributedTrainableCreator(nested(counting), num_slots=2),
@@ -129,6 +130,7 @@ def test_a_checkpoint_and_the_metrics_of_its_report_belong_together(tune_run):
         assert Path(directory, "sub", "count").read_text() == "4"
 
 
+@pytest.mark.slow
 def test_every_form_of_a_checkpoint_is_stored_and_comes_back(tune_run):
     analysis = tune_run(DistributedTrainableCreator(nested(in_every_form), num_slots=2))
     (trial,) = analysis.trials
@@ -187,6 +189,7 @@ def _gain_name(spec):
     return f"gain-{spec.config.gain}"
 
 
+@pytest.mark.slow
 def test_remote_storage_gets_checkpoints_and_logs(ray_session, tmp_path):
     """A storage that is not a local path, as a cloud URI: pyarrow's own in-process file system."""
     import pyarrow.fs

@@ -77,16 +77,6 @@ def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_al
     assert [result["step"] for result in results_of(good)] == [0, 1]
 
 
-def test_sys_exit_in_a_rank_is_a_failure_and_not_an_end(tune_run):
-    def train(config):
-        import sys
-
-        sys.exit("no licence")
-
-    analysis = run_failing(tune_run, train)
-    assert "SystemExit: no licence" in error_of(analysis.trials[0])
-
-
 @pytest.mark.contract
 def test_a_killed_rank_starts_again_from_the_last_checkpoint(tune_run, tmp_path):
     once = str(tmp_path / "killed")
@@ -173,6 +163,7 @@ def test_a_rank_that_never_enters_the_collective_is_named_by_the_stall_inspector
     assert "1" in text.split("Missing ranks")[1][:60], text
 
 
+@pytest.mark.slow
 def test_a_rank_that_returns_while_the_others_wait_for_it_in_a_collective_is_named(tune_run):
     def train(config):
         import os
@@ -196,6 +187,7 @@ def test_a_rank_that_returns_while_the_others_wait_for_it_in_a_collective_is_nam
     assert "gradient_of_layer_7" in text
 
 
+@pytest.mark.slow
 def test_a_rank_may_return_while_another_works_on_alone(tune_run):
     def train(config):
         import os
@@ -219,6 +211,7 @@ def test_a_rank_may_return_while_another_works_on_alone(tune_run):
     assert trial.status == "TERMINATED" and trial.last_result["step"] == 1
 
 
+@pytest.mark.slow
 def test_a_stall_is_named_behind_its_warnings_and_a_rank_that_never_stops_printing(tune_run):
     """At the default times that is half an hour with a warning a minute."""
 
@@ -258,6 +251,7 @@ def test_a_stall_is_named_behind_its_warnings_and_a_rank_that_never_stops_printi
     assert "bytes of this log are left out here" in log
 
 
+@pytest.mark.slow
 def test_an_hour_between_reports_is_no_hang(tune_run):
     def train(config):
         import time
@@ -271,6 +265,7 @@ def test_an_hour_between_reports_is_no_hang(tune_run):
     assert [result["step"] for result in results_of(analysis.trials[0])] == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["start", "training"])
 def test_a_killed_coordinator_takes_its_ranks_with_it(tune_run, tmp_path, moment):
     once = tmp_path / "killed"
@@ -326,6 +321,7 @@ def raylets():
     return {str(info.process.pid) for info in node.all_processes["raylet"]}
 
 
+@pytest.mark.slow
 def test_interfaces_that_do_not_exist_are_said_with_those_that_do(tune_run):
     trainable = DistributedTrainableCreator(lambda config: None, num_slots=2, nics="nonesuch0")
     analysis = tune_run(trainable, raise_on_failed_trial=False)

@@ -15,7 +15,7 @@ from sessions import simulated_nodes
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import ResourcesUnavailable
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")

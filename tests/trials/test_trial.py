@@ -1,27 +1,265 @@
-"""Real trials: real Ray, real Horovod, real Gloo, 2 ranks each."""
+"""Real trials: real Ray, real Horovod, 2 ranks each. One search runs most of them, one after the other."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pytest
+from ray import tune
+from ray.tune.schedulers import AsyncHyperBandScheduler
 
-from horovod_tune import DistributedTrainableCreator
+from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.errors import ResourcesUnavailable
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
+# The search over all cases counts to the test that comes first.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_session")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+# Training functions, by the name that a trial's config has.
+CASES: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
 
-def results_of(trial):
-    lines = Path(trial.path, "result.json").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def case(function: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+def train(config: dict[str, Any]) -> Any:
+    import horovod.torch as hvd
+
+    hvd.init()
+    return CASES[config["case"]](config)
+
+
+@pytest.fixture(scope="module")
+def trials(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One trial for each case, on workers that are kept from one to the next."""
+    analysis = tune.run(
+        DistributedTrainableCreator(train, num_slots=2),
+        config={"case": tune.grid_search(list(CASES)), "lr": 0.5, "text": "x"},
+        name="experiment",
+        storage_path=str(tmp_path_factory.mktemp("cases")),
+        verbose=0,
+        raise_on_failed_trial=False,
+    )
+    return {trial.config["case"]: trial for trial in analysis.trials}
+
+
+def results_of(trial: Any) -> list[dict[str, Any]]:
+    path = Path(trial.path, "result.json")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def reported(trial: Any) -> list[dict[str, Any]]:
+    """Return the results of a trial that has ended well."""
+    assert trial.status == "TERMINATED", Path(trial.error_file).read_text()
+    return results_of(trial)
+
+
+def error_of(trial: Any) -> str:
+    assert trial.status == "ERROR"
+    return Path(trial.path, "error.txt").read_text()
+
+
+@case
+def averages(config: dict[str, Any]) -> None:
+    import horovod.torch as hvd
+    import torch
+
+    report(
+        rank=hvd.rank(),
+        size=hvd.size(),
+        local=hvd.local_size(),
+        mean=hvd.allreduce(torch.tensor(float(hvd.rank()))),
+        types=[type(config[name]).__name__ for name in ("lr", "text")],
+    )
+
+
+def test_ranks_form_one_world_and_average_their_gradients(trials: Any) -> None:
+    (result,) = reported(trials["averages"])
+    assert (result["rank"], result["size"], result["local"], result["mean"]) == (0, 2, 2, 0.5)
+    assert result["types"] == ["float", "str"]
+
+
+@case
+def reports_on_rank_0_only(config: dict[str, Any]) -> None:
+    import horovod.torch as hvd
+    import torch
+
+    for step in range(3):
+        total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"t{step}")
+        if hvd.rank() == 0:
+            report(total=total, step=step)
+
+
+def test_a_function_that_reports_on_rank_zero_only_works_too(trials: Any) -> None:
+    results = reported(trials["reports_on_rank_0_only"])
+    assert [(r["step"], r["total"]) for r in results] == [(0, 2.0), (1, 2.0), (2, 2.0)]
+
+
+@case
+def rank_1_reports_more(config: dict[str, Any]) -> None:
+    import horovod.torch as hvd
+
+    for _ in range(1 + 3 * hvd.rank()):
+        report(rank=hvd.rank())
+
+
+def test_ranks_that_report_more_often_than_rank_zero_are_let_go_at_its_end(trials: Any) -> None:
+    assert [result["rank"] for result in reported(trials["rank_1_reports_more"])] == [0]
+
+
+def steps(config: dict[str, Any], count: int) -> Iterator[dict[str, int]]:
+    yield from ({"step": step} for step in range(count))
+
+
+class Trainer:
+    def __call__(self, config: dict[str, Any]) -> Iterator[dict[str, int]]:
+        yield {"step": 7}
+
+
+CASES["a partial"] = functools.partial(steps, count=3)
+CASES["a callable object"] = Trainer()
+CASES["returns"] = lambda config: {"step": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("a partial", [0, 1, 2]), ("a callable object", [7]), ("returns", [4])]
+)
+def test_yielded_and_returned_metrics_count_as_reports(trials: Any, name: str, expected: list[int]) -> None:
+    assert [result["step"] for result in reported(trials[name])] == expected
+
+
+@case
+def asks_tune(config: dict[str, Any]) -> None:
+    context = tune.get_context()
+    tune.report(
+        {
+            "id": context.get_trial_id(),
+            "name": context.get_trial_name(),
+            "dir": context.get_trial_dir(),
+            "experiment": context.get_experiment_name(),
+            "cpus": context.get_trial_resources().required_resources["CPU"],
+            "none": tune.get_checkpoint() is None,
+        }
+    )
+
+
+def test_tunes_own_context_and_report_work_in_every_rank(trials: Any) -> None:
+    trial = trials["asks_tune"]
+    (result,) = reported(trial)
+    assert (result["id"], result["name"]) == (trial.trial_id, str(trial))
+    assert (result["experiment"], result["cpus"], result["none"]) == ("experiment", 2.0, True)
+    assert result["dir"].endswith(os.path.basename(trial.path))
+
+
+@case
+def prints(config: dict[str, Any]) -> None:
+    import horovod.torch as hvd
+
+    print("python", hvd.rank())
+    os.write(2, b"library %d\n" % hvd.rank())
+    sys.stderr.write("error\n")
+    report(done_with=1)
+
+
+def test_what_a_rank_prints_is_in_its_own_file_of_the_trials_directory(trials: Any) -> None:
+    reported(trials["prints"])
+    for rank in (0, 1):
+        text = Path(trials["prints"].path, f"rank_{rank}.log").read_text()
+        assert text.count(f"python {rank}\n") == 1 and text.count(f"library {rank}\n") == 1
+
+
+@case
+def reports_a_lock(config: dict[str, Any]) -> None:
+    report(loss=1.0, lock=threading.Lock())
+
+
+@case
+def reports_a_large_integer(config: dict[str, Any]) -> None:
+    report(loss=1.0, count=2**200)
+
+
+@case
+def exits(config: dict[str, Any]) -> None:
+    report(loss=1.0)
+    sys.exit(0)
+
+
+@case
+def interrupts_itself(config: dict[str, Any]) -> None:
+    raise KeyboardInterrupt
+
+
+@case
+def opens_a_relative_path(config: dict[str, Any]) -> None:
+    open("no-such-data.csv").close()
+
+
+@case
+def raises_a_huge_error(config: dict[str, Any]) -> None:
+    raise ValueError("the start " + "x" * (20 << 20) + " the end")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("reports_a_lock", ["metric 'lock' cannot be sent"]),
+        ("reports_a_large_integer", ["metric 'count' is an integer of 201 bits"]),
+        ("exits", ["SystemExit: 0", "To end one early, return from the function."]),
+        ("interrupts_itself", ["of 2 on", "KeyboardInterrupt"]),
+        (
+            "opens_a_relative_path",
+            ["'no-such-data.csv' is a relative path, and a rank starts in its trial's own directory"],
+        ),
+        ("raises_a_huge_error", ["the start", "the end"]),
+    ],
+)
+def test_a_mistake_of_a_function_is_explained_in_its_trials_error(
+    trials: Any, name: str, parts: list[str]
+) -> None:
+    text = error_of(trials[name])
+    assert all(part in text for part in parts), text[:3000]
+    assert len(text) < 1_000_000
+
+
+@case
+def removes_its_directory(config: dict[str, Any]) -> None:
+    import horovod.torch as hvd
+
+    report(loss=1.0)
+    if hvd.rank() == 0:
+        shutil.rmtree(os.getcwd())
+
+
+CASES["reports nothing"] = lambda config: None
+
+
+@case
+def is_sound(config: dict[str, Any]) -> None:
+    report(loss=1.0)
+
+
+def test_trials_that_harm_themselves_leave_the_others_alone(trials: Any) -> None:
+    """The last one runs after all of them."""
+    assert trials["removes_its_directory"].status == "TERMINATED"
+    assert trials["reports nothing"].status == "TERMINATED"
+    assert [result["loss"] for result in reported(trials["is_sound"])] == [1.0]
 
 
 @pytest.mark.contract
-def test_the_guides_first_example_reports_rank_zero_once_per_report(tune_run):
-    def training_function(config):
+def test_the_guides_first_example_reports_rank_zero_once_per_report(tune_run: Any) -> None:
+    def training_function(config: dict[str, Any]) -> None:
         import horovod.torch as hvd
         from ray import tune
 
@@ -29,11 +267,8 @@ def test_the_guides_first_example_reports_rank_zero_once_per_report(tune_run):
         for _ in range(config["epochs"]):
             tune.report(test=1, rank=hvd.rank())
 
-    from ray import tune
-
-    trainable = DistributedTrainableCreator(training_function, num_slots=2)
     analysis = tune_run(
-        trainable,
+        DistributedTrainableCreator(training_function, num_slots=2),
         num_samples=2,
         config={"epochs": tune.grid_search([1, 2, 3]), "lr": tune.grid_search([0.1, 0.2])},
         metric="test",
@@ -42,114 +277,20 @@ def test_the_guides_first_example_reports_rank_zero_once_per_report(tune_run):
     assert len(analysis.trials) == 12
     assert analysis.best_config["epochs"] in (1, 2, 3)
     for trial in analysis.trials:
-        results = results_of(trial)
-        assert [result["training_iteration"] for result in results] == list(
-            range(1, trial.config["epochs"] + 1)
-        )
+        results = reported(trial)
+        iterations = [result["training_iteration"] for result in results]
+        assert iterations == list(range(1, trial.config["epochs"] + 1))
         assert {result["rank"] for result in results} == {0}
-        assert trial.status == "TERMINATED"
-
-
-def test_ranks_form_one_world_and_average_their_gradients(tune_run):
-    def train(config):
-        import horovod.torch as hvd
-        import torch
-
-        from horovod_tune import report
-
-        hvd.init()
-        report(
-            rank=hvd.rank(),
-            size=hvd.size(),
-            local=hvd.local_size(),
-            mean=hvd.allreduce(torch.tensor(float(hvd.rank()))),
-            types=[type(v).__name__ for v in (config["lr"], config["name"])],
-        )
-
-    config = {"lr": 0.5, "name": "x"}
-    analysis = tune_run(DistributedTrainableCreator(train, num_workers=2), config=config)
-    (result,) = results_of(analysis.trials[0])
-    assert (result["rank"], result["size"], result["local"], result["mean"]) == (0, 2, 2, 0.5)
-    assert result["types"] == ["float", "str"]
-
-
-def test_a_function_that_reports_on_rank_zero_only_works_too(tune_run):
-    def train(config):
-        import horovod.torch as hvd
-        import torch
-
-        from horovod_tune import report
-
-        hvd.init()
-        for step in range(3):
-            total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"t{step}")
-            if hvd.rank() == 0:
-                report(total=total, step=step)
-
-    analysis = tune_run(DistributedTrainableCreator(train, num_slots=2), num_samples=2)
-    for trial in analysis.trials:
-        assert [(r["step"], r["total"]) for r in results_of(trial)] == [(0, 2.0), (1, 2.0), (2, 2.0)]
-
-
-def test_ranks_that_report_more_often_than_rank_zero_are_let_go_at_its_end(tune_run):
-    def train(config):
-        import horovod.torch as hvd
-
-        from horovod_tune import report
-
-        hvd.init()
-        for _ in range(1 + 3 * hvd.rank()):
-            report(rank=hvd.rank())
-
-    analysis = tune_run(DistributedTrainableCreator(train, num_slots=2))
-    assert [result["rank"] for result in results_of(analysis.trials[0])] == [0]
-
-
-def test_yielded_and_returned_metrics_count_as_reports_as_in_tunes_functions(tune_run):
-    def train(config):
-        yield {"loss": 2}
-        yield {"loss": 1}
-
-    analysis = tune_run(DistributedTrainableCreator(train, num_slots=2))
-    assert [result["loss"] for result in results_of(analysis.trials[0])] == [2, 1]
-
-
-def test_tunes_own_context_and_report_work_in_every_rank(tune_run):
-    def train(config):
-        from ray import tune
-
-        context = tune.get_context()
-        tune.report(
-            {
-                "id": context.get_trial_id(),
-                "name": context.get_trial_name(),
-                "dir": context.get_trial_dir(),
-                "experiment": context.get_experiment_name(),
-                "cpus": context.get_trial_resources().required_resources["CPU"],
-                "none": tune.get_checkpoint() is None,
-            }
-        )
-
-    analysis = tune_run(DistributedTrainableCreator(train, num_slots=2))
-    (trial,) = analysis.trials
-    (result,) = results_of(trial)
-    assert (result["id"], result["name"]) == (trial.trial_id, str(trial))
-    assert (result["experiment"], result["cpus"], result["none"]) == ("experiment", 2.0, True)
-    assert result["dir"].endswith(os.path.basename(trial.path))
 
 
 @pytest.mark.contract
-def test_a_trial_that_a_scheduler_stops_runs_no_further_step(tune_run, tmp_path):
-    from ray.tune.schedulers import AsyncHyperBandScheduler
-
+def test_a_trial_that_a_scheduler_stops_runs_no_further_step(tune_run: Any, tmp_path: Path) -> None:
     log = tmp_path / "steps"
     log.mkdir()
 
-    def train(config):
+    def train(config: dict[str, Any]) -> None:
         import horovod.torch as hvd
         import torch
-
-        from horovod_tune import report
 
         hvd.init()
         for step in range(1, 9):
@@ -157,100 +298,51 @@ def test_a_trial_that_a_scheduler_stops_runs_no_further_step(tune_run, tmp_path)
             (log / f"{config['quality']}-{hvd.rank()}-{step}").touch()
             report(score=config["quality"])
 
-    from ray import tune
-
-    scheduler = AsyncHyperBandScheduler(max_t=8, grace_period=2, reduction_factor=2)
     analysis = tune_run(
         DistributedTrainableCreator(train, num_slots=2),
         config={"quality": tune.grid_search([4, 3, 2, 1])},
         metric="score",
         mode="max",
-        scheduler=scheduler,
+        scheduler=AsyncHyperBandScheduler(max_t=8, grace_period=2, reduction_factor=2),
         max_concurrent_trials=1,
     )
     stopped = 0
     for trial in analysis.trials:
-        reports = len(results_of(trial))
+        reports = len(reported(trial))
         stopped += reports < 8
         for rank in (0, 1):
             assert len(list(log.glob(f"{trial.config['quality']}-{rank}-*"))) == reports
     assert stopped == 3
 
 
-def test_what_a_rank_prints_is_in_its_own_file_of_the_trials_directory(tune_run):
-    def train(config):
-        import os
-        import sys
-
-        import horovod.torch as hvd
-
-        from horovod_tune import report
-
-        hvd.init()
-        print("python", hvd.rank())
-        os.write(2, b"library %d\n" % hvd.rank())
-        sys.stderr.write("error\n")
-        report(done_with=1)
-
-    analysis = tune_run(DistributedTrainableCreator(train, num_slots=2), num_samples=2)
-    for trial in analysis.trials:
-        for rank in (0, 1):
-            text = Path(trial.path, f"rank_{rank}.log").read_text()
-            assert text.count(f"python {rank}\n") == 1
-            assert text.count(f"library {rank}\n") == 1
-
-
-def test_resources_are_what_the_ranks_hold_and_nothing_for_the_coordinator(tune_run):
-    def train(config):
-        import ray
-
-        from horovod_tune import report
-
-        report(free=ray.available_resources().get("CPU", 0.0))
-
-    trainable = DistributedTrainableCreator(train, num_slots=1, num_cpus_per_slot=3)
-    analysis = tune_run(trainable)
-    (result,) = results_of(analysis.trials[0])
-    assert result["free"] == 1.0
-
-
-def test_a_trial_that_can_never_fit_is_an_error_and_not_a_wait(tune_run):
-    trainable = DistributedTrainableCreator(lambda config: None, num_slots=5)
-    with pytest.raises(ResourcesUnavailable, match=r"5 CPU, which this cluster can never give.*4 CPU"):
-        tune_run(trainable)
-
-
-def test_random_samplers_and_stop_criteria_work_as_everywhere_in_tune(tune_run):
-    from ray import tune
-
-    def train(config):
-        from horovod_tune import report
-
+@pytest.mark.contract
+def test_a_tuner_with_samplers_and_a_stop_criterion_works_as_everywhere_in_tune(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
         while True:
             report(loss=config["a"] + config["b"])
 
-    analysis = tune_run(
+    results = tune.Tuner(
         DistributedTrainableCreator(train, num_slots=2),
-        config={
+        param_space={
             "a": tune.uniform(0, 1),
             "b": tune.choice([1, 2]),
             "c": tune.sample_from(lambda spec: spec.config.a * 2),
-            "const": "hello",
         },
-        num_samples=3,
-        stop={"training_iteration": 4},
-        metric="loss",
-        mode="min",
-    )
-    assert [len(results_of(trial)) for trial in analysis.trials] == [4, 4, 4]
-    assert all(trial.config["c"] == trial.config["a"] * 2 for trial in analysis.trials)
+        tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=3),
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path), name="tuner", verbose=0, stop={"training_iteration": 4}
+        ),
+    ).fit()
+    assert [len(result.metrics_dataframe) for result in results] == [4, 4, 4]
+    assert all(result.config["c"] == result.config["a"] * 2 for result in results)
+    best = results.get_best_result()
+    assert best.metrics["loss"] == min(result.metrics["loss"] for result in results)
 
 
-def test_time_budget_ends_an_endless_search(tune_run):
-    def train(config):
+@pytest.mark.slow
+def test_a_time_budget_ends_an_endless_search(tune_run: Any) -> None:
+    def train(config: dict[str, Any]) -> None:
         import time
-
-        from horovod_tune import report
 
         while True:
             time.sleep(0.05)
@@ -261,30 +353,61 @@ def test_time_budget_ends_an_endless_search(tune_run):
     assert analysis.trials
 
 
-def test_a_metric_that_cannot_be_sent_fails_the_trial_by_name(tune_run):
-    def train(config):
-        import threading
+@pytest.mark.contract
+def test_resources_are_what_the_ranks_hold_and_nothing_for_the_coordinator(tune_run: Any) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import ray
 
-        from horovod_tune import report
+        report(free=ray.available_resources().get("CPU", 0.0))
 
-        report(loss=1.0, lock=threading.Lock())
+    trainable = DistributedTrainableCreator(train, num_slots=1, num_cpus_per_slot=3)
+    (trial,) = tune_run(trainable).trials
+    assert trial.last_result["free"] == 1.0
 
-    analysis = tune_run(DistributedTrainableCreator(train, num_slots=2), raise_on_failed_trial=False)
-    assert "metric 'lock' cannot be sent" in Path(analysis.trials[0].error_file).read_text()
+
+def test_a_trial_that_can_never_fit_is_an_error_and_not_a_wait(tune_run: Any) -> None:
+    trainable = DistributedTrainableCreator(lambda config: None, num_slots=5)
+    with pytest.raises(ResourcesUnavailable, match=r"5 CPU, which this cluster can never give.*4 CPU"):
+        tune_run(trainable)
 
 
-def test_the_tuner_takes_the_trainable_as_tune_run_does(tmp_path):
-    from ray import tune
+def test_a_function_given_to_tune_without_the_factory_is_told_so(tune_run: Any) -> None:
+    def train(config: dict[str, Any]) -> None:
+        report(loss=1.0)
 
-    def train(config):
-        from horovod_tune import report
+    (trial,) = tune_run(train, raise_on_failed_trial=False).trials
+    assert "Give Tune DistributedTrainableCreator(train, num_slots=...) in place of train" in error_of(trial)
 
-        report(loss=config["x"])
 
-    tuner = tune.Tuner(
-        DistributedTrainableCreator(train, num_slots=2),
-        param_space={"x": tune.grid_search([3, 1, 2])},
-        tune_config=tune.TuneConfig(metric="loss", mode="min"),
-        run_config=tune.RunConfig(storage_path=str(tmp_path), name="tuner", verbose=0),
+class KillOnce(tune.Callback):
+    """Kills the first trial's coordinator when that trial is complete: when it is handed to the next."""
+
+    def __init__(self) -> None:
+        self.coordinator = 0
+        self.killed = 0
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
+        self.coordinator = result["pid"]
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        if not self.killed:
+            self.killed = self.coordinator
+            os.kill(self.killed, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_death_of_a_coordinator_between_two_trials_is_one_failure_of_one_trial(tune_run: Any) -> None:
+    callback = KillOnce()
+    analysis = tune_run(
+        DistributedTrainableCreator(is_sound, num_slots=1),
+        num_samples=2,
+        max_concurrent_trials=1,
+        max_failures=1,
+        metric="loss",
+        mode="min",
+        callbacks=[callback],
+        raise_on_failed_trial=False,
     )
-    assert tuner.fit().get_best_result().config["x"] == 1
+    assert callback.killed
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED", "TERMINATED"]
+    assert sum(trial.num_failures for trial in analysis.trials) <= 1

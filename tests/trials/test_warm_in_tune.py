@@ -14,7 +14,7 @@ import pytest
 
 from horovod_tune import DistributedTrainableCreator, report
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -68,6 +68,7 @@ def test_a_trial_that_pauses_finds_warm_workers_when_it_goes_on(ray_session, tmp
     assert len(pids) == 2
 
 
+@pytest.mark.contract
 def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ray_session, tmp_path):
     from ray import tune
 

@@ -119,6 +119,7 @@ def rank_here() -> int:
     return live.world.rank
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_where_it_stands_but_not_before(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
         import threading
@@ -147,6 +148,7 @@ def test_a_rank_that_hangs_is_named_with_where_it_stands_but_not_before(workers:
         assert "rank 1 is at:" in text and "report(step=2)" in text
 
 
+@pytest.mark.slow
 def test_ranks_that_work_on_the_device_or_below_themselves_do_not_hang(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
         import subprocess

@@ -31,7 +31,7 @@ from horovod_tune.spec import make_spec
 from horovod_tune.trainable import DistributedTrainable
 from horovod_tune.with_parameters import parameters_of, with_parameters
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 for module in (sys.modules[__name__], plain_processes):
     cloudpickle.register_pickle_by_value(module)

@@ -87,6 +87,7 @@ def below(workers: Workers) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["the host's actor", "the ranks' parent"])
 def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: str) -> None:
     workers.begin(wait_for_ever)

@@ -16,7 +16,7 @@ from worker_kinds import Workers
 
 from horovod_tune.errors import TrainingFailed
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray has a copy of its own

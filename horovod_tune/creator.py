@@ -12,6 +12,7 @@ from ray.tune import Callback
 
 from horovod_tune import ray_compat
 from horovod_tune.backends import placement_of, require_installed
+from horovod_tune.function.driver_slips import refuse_launcher
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
 from horovod_tune.gloo.early_start import EarlyRanks
@@ -85,9 +86,11 @@ def DistributedTrainableCreator(
     Raises:
         SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
         TrainingFunctionError: ``func`` cannot be called as ``func(config)``.
+        OutsideTune: horovodrun, mpirun or torchrun has started this program several times.
         BackendMissing: Horovod (or torch_xla) is not installed, or built without Gloo.
     """
     check_training_function(func)
+    refuse_launcher()
     if replicate_pem:
         warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
     spec = make_spec(

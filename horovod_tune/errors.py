@@ -20,11 +20,15 @@ class SerializationError(HorovodTuneError, ValueError):
 
 
 class OutsideTune(HorovodTuneError, RuntimeError):
-    """What `DistributedTrainableCreator` returns was used without Tune: says how to run it."""
+    """A search was started wrongly: without Tune, or several times by a launcher. Says how to start it."""
 
 
 class NotInTraining(HorovodTuneError, RuntimeError):
     """``report()`` or ``get_checkpoint()`` was called outside a training function that a trial runs."""
+
+
+class NotSynchronised(HorovodTuneError, RuntimeError):
+    """The ranks' models differ, or would: says which parameter, or the line that is missing."""
 
 
 class NotInitialized(HorovodTuneError, RuntimeError):

@@ -13,10 +13,11 @@ class TrialRequest:
 
     ``function`` is the training function as cloudpickle bytes, ``None`` when the rank holds it already.
     ``checkpoint`` is a directory that a restored trial starts from; ``resources`` is Tune's
-    PlacementGroupFactory, pickled. ``parameters`` is where the rank finds the objects of `with_parameters`: a
-    Ray ObjectRef, or a path of its host. ``run`` counts the trials of one worker group, so that
-    a late message of one is not taken for the next one's. ``reports`` is how often the trial has reported
-    before a rank joins it, ``world_number`` counts the worlds that an elastic trial has formed.
+    PlacementGroupFactory and ``storage`` its StorageContext, both pickled. ``parameters`` is where the rank
+    finds the objects of `with_parameters`: a Ray ObjectRef, or a path of its host. ``run`` counts the trials
+    of one worker group, so that a late message of one is not taken for the next one's. ``reports`` is how
+    often the trial has reported before a rank joins it, ``world_number`` counts the worlds that an elastic
+    trial has formed.
     """
 
     trial_id: str
@@ -28,6 +29,7 @@ class TrialRequest:
     function: bytes | None
     checkpoint: CheckpointPlace | None = None
     resources: bytes = b""
+    storage: bytes = b""
     parameters: Any = None
     run: int = 0
     is_elastic: bool = False

@@ -6,6 +6,7 @@ First on the way of a report: `Session.report()` sends it on (2: `gloo/training_
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.error_text import encodable
-from horovod_tune.errors import MetricsError, NotElastic, NotInTraining
+from horovod_tune.errors import MetricsError, NotElastic, NotInTraining, NotSynchronised
 from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialRequest, World
 from horovod_tune.outside_training import (
     RANK_VARIABLE,
@@ -24,6 +25,7 @@ from horovod_tune.outside_training import (
 from horovod_tune.reported_values import checkpoint_path, merge_metrics, plain_metrics
 
 if TYPE_CHECKING:
+    import torch
     from ray.tune import Checkpoint
 
 # In a checkpoint that is made of what the ranks have committed, see `elastic.CommittedState.dump`.
@@ -70,6 +72,8 @@ class Session:
         self.has_reported = False
         self.world_number = order.world_number
         self._world_is_broken = False
+        # What the training function has given to `atexit`, see `rank.exit_handlers`.
+        self.exit_handlers: list[functools.partial[Any]] = []
         # The rank's `elastic.CommittedState`; None where ranks are not Horovod's.
         self.committed: Any = None
         # What `report` raises in a broken world; a rank of Horovod's has Horovod's own error here.
@@ -228,6 +232,11 @@ def activate(session: Session | None) -> None:
         os.environ.pop(RANK_VARIABLE, None)
 
 
+def active() -> list[Session]:
+    """Return the sessions whose training functions run in this process."""
+    return list(_active)
+
+
 def current() -> Session | None:
     """Return the session of this thread, or else the one that began last in this process."""
     own: Session | None = getattr(_of_thread, "session", None)
@@ -289,6 +298,38 @@ class TrialWorld:
     rank: int
     size: int
     changes: int
+
+    def check_synchronised(self, model: torch.nn.Module) -> None:
+        """Raise `NotSynchronised` unless all ranks have the same parameters; every rank has to call this.
+
+        One collective of eight bytes for each parameter. Cheap enough for once per epoch, and it finds a
+        forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`. Buffers (the running mean of batch
+        normalization) are not compared: they differ under Horovod.
+
+        Raises:
+            NotSynchronised: names the first parameter that differs, and the ranks that have another than rank
+            0.
+        """
+        import zlib
+
+        import horovod.torch as hvd
+        import torch
+
+        named = dict(model.named_parameters())
+        raw = (each.detach().cpu().contiguous().view(-1).view(torch.uint8) for each in named.values())
+        digests = torch.tensor([[zlib.crc32(each.numpy()) for each in raw]], dtype=torch.int64)
+        gathered = hvd.allgather(digests, name="horovod_tune.check_synchronised")
+        for column, name in enumerate(named):
+            ranks = (gathered[:, column] != gathered[0, column]).nonzero().flatten().tolist()
+            if ranks:
+                raise NotSynchronised(
+                    f"parameter {name!r} of the model differs between rank 0 and rank(s) "
+                    f"{', '.join(map(str, ranks))}: the ranks train models of their own. Call "
+                    "hvd.broadcast_parameters(model.state_dict(), root_rank=0) once the model is made, "
+                    "and wrap "
+                    "the optimizer: hvd.DistributedOptimizer(optimizer, "
+                    "named_parameters=model.named_parameters())"
+                )
 
 
 def get_world() -> TrialWorld:

@@ -104,6 +104,7 @@ class DistributedTrainable(FunctionTrainable):
     def _set_trial(self, config: dict[str, Any]) -> None:
         # Whether the training function has reported a checkpoint, and whether the trial leaves its hosts.
         self._saves_itself = self._moves = False
+        self._artifacts_are_stored = False
         # The report whose checkpoint is on its way, and what Tune is to save next.
         self._uploading: tuple[Upload, TrainingResult] | None = None
         self._due: TrainingResult | None = None
@@ -120,6 +121,7 @@ class DistributedTrainable(FunctionTrainable):
             function=None,
             # Closed: to open it, a rank would import Ray Tune before torch, a second that few functions need.
             resources=pickle.dumps(self.trial_resources),
+            storage=ray.cloudpickle.dumps(storage),
             parameters=self._parameters.reference() if self._parameters is not None else None,
         )
         self._trial_storage = TrialStorage(storage, self._node_id)
@@ -138,6 +140,8 @@ class DistributedTrainable(FunctionTrainable):
                 raise HostPreempted(f"pre-empted: {failed}") from failed
             raise
         if result is None:
+            self._store_artifacts()
+            self._artifacts_are_stored = True
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
         metrics, checkpoint = result
         self._saves_itself = self._saves_itself or checkpoint is not None
@@ -202,6 +206,9 @@ class DistributedTrainable(FunctionTrainable):
         One whose upload is over comes with the metrics of its own report: Tune's `save` would give it the
         newest.
         """
+        assert self._storage is not None
+        if self._storage.sync_config.sync_artifacts_on_checkpoint:
+            self._store_artifacts()
         arrived, self._due = self._due or self._take_upload(wait=True), None
         if arrived is not None:
             self._saved = arrived
@@ -246,6 +253,7 @@ class DistributedTrainable(FunctionTrainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial on the same workers, or on new ones where these are not fit for it."""
         self._coordinator.end_trial()
+        self._store_artifacts()  # of a trial that was stopped
         if self._coordinator.replaced_because:
             logger.info(
                 "horovod_tune replaced the workers before trial %s: %s",
@@ -259,6 +267,20 @@ class DistributedTrainable(FunctionTrainable):
 
     def cleanup(self) -> None:
         self._coordinator.close()
+        self._store_artifacts()
+
+    def _store_artifacts(self) -> None:
+        """Bring the files of the trial's working directory to its storage, with
+        SyncConfig(sync_artifacts=True).
+
+        Tune does this for its own functions. Files that cannot be stored are not a reason to fail a trial.
+        """
+        if self._storage is None or self._artifacts_are_stored:
+            return
+        try:
+            self._storage.persist_artifacts(force=True)
+        except Exception as error:  # any of the storage's
+            logger.warning("the trial's artifacts cannot be stored: %r", error)
 
 
 def patch_tune(reuse_workers: bool) -> None:

@@ -39,6 +39,9 @@ class WorkerActor(Protocol):
     def close_world(self) -> None:
         """Break the ranks' collectives, so that those who wait in one get an error."""
 
+    def end_process(self) -> None:
+        """Close the world, and run what runs at a process's exit: the process is killed after this."""
+
     def awaited_ranks(self) -> dict[int, str]:
         """Return the ranks that collectives have long waited for, each with the collectives' names.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from horovod_tune import ray_compat
 from horovod_tune.coordinator.rank_logs import LogsHere, LogsOnFilesystem, LogsOnNode, TrialLogs
 from horovod_tune.coordinator.uploads import Upload
+from horovod_tune.errors import MetricsError
 from horovod_tune.files import directories
 from horovod_tune.messages import CheckpointPlace
 from horovod_tune.transfer import host_copies, node_transfer
@@ -103,6 +104,13 @@ class TrialStorage:
         if not self.is_local:
             from ray.tune import Checkpoint
 
+            # Ray's own errors over these do not name them.
+            if links := [each.path for each in directories.entries(directory) if each.link]:
+                raise MetricsError(
+                    f"the checkpoint {directory} holds {links[0]!r}, a symbolic link to nothing, which "
+                    f"the trial's "
+                    "storage cannot hold: it takes files and directories only"
+                )
             self._context.persist_current_checkpoint(Checkpoint.from_directory(directory))
             return
         # Written beside and renamed, so that a checkpoint is whole or not there when a machine goes down.

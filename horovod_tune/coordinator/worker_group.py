@@ -391,10 +391,13 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End every worker's process, and see it gone; twice is harmless."""
-        if self._have_ranks and not self._running and not self._failures:
-            # Without this, the ranks that are killed last complain about those that went first.
-            worlds = [worker.actor.close_world.remote() for worker in self.workers]
-            ray.wait(worlds, num_returns=len(worlds), timeout=CLOSE_S)
+        if self._have_ranks:
+            # Without this, the ranks that are killed last complain about those that went first, and what
+            # functions have left to `atexit` never runs.
+            silent = {each.rank for each in self._failures if each.kind is FailureKind.SILENT}
+            there = [worker for worker in self.workers if silent.isdisjoint(worker.ranks)]
+            ends = [worker.actor.end_process.remote() for worker in there]
+            ray.wait(ends, num_returns=len(ends), timeout=CLOSE_S)
         workers, self.workers, self._resetting = self.workers, [], []
         self._inbox.close_channels()
         actor_processes.end_actors(

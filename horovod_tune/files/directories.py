@@ -18,11 +18,15 @@ _PIECES_AT_ONCE = 1000
 
 
 class Entry(NamedTuple):
-    """A file or directory below a root: its relative path, its size (None: a directory), its mode."""
+    """A file or directory below a root: its relative path, its size (None: a directory), its mode.
+
+    ``link`` is what a symbolic link to nothing points to.
+    """
 
     path: str
     size: int | None
     mode: int
+    link: str = ""
 
 
 class Piece(NamedTuple):
@@ -36,12 +40,13 @@ class Piece(NamedTuple):
 def entries(root: str) -> list[Entry]:
     """Return everything below ``root``, each directory before what is in it, the root itself first.
 
-    What a symbolic link points to counts as if it were there, since another host has no such place.
+    What a symbolic link points to counts as if it were there, since another host has no such place. A link to
+    nothing stays a link.
 
     Raises:
         FileNotFoundError: ``root`` is not a directory.
-        MetricsError: a link points to nothing or to a directory that it is in, or a file is not a file but a
-            socket, a pipe or a device.
+        MetricsError: a link points to a directory that it is in, or a file is not a file but a socket, a pipe
+            or a device.
     """
     if not os.path.isdir(root):
         raise FileNotFoundError(f"{root} is not a directory on this host")
@@ -59,20 +64,20 @@ def _below(root: str, path: str, above: tuple[tuple[int, int], ...]) -> Iterator
         inner = os.path.join(path, name)
         try:
             status = os.stat(os.path.join(root, inner))
-        except OSError as error:
+        except OSError:
             if not os.path.islink(os.path.join(root, inner)):
                 raise
-            raise MetricsError(
-                f"{os.path.join(root, inner)} is a symbolic link to "
-                f"{os.readlink(os.path.join(root, inner))!r}, which cannot be read: {error.strerror}"
-            ) from error
+            yield Entry(inner, 0, 0o777, os.readlink(os.path.join(root, inner)))
+            continue
         if stat.S_ISDIR(status.st_mode):
             yield from _below(root, inner, (*above, identity))
         elif stat.S_ISREG(status.st_mode):
             yield Entry(inner, status.st_size, stat.S_IMODE(status.st_mode))
         else:
             raise MetricsError(
-                f"{os.path.join(root, inner)} is a socket, a pipe or a device, and cannot be copied"
+                f"the checkpoint {root} holds {inner!r}, which is a socket, a pipe or a device; a "
+                f"checkpoint holds "
+                "files and directories only"
             )
 
 
@@ -122,6 +127,8 @@ def make(root: str, found: Iterable[Entry]) -> None:
             # Writable whatever the original is: its files are still to come.
             os.makedirs(path, exist_ok=True)
             os.chmod(path, entry.mode | stat.S_IRWXU)
+        elif entry.link:
+            os.symlink(entry.link, path)
         else:
             os.close(
                 os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode | stat.S_IRUSR | stat.S_IWUSR)
@@ -152,6 +159,8 @@ def copy(source: str, target: str) -> None:
             path = os.path.join(part, entry.path)
             if entry.size is None:
                 os.makedirs(path)
+            elif entry.link:
+                os.symlink(entry.link, path)
             else:
                 shutil.copy2(os.path.join(source, entry.path), path)
         put_in_place(part, target)

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import math
 import sys
 import weakref
 from collections.abc import Callable
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any, ClassVar
 
 import cloudpickle
 
-from horovod_tune.errors import (
-    SerializationError,
-)
+from horovod_tune.errors import SerializationError
+from horovod_tune.function.driver_slips import refuse_horovod_of_driver, warn_of_horovod_in_driver
 from horovod_tune.function.oversized import oversized_error
 from horovod_tune.function.training_function import function_name
 from horovod_tune.function.unpicklable import find_unpicklable
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, which sends modules by name, for modules of a class of their own too.
+    """cloudpickle, which also sends what it takes for data or looks up in the script, where a rank has none.
 
-    ``torch.backends.cudnn`` is one: without this, no function that sets its flags could be sent.
+    Modules of a class of their own (``torch.backends.cudnn``), Horovod's functions by their names
+    (``from horovod.torch import rank``), and the script's functions below `functools.lru_cache`.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -32,7 +33,20 @@ class _Pickler(cloudpickle.Pickler):
             name = obj.__name__
             if sys.modules.get(name) is obj:
                 return importlib.import_module, (name,)
+        if isinstance(obj, MethodType) and type(obj.__self__).__module__.startswith("horovod."):
+            for module in ("horovod.torch", "horovod.tensorflow", "horovod.keras", "horovod.mxnet"):
+                if getattr(sys.modules.get(module), obj.__name__, None) == obj:
+                    return getattr, (sys.modules[module], obj.__name__)
+        if isinstance(obj, _LruCache) and not travels_by_name(obj.__module__):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
+
+
+_LruCache = type(functools.lru_cache(lambda: None))
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def dumps(function: Any) -> bytes:
@@ -69,11 +83,13 @@ def _explained(function: Any, error: Exception) -> SerializationError:
 
 
 def travels_by_name(module: str) -> bool:
-    """Whether what ``module`` defines is sent as a name to import, and not as code.
+    """Return True if what ``module`` defines is sent as a name to import, and not as code.
 
-    >>> travels_by_name("sys"), travels_by_name("no.such.module")
-    (True, False)
+    >>> travels_by_name("sys"), travels_by_name("__main__"), travels_by_name("no.such.module")
+    (True, False, False)
     """
+    if module == "__main__":
+        return False
     return module in sys.modules and module not in cloudpickle.list_registry_pickle_by_value()
 
 
@@ -105,6 +121,8 @@ class ShippedFunction:
     def pickled(self) -> bytes:
         if self._function is None:
             return self._pickled
+        warn_of_horovod_in_driver()
+        refuse_horovod_of_driver(self._function)
         pickled = dumps(self._function)
         if len(pickled) > self._max_bytes:
             raise oversized_error(self._function, len(pickled), self._max_bytes, dumps)
@@ -113,7 +131,7 @@ class ShippedFunction:
     def modules(self) -> list[str]:
         """Return the modules that a rank has to import to open the function; none where a script holds it."""
         name = getattr(self._function, "__module__", None)
-        return [name] if name not in (None, "__main__") and travels_by_name(name) else []
+        return [name] if name is not None and travels_by_name(name) else []
 
     def __reduce__(self) -> Any:
         return ShippedFunction._arrive, (self.token, self.pickled())

@@ -40,6 +40,7 @@ from horovod_tune.messages import (
 )
 from horovod_tune.process_start import process_start
 from horovod_tune.rank.allocator import keep_freed_memory
+from horovod_tune.rank.exit_handlers import end_process
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.rank.training import Training
 from horovod_tune.session import Session
@@ -218,6 +219,11 @@ class TrainingActor:
     def close_world(self) -> None:
         """Shut Horovod down, so that ranks which wait in a collective get an error."""
         self._horovod.close()
+
+    def end_process(self) -> None:
+        """Shut Horovod down and run what runs at a process's exit; the coordinator then kills the process."""
+        self._horovod.close()
+        end_process()
 
     def break_world(self, number: int) -> None:
         """Get this rank out of world ``number``, which has lost a rank, unless it has left that already."""

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import pickle
+import traceback
 from collections.abc import Iterator
 
 
 def advice_on(error: BaseException) -> str:
     """Return a line or two to stand below the traceback of ``error``; empty where there is nothing to say."""
     if isinstance(error, SystemExit):
+        if _comes_from(error, argparse.__file__):
+            return (
+                "\nThe arguments that the function has parsed (sys.argv) are Ray's, not those of your "
+                "command line. "
+                "Parse in the driver, and pass the values in config: "
+                "config={**vars(parser.parse_args()), ...}.\n"
+            )
         return (
             f"\nThe training function called sys.exit({error.code!r}), which ends no trial as a success. "
             "To end one early, return from the function.\n"
@@ -16,7 +26,33 @@ def advice_on(error: BaseException) -> str:
     for each in _chain(error):
         if isinstance(each, FileNotFoundError):
             return _advice_on_missing_file(each)
+        if isinstance(each, ValueError) and "signal only works in main thread" in str(each):
+            return (
+                "\nThe training function runs in a thread of its rank, so it cannot set signal "
+                "handlers; a trial that "
+                "is stopped unwinds it instead. Put the clean-up into try: ... finally:, or give it to "
+                "atexit.\n"
+            )
+        if isinstance(each, (pickle.PicklingError, AttributeError, RuntimeError)) and _is_about_main(
+            str(each)
+        ):
+            return (
+                "\nThe rank has the script's classes and functions without the script (__main__), so "
+                "nothing can refer "
+                "to them by name: neither DataLoader workers of 'spawn' or 'forkserver' nor torch.save "
+                "of a whole "
+                "model. Put them into a module that the script imports; or use 'fork', and save "
+                "model.state_dict().\n"
+            )
     return ""
+
+
+def _is_about_main(text: str) -> bool:
+    return "__main__" in text and ("pickle" in text or "get attribute" in text)
+
+
+def _comes_from(error: BaseException, file: str) -> bool:
+    return any(frame.f_code.co_filename == file for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -15,12 +15,19 @@ from horovod_tune import ray_compat, session
 from horovod_tune.elastic import WorldChanges
 from horovod_tune.error_text import encodable, traceback_text
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialRequest
+from horovod_tune.rank import exit_handlers
 from horovod_tune.rank.advice import advice_on
 from horovod_tune.session import Session, StopTraining
 from horovod_tune.with_parameters import forget
 
 # How a function fails where another rank is the cause.
 _LOSSES = (FailureKind.DISCONNECTED, FailureKind.STALLED)
+
+
+# How long the trial's `atexit` handlers may take before the coordinator learns that the function has ended,
+# and that it has failed: the other ranks have lost this one meanwhile and must not be taken for the cause.
+EXIT_S = 30.0
+FAILED_EXIT_S = 1.0
 
 
 class Training:
@@ -66,6 +73,7 @@ class Training:
         ending: Message
         try:
             self._prepare()
+            exit_handlers.install()
             enter_working_directory(self.session.order)
             session.activate(self.session)
             ray_compat.install_session(self.session)
@@ -78,11 +86,17 @@ class Training:
             kind, more = self._describe_failure(error)
             text = encodable(_own_traceback(error) + more + advice_on(error))
             ending = Failed(self.session.world.rank, self._host, kind, text)
-        finally:
-            forget(self.session)
-            session.activate(None)
-            ray_compat.install_session(session.current())  # of the other rank of this process, if it has one
-        self._send(ending)
+        sending = _Once(self._send, ending)
+        bound = threading.Timer(FAILED_EXIT_S if isinstance(ending, Failed) else EXIT_S, sending)
+        bound.daemon = True
+        if self.session.exit_handlers:
+            bound.start()
+            exit_handlers.run_handlers(self.session)
+            bound.cancel()
+        forget(self.session)
+        session.activate(None)
+        ray_compat.install_session(session.current())  # of the other rank of this process, if it has one
+        sending()
 
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
         """Call the training function; in an elastic trial again, whenever the world it ran in is left."""
@@ -107,6 +121,18 @@ class Training:
         """Whether a function that lost its world keeps what it had done: it commits, or reported nothing."""
         live = self.session
         return live.order.is_elastic and (live.committed.is_used or not live.has_reported)
+
+
+class _Once:
+    """Sends a message at the first call, whichever thread it comes from."""
+
+    def __init__(self, send: Callable[[Message], None], message: Message) -> None:
+        self._send, self._message = send, message
+        self._first = threading.Lock()
+
+    def __call__(self) -> None:
+        if self._first.acquire(blocking=False):
+            self._send(self._message)
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
+import ray
+
 from horovod_tune.compatibility import Patch, part
 from horovod_tune.ray_compat.patches.idle_processes import LIGHTNING_VARIABLE
 from horovod_tune.reported_values import merge_metrics
@@ -27,7 +29,28 @@ _SESSION = Patch(
 _REPORT = Patch(
     "Tune's report in ranks",
     "ray.tune.report takes no keywords inside a rank: call horovod_tune.report(loss=...)",
-    (part(f"{_REPORT_MODULE}:report", "metrics", "checkpoint", uses="get_session"),),
+    (
+        part(f"{_REPORT_MODULE}:report", "metrics", "checkpoint", uses="get_session"),
+        part(f"{_REPORT_MODULE}:_in_tune_session", uses="get_session world_rank"),
+    ),
+)
+_MLFLOW_MODULE = "ray.air.integrations.mlflow"
+_MLFLOW = Patch(
+    "Ray's setup_mlflow in ranks",
+    "setup_mlflow starts a run on every rank: call it on rank 0 only",
+    (
+        part(f"{_MLFLOW_MODULE}:setup_mlflow", uses="rank_zero_only _in_tune_session"),
+        part(f"{_MLFLOW_MODULE}:_NoopModule"),
+    ),
+)
+_LAUNCH_HOOKS = Patch(
+    "Ray tasks of a training function",
+    "a task or actor that takes CPUs of the trial waits for them forever",
+    (
+        part("ray.remote_function:_task_launch_hook"),
+        part("ray.actor:_actor_launch_hook"),
+        part("ray.remote_function:RemoteFunction._remote", uses="_task_launch_hook _function_descriptor"),
+    ),
 )
 
 
@@ -66,6 +89,10 @@ class _TrialFacts:
     @property
     def trial_resources(self) -> Any:
         return pickle.loads(self._live.order.resources)
+
+    @property
+    def storage(self) -> Any:
+        return pickle.loads(self._live.order.storage)
 
     @property
     def loaded_checkpoint(self) -> Any:
@@ -129,18 +156,63 @@ def _accept_keywords(module: ModuleType) -> None:
         original(merge_metrics(metrics, keywords), checkpoint=checkpoint)
 
     module.report = report  # type: ignore[attr-defined]
+    # Ray takes a session that has a rank for one of Ray Train, and would not name Tune's functions in its
+    # errors.
+    module._in_tune_session = lambda: module.get_session() is not None  # type: ignore[attr-defined]
     tune = sys.modules.get("ray.tune")
     if tune is not None and getattr(tune, "report", None) is original:
         tune.report = report  # type: ignore[attr-defined]
 
 
+def _set_up_mlflow_once(module: ModuleType) -> None:
+    """Give ranks other than 0 the module that does nothing, as in a function of Ray Train."""
+    if not _MLFLOW.fits:
+        return
+    original = module.setup_mlflow
+
+    @functools.wraps(original)
+    def setup_mlflow(*args: Any, rank_zero_only: bool = True, **keywords: Any) -> Any:
+        live = current()
+        if rank_zero_only and live is not None and live.world.rank != 0:
+            return module._NoopModule()
+        return original(*args, rank_zero_only=rank_zero_only, **keywords)
+
+    module.setup_mlflow = setup_mlflow  # type: ignore[attr-defined]
+
+
+def _refuse_to_wait_forever(descriptor: Any, resources: Mapping[str, float], strategy: Any) -> None:
+    """Raise RuntimeError for a task or actor that waits for resources which this trial's ranks hold.
+
+    Ray calls it before it submits one. It takes them from the trial's placement group unless told otherwise.
+    """
+    group = getattr(strategy, "placement_group", None)
+    needed = {name: amount for name, amount in resources.items() if amount}
+    own = ray.util.get_current_placement_group() if group is not None and needed else None
+    if own is None or group.id != own.id:
+        return
+    name, kind = descriptor.function_name, "task"
+    if descriptor.class_name:
+        name, kind = descriptor.class_name, "actor"
+    raise RuntimeError(
+        f"the {kind} {name} needs {needed}, but this trial's ranks hold all of its resources, so it "
+        f"would wait "
+        f'forever. Run it on what is free in the cluster: {name}.options(scheduling_strategy="DEFAULT")'
+        ".remote(...), and keep CPUs free for it with tune.TuneConfig(max_concurrent_trials=...); or with "
+        "num_cpus=0."
+    )
+
+
 def prepare_rank_process() -> None:
     """Install the hooks of this process, once, before the first training function."""
     os.environ.update(LIGHTNING_VARIABLE)
+    if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
+        ray.remote_function._task_launch_hook = _refuse_to_wait_forever
+        ray.actor._actor_launch_hook = _refuse_to_wait_forever
     # Warns of a module that Tune no longer has when the training function imports Tune.
     hooks = {
         _SESSION_MODULE: _install,
         _REPORT_MODULE: _accept_keywords,
+        _MLFLOW_MODULE: _set_up_mlflow_once,
         "ray.tune": lambda _: _SESSION.fits and _REPORT.fits,
     }
     waiting = {}

@@ -206,6 +206,9 @@ class HostActor:
     def close_world(self) -> None:
         """Do nothing: only the end of its processes breaks a collective on a TPU; the group ends them."""
 
+    def end_process(self) -> None:
+        """Do nothing: the runtime's own handlers may wait for other hosts."""
+
     def awaited_ranks(self) -> dict[int, str]:
         """Return nothing: torch_xla does not tell who is missing; `hang_detector` ends such a wait."""
         return {}

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import pickle
+import signal
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
@@ -75,3 +80,20 @@ def test_errors_that_are_each_others_cause_end() -> None:
 def test_sys_exit_is_explained(code: object) -> None:
     text = advice_on(SystemExit(code))
     assert f"sys.exit({code!r})" in text and "return from the function" in text
+
+
+def test_arguments_that_the_function_parses_are_rays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["default_worker.py", "--node-ip-address=10.0.0.1"])
+    assert "are Ray's, not those of your command line" in advice_of(argparse.ArgumentParser().parse_args)
+
+
+def test_a_signal_handler_is_explained() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        setting = threads.submit(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+    assert "runs in a thread of its rank" in advice_of(setting.result)
+
+
+def test_what_is_looked_up_in_the_script_is_explained() -> None:
+    kind = type("Data", (), {"__module__": "__main__"})
+    text = advice_of(lambda: pickle.dumps(kind()))
+    assert "Put them into a module that the script imports" in text and "state_dict" in text

@@ -1,0 +1,72 @@
+"""Runs in the driver: mistakes with Horovod that would give wrong results, or none, once the ranks run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+from horovod_tune.errors import OutsideTune, TrainingFunctionError
+from horovod_tune.function.training_function import function_name
+from horovod_tune.function.unpicklable import parts_of
+from horovod_tune.outside_training import RANK_VARIABLE
+
+# As horovodrun, Open MPI (mpirun, horovodrun --mpi) and torchrun tell a process how many there are of it.
+_SIZES = {"HOROVOD_SIZE": "horovodrun", "OMPI_COMM_WORLD_SIZE": "mpirun", "TORCHELASTIC_RUN_ID": "torchrun"}
+
+
+def refuse_launcher() -> None:
+    """Raise OutsideTune if a launcher has started this program several times: each would be a search."""
+    if RANK_VARIABLE in os.environ:  # a rank that imports the script
+        return
+    for name, launcher in _SIZES.items():
+        size = os.environ.get("WORLD_SIZE" if launcher == "torchrun" else name, "1")
+        if name in os.environ and size.isdigit() and int(size) > 1:
+            raise OutsideTune(
+                f"{launcher} has started this program {size} times ({name} is set), and each would be "
+                f"a whole search "
+                f"in the same folder. Start it once, without {launcher}: python "
+                f"{sys.argv[0] or 'tune.py'}. The "
+                "search starts the ranks of each trial itself: num_slots says how many."
+            )
+
+
+def warn_of_horovod_in_driver() -> None:
+    """Warn if `hvd.init()` was called in the driver, whose rank is 0 and size 1."""
+    for name in ("horovod.torch", "horovod.tensorflow", "horovod.keras"):
+        horovod = sys.modules.get(name)
+        if horovod is not None and horovod.is_initialized():
+            warnings.warn(
+                "Horovod is initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. What "
+                "is computed "
+                "from them outside the training function (samplers, shares of the data, learning "
+                "rates) is wrong "
+                "in every rank. Move hvd.init() and all that depends on it into the function.",
+                stacklevel=2,
+            )
+            return
+
+
+def refuse_horovod_of_driver(function: Any) -> None:
+    """Raise TrainingFunctionError if the function uses a `DistributedOptimizer` that the driver has made."""
+    for where, value in _parts(function):
+        if type(value).__module__ == "horovod.torch.optimizer":
+            raise TrainingFunctionError(
+                f"{function_name(function)} uses a hvd.DistributedOptimizer that was made outside of "
+                f"it ({where}), "
+                "where Horovod has no ranks. Make the model and the optimizer in the function, after "
+                "hvd.init()."
+            )
+
+
+def _parts(function: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """Yield what a function refers to, and the script's functions that it calls, each with where it is."""
+    for where, value in parts_of(function):
+        yield where, value
+        is_ours = getattr(value, "__module__", None) == getattr(function, "__module__", None)
+        if depth and isinstance(value, FunctionType | MethodType | partial) and (is_ours or depth == 4):
+            yield from _parts(value, depth - 1)

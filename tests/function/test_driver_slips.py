@@ -1,0 +1,88 @@
+"""What the driver sees of mistakes with Horovod: an error or a warning that has the line to write."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from horovod_tune import DistributedTrainableCreator
+from horovod_tune.errors import OutsideTune, TrainingFunctionError
+from horovod_tune.function import shipping
+from horovod_tune.function.shipping import ShippedFunction
+
+hvd = pytest.importorskip("horovod.torch")
+
+
+def in_script(source: str) -> Callable[[dict[str, Any]], Any]:
+    """Return ``train`` of a script's source: what it defines reaches the ranks as code."""
+    script = types.ModuleType("__main__")
+    exec(source, script.__dict__)
+    train: Callable[[dict[str, Any]], Any] = script.train  # type: ignore[attr-defined]
+    return train
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}, "horovodrun"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpirun"),
+        ({"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2"}, "torchrun"),
+    ],
+)
+def test_a_search_is_not_started_by_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], launcher: str
+) -> None:
+    monkeypatch.delenv("HOROVOD_TUNE_RANK", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        OutsideTune, match=rf"^{launcher} has started this program 2 times .* without {launcher}"
+    ):
+        DistributedTrainableCreator(print, num_slots=2)
+    monkeypatch.setenv("HOROVOD_TUNE_RANK", "0:1")  # a rank that imports the script
+    assert DistributedTrainableCreator(print, num_slots=2)
+
+
+def test_a_world_of_the_driver_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = ShippedFunction(in_script("def train(config): pass"), "slips")
+    monkeypatch.setattr(hvd, "is_initialized", lambda: True)
+    with pytest.warns(UserWarning, match=r"hvd\.size\(\) is 1.* Move hvd\.init\(\)"):
+        shipped.pickled()
+
+
+def test_an_optimizer_of_the_driver_is_refused_by_name() -> None:
+    train = in_script(
+        "import horovod.torch as hvd, torch\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "class Kept(torch.optim.SGD): __module__ = 'horovod.torch.optimizer'\n"
+        "optimizer = Kept(model.parameters(), lr=0.1)\n"
+        "def step(): optimizer.step()\n"
+        "def train(config): step()\n"
+    )
+    with pytest.raises(TrainingFunctionError, match=r"train uses .* \(global variable 'optimizer'\)"):
+        ShippedFunction(train, "slips").pickled()
+
+
+def test_horovods_functions_are_sent_by_their_names() -> None:
+    train = in_script(
+        "from horovod.torch import init, rank, size, allreduce\n"
+        "def train(config): return init, rank, size, allreduce\n"
+    )
+    assert cloudpickle.loads(shipping.dumps(train))({}) == (hvd.init, hvd.rank, hvd.size, hvd.allreduce)
+
+
+def test_a_cached_function_of_the_script_is_sent_whole() -> None:
+    train = in_script(
+        "import functools\n"
+        "@functools.lru_cache(maxsize=7)\n"
+        "def fibonacci(n): return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n"
+        "def train(config): return fibonacci\n"
+    )
+    pickled = shipping.dumps(train)
+    fibonacci = cloudpickle.loads(pickled)({})
+    assert fibonacci(30) == 832040
+    assert fibonacci.cache_parameters()["maxsize"] == 7

@@ -1,0 +1,124 @@
+"""The trial's `atexit` handlers run in its rank when its function has ended, and hold nothing up."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from horovod_tune.messages import Failed, FailureKind, Finished, TrialRequest, World
+from horovod_tune.rank import exit_handlers, training
+from horovod_tune.session import Session
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Notes:
+    """What functions write down; reached through `sys`, since a function travels by value."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.goes_on = threading.Event()
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")
+    made = Notes()
+    monkeypatch.setattr(sys, "notes", made, raising=False)
+    # Put back at the end: the functions of `atexit` are the whole process's.
+    monkeypatch.setattr(atexit, "register", atexit.register)
+    monkeypatch.setattr(atexit, "unregister", atexit.unregister)
+    exit_handlers.install()
+    # In a rank, the function's module comes with the trial.
+    monkeypatch.setattr(exit_handlers, "_lasting", exit_handlers._lasting - {__name__})
+    yield made
+    made.goes_on.set()
+
+
+def run(function: Callable[[dict[str, Any]], Any], place: Path) -> tuple[list[Any], threading.Thread]:
+    """Run a trial in this process until its rank has sent how it ended."""
+    messages: list[Any] = []
+    ended = threading.Event()
+
+    def send(message: Any) -> None:
+        messages.append((message, list(sys.notes.lines)))  # type: ignore[attr-defined]
+        ended.set()
+
+    order = TrialRequest("id", "name", str(place), str(place), "experiment", {}, None)
+    live = Session(order, World(0, 1, 0, 1, 0, 1), send=send, fetch=lambda place: place)
+    rank = training.Training(
+        live,
+        cloudpickle.dumps(function),
+        host="here",
+        send=send,
+        prepare=lambda: None,
+        describe_failure=lambda error: (FailureKind.RAISED, ""),
+    )
+    rank.start()
+    assert ended.wait(60)
+    return messages, rank.thread
+
+
+def test_handlers_run_last_first_before_the_rank_says_that_it_has_ended(notes: Notes, tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        note = sys.notes.lines.append  # type: ignore[attr-defined]
+
+        @atexit.register
+        def first() -> None:
+            note("first")
+
+        atexit.register(note, "withdrawn")
+        atexit.unregister(note)
+        atexit.register(lambda: 1 / 0)
+        atexit.register(note, "last")
+
+    ((ending, lines),), thread = run(train, tmp_path)
+    assert (ending, lines) == (Finished(0), ["last", "first"])
+    thread.join(60)
+    assert notes.lines == ["last", "first"]
+
+
+def test_handlers_of_a_function_that_fails_run_too(notes: Notes, tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        atexit.register(sys.notes.lines.append, "closed")  # type: ignore[attr-defined]
+        raise ValueError("diverged")
+
+    ((ending, lines),), _ = run(train, tmp_path)
+    assert isinstance(ending, Failed) and "diverged" in ending.traceback
+    assert lines == ["closed"]
+
+
+def test_a_handler_that_hangs_does_not_hold_up_the_end(
+    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "EXIT_S", 0.2)
+
+    def train(config: dict[str, Any]) -> None:
+        atexit.register(sys.notes.goes_on.wait, 60)  # type: ignore[attr-defined]
+
+    messages, thread = run(train, tmp_path)
+    assert messages == [(Finished(0), [])]
+    assert thread.is_alive()  # so the reset replaces the process
+    notes.goes_on.set()
+    thread.join(60)
+    assert len(messages) == 1
+
+
+def test_what_outlives_the_trial_keeps_its_handlers(notes: Notes, tmp_path: Path) -> None:
+    """Of multiprocessing and Horovod, which the next trial uses in the same process."""
+
+    def train(config: dict[str, Any]) -> None:
+        library = vars(multiprocessing.util)
+        exec("import sys\natexit.register(sys.notes.lines.append, 'ended')", library)
+
+    ((ending, lines),), _ = run(train, tmp_path)
+    assert (ending, lines) == (Finished(0), [])
+    exit_handlers._real_unregister(notes.lines.append)

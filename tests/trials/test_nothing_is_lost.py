@@ -1,0 +1,106 @@
+"""What a trial leaves behind at its end reaches its user: exit handlers, files of its directory, "
+"temporary ones."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+from horovod_tune import DistributedTrainableCreator, report
+
+
+def wait_for(folder: Path, names: set[str]) -> set[str]:
+    end = time.monotonic() + 20
+    while (found := set(os.listdir(folder))) != names and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.parametrize("reuse_workers", [True, False])
+def test_exit_handlers_run_on_every_rank(
+    tune_run: Callable[..., Any], tmp_path: Path, reuse_workers: bool
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+
+    def train(config: dict[str, Any]) -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        earlier = sorted(os.listdir(notes))
+        atexit.register((notes / f"trial_{config['i']}_rank_{hvd.rank()}").touch)
+        report(loss=0.0, earlier=earlier)
+
+    trainable = DistributedTrainableCreator(train, num_slots=2, reuse_workers=reuse_workers)
+    trials = tune_run(trainable, config={"i": tune.grid_search([0, 1])}, max_concurrent_trials=1).trials
+    # Not at the end of the process: a kept one has other trials before that.
+    assert trials[1].last_result["earlier"] == ["trial_0_rank_0", "trial_0_rank_1"]
+    expected = {f"trial_{i}_rank_{rank}" for i in (0, 1) for rank in (0, 1)}
+    assert wait_for(notes, expected) == expected
+
+
+@pytest.mark.parametrize("end", ["failed", "stopped", "returned"])
+def test_a_process_that_is_ended_cleans_up_first(
+    tune_run: Callable[..., Any], tmp_path: Path, end: str
+) -> None:
+    """Also the ranks of a trial that failed on another one, and what only Python's own exit cleans up."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+
+    def train(config: dict[str, Any]) -> None:
+        import builtins
+
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        builtins.kept = tempfile.TemporaryDirectory(dir=notes)  # type: ignore[attr-defined]
+        atexit.register((notes / f"closed_{hvd.rank()}").touch)
+        report(loss=0.0)
+        if end == "failed":
+            if hvd.rank() == 1:
+                raise ValueError("diverged")
+            hvd.allreduce(torch.zeros(1))
+        while end == "stopped":
+            report(loss=0.0)
+
+    trainable = DistributedTrainableCreator(train, num_slots=2, reuse_workers=False)
+    tune_run(trainable, stop={"training_iteration": 3}, raise_on_failed_trial=False)
+    expected = {f"closed_{rank}" for rank in (0, 1)}
+    assert wait_for(notes, expected) == expected
+
+
+def test_artifacts_are_stored_until_the_end(ray_session: Any, tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for number in range(3):
+            Path(f"picture_{number}.txt").touch()
+            with tempfile.TemporaryDirectory() as directory:
+                report(loss=1.0, checkpoint=directory)
+            if config["asks"] and number == 1:
+                stored = list(Path(tune.get_context().get_storage().trial_fs_path).glob("picture*"))
+                report(loss=1.0, stored=len(stored))
+        Path("last.txt").touch()
+
+    results = tune.Tuner(
+        DistributedTrainableCreator(train, num_slots=1),
+        param_space={"asks": tune.grid_search([True, False])},
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path),
+            verbose=0,
+            stop=lambda trial_id, result: "stored" in result,
+            sync_config=tune.SyncConfig(sync_artifacts=True, sync_artifacts_on_checkpoint=True),
+        ),
+    ).fit()
+    stopped, finished = sorted(results, key=lambda each: len(os.listdir(each.path)))
+    assert (stopped.metrics or {})["stored"] == 2  # at each checkpoint
+    assert len(list(Path(stopped.path).glob("picture_*"))) == 2
+    assert len(list(Path(finished.path).glob("picture_*"))) == 3
+    assert Path(finished.path, "last.txt").exists()

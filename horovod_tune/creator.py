@@ -16,7 +16,7 @@ from horovod_tune.function.driver_slips import refuse_launcher
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
 from horovod_tune.gloo.early_start import EarlyRanks
-from horovod_tune.run_settings import SavesAtEnd, settings_for
+from horovod_tune.run_settings import settings_for
 from horovod_tune.spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
 from horovod_tune.trainable import DistributedTrainable, is_distributed, patch_tune, wants_reuse
 from horovod_tune.with_parameters import parameters_of
@@ -41,7 +41,6 @@ def DistributedTrainableCreator(
     min_workers: int | None = None,
     max_workers: int | None = None,
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S,
-    background_uploads: bool = False,
 ) -> type[DistributedTrainable]:
     """Turn a Horovod training function into a class that ``tune.run`` and ``tune.Tuner`` take.
 
@@ -61,7 +60,7 @@ def DistributedTrainableCreator(
         replicate_pem: accepted for old scripts; no SSH key is needed any more.
         num_workers: instead of ``num_slots``: the total of ranks, placed as tightly as they fit when
             ``num_hosts`` is not given.
-        num_cpus_per_worker: another name of ``num_cpus_per_slot``.
+        num_cpus_per_worker: an alias of ``num_cpus_per_slot``.
         use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts in place of Horovod ranks.
             ``num_slots`` then counts chips.
         tpu_type: with ``use_tpu``, the type of slice that a trial takes, as Ray and Cloud TPU name it
@@ -79,9 +78,6 @@ def DistributedTrainableCreator(
             starts with).
         min_workers_timeout_s: seconds for which fewer ranks than ``min_workers`` wait for others (default
             60).
-        background_uploads: let ``report`` return while its checkpoint is on its way to a bucket or to
-            another machine. A trial that fails, or that its scheduler pauses or stops, may then go on from
-            the checkpoint before.
 
     Raises:
         SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
@@ -89,28 +85,12 @@ def DistributedTrainableCreator(
         OutsideTune: horovodrun, mpirun or torchrun has started this program several times.
         BackendMissing: Horovod (or torch_xla) is not installed, or built without Gloo.
     """
+    arguments = {name: given for name, given in locals().items() if name not in ("func", "replicate_pem")}
     check_training_function(func)
     refuse_launcher()
     if replicate_pem:
         warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
-    spec = make_spec(
-        num_hosts=num_hosts,
-        num_slots=num_slots,
-        num_workers=num_workers,
-        num_cpus_per_slot=num_cpus_per_slot,
-        num_cpus_per_worker=num_cpus_per_worker,
-        use_gpu=use_gpu,
-        use_tpu=use_tpu,
-        tpu_type=tpu_type,
-        timeout_s=timeout_s,
-        stall_timeout_s=stall_timeout_s,
-        reuse_workers=reuse_workers,
-        nics=nics,
-        min_workers=min_workers,
-        max_workers=max_workers,
-        min_workers_timeout_s=min_workers_timeout_s,
-        background_uploads=background_uploads,
-    )
+    spec = make_spec(**arguments)
     require_installed(use_tpu=use_tpu)
     patch_tune(reuse_workers)
     name = re.sub(r"\W", "_", function_name(func))
@@ -130,7 +110,7 @@ def DistributedTrainableCreator(
 
 
 def _callbacks_of(trainable: type[DistributedTrainable]) -> list[Callback]:
-    callbacks: list[Callback] = [SavesAtEnd()] if trainable._spec.background_uploads else []
+    callbacks: list[Callback] = []
     placement = placement_of(trainable._spec)
     if len(placement.bundles) > 1:
         from horovod_tune.preflight.before_trials import Preflight

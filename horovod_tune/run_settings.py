@@ -49,13 +49,6 @@ def _has_reported(trial: Any) -> bool:
     return TRAINING_ITERATION in (trial.last_result or {})
 
 
-class SavesAtEnd(Callback):
-    """Lets the last checkpoint of each trial be waited for, where ranks do not wait for it."""
-
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        ray_compat.save_at_end(trial)
-
-
 @best_effort_callback("writing the metadata of the experiment")
 class ExperimentFacts(Callback):
     """Leaves metric and mode, versions and the cluster beside Tune's files when the first trial starts.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 from horovod_tune.errors import SpecError
 from horovod_tune.placement import Placement
@@ -34,33 +35,104 @@ def start_timeout_s(timeout_s: float, workers: int) -> float:
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What one trial asks for.
+    """What one trial asks for; the fields are the arguments that `DistributedTrainableCreator` documents.
 
     ``num_hosts`` is ``None`` when only a total of ranks was given, which is then placed as tightly as it
     fits; otherwise exactly ``num_slots`` ranks run on each of ``num_hosts`` different machines. On a TPU
-    ``num_slots`` is ``None`` for all chips of a host, and ``tpu_type`` names the type of slice.
+    ``num_slots`` is ``None`` for all chips of a host.
 
     Raises:
         SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
     """
 
-    num_hosts: int | None
-    num_slots: int | None
-    num_workers: int | None
-    num_cpus_per_slot: float
-    use_gpu: bool
-    use_tpu: bool
-    tpu_type: str | None
-    timeout_s: float
-    stall_timeout_s: float
-    reuse_workers: bool
-    nics: tuple[str, ...]
+    num_hosts: int | None = None
+    num_slots: int | None = None
+    num_workers: int | None = None
+    num_cpus_per_slot: float = 1.0
+    use_gpu: bool = False
+    use_tpu: bool = False
+    tpu_type: str | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
+    reuse_workers: bool = True
+    nics: tuple[str, ...] = ()
     min_workers: int | None = None
     max_workers: int | None = None
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S
-    background_uploads: bool = False
     # The ranks in each bundle of a trial that a scheduler has resized; None before.
     resized_slots: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_hosts", "num_slots", "num_workers", "min_workers", "max_workers"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        for name in ("use_gpu", "use_tpu", "reuse_workers"):
+            if not isinstance(getattr(self, name), bool):
+                raise SpecError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.use_gpu and self.use_tpu:
+            raise SpecError("use_gpu and use_tpu cannot both be True: a trial runs on one kind of device")
+        for name in ("num_cpus_per_slot", "timeout_s", "stall_timeout_s", "min_workers_timeout_s"):
+            _check_positive(name, getattr(self, name))
+            self._set(name, float(getattr(self, name)))
+        for name in ("timeout_s", "stall_timeout_s"):
+            if getattr(self, name) > MAX_TIMEOUT_S:
+                raise SpecError(
+                    f"{name} must be at most {MAX_TIMEOUT_S} s (68 years), got {getattr(self, name)}"
+                )
+        self._set("nics", _interface_names(self.nics))
+        self._set_hosts_and_slots()
+        self._check_range()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # it is frozen once it has been made
+
+    def _set_hosts_and_slots(self) -> None:
+        if self.tpu_type is not None:
+            if not self.use_tpu:
+                raise SpecError(f"tpu_type requires use_tpu=True, got tpu_type={self.tpu_type!r}")
+            self._set("num_hosts", self.num_hosts or shape_of(self.tpu_type)[0])
+        total = self.num_workers
+        if self.min_workers is not None and self.num_hosts is None and self.num_slots is None:
+            total = total or self.min_workers  # it starts as soon as these fit
+        if total is None:
+            self._set("num_hosts", self.num_hosts or 1)
+            if not self.use_tpu:
+                self._set("num_slots", self.num_slots or 1)
+            return
+        if self.use_tpu and self.num_workers is not None:
+            raise SpecError(
+                f"num_workers cannot be given with use_tpu (a slice has num_hosts hosts), got {total}"
+            )
+        if self.num_slots is not None:
+            raise SpecError(
+                "num_workers (a total) and num_slots (a number per host) contradict each other; give one of "
+                f"them, got num_workers={total} and num_slots={self.num_slots}"
+            )
+        if self.num_hosts is not None and total % self.num_hosts:
+            raise SpecError(
+                f"num_workers must be a multiple of num_hosts ({self.num_hosts}), so that every host gets as "
+                f"many ranks, got {total}"
+            )
+        self._set("num_workers", total if self.num_hosts is None else None)
+        if self.num_hosts is not None:
+            self._set("num_slots", total // self.num_hosts)
+
+    def _check_range(self) -> None:
+        if self.min_workers is None:
+            if self.max_workers is not None:
+                raise SpecError(
+                    f"max_workers requires min_workers (got max_workers={self.max_workers}, min_workers=None)"
+                )
+            return
+        if self.use_tpu:
+            raise SpecError(
+                f"min_workers cannot be given with use_tpu: a slice keeps its size, got {self.min_workers}"
+            )
+        start = f"the {self.world_size} rank(s) that the trial starts with"
+        if self.min_workers > self.world_size:
+            raise SpecError(f"min_workers must be at most {start}, got {self.min_workers}")
+        if self.most_workers < self.world_size:
+            raise SpecError(f"max_workers must be at least {start}, got {self.max_workers}")
 
     @property
     def is_elastic(self) -> bool:
@@ -110,127 +182,23 @@ class TrialSpec:
         return Placement(bundles, "STRICT_SPREAD" if (self.num_hosts or 1) > 1 else "PACK")
 
 
-def make_spec(
-    *,
-    num_hosts: int | None = None,
-    num_slots: int | None = None,
-    num_workers: int | None = None,
-    num_cpus_per_slot: float | None = None,
-    num_cpus_per_worker: float | None = None,
-    use_gpu: bool = False,
-    use_tpu: bool = False,
-    tpu_type: str | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
-    reuse_workers: bool = True,
-    nics: str | Sequence[str] | None = None,
-    min_workers: int | None = None,
-    max_workers: int | None = None,
-    min_workers_timeout_s: float = DEFAULT_TIMEOUT_S,
-    background_uploads: bool = False,
-) -> TrialSpec:
-    """Return the spec for arguments of either era's names.
+def make_spec(*, num_cpus_per_worker: float | None = None, **arguments: Any) -> TrialSpec:
+    """Return the spec for arguments of `DistributedTrainableCreator`, an older name of one included.
 
     Raises:
         SpecError: see TrialSpec.
     """
-    counts = {"num_hosts": num_hosts, "num_slots": num_slots, "num_workers": num_workers}
-    for name, number in {**counts, "min_workers": min_workers, "max_workers": max_workers}.items():
-        if number is not None:
-            _check_count(name, number)
-    flags = {"use_gpu": use_gpu, "use_tpu": use_tpu, "reuse_workers": reuse_workers}
-    for name, flag in {**flags, "background_uploads": background_uploads}.items():
-        if not isinstance(flag, bool):
-            raise SpecError(f"{name} must be True or False, got {flag!r}")
-    if use_gpu and use_tpu:
-        raise SpecError("use_gpu and use_tpu cannot both be True: a trial runs on one kind of device")
-    if num_cpus_per_slot is not None and num_cpus_per_worker is not None:
+    if arguments.get("num_cpus_per_slot") is None:
+        arguments.pop("num_cpus_per_slot", None)
+        if num_cpus_per_worker is not None:
+            _check_positive("num_cpus_per_worker", num_cpus_per_worker)
+            arguments["num_cpus_per_slot"] = num_cpus_per_worker
+    elif num_cpus_per_worker is not None:
         raise SpecError(
-            "num_cpus_per_slot and num_cpus_per_worker are two names of one thing; give one of them, "
-            f"got {num_cpus_per_slot!r} and {num_cpus_per_worker!r}"
+            "num_cpus_per_worker is an alias of num_cpus_per_slot; pass only one (got num_cpus_per_slot="
+            f"{arguments['num_cpus_per_slot']!r}, num_cpus_per_worker={num_cpus_per_worker!r})"
         )
-    cpus_name = "num_cpus_per_slot" if num_cpus_per_worker is None else "num_cpus_per_worker"
-    cpus = num_cpus_per_slot if num_cpus_per_worker is None else num_cpus_per_worker
-    cpus = 1.0 if cpus is None else cpus
-    _check_positive(cpus_name, cpus)
-    for name, limit_s in {"timeout_s": timeout_s, "stall_timeout_s": stall_timeout_s}.items():
-        _check_positive(name, limit_s)
-        if limit_s > MAX_TIMEOUT_S:
-            raise SpecError(f"{name} must be at most {MAX_TIMEOUT_S} s (68 years), got {limit_s}")
-    if tpu_type is not None:
-        if not use_tpu:
-            raise SpecError(f"tpu_type needs use_tpu=True, got tpu_type={tpu_type!r}")
-        hosts_of_type, _ = shape_of(tpu_type)
-        num_hosts = num_hosts or hosts_of_type
-    _check_positive("min_workers_timeout_s", min_workers_timeout_s)
-    if min_workers is not None and num_hosts is None and num_slots is None and num_workers is None:
-        num_workers = min_workers  # it starts as soon as these fit
-    hosts, slots = _hosts_and_slots(num_hosts, num_slots, num_workers, use_tpu=use_tpu)
-    spec = TrialSpec(
-        num_hosts=hosts,
-        num_slots=slots,
-        num_workers=num_workers if hosts is None else None,
-        num_cpus_per_slot=float(cpus),
-        use_gpu=use_gpu,
-        use_tpu=use_tpu,
-        tpu_type=tpu_type,
-        timeout_s=float(timeout_s),
-        stall_timeout_s=float(stall_timeout_s),
-        reuse_workers=reuse_workers,
-        nics=_interface_names(nics),
-        min_workers=min_workers,
-        max_workers=max_workers,
-        min_workers_timeout_s=float(min_workers_timeout_s),
-        background_uploads=background_uploads,
-    )
-    return _with_checked_range(spec)
-
-
-def _with_checked_range(spec: TrialSpec) -> TrialSpec:
-    """Return the spec, once its range of sizes holds together."""
-    if spec.min_workers is None:
-        if spec.max_workers is not None:
-            raise SpecError(f"max_workers needs min_workers, got max_workers={spec.max_workers} alone")
-        return spec
-    if spec.use_tpu:
-        raise SpecError(
-            f"min_workers cannot be given with use_tpu: a slice keeps its size, got {spec.min_workers}"
-        )
-    if spec.min_workers > spec.world_size:
-        raise SpecError(
-            f"min_workers must be at most the {spec.world_size} rank(s) that the trial starts with, got "
-            f"{spec.min_workers}"
-        )
-    if spec.most_workers < spec.world_size:
-        raise SpecError(
-            f"max_workers must be at least the {spec.world_size} rank(s) that the trial starts with, got "
-            f"{spec.max_workers}"
-        )
-    return spec
-
-
-def _hosts_and_slots(
-    num_hosts: int | None, num_slots: int | None, num_workers: int | None, *, use_tpu: bool
-) -> tuple[int | None, int | None]:
-    if num_workers is None:
-        return num_hosts or 1, num_slots if use_tpu else (num_slots or 1)
-    if use_tpu:
-        raise SpecError(
-            f"num_workers cannot be given with use_tpu (a slice has num_hosts hosts), got {num_workers}"
-        )
-    if num_slots is not None:
-        raise SpecError(
-            "num_workers (a total) and num_slots (a number per host) contradict each other; give one of "
-            f"them, got num_workers={num_workers} and num_slots={num_slots}"
-        )
-    if num_hosts is None:
-        return None, None
-    if num_workers % num_hosts:
-        raise SpecError(
-            f"num_workers must be a multiple of num_hosts ({num_hosts}), so that every host gets as many "
-            f"ranks, got {num_workers}"
-        )
-    return num_hosts, num_workers // num_hosts
+    return TrialSpec(**arguments)
 
 
 def _check_count(name: str, value: object) -> None:

@@ -21,7 +21,6 @@ from horovod_tune import ray_compat
 from horovod_tune.backends import make_group, placement_of
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
-from horovod_tune.coordinator.uploads import Upload
 from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, TrainingFunctionError
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
@@ -94,7 +93,6 @@ class DistributedTrainable(FunctionTrainable):
             make_group(self._spec, self._node_id),
             self._shipped.pickled(),
             reuse_workers=self._spec.reuse_workers,
-            background_uploads=self._spec.background_uploads,
         )
         if self._spec.use_tpu:  # otherwise EarlyRanks has begun
             self._coordinator.begin_workers()
@@ -105,10 +103,6 @@ class DistributedTrainable(FunctionTrainable):
         # Whether the training function has reported a checkpoint, and whether the trial leaves its hosts.
         self._saves_itself = self._moves = False
         self._artifacts_are_stored = False
-        # The report whose checkpoint is on its way, and what Tune is to save next.
-        self._uploading: tuple[Upload, TrainingResult] | None = None
-        self._due: TrainingResult | None = None
-        self._saved: TrainingResult | None = None
         storage = self._storage
         assert storage is not None, "Tune gives every trial its storage"
         order = TrialRequest(
@@ -145,33 +139,15 @@ class DistributedTrainable(FunctionTrainable):
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
         metrics, checkpoint = result
         self._saves_itself = self._saves_itself or checkpoint is not None
-        last = TrainingResult(checkpoint=None, metrics=metrics)
-        # An earlier report's: the coordinator has waited for it if this one has a checkpoint too.
-        self._due = self._take_upload(wait=False)
-        if isinstance(checkpoint, Upload):
-            self._uploading = (checkpoint, last)
-        else:
-            last.checkpoint = checkpoint
         if self._coordinator.may_end_soon(self._node_id):
-            self._due = self._take_upload(wait=True) or self._due
-            if last.checkpoint is None and not self._saves_itself:
-                last.checkpoint = self._coordinator.store_commit(metrics)
-            # With the next step, when Tune has noted the checkpoint.
-            self._moves = last.checkpoint is not None and self._has_room_elsewhere()
-        self._last_training_result = last
-        if last.checkpoint is not None or self._due is not None:
+            if checkpoint is None and not self._saves_itself:
+                checkpoint = self._coordinator.store_commit(metrics)
+            # With the next step, when Tune has recorded the checkpoint.
+            self._moves = checkpoint is not None and self._has_room_elsewhere()
+        self._last_training_result = TrainingResult(checkpoint=checkpoint, metrics=metrics)
+        if checkpoint is not None:
             metrics = {**metrics, SHOULD_CHECKPOINT: True}
         return metrics
-
-    def _take_upload(self, *, wait: bool) -> TrainingResult | None:
-        """Return the report whose checkpoint has arrived; None where none is on its way, or still is."""
-        if self._uploading is None or not (wait or self._uploading[0].is_over):
-            return None
-        upload, result = self._uploading
-        self._uploading = None
-        upload.wait()
-        result.checkpoint = upload.checkpoint
-        return result
 
     def resize(self, resources: PlacementGroupFactory) -> bool:
         """Let the ranks become as many as ``resources`` hold, in this process; False where that cannot be.
@@ -201,22 +177,10 @@ class DistributedTrainable(FunctionTrainable):
             self._last_training_result.metrics = result
 
     def save(self, checkpoint_dir: str | None = None) -> TrainingResult:
-        """Return a result with its checkpoint; without one where the newest has been saved before.
-
-        One whose upload is over comes with the metrics of its own report: Tune's `save` would give it the
-        newest.
-        """
+        """Return a result with its checkpoint; store the trial's artifacts with it if Tune is asked to."""
         assert self._storage is not None
         if self._storage.sync_config.sync_artifacts_on_checkpoint:
             self._store_artifacts()
-        arrived, self._due = self._due or self._take_upload(wait=True), None
-        if arrived is not None:
-            self._saved = arrived
-            return arrived
-        last = self._last_training_result
-        if last is None or last is self._saved:  # at a trial's end the search asks until there is nothing new
-            return TrainingResult(checkpoint=None, metrics={})
-        self._saved = last
         return super().save(checkpoint_dir)
 
     # FunctionTrainable uses these two in its own way too: with a result in place of a directory.

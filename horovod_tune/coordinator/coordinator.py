@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ray.tune import Checkpoint
 
     from horovod_tune.coordinator.trial_storage import TrialStorage
-    from horovod_tune.coordinator.uploads import Upload
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +34,12 @@ class Coordinator:
         group: the worker group, not started.
         function: the training function as cloudpickle bytes.
         reuse_workers: whether a group that a trial leaves fit may run the next one.
-        background_uploads: whether ranks train on while a checkpoint leaves this host.
     """
 
-    def __init__(
-        self, group: WorkerGroup, function: bytes, *, reuse_workers: bool, background_uploads: bool = False
-    ) -> None:
+    def __init__(self, group: WorkerGroup, function: bytes, *, reuse_workers: bool) -> None:
         self._group = group
         self._function = function
         self._reuse_workers = reuse_workers
-        self._background_uploads = background_uploads
-        # The newest one, until ranks and Tune have been told that it is over.
-        self._upload: Upload | None = None
         self._storage: TrialStorage | None = None
         self._order: TrialRequest | None = None
         self._started = False
@@ -71,10 +64,8 @@ class Coordinator:
         assert self._order is not None
         self._order = replace(self._order, checkpoint=checkpoint)
 
-    def next_result(self) -> tuple[dict[str, Any], Checkpoint | Upload | None] | None:
-        """Return rank 0's next metrics and its checkpoint; None when the function has returned.
-
-        The checkpoint is stored, or still on its way: an earlier one is stored by then.
+    def next_result(self) -> tuple[dict[str, Any], Checkpoint | None] | None:
+        """Return rank 0's next metrics and its stored checkpoint; None when the function has returned.
 
         Raises:
             StartFailed: the training actors did not start.
@@ -131,32 +122,18 @@ class Coordinator:
 
     def _store(
         self, index: int, metrics: dict[str, Any], path: str | None
-    ) -> tuple[dict[str, Any], Checkpoint | Upload | None]:
+    ) -> tuple[dict[str, Any], Checkpoint | None]:
         assert self._storage is not None
         metrics = {**metrics}
         for name, fact in self._world_facts().items():
             metrics.setdefault(name, fact)
-        checkpoint: Checkpoint | Upload | None = None
-        place = None
-        if self._upload is not None and (self._upload.is_over or path is not None):
-            place = self._take_upload()
+        checkpoint, place = None, None
         if path is not None:
-            if self._background_uploads and self._storage.is_elsewhere:
-                checkpoint = self._upload = self._storage.begin_upload(path, metrics)
-            else:
-                checkpoint, place = self._storage.persist(path, metrics)
+            checkpoint, place = self._storage.persist(path, metrics)
             self._keep_logs(publish=True)
         # Rank 0 waits in its report until Tune asks for the next result: only then is the trial to go on.
         self._group.proceed(index, place)
         return metrics, checkpoint
-
-    def _take_upload(self) -> CheckpointPlace | None:
-        """Wait for the upload that is under way, if any, and return where it is."""
-        upload, self._upload = self._upload, None
-        if upload is None:
-            return None
-        upload.wait()
-        return upload.place
 
     def may_end_soon(self, node_id: str) -> bool:
         """Whether the trial will have to start again, since hosts of it are about to go."""
@@ -177,7 +154,6 @@ class Coordinator:
         if dumped is None:
             return None
         assert self._storage is not None
-        self._take_upload()
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, COMMIT_FILE).write_bytes(dumped)
             checkpoint, _ = self._storage.persist(folder, metrics)
@@ -235,8 +211,5 @@ class Coordinator:
             self._release_storage()
 
     def _release_storage(self) -> None:
-        upload, self._upload = self._upload, None
-        if upload is not None:
-            upload.wait_at_end()
         if self._storage is not None:
             self._storage.close()

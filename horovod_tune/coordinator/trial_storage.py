@@ -6,13 +6,12 @@ driver's machine, which only that machine does. In the last case files go there 
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune import ray_compat
 from horovod_tune.coordinator.rank_logs import LogsHere, LogsOnFilesystem, LogsOnNode, TrialLogs
-from horovod_tune.coordinator.uploads import Upload
 from horovod_tune.errors import MetricsError
 from horovod_tune.files import directories
 from horovod_tune.messages import CheckpointPlace
@@ -67,33 +66,15 @@ class TrialStorage:
 
     def persist(self, directory: str, metrics: dict[str, Any]) -> tuple[Checkpoint, CheckpointPlace]:
         """Copy a checkpoint directory of this host to the trial's storage."""
-        checkpoint = self._next_checkpoint(metrics)
-        self._send(directory, checkpoint.path)
-        return checkpoint, self.place(checkpoint)
-
-    def begin_upload(self, directory: str, metrics: dict[str, Any]) -> Upload:
-        """Do what `persist` does in another thread, from a copy of the directory.
-
-        Nothing else may be stored before the upload is over.
-        """
-        checkpoint = self._next_checkpoint(metrics)
-        copy = Path(self._context.trial_working_directory, "uploads", self._context.checkpoint_dir_name)
-        send = partial(self._send, target=checkpoint.path)
-        place, timeout_s = self.place(checkpoint), host_copies.TRANSFER_TIMEOUT_S
-        return Upload(directory, copy, send, checkpoint, place, timeout_s=timeout_s)
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether what is stored leaves this host."""
-        return not self.is_local or self.reached_through is not None
-
-    def _next_checkpoint(self, metrics: dict[str, Any]) -> Checkpoint:
         from ray.tune import Checkpoint
 
         self._remove_parts()
         self._context.current_checkpoint_index += 1
         metrics["checkpoint_dir_name"] = self._context.checkpoint_dir_name
-        return Checkpoint(path=self._context.checkpoint_fs_path, filesystem=self._context.storage_filesystem)
+        target = self._context.checkpoint_fs_path
+        self._send(directory, target)
+        checkpoint = Checkpoint(path=target, filesystem=self._context.storage_filesystem)
+        return checkpoint, self.place(checkpoint)
 
     def _send(self, directory: str, target: str) -> None:
         if self.reached_through is not None:

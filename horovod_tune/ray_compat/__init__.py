@@ -26,7 +26,6 @@ from horovod_tune.ray_compat.patches.paused_trials import (
 )
 from horovod_tune.ray_compat.patches.resized_trials import check_resized_trials
 from horovod_tune.ray_compat.patches.result_files import keep_longer_results
-from horovod_tune.ray_compat.patches.saves_at_end import save_at_end
 from horovod_tune.ray_compat.patches.tune_advice import corrected_advice, drop_advice_on_reuse
 from horovod_tune.ray_compat.patches.tune_run import (
     Prepare,
@@ -82,7 +81,6 @@ __all__ = [
     "reports_of",
     "resources_of_nodes",
     "reuse_actors_of",
-    "save_at_end",
     "shorten_errors",
     "shows_tunes_own_output",
     "start_in_idle_processes",

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
-import threading
-from pathlib import Path
 
 import pytest
 
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
-from horovod_tune.coordinator.uploads import Upload
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.errors import MetricsError, StartFailed, TrainingFailed
+from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Finished, LogChunk, Report, TrialRequest
 
 FULL = OSError(28, "No space left on device")
@@ -79,8 +75,6 @@ class FakeStorage:
     def __init__(self, **errors):
         self.errors = errors
         self.written, self.published, self.persisted, self.is_closed = {}, {}, [], False
-        self.is_elsewhere, self.uploads, self.may_arrive = False, [], threading.Event()
-        self.timeout_s = 60.0
 
     def _may_fail(self, name):
         if name in self.errors:
@@ -99,32 +93,18 @@ class FakeStorage:
         self.persisted.append(directory)
         return f"stored {directory}", CheckpointPlace("/stored")
 
-    def begin_upload(self, directory, metrics):
-        copy = self.copies / str(len(self.uploads))
-        place = CheckpointPlace("/uploaded")
-        upload = Upload(directory, copy, self._send, "stored", place, timeout_s=self.timeout_s)
-        self.uploads.append(upload)
-        return upload
-
-    def _send(self, directory):
-        assert self.may_arrive.wait(20)
-        self._may_fail("send")
-        self.persisted.append((Path(directory) / "weights").read_text())
-
     def close(self):
         self.is_closed = True
 
 
 def test_the_fake_storage_has_the_real_ones_methods():
-    for name in ("append_log", "publish_logs", "persist", "begin_upload", "close"):
+    for name in ("append_log", "publish_logs", "persist", "close"):
         fake, real = (inspect.signature(getattr(each, name)) for each in (FakeStorage, TrialStorage))
         assert list(fake.parameters) == list(real.parameters)
 
 
-def begin(group, storage, *, reuse_workers=True, background_uploads=False):
-    coordinator = Coordinator(
-        group, b"function", reuse_workers=reuse_workers, background_uploads=background_uploads
-    )
+def begin(group, storage, *, reuse_workers=True):
+    coordinator = Coordinator(group, b"function", reuse_workers=reuse_workers)
     coordinator.set_trial(ORDER, storage)
     return coordinator
 
@@ -223,78 +203,3 @@ def test_a_start_that_fails_is_told_and_the_next_trial_gets_new_workers():
     del group.errors["begin"]
     coordinator.set_trial(ORDER, FakeStorage())
     assert coordinator.next_result() is None
-
-
-@pytest.fixture
-def uploading(tmp_path):
-    """A coordinator whose rank 0 reports a checkpoint, nothing and another one, to a storage elsewhere."""
-    directory = tmp_path / "rank 0"
-    directory.mkdir()
-    (directory / "weights").write_text("of report 1")
-    group = FakeGroup(Report(1, {}, str(directory)), Report(2, {}, None), Report(3, {}, str(directory)))
-    told = []
-    group.proceed = lambda index, place: told.append((index, place and place.path))
-    storage = FakeStorage()
-    storage.is_elsewhere, storage.copies = True, tmp_path / "copies"
-    yield begin(group, storage, background_uploads=True), storage, directory / "weights", told
-    storage.may_arrive.set()
-
-
-def test_ranks_go_on_while_a_copy_of_their_checkpoint_travels(uploading):
-    coordinator, storage, weights, told = uploading
-    _, upload = coordinator.next_result()
-    weights.write_text("of report 3")  # the function may write there again
-    _, checkpoint = coordinator.next_result()
-    assert checkpoint is None
-    assert told == [(1, None), (2, None)] and not upload.is_over
-    storage.may_arrive.set()
-    _, second = coordinator.next_result()
-    assert upload.is_over and told[2] == (3, "/uploaded"), "one at a time, and the ranks are told"
-    second.wait()
-    assert storage.persisted == ["of report 1", "of report 3"]
-    assert list(storage.copies.iterdir()) == []
-
-
-def test_a_storage_on_this_host_has_the_checkpoint_when_the_report_returns(uploading):
-    coordinator, storage, _, told = uploading
-    storage.is_elsewhere = False
-    _, checkpoint = coordinator.next_result()
-    assert checkpoint.startswith("stored") and told == [(1, "/stored")]
-
-
-def test_an_upload_that_fails_is_told_once_with_the_next_checkpoint(uploading, caplog):
-    coordinator, storage, _, _ = uploading
-    storage.errors["send"] = FULL
-    _, upload = coordinator.next_result()
-    storage.may_arrive.set()
-    with pytest.raises(OSError, match="No space left"):
-        upload.wait()
-    with pytest.raises(OSError, match="No space left"):
-        coordinator.next_result()
-    coordinator.close()
-    assert "did not arrive" not in caplog.text
-
-
-def test_the_end_of_a_trial_waits_for_its_upload_and_logs_that_it_failed(uploading, caplog):
-    coordinator, storage, _, _ = uploading
-    storage.errors["send"] = FULL
-    coordinator.next_result()
-    threading.Timer(0.2, storage.may_arrive.set).start()
-    coordinator.close()
-    assert "did not arrive" in caplog.text and storage.is_closed
-
-
-def test_a_storage_that_never_answers_is_waited_for_so_long(uploading):
-    coordinator, storage, _, _ = uploading
-    storage.timeout_s = 0.1
-    _, upload = coordinator.next_result()
-    with pytest.raises(TimeoutError, match="has not taken /uploaded"):
-        upload.wait()
-
-
-def test_what_cannot_be_copied_is_the_reports_error_at_once(uploading):
-    coordinator, _, weights, _ = uploading
-    weights.unlink()
-    os.mkfifo(weights)
-    with pytest.raises(MetricsError, match="a pipe or a device"):
-        coordinator.next_result()

@@ -50,7 +50,6 @@ INSTALL: dict[str, list[Callable[[], object]]] = {
         lambda: ray_compat.check_resized_trials(lambda trainable, resources: resources, lambda kind: False)
     ],
     "result_files": [ray_compat.keep_longer_results],
-    "saves_at_end": [lambda: ray_compat.save_at_end(None)],  # no trial is touched without its parts
     "tune_advice": [
         lambda: enter(ray_compat.corrected_advice("instead", quiet=True)),
         ray_compat.drop_advice_on_reuse,

@@ -317,7 +317,7 @@ class TrialWorld:
 
         named = dict(model.named_parameters())
         raw = (each.detach().cpu().contiguous().view(-1).view(torch.uint8) for each in named.values())
-        digests = torch.tensor([[zlib.crc32(each.numpy()) for each in raw]], dtype=torch.int64)
+        digests = torch.tensor([[zlib.crc32(each.numpy().data) for each in raw]], dtype=torch.int64)
         gathered = hvd.allgather(digests, name="horovod_tune.check_synchronised")
         for column, name in enumerate(named):
             ranks = (gathered[:, column] != gathered[0, column]).nonzero().flatten().tolist()

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 LAYERS = [
     {"compatibility"},
     {"errors", "experiment_facts", "messages", "error_text", "best_effort"},
-    {"tpu_types", "function", "files", "reported_values", "placement", "outside_training", "process_start"},
+    {"tpu_types", "function", "files", "reported_values", "placement", "process_start"},
     {"spec", "session", "horovod_build", "large_batch"},
     {"elastic", "resizing", "with_parameters"},
     {"ray_compat", "channel", "doctor"},
@@ -145,7 +145,7 @@ def test_imports_are_absolute() -> None:
 
 
 def test_a_backends_library_is_imported_only_in_its_folders() -> None:
-    homes = {"horovod": {"gloo", "large_batch"}, "torch_xla": {"xla"}}
+    homes = {"horovod": {"gloo", "large_batch", "session"}, "torch_xla": {"xla"}}
     elsewhere = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in modules()

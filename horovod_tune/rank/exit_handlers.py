@@ -31,7 +31,7 @@ def install() -> None:
     _lasting = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
     _lasting |= sys.stdlib_module_names
 
-    @functools.wraps(_real_register)
+    @functools.wraps(_real_register)  # type: ignore[arg-type]
     def register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         live = session.current()
         caller = sys._getframe(1).f_globals.get("__name__", "")

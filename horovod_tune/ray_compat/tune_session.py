@@ -188,17 +188,16 @@ def _refuse_to_wait_forever(descriptor: Any, resources: Mapping[str, float], str
     group = getattr(strategy, "placement_group", None)
     needed = {name: amount for name, amount in resources.items() if amount}
     own = ray.util.get_current_placement_group() if group is not None and needed else None
-    if own is None or group.id != own.id:
+    if own is None or group is None or group.id != own.id:
         return
     name, kind = descriptor.function_name, "task"
     if descriptor.class_name:
         name, kind = descriptor.class_name, "actor"
     raise RuntimeError(
         f"the {kind} {name} needs {needed}, but this trial's ranks hold all of its resources, so it "
-        f"would wait "
-        f'forever. Run it on what is free in the cluster: {name}.options(scheduling_strategy="DEFAULT")'
-        ".remote(...), and keep CPUs free for it with tune.TuneConfig(max_concurrent_trials=...); or with "
-        "num_cpus=0."
+        "would wait forever. Run it on what is free in the cluster: "
+        f'{name}.options(scheduling_strategy="DEFAULT").remote(...), and keep CPUs free for it with '
+        "tune.TuneConfig(max_concurrent_trials=...); or with num_cpus=0."
     )
 
 
@@ -206,8 +205,8 @@ def prepare_rank_process() -> None:
     """Install the hooks of this process, once, before the first training function."""
     os.environ.update(LIGHTNING_VARIABLE)
     if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
-        ray.remote_function._task_launch_hook = _refuse_to_wait_forever
-        ray.actor._actor_launch_hook = _refuse_to_wait_forever
+        ray.remote_function._task_launch_hook = _refuse_to_wait_forever  # type: ignore[assignment]
+        ray.actor._actor_launch_hook = _refuse_to_wait_forever  # type: ignore[assignment]
     # Warns of a module that Tune no longer has when the training function imports Tune.
     hooks = {
         _SESSION_MODULE: _install,

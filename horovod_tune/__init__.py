@@ -37,7 +37,7 @@ __all__ = [
     "with_parameters",
 ]
 
-# What needs Ray Tune, pandas or matplotlib is imported when it is first used.
+# What needs Ray Tune, pandas or Plotly is imported when it is first used.
 _LAZY = {
     "DistributedTrainableCreator": "horovod_tune.creator",
     "analyze": "horovod_tune.analysis",

@@ -21,7 +21,7 @@ COMMAND_MODULES = (
 )
 
 # The extra that brings a module, for the message where it is missing.
-EXTRAS = {"matplotlib": "analysis", "rich": "analysis"}
+EXTRAS = {"plotly": "analysis", "rich": "analysis"}
 
 
 def build_parser() -> argparse.ArgumentParser:

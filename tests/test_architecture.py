@@ -38,7 +38,7 @@ LAYER = {unit: number for number, units in enumerate(LAYERS) for unit in units}
 # from Gloo and XLA is in `coordinator/backend_protocol.py`; `trainable.py` joins the two.
 APART = [("coordinator", "rank"), ("coordinator", "gloo"), ("coordinator", "xla"), ("gloo", "xla")]
 
-HEAVY = {"torch", "torch_xla", "horovod", "matplotlib", "plotly", "sklearn", "pandas", "rich"}
+HEAVY = {"torch", "torch_xla", "horovod", "plotly", "sklearn", "pandas", "rich"}
 
 
 def modules() -> list[Path]:

@@ -32,7 +32,7 @@ def test_help_needs_no_library() -> None:
         "from horovod_tune.cli import build_parser\n"
         "build_parser()\n"
         "print({name.split('.')[0] for name in sys.modules} & "
-        "{'torch', 'ray', 'horovod', 'pandas', 'matplotlib', 'rich', 'sklearn'})"
+        "{'torch', 'ray', 'horovod', 'pandas', 'plotly', 'rich', 'sklearn'})"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "set()\n", ran.stderr
@@ -75,7 +75,7 @@ def run_failing(monkeypatch: pytest.MonkeyPatch, raises: BaseException) -> int:
 def test_a_missing_optional_library_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    missing = ModuleNotFoundError("No module named 'matplotlib.pyplot'", name="matplotlib.pyplot")
+    missing = ModuleNotFoundError("No module named 'plotly.graph_objects'", name="plotly.graph_objects")
     assert run_failing(monkeypatch, missing) == 1
     assert "pip install 'horovod_tune[analysis]'" in capsys.readouterr().err
 

@@ -80,7 +80,7 @@ def test_the_last_value_of_a_cell_is_the_analysis(executed):
 
 @pytest.mark.parametrize("plot", ["learning_curves", "parallel_coordinates"])
 def test_pictures_are_inline(executed, plot):
-    assert any("image/png" in out.get("data", {}) for out in outputs(executed, plot))
+    assert any("application/vnd.plotly.v1+json" in out.get("data", {}) for out in outputs(executed, plot))
 
 
 def test_an_interrupted_cell_can_be_run_again(executed):

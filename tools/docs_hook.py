@@ -34,7 +34,7 @@ PUBLIC = {
     "horovod_tune.search": "Searchers: [the guide](search.md).",
     "horovod_tune.large_batch": "For training functions, under trials or plain `horovodrun`.",
     "horovod_tune.analysis": "What a search found: [the guide](analysis.md).",
-    "horovod_tune.analysis.plots": "Each returns its matplotlib Axes.",
+    "horovod_tune.analysis.plots": "Each returns a `plotly.graph_objects.Figure`.",
 }
 
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")

@@ -1,6 +1,6 @@
 """What a search found: `analyze` and its frames, plots, the report, the terminal's view, progress.
 
-The parts that need matplotlib, rich or Ray are loaded when they are asked for.
+The parts that need Plotly, rich or Ray are loaded when they are first used.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from html import escape
 
 from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.printable import one_line
-from horovod_tune.analysis.report.page import python_text
+from horovod_tune.analysis.report.config_text import python_text
 from horovod_tune.analysis.report.run_facts import (
     comparison_text,
     duration,

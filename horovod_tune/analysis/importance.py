@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.results import Analysis, once
 from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
 from horovod_tune.errors import HorovodTuneError
 
 METHOD = "permutation importance on a random forest (scikit-learn), out of fold"
 MIN_TRIALS = 10
-_MAX_TRIALS = 1500  # more are sampled: the order of importances no longer changes, the time does
-_TREES, _FOLDS, _REPEATS = 60, 5, 5
+_MAX_TRIALS = 1000  # more are sampled: the order of importances no longer changes, the time does
+_TREES, _FOLDS, _REPEATS, _SEED = 50, 5, 3, 0
+_GRID, _AVERAGED = 20, 40  # points of an axis, and trials whose other hyperparameters are averaged over
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class TooFewTrials(HorovodTuneError, ValueError):
     """Raised where there is nothing to learn importances from."""
 
 
-def importances(analysis: Analysis, *, seed: int = 0) -> Importances:
+@once
+def importances(analysis: Analysis) -> Importances:
     """Return each hyperparameter's permutation importance for the metric.
 
     A random forest learns the trials' rank by the metric (so that one trial that diverged does not decide)
@@ -58,18 +60,18 @@ def importances(analysis: Analysis, *, seed: int = 0) -> Importances:
             f"importances need at least {MIN_TRIALS} trials with a value and a hyperparameter that varies; "
             f"there are {rows} and {len(parameters)}"
         )
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     if rows > _MAX_TRIALS:
         picked = np.sort(rng.choice(rows, _MAX_TRIALS, replace=False))
         features, target = features[picked], target[picked]
     ranks = np.argsort(np.argsort(target, kind="stable"), kind="stable").astype(float)
     drops, predicted = [], np.empty_like(ranks)
-    for train, held in KFold(_FOLDS, shuffle=True, random_state=seed).split(features):
-        forest = RandomForestRegressor(_TREES, min_samples_leaf=2, random_state=seed, n_jobs=1)
+    for train, held in KFold(_FOLDS, shuffle=True, random_state=_SEED).split(features):
+        forest = RandomForestRegressor(_TREES, min_samples_leaf=2, random_state=_SEED, n_jobs=1)
         forest.fit(features[train], ranks[train])
         predicted[held] = forest.predict(features[held])
         found = permutation_importance(
-            forest, features[held], ranks[held], n_repeats=_REPEATS, random_state=seed, scoring="r2"
+            forest, features[held], ranks[held], n_repeats=_REPEATS, random_state=_SEED, scoring="r2"
         )
         drops.append(found.importances)
     every = np.concatenate(drops, axis=1)
@@ -100,6 +102,43 @@ def design(analysis: Analysis) -> tuple[list[Parameter], np.ndarray, np.ndarray]
     finite = np.isfinite(values)
     features = np.stack(columns, axis=1)[finite] if columns else np.empty((int(finite.sum()), 0))
     return parameters, features, values[finite]
+
+
+def expected_over(
+    analysis: Analysis, one: Parameter, two: Parameter, limits: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return a grid over two parameters' positions and the metric that a random forest expects there.
+
+    That is its partial dependence (Friedman, 2001) over some trials' other hyperparameters; shapes (x,),
+    (y,), (x, y). None with fewer than 10 trials. The metric is cut off at `limits`: trials that diverged
+    would hide everything else.
+    """
+    found, features, target = design(analysis)
+    if len(target) < MIN_TRIALS:
+        return None
+    from sklearn.ensemble import RandomForestRegressor
+
+    names = [parameter.name for parameter in found]
+    rng = np.random.default_rng(0)
+    picked = rng.permutation(len(target))[:_MAX_TRIALS]
+    target = np.clip(target, *limits)[picked]
+    forest = RandomForestRegressor(_TREES, min_samples_leaf=2, random_state=0, n_jobs=1)
+    forest.fit(features[picked], target)
+    columns = (names.index(one.name), names.index(two.name))
+    xs, ys = (_grid(parameter) for parameter in (one, two))
+    points = np.repeat(features[picked[:_AVERAGED], None, :], len(xs) * len(ys), axis=1)
+    points[:, :, columns[0]] = np.repeat(xs, len(ys))
+    points[:, :, columns[1]] = np.tile(ys, len(xs))
+    expected = forest.predict(points.reshape(-1, features.shape[1])).reshape(-1, len(xs), len(ys))
+    return xs, ys, expected.mean(axis=0)
+
+
+def _grid(parameter: Parameter) -> np.ndarray:
+    if parameter.kind == "category":
+        return np.arange(len(parameter.categories), dtype=float)
+    low, high = parameter.limits()
+    pad = 0.03 * (high - low)
+    return np.linspace(low - pad, high + pad, _GRID)
 
 
 def best_or_last(analysis: Analysis, trial: int) -> float:

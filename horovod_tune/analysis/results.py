@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
@@ -25,6 +25,21 @@ if TYPE_CHECKING:
     from horovod_tune.analysis.pareto import ParetoFront
 
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
+
+
+_Worked = TypeVar("_Worked")
+
+
+def once(function: Callable[[Analysis], _Worked]) -> Callable[[Analysis], _Worked]:
+    """Make a function of an analysis keep what it returned: an analysis never changes."""
+
+    @wraps(function)
+    def kept_function(analysis: Analysis) -> _Worked:
+        if function not in analysis.worked_out:
+            analysis.worked_out[function] = function(analysis)
+        return analysis.worked_out[function]
+
+    return kept_function
 
 
 class MetricUnknown(HorovodTuneError, ValueError):
@@ -50,6 +65,7 @@ class Analysis:
         trial_ids: frozenset[str] | None = None,
     ):
         self.limits = tuple(limits)
+        self.worked_out: dict[Callable[..., Any], Any] = {}
         self._trial_ids = trial_ids
         self.record = record
         self.folder = folder

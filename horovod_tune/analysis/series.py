@@ -1,4 +1,4 @@
-"""The numbers behind the pictures, for matplotlib and for the report alike."""
+"""The numbers behind the pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.reader.tune_fields import iteration_of
-from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.results import Analysis, once
 from horovod_tune.analysis.scoring import is_better, value_of
 from horovod_tune.analysis.trial_facts import attempts, hosts_of, ranks_of, report_times, start_span
 
@@ -26,6 +26,7 @@ class Curve:
     attempts: np.ndarray
 
 
+@once
 def curves(analysis: Analysis) -> list[Curve]:
     """Return each trial's learning curve; trials without a report of the metric have an empty one."""
     metric, _ = analysis.require_metric()
@@ -48,6 +49,24 @@ def curves(analysis: Analysis) -> list[Curve]:
             )
         )
     return found
+
+
+def thinned(values: np.ndarray, most: int) -> np.ndarray:
+    """Return the indices of at most so many points that show a curve's shape.
+
+    The first, the last, and of equally long stretches between them the lowest and the highest value.
+    """
+    count = len(values)
+    if count <= most:
+        return np.arange(count)
+    kept = {0, count - 1}
+    for stretch in np.array_split(np.arange(1, count - 1), max(1, (most - 2) // 2)):
+        inside = values[stretch]
+        if np.isfinite(inside).any():
+            kept.update((int(stretch[np.nanargmin(inside)]), int(stretch[np.nanargmax(inside)])))
+        else:
+            kept.add(int(stretch[0]))
+    return np.array(sorted(kept))
 
 
 def start_time(analysis: Analysis) -> float:

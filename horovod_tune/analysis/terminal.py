@@ -12,7 +12,7 @@ from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.open_experiment import several_runs
 from horovod_tune.analysis.printable import one_line, printable
 from horovod_tune.analysis.reader.tune_fields import iteration_of
-from horovod_tune.analysis.report.page import python_text
+from horovod_tune.analysis.report.config_text import python_text
 from horovod_tune.analysis.report.run_facts import (
     comparison_text,
     duration,
@@ -177,7 +177,7 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
             cells.append(Text(_expected(expected.get(index)), style="dim"))
         if stands:
             stand = stands.get(index)
-            cells.append(Text("" if stand is None else f"{stand.place} of {stand.of} at {stand.time:.6g}"))
+            cells.append(Text("" if stand is None else stand.text))
         cells += [_safe(_short(one.values[index])) for one in shown]
         table.add_row(*cells, style="bold" if trial is best else "")
     left = [f"{len(order) - rows} more trials", *left] if len(order) > rows else left

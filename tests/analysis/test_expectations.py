@@ -16,7 +16,7 @@ from made_experiments import RUNGS, made_experiment, written
 from horovod_tune.analysis import analyze, plots
 from horovod_tune.analysis.expectations import expectations, standings
 from horovod_tune.analysis.reader.records import PredictedCurve, Predictions, RungTimes
-from horovod_tune.analysis.report.payload import payload
+from horovod_tune.analysis.report.trials_table import trials_table
 from horovod_tune.analysis.results import Analysis
 
 
@@ -87,18 +87,17 @@ def test_the_best_of_a_rung_is_number_1_whichever_way_is_better():
         assert not any(stand.waits for stand in stands.values())
 
 
-def test_trials_that_wait_say_so_with_what_is_expected_of_them():
+def test_what_is_expected_of_waiting_trials_is_drawn_dashed_and_in_the_table():
     analysis = predicted(made_experiment(40), status="PAUSED")
-    waits = [number for number, stand in standings(analysis).items() if stand.waits]
-    data = payload(analysis)
-    assert waits and all(data["said"][number][0].startswith("waits at iteration") for number in waits)
-    assert all("expected: " in data["said"][number][1] for number in waits)
-    assert "at iteration 27" in data["said"][waits[0]][1]
-    assert json.loads(json.dumps(data["expected"][waits[0]]))[0][-1] == 27
-    assert data["expected"].count(None) == len(analysis.trials) - len(expectations(analysis))
-    assert "dashed: as the search expects" in plots.learning_curves(analysis).get_title(loc="left") + str(
-        [text.get_text() for text in plots.learning_curves(analysis).texts]
-    )
+    figure = plots.learning_curves(analysis)
+    dashed = [trace for trace in figure.data if trace.line.dash == "dash"]
+    assert len(dashed) == len(expectations(analysis)) > 0
+    assert {trace.x[-1] for trace in dashed} == {27}
+    assert "dashed: as the search expects" in figure.layout.title.subtitle.text
+    table = trials_table(analysis)
+    assert "expected loss" in table and " at 27" not in table.split("<tr")[-1]
+    number = next(iter(standings(analysis)))
+    assert f">{standings(analysis)[number].text}" in table
 
 
 def test_what_was_reported_since_is_not_expected_any_more():
@@ -167,7 +166,7 @@ def test_rungs_of_another_time_are_said_in_it():
     for number, stand in found.items():
         other = expected[number]
         assert (stand.time, stand.place, stand.of) == (2 * other.time, other.place, other.of)
-    assert any(stand.text.startswith("was stopped at epoch 2: number ") for stand in found.values())
+    assert any(re.fullmatch(r"\d+ of 40 at 2", stand.text) for stand in found.values())
     # The table shows the best ones, which have come to the last rungs.
     assert re.search(r"\d of \d+ at 18", shown(seen)) and not re.search(r"\d of \d+ at 9", shown(seen))
 

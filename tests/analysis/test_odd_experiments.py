@@ -89,18 +89,13 @@ def test_odd_values_survive_every_way_out(tmp_path, seed):
         write_csv(table, io.StringIO())
         write_parquet(table, tmp_path / "table.parquet")
     page = Page(render(analysis))
-    assert len(page.scripts) == 2
-    assert len(json.loads(page.scripts[0])["trials"]["id"]) == 14
+    assert [tag for tag, _ in page.tags].count("tr") > 14
     assert isinstance(analysis.trial_dataframes, dict)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_odd_values_can_be_drawn_and_shown(tmp_path, seed):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
     pytest.importorskip("rich")
-    from matplotlib import pyplot as plt
-
     from horovod_tune.analysis import plots, terminal
 
     analysis = analyze(odd_experiment(tmp_path, seed), metric="loss", mode="min")
@@ -114,6 +109,4 @@ def test_odd_values_can_be_drawn_and_shown(tmp_path, seed):
         "timeline",
         "parameters",
     ):
-        getattr(plots, name)(analysis)
-        plt.gcf().canvas.draw()
-        plt.close("all")
+        getattr(plots, name)(analysis).to_json()

@@ -1,4 +1,4 @@
-"""Every picture draws what it says, with three trials, with a thousand, and with nothing to draw."""
+"""Every picture draws what it should, with three trials, with a thousand, and with nothing to draw."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 from made_experiments import made_experiment
 
-matplotlib = pytest.importorskip("matplotlib")
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
+go = pytest.importorskip("plotly.graph_objects")
 
 from horovod_tune.analysis import analyze, plots  # noqa: E402
-from horovod_tune.analysis.plots.style import OKABE_ITO, colours  # noqa: E402
+from horovod_tune.analysis.plots.style import OKABE_ITO  # noqa: E402
 from horovod_tune.analysis.results import Analysis  # noqa: E402
 
-ONE_AXES = (
+ONE_FIGURE = (
     "learning_curves",
     "best_so_far",
     "parallel_coordinates",
@@ -26,61 +22,57 @@ ONE_AXES = (
     "rungs",
     "timeline",
     "interaction",
+    "parameters",
 )
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
+def names(figure) -> list[str]:
+    return [trace.name for trace in figure.data if trace.name]
 
 
-def drawn(ax: Axes) -> np.ndarray:
-    ax.figure.canvas.draw()
-    return np.asarray(ax.figure.canvas.buffer_rgba())
+def said(figure) -> str:
+    texts = [note.text for note in figure.layout.annotations]
+    return " ".join(filter(None, [figure.layout.title.text, figure.layout.title.subtitle.text, *texts]))
 
 
-@pytest.mark.parametrize("name", ONE_AXES)
+@pytest.mark.parametrize("name", ONE_FIGURE)
 @pytest.mark.parametrize("trials", [3, 1000])
-def test_each_picture_is_one_line_and_returns_its_axes(name, trials):
-    ax = getattr(plots, name)(made_experiment(trials))
-    assert isinstance(ax, Axes)
-    assert drawn(ax)[..., :3].std() > 1, "something is drawn"
-
-
-@pytest.mark.parametrize("name", ONE_AXES)
-def test_each_picture_goes_where_it_is_told(name):
-    ax = plt.subplots()[1]
-    assert getattr(plots, name)(made_experiment(12), ax=ax) is ax
+def test_each_picture_is_one_call_and_returns_a_figure(name, trials):
+    figure = getattr(plots, name)(made_experiment(trials))
+    assert isinstance(figure, go.Figure)
+    assert figure.data or "at least 10 trials" in said(figure)
+    assert len(figure.to_json()) > 1000
 
 
 def test_learning_curves_draw_every_trial_once():
     few, many = made_experiment(5), made_experiment(60)
-    ax = plots.learning_curves(few)
-    assert len(ax.lines) == 5
-    assert [line.get_color() for line in ax.lines] == list(OKABE_ITO[:5])
-    ax = plots.learning_curves(many, against="time")
-    singles = sum(len(trial.rows) == 1 for trial in many.trials)
-    lines, dots = ax.collections[0], ax.collections[1]
-    assert len(lines.get_segments()) + len(dots.get_offsets()) + 1 == 60, "the best is a line of its own"
-    assert len(dots.get_offsets()) == singles
-    assert ax.get_xlabel().startswith("wall-clock time")
+    figure = plots.learning_curves(few)
+    assert [trace.line.color for trace in figure.data] == list(OKABE_ITO[:5])
+    best = few.trials.index(few.best_trial)
+    assert list(figure.data[best].y) == [row["loss"] for row in few.best_trial.rows]
+    figure = plots.learning_curves(many, against="time")
+    drawn = [text for trace in figure.data for text in trace.text]
+    assert set(drawn) == {trial.trial_id for trial in many.trials}
+    gaps = sum(int(np.isnan(trace.y).sum()) for trace in figure.data)
+    diverged = sum(bool(np.isnan(row["loss"])) for trial in many.trials for row in trial.rows)
+    assert gaps == 60 + diverged, "a gap after each trial"
+    assert figure.data[-1].text[0] == many.best_trial.trial_id, "the best one is drawn over the others"
+    assert figure.layout.xaxis.title.text.startswith("wall-clock time")
     with pytest.raises(ValueError, match='against must be "iteration" or "time"'):
         plots.learning_curves(few, against="epoch")
 
 
 def test_a_restarted_trial_is_drawn_from_its_new_start(experiments):
-    analysis = analyze(experiments / "failing")
-    assert len(plots.learning_curves(analysis).lines) == 3, "one trial, and another's two attempts"
+    figure = plots.learning_curves(analyze(experiments / "failing", metric="loss", mode="min"))
+    assert sum(int(np.isnan(trace.y).sum()) for trace in figure.data) == 1, "one trial has two attempts"
 
 
 def test_searchers_are_compared_on_one_picture():
     one, two = made_experiment(20, name="ours"), made_experiment(20, seed=5, name="random")
-    ax = plots.best_so_far([one, two], against="trials")
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["ours", "random"]
+    assert names(plots.best_so_far([one, two], against="trials")) == ["ours", "random"]
     seeds = [made_experiment(20, seed=seed) for seed in range(3)]
-    ax = plots.best_so_far({"random": seeds, "ours": one}, against="trials")
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["random (median)", "ours"]
+    figure = plots.best_so_far({"random": seeds, "ours": one}, against="trials")
+    assert names(figure) == ["random (median)", "ours"]
     other = Analysis(two.record, two.folder, metric="accuracy", mode="max")
     with pytest.raises(ValueError, match="one metric and mode"):
         plots.best_so_far([one, other])
@@ -88,11 +80,10 @@ def test_searchers_are_compared_on_one_picture():
 
 def test_one_hyperparameter_has_its_scale():
     analysis = made_experiment(30)
-    ax = plots.parameter(analysis, "lr")
-    assert "0.01" in [text.get_text() for text in ax.get_xticklabels()]
-    ax = plots.parameter(analysis, "net/act")
-    assert [text.get_text() for text in ax.get_xticklabels()] == ["gelu", "relu", "tanh"]
-    assert len(plots.parameters(analysis)) == 5
+    assert plots.parameter(analysis, "lr").layout.xaxis.type == "log"
+    assert plots.parameter(analysis, "net/act").layout.xaxis.ticktext == ("gelu", "relu", "tanh")
+    axes = {axis for trace in plots.parameters(analysis).data for axis in [trace.xaxis]}
+    assert len(axes) == 5
     with pytest.raises(
         ValueError, match="no hyperparameter 'nope' varies among the trials; those that do: lr"
     ):
@@ -100,31 +91,43 @@ def test_one_hyperparameter_has_its_scale():
 
 
 def test_an_interaction_takes_the_two_that_matter_most():
-    ax = plots.interaction(made_experiment(150))
-    assert ax.get_xlabel() == "lr"
-    assert ax.get_title(loc="left").startswith("lr and ")
-    ax = plots.interaction(made_experiment(30), "momentum", "net/act")
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("momentum", "net/act")
+    layout = plots.interaction(made_experiment(150)).layout
+    assert layout.xaxis.title.text == "lr" and layout.title.text.startswith("lr and ")
+    figure = plots.interaction(made_experiment(30), "momentum", "net/act")
+    assert figure.layout.xaxis.title.text == "momentum" and figure.layout.yaxis.title.text == "net/act"
+    ground = figure.data[0]
+    assert ground.type == "heatmap" and ground.z.shape == (3, len(ground.x))
+
+
+def test_parallel_coordinates_have_every_trial_in_one_group():
+    analysis = made_experiment(200)
+    figure = plots.parallel_coordinates(analysis)
+    told = [text for trace in figure.data if trace.name != "best" for text in trace.text if text]
+    finite = [n for n, score in enumerate(analysis.scores) if np.isfinite(score.last)]
+    assert len(told) == len(finite) == len(set(told))
+    assert names(figure) == ["the rest", "to 50 %", "to 25 %", "best 10 %", "best"]
 
 
 def test_the_importances_name_their_method_and_warn_of_a_poor_model():
-    text = " ".join(t.get_text() for t in plots.importance(made_experiment(200)).texts)
+    text = said(plots.importance(made_experiment(200)))
     assert "permutation importance on a random forest (scikit-learn)" in text
-    poor = " ".join(t.get_text() for t in plots.importance(made_experiment(10)).texts)
-    assert "too low to trust" in poor
-    few = " ".join(t.get_text() for t in plots.importance(made_experiment(4)).texts)
-    assert "at least 10 trials" in few
+    assert "too low to trust" in said(plots.importance(made_experiment(10)))
+    assert "at least 10 trials" in said(plots.importance(made_experiment(4)))
 
 
 def test_start_up_is_drawn_as_such():
-    labels = [t.get_text() for t in plots.timeline(made_experiment(20)).get_legend().get_texts()]
-    assert labels[:3] == ["training", "starting up", "best trial"]
+    figure = plots.timeline(made_experiment(20))
+    assert [trace.name for trace in figure.data if trace.showlegend] == [
+        "training",
+        "best trial",
+        "starting up",
+    ]
 
 
 def test_start_up_that_is_not_known_is_not_drawn(experiments):
-    ax = plots.timeline(analyze(experiments / "random"))
-    assert "starting up" not in [t.get_text() for t in ax.get_legend().get_texts()]
-    assert any("not known" in text.get_text() for text in ax.texts)
+    figure = plots.timeline(analyze(experiments / "random"))
+    assert "starting up" not in names(figure)
+    assert "not recorded" in said(figure)
 
 
 @pytest.mark.parametrize("name", ["learning_curves", "best_so_far", "parallel_coordinates", "rungs"])
@@ -135,7 +138,19 @@ def test_without_values_a_picture_says_so(name):
         for t in analysis.trials
     )
     blank = Analysis(replace(analysis.record, trials=trials), analysis.folder, metric="loss", mode="min")
-    assert isinstance(getattr(plots, name)(blank), Axes)
+    assert isinstance(getattr(plots, name)(blank), go.Figure)
+
+
+def test_names_are_shown_as_they_are():
+    made = made_experiment(3)
+    trials = tuple(
+        replace(t, trial_id=f"<b>{t.number}</b>", config={"<i>a</i>%{x}": n})
+        for n, t in enumerate(made.trials)
+    )
+    hostile = Analysis(replace(made.record, trials=trials), made.folder, metric="loss", mode="min")
+    figure = plots.parameter(hostile, "<i>a</i>%{x}")
+    assert figure.layout.title.text == "&lt;i&gt;a&lt;/i&gt;%\u200b{x}"
+    assert figure.data[0].text[0].startswith("&lt;b&gt;0&lt;/b&gt;")
 
 
 def test_real_experiments_of_every_kind_can_be_drawn(experiments):
@@ -149,8 +164,7 @@ def test_real_experiments_of_every_kind_can_be_drawn(experiments):
             "rungs",
             "timeline",
         ):
-            drawn(getattr(plots, picture)(analysis))
-        plt.close("all")
+            getattr(plots, picture)(analysis).to_json()
 
 
 def luminance(colour: str) -> float:
@@ -173,4 +187,3 @@ def test_colours_of_a_few_trials_differ_for_a_colour_blind_person():
     apart = min(np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i])
     assert apart > 0.1
     assert max(map(luminance, OKABE_ITO)) < 0.7, "readable on white"
-    assert len(colours(1000)) == 1000

@@ -22,6 +22,10 @@ from test_report_page import EVIL, evil_experiment
 from horovod_tune.analysis import analyze, write_report
 
 _PATIENCE_S = 60.0
+_DRAWN = (
+    "document.readyState === 'complete' && "
+    "[...document.querySelectorAll('.plotly-graph-div')].every((p) => p.querySelector('.plot-container'))"
+)
 
 
 def _missing() -> str | None:
@@ -77,7 +81,7 @@ def opened(browser: Any, tmp_path: Path) -> Callable[..., Any]:
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         browser.get_log("browser")
         browser.get(page.as_uri())
-        wait_for(browser, "document.documentElement.dataset.ready === 'yes'")
+        wait_for(browser, _DRAWN)
         return browser
 
     return open_report
@@ -92,29 +96,11 @@ def wait_for(browser: Any, condition: str) -> None:
     raise AssertionError(f"not within {_PATIENCE_S} s: {condition}")
 
 
-def draw_all(browser: Any) -> None:
-    """Scroll through the page: charts are drawn when they come near the window."""
-    height = browser.execute_script("return document.documentElement.scrollHeight")
-    for top in range(0, height, 500):
-        browser.execute_script(f"window.scrollTo({{top: {top}, behavior: 'instant'}})")
-        browser.execute_async_script(
-            "const done = arguments[0]; requestAnimationFrame(() => setTimeout(done, 0))"
-        )
-    wait_for(browser, "[...document.querySelectorAll('.plot')].every((p) => p.dataset.drawn === 'yes')")
-    browser.execute_script("window.scrollTo({top: 0, behavior: 'instant'})")
-
-
-def painted(browser: Any) -> dict[str, int]:
-    """How many pixels of each chart are not blank."""
+def drawn(browser: Any) -> list[int]:
+    """How many marks each figure has: lines, points, bars."""
     return browser.execute_script("""
-        const drawn = [...document.querySelectorAll('.plot')].filter((p) => p.querySelector('canvas'));
-        return Object.fromEntries(drawn.map((p, k) => {
-          const c = p.querySelector('canvas');
-          const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
-          let n = 0;
-          for (let i = 3; i < d.length; i += 4) if (d[i]) n += 1;
-          return [p.id || `multiple-${k}`, n];
-        }));""")
+        return [...document.querySelectorAll('.plotly-graph-div')].map(
+          (p) => p.querySelectorAll('.trace path, .heatmaplayer image, .annotation').length);""")
 
 
 def complaints(browser: Any) -> list[str]:
@@ -136,10 +122,8 @@ def keep_screenshot(browser: Any, name: str) -> bytes:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_chart_is_drawn_and_nothing_overflows(opened, width, dark):
     browser = opened(made_experiment(10), width=width, dark=dark)
-    draw_all(browser)
-    drawn = painted(browser)
-    assert {"best", "curves", "parallel", "pair", "rungs", "timeline"} <= set(drawn)
-    assert all(pixels > 500 for pixels in drawn.values()), drawn
+    marks = drawn(browser)
+    assert len(marks) >= 12 and all(marks), marks
     across = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert across[0] <= across[1], "the page does not scroll sideways"
     assert complaints(browser) == []
@@ -148,167 +132,66 @@ def test_every_chart_is_drawn_and_nothing_overflows(opened, width, dark):
     assert len(keep_screenshot(browser, f"{width}-{'dark' if dark else 'light'}")) > 10_000
 
 
-def test_five_thousand_trials_do_not_freeze_the_page(opened):
+def test_five_thousand_trials_are_drawn(opened):
     browser = opened(made_experiment(5000))
-    draw_all(browser)
-    assert all(pixels > 500 for pixels in painted(browser).values())
-    rows = browser.execute_script("return document.querySelectorAll('#table tbody tr').length")
-    assert rows == 50, "a page of the table, not all of it"
-    longest = browser.execute_script("""
-        const box = document.getElementById('filter');
-        let worst = 0;
-        for (const text of ['lr<0.01', 'relu', 'status=error', '']) {
-          const start = performance.now();
-          box.value = text; box.dispatchEvent(new Event('input'));
-          worst = Math.max(worst, performance.now() - start);
-        }
-        return worst;""")
-    assert longest < 20_000, "not a timing, a bound on freezing"
+    assert all(drawn(browser))
     keep_screenshot(browser, "5000")
     assert complaints(browser) == []
 
 
-def first_column(browser: Any, column: int) -> list[str]:
+def column(browser: Any, place: int) -> list[str]:
     rows = "[...document.querySelectorAll('#table tbody tr')]"
-    return browser.execute_script(f"return {rows}.map((r) => r.cells[arguments[0]].textContent)", column)
+    return browser.execute_script(f"return {rows}.map((r) => r.cells[arguments[0]].textContent)", place)
 
 
-def test_the_table_sorts_filters_and_turns_pages(opened):
+def test_the_table_sorts_by_numbers_and_text_with_missing_values_last(opened):
     analysis = made_experiment(120)
     browser = opened(analysis)
-    ids = first_column(browser, 0)
-    assert ids[0] == analysis.best_trial.trial_id, "the best first"
-    browser.find_element("id", "next").click()
-    assert not set(first_column(browser, 0)) & set(ids)
+    assert column(browser, 0)[0] == analysis.best_trial.trial_id, "the best first"
     heads = browser.find_elements("css selector", "#table th button")
     names = [head.text.split(" ")[0] for head in heads]
-    browser.execute_script("arguments[0].click()", heads[names.index("lr")])
-    rates = [float(text) for text in first_column(browser, names.index("lr"))]
-    assert rates == sorted(rates) and len(rates) == 50
-    box = browser.find_element("id", "filter")
-    box.send_keys("lr<0.01 net/act=relu")
-    wanted = [t for t in analysis.trials if t.config["lr"] < 0.01 and t.config["net"]["act"] == "relu"]
-    assert browser.find_element("id", "count").text == f"{len(wanted)} of 120 trials"
-    assert set(first_column(browser, 0)) <= {trial.trial_id for trial in wanted}
-    box.clear()
-    box.send_keys("status=error")
-    failed = {trial.trial_id for trial in analysis.trials if trial.status == "ERROR"}
-    assert set(first_column(browser, 0)) == failed
-    box.clear()
-    box.send_keys("no such thing")
-    assert browser.find_element("id", "page").text == "No trial matches"
+    for turn in (1, -1):
+        browser.execute_script("arguments[0].click()", heads[names.index("lr")])
+        rates = [float(text) for text in column(browser, names.index("lr"))]
+        assert rates == sorted(rates, reverse=turn < 0) and len(rates) == 120
+    browser.execute_script("arguments[0].click()", heads[names.index("error")])
+    errors = column(browser, names.index("error"))
+    assert errors == sorted(filter(None, errors)) + [""] * errors.count("")
+    assert heads[names.index("error")].find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
 
 
-def test_a_trial_that_is_chosen_is_told_everywhere(opened):
-    analysis = made_experiment(30)
-    browser = opened(analysis)
-    row = browser.find_element("css selector", "#table tbody tr:nth-child(3)")
-    chosen = row.find_element("css selector", "td").text
-    browser.execute_script("arguments[0].click()", row)
-    told = browser.find_element("id", "selected")
-    assert told.is_displayed() and chosen in told.text and "lr = " in told.text
-    browser.find_element("id", "selected-clear").click()
-    assert not told.is_displayed()
-
-
-def test_brushing_an_axis_narrows_the_table(opened):
-    from selenium.webdriver import ActionChains
-
-    browser = opened(made_experiment(60))
-    draw_all(browser)
-    plot = browser.find_element("id", "parallel")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
-    wide, high = plot.size["width"], plot.size["height"]
-    last_axis = wide - 64 - wide / 2
-    drag = ActionChains(browser).move_to_element_with_offset(plot, round(last_axis), round(high / 2 - 12))
-    drag.click_and_hold().move_by_offset(0, -60).release().perform()
-    told = browser.find_element("id", "count").text
-    kept = int(told.split(" ")[0])
-    assert 0 < kept < 60, told
-    browser.find_element("id", "parallel-clear").click()
-    assert browser.find_element("id", "count").text == "60 trials"
-
-
-def test_pointing_at_a_curve_names_its_trial(opened):
+def test_pointing_at_a_bar_names_its_trial(opened):
     from selenium.webdriver import ActionChains
 
     browser = opened(made_experiment(6))
-    draw_all(browser)
-    plot = browser.find_element("id", "timeline")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
-    tip = browser.find_element("id", "tip")
-    for across in range(80, 300, 10):  # the first row's first bar begins somewhere there
-        offset = (round(across - plot.size["width"] / 2), round(26 - plot.size["height"] / 2))
-        ActionChains(browser).move_to_element_with_offset(plot, *offset).perform()
-        if tip.is_displayed():
-            break
-    assert tip.is_displayed()
-    assert "abcd1_0000" in tip.text and "start-up 2.5 s" in tip.text
-
-
-def test_switches_and_the_theme_button_redraw(opened):
-    browser = opened(made_experiment(10))
-    draw_all(browser)
-    before = browser.execute_script("return document.querySelector('#curves canvas').toDataURL()")
-    browser.execute_script("document.querySelector('.switch[data-for=curves] [data-value=time]').click()")
-    after = browser.execute_script("return document.querySelector('#curves canvas').toDataURL()")
-    assert before != after
-    browser.find_element("id", "theme").click()
-    assert browser.execute_script("return document.documentElement.dataset.theme") == "dark"
-    assert (
-        browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
-    )
-
-
-def test_copying_gives_the_whole_configuration(opened):
-    analysis = made_experiment(10)
-    browser = opened(analysis)
-    browser.execute_script("""
-        window.copied = null;
-        const clipboard = {writeText: async (t) => { window.copied = t; }};
-        Object.defineProperty(navigator, 'clipboard', {value: clipboard});
-        document.querySelector('.code .copy').click();""")
-    wait_for(browser, "window.copied")
-    namespace: dict[str, Any] = {}
-    exec(browser.execute_script("return window.copied"), namespace)
-    assert namespace["config"] == analysis.best_config
+    bar = browser.find_elements("css selector", ".barlayer .point path")[0]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", bar)
+    ActionChains(browser).move_to_element(bar).perform()
+    wait_for(browser, "document.querySelector('.hoverlayer .hovertext')")
 
 
 def test_hostile_names_and_values_are_text(opened):
     browser = opened(evil_experiment())
-    draw_all(browser)
     assert browser.title.startswith(EVIL[:20])
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     heads = browser.execute_script(
         "return [...document.querySelectorAll('#table th')].map((h) => h.textContent)"
     )
     assert EVIL in heads
-    assert browser.execute_script("return document.querySelectorAll('script').length") == 2
     assert complaints(browser) == []
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_odd_values_are_drawn_without_complaint(opened, tmp_path, seed):
     browser = opened(analyze(odd_experiment(tmp_path, seed), metric="loss", mode="min"))
-    draw_all(browser)
     assert complaints(browser) == []
     across = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert across[0] <= across[1], "the page does not scroll sideways"
     keep_screenshot(browser, f"odd-{seed}")
 
 
-def test_a_row_of_the_table_can_be_chosen_from_the_keyboard(opened):
-    from selenium.webdriver.common.keys import Keys
-
-    browser = opened(made_experiment(10))
-    row = browser.find_element("css selector", "#table tbody tr")
-    row.send_keys(Keys.ENTER)
-    assert browser.find_element("id", "selected").is_displayed()
-
-
 def test_nothing_is_fetched(opened):
     browser = opened(made_experiment(10))
-    draw_all(browser)
     fetched = browser.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
     assert fetched == []
 
@@ -322,13 +205,11 @@ def test_it_prints_in_light_on_paper(opened, tmp_path):
     assert pdf.startswith(b"%PDF")
     if os.environ.get("REPORT_SCREENSHOTS"):
         (Path(os.environ["REPORT_SCREENSHOTS"]) / "printed.pdf").write_bytes(pdf)
-    wait_for(browser, "[...document.querySelectorAll('.plot')].every((p) => p.dataset.drawn === 'yes')")
 
 
 @pytest.mark.parametrize("name", ["asha", "failing", "diverging", "distributed", "pbt", "no_metric"])
 def test_reports_of_real_experiments_open_without_complaint(opened, experiments, name):
     given = {"metric": "loss", "mode": "min"} if name == "failing" else {}
     browser = opened(analyze(experiments / name, **given))
-    draw_all(browser)
     assert complaints(browser) == []
     keep_screenshot(browser, name)

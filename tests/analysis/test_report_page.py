@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 import yaml
 from made_experiments import made_experiment
 
-from horovod_tune.analysis import analyze, write_report
+from horovod_tune.analysis import analyze, plots, write_report
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.page import python_text, yaml_text
-from horovod_tune.analysis.report.payload import as_script_json, number, payload, thinned
+from horovod_tune.analysis.report.config_text import python_text, yaml_text
 from horovod_tune.analysis.report.run_facts import facts, usage
 from horovod_tune.analysis.results import Analysis
 
@@ -28,7 +25,7 @@ EVIL = (
 
 
 class Page(HTMLParser):
-    """The elements and texts of a page, and what is in its two scripts."""
+    """The elements and texts of a page, and its scripts."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -91,20 +88,12 @@ def test_configurations_with_odd_floats_and_text_survive_copying():
 
 def test_nothing_of_the_users_is_markup():
     page = Page(render(evil_experiment()))
-    assert [tag for tag, _ in page.tags].count("script") == 2, "the data and the script, nothing else"
+    figures = [attributes for tag, attributes in page.tags if attributes.get("class") == "plotly-graph-div"]
+    assert len(page.scripts) == len(figures) + 2, "Plotly, one for each figure, and the table's"
     assert not any("onerror" in attributes for _, attributes in page.tags)
     assert not [tag for tag, _ in page.tags if tag == "img"]
     assert any(EVIL in text for text in page.texts), "it is there, as text"
-    assert "{{" not in render(made_experiment(3))
-
-
-def test_the_data_survive_the_escaping():
-    page = Page(render(evil_experiment()))
-    data = json.loads(page.scripts[0])
-    assert data["name"] == EVIL
-    assert data["params"][0]["name"] == EVIL
-    assert json.loads(as_script_json({"a": EVIL})) == {"a": EVIL}
-    assert "<" not in as_script_json(EVIL)
+    assert "{{" not in "".join(Page(render(made_experiment(3))).texts)
 
 
 def test_the_page_loads_nothing_and_runs_no_script_but_its_own():
@@ -114,11 +103,12 @@ def test_the_page_loads_nothing_and_runs_no_script_but_its_own():
         assert not attributes.get("src"), tag
         assert tag not in ("link", "iframe", "object", "embed", "base")
         assert not (attributes.get("href") or "#").startswith(("http", "//"))
-    assert not re.search(r"url\(|@import", text)
+    assert not re.search(r"url\(|@import", text[: text.index("<script")])
     policy = next(a["content"] for t, a in page.tags if t == "meta" and "http-equiv" in a)
     assert policy is not None and policy.startswith("default-src 'none'")
-    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in policy
+    digests = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts}
+    assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
+    assert "unsafe-eval" not in policy and "http" not in policy
 
 
 def test_failures_are_grouped_with_their_tracebacks(experiments):
@@ -164,44 +154,22 @@ def test_what_could_not_be_read_is_on_the_page(experiments, tmp_path):
 def test_an_experiment_without_a_metric_still_has_a_page(experiments):
     text = render(analyze(experiments / "no_metric"))
     assert "does not say its metric and mode" in text
-    data = payload(analyze(experiments / "no_metric"))
-    assert data["metric"] is None
-    assert len(data["trials"]["id"]) == 1
+    assert "Which trial" in text, "what needs no metric is drawn"
 
 
-def test_five_thousand_trials_make_a_page_of_a_few_megabytes():
+def test_five_thousand_trials_make_a_page_of_twelve_megabytes_at_most():
     text = render(made_experiment(5000))
-    assert len(text) < 6e6
-    data = json.loads(Page(text).scripts[0])
-    assert sum(len(curve[0]) for curve in data["curves"]) <= 120_000
-    assert data["thinned"] == 24
+    assert len(text) < 12e6
+    assert text.count("<tr") > 5000
 
 
-def test_thinning_keeps_the_ends_and_the_extremes():
-    values = np.sin(np.linspace(0, 20, 5000))
-    values[3210] = 7.0
-    values[100] = np.nan
-    kept = thinned(values, 50)
-    assert len(kept) <= 50
-    assert kept[0] == 0 and kept[-1] == 4999 and 3210 in kept
-    assert list(thinned(values[:10], 50)) == list(range(10))
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (float("nan"), None),
-        (float("inf"), None),
-        (None, None),
-        (True, 1),
-        (1 / 3, 0.333333),
-        (2.0, 2),
-        (2**70, 1.18059e21),
-    ],
-)
-def test_numbers_on_the_page_are_finite_or_nothing(value, shown):
-    found = number(value)
-    assert found == shown or found == pytest.approx(shown)
+def test_the_table_has_every_trial_best_first():
+    analysis = made_experiment(40)
+    text = render(analysis)
+    table = text[text.index("<table id=table") :]
+    rows = table[: table.index("</table>")].split("<tr")[2:]
+    assert len(rows) == 40
+    assert "best-row" in rows[0] and analysis.best_trial.trial_id in rows[0]
 
 
 def test_write_report_returns_its_path(tmp_path):
@@ -219,7 +187,7 @@ def test_the_noise_scale_that_large_batch_reports_is_drawn_like_any_metric():
     ]
     trials = tuple(replace(trial, rows=rows) for trial, rows in zip(made.trials, told, strict=True))
     noise = Analysis(replace(made.record, trials=trials), made.folder, metric="noise_scale", mode="max")
-    found = payload(noise)
-    assert found["metric"] == "noise_scale"
-    for curve, trial in zip(found["curves"], trials, strict=True):
-        assert [each for each in curve[-1] if each is not None] == scales[2 : len(trial.rows)]
+    figure = plots.learning_curves(noise)
+    for trace, trial in zip(figure.data, trials, strict=True):
+        assert [each for each in trace.y if math.isfinite(each)] == scales[2 : len(trial.rows)]
+    assert "Learning curves" in render(noise)

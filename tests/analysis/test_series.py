@@ -166,3 +166,13 @@ def test_the_experiments_clock_starts_with_its_first_trial_where_nothing_else_is
     analysis = made_experiment(3)
     assert series.start_time(analysis) == START
     assert series.start_time(changed(analysis, analysis.trials, start_time=None)) == START + 5.0 + 2.6
+
+
+def test_thinning_keeps_the_ends_and_the_extremes():
+    values = np.sin(np.linspace(0, 20, 5000))
+    values[3210] = 7.0
+    values[100] = np.nan
+    kept = series.thinned(values, 50)
+    assert len(kept) <= 50
+    assert kept[0] == 0 and kept[-1] == 4999 and 3210 in kept
+    assert list(series.thinned(values[:10], 50)) == list(range(10))

@@ -213,7 +213,7 @@ def test_a_file_that_is_being_replaced_is_read_the_next_time(home, monkeypatch):
 
 
 def test_the_commands_cost_nothing_to_register():
-    heavy = "{'pandas', 'matplotlib', 'sklearn', 'ray', 'rich', 'numpy', 'pyarrow', 'torch'}"
+    heavy = "{'pandas', 'plotly', 'sklearn', 'ray', 'rich', 'numpy', 'pyarrow', 'torch'}"
     code = f"import sys, horovod_tune.analysis.analysis_commands; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -221,8 +221,8 @@ def test_the_commands_cost_nothing_to_register():
     assert done.stdout.strip() == "[]"
 
 
-def test_analyze_loads_neither_matplotlib_nor_sklearn_nor_rich():
-    heavy = "{'matplotlib', 'sklearn', 'rich', 'ray', 'torch'}"
+def test_analyze_loads_neither_plotly_nor_sklearn_nor_rich():
+    heavy = "{'plotly', 'sklearn', 'rich', 'ray', 'torch'}"
     code = f"import sys, horovod_tune.analysis.results; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

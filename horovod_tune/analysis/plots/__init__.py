@@ -1,10 +1,12 @@
-"""Pictures of an experiment (matplotlib): each function takes the analysis and returns the Axes.
+"""Pictures of an experiment: each function takes the analysis and returns a `plotly.graph_objects.Figure`.
 
 ```python
 from horovod_tune import analyze
 from horovod_tune.analysis import plots
 
-plots.learning_curves(analyze("~/ray_results/digits"))
+figure = plots.learning_curves(analyze("~/ray_results/digits"))  # a notebook shows it
+figure.write_html("curves.html")
+figure.write_image("curves.png")  # needs `pip install kaleido`
 ```
 
 Colours are Okabe and Ito's for a few things and cividis for many: both can be told apart by people with any
@@ -14,8 +16,7 @@ kind of colour blindness.
 from horovod_tune.analysis.plots.hyperparameters import importance, interaction, parameter, parameters
 from horovod_tune.analysis.plots.learning_curves import best_so_far, learning_curves
 from horovod_tune.analysis.plots.parallel import parallel_coordinates
-from horovod_tune.analysis.plots.pareto_plot import pareto_front
-from horovod_tune.analysis.plots.scheduling import rungs, timeline
+from horovod_tune.analysis.plots.scheduling import pareto_front, rungs, timeline
 
 __all__ = [
     "best_so_far",

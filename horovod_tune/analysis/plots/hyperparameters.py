@@ -7,14 +7,55 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.importance import METHOD, TooFewTrials, design, importances
+from horovod_tune.analysis.importance import (
+    METHOD,
+    Importances,
+    TooFewTrials,
+    best_or_last,
+    expected_over,
+    importances,
+)
 from horovod_tune.analysis.plots import style
-from horovod_tune.analysis.plots.parameter_axes import log_ticks, spread, trial_values
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from plotly.graph_objects import Figure
+
+_BARS = 20
+
+
+def parameter(analysis: Analysis, name: str) -> Figure:
+    """Draw the metric against one hyperparameter, a point per trial; a log-scaled one on a log axis.
+
+    Raises `ValueError` if that hyperparameter does not vary.
+    """
+    one = _named(analysis, name)
+    made = style.figure(style.label(name), height=340)
+    traces, x_axis, y_axis, outside = _points(analysis, one)
+    bars = "bars: medians" if one.kind == "category" else ""
+    made.add_traces(traces)
+    made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=style.joined(bars, outside))
+    return made
+
+
+def parameters(analysis: Analysis) -> Figure:
+    """Draw the metric against each hyperparameter, side by side in one figure."""
+    from plotly.subplots import make_subplots
+
+    found = varying_parameters(analysis)
+    if not found:
+        raise ValueError("no hyperparameter varies among the trials")
+    across = min(3, len(found))
+    down = math.ceil(len(found) / across)
+    grid = make_subplots(down, across, figure=style.figure("Hyperparameters", height=130 + 290 * down))
+    for place, one in enumerate(found):
+        cell = {"row": place // across + 1, "col": place % across + 1}
+        traces, x_axis, y_axis, _ = _points(analysis, one)
+        grid.add_traces(traces, rows=cell["row"], cols=cell["col"])
+        grid.update_xaxes(x_axis, **cell)
+        grid.update_yaxes(y_axis, **cell)
+    return grid
 
 
 def _named(analysis: Analysis, name: str) -> Parameter:
@@ -26,106 +67,90 @@ def _named(analysis: Analysis, name: str) -> Parameter:
     raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {known}")
 
 
-def _axis_of(ax: Axes, parameter: Parameter, which: str) -> None:
-    axis = ax.xaxis if which == "x" else ax.yaxis
-    (ax.set_xlabel if which == "x" else ax.set_ylabel)(parameter.name)
-    low, high = parameter.limits()
-    if parameter.kind == "category":
-        texts = [text if len(text) <= 14 else text[:13] + "…" for text in parameter.categories]
-        axis.set_ticks(range(len(texts)), [style.words(text) for text in texts])
-        if which == "x" and sum(map(len, texts)) > 40:
-            ax.tick_params(axis="x", labelrotation=35)
-    else:
-        pad = 0.03 * (high - low)
-        low, high = low - pad, high + pad
-        if parameter.log:
-            marks = log_ticks(low, high)
-            axis.set_ticks([math.log10(mark) for mark in marks], [f"{mark:g}" for mark in marks])
-    (ax.set_xlim if which == "x" else ax.set_ylim)(low, high)
+def _trial_values(analysis: Analysis) -> np.ndarray:
+    return np.array([best_or_last(analysis, index) for index in range(len(analysis.trials))])
 
 
-def parameter(analysis: Analysis, name: str, ax: Axes | None = None) -> Axes:
-    """Draw the metric against one hyperparameter, a point a trial; a log-scaled one on a log axis.
-
-    Raises `ValueError` where that hyperparameter does not vary.
-    """
+def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, Any], dict[str, Any], str]:
+    """The traces of the metric against a hyperparameter, both axes, and a note on values outside."""
     metric, mode = analysis.require_metric()
-    one, values = _named(analysis, name), trial_values(analysis)
-    ax = style.axes(ax, 4.6, 3.6)
-    size = float(np.clip(900 / max(len(values), 1), 5, 34))
-    ax.scatter(spread(one), values, s=size, color=style.OKABE_ITO[0], alpha=0.55, linewidths=0, zorder=3)
+    go = style.graph_objects()
+    values, xs = _trial_values(analysis), style.on_axis(one)
+    known = np.isfinite(values) & np.isfinite(xs)
+    y_axis, outside = style.metric_axis(values[np.isfinite(values)], mode, metric)
+    texts = style.hover_texts(analysis)
+    size = float(np.clip(900 / max(len(values), 1), 4, 8))
+    look = {"mode": "markers", "showlegend": False, "hovertemplate": "%{text}<br>%{y:.5g}<extra></extra>"}
+    drawn = [
+        go.Scatter(
+            x=xs[known],
+            y=values[known],
+            text=texts[known],
+            marker={"color": style.OKABE_ITO[0], "size": size, "opacity": 0.55},
+            **look,
+        )
+    ]
     if one.kind == "category":
         for rank in range(len(one.categories)):
             inside = values[(one.positions == rank) & np.isfinite(values)]
             if len(inside):
-                ax.hlines(np.median(inside), rank - 0.3, rank + 0.3, color="#20242A", linewidth=2, zorder=4)
+                bar = {"x": [rank - 0.3, rank + 0.3], "y": [np.median(inside)] * 2, "mode": "lines"}
+                drawn.append(
+                    go.Scatter(bar, line={"color": style.INK, "width": 2.5}, showlegend=False, name="")
+                )
     if analysis.has_best:
         best = analysis.trials.index(analysis.best_trial)
-        ax.plot(spread(one)[best], values[best], "*", color=style.BEST, markersize=13, zorder=6, label="best")
-    _axis_of(ax, one, "x")
-    outside = style.metric_axis(ax, values[np.isfinite(values)], mode)
-    ax.set_ylabel(metric)
-    style.title(ax, name, outside or ("bars: medians" if one.kind == "category" else ""))
-    return ax
+        star = {"symbol": "star", "color": style.BEST, "size": 14}
+        drawn.append(go.Scatter(x=[xs[best]], y=[values[best]], text=[texts[best]], marker=star, **look))
+    return drawn, style.parameter_axis(one), y_axis, outside
 
 
-def parameters(analysis: Analysis) -> Any:
-    """Draw the metric against each hyperparameter; returns an array of Axes, one for each."""
-    found = varying_parameters(analysis)
-    if not found:
-        raise ValueError("no hyperparameter varies among the trials")
-    across = min(3, len(found))
-    down = math.ceil(len(found) / across)
-    figure, grid = style.pyplot().subplots(
-        down, across, figsize=(4.2 * across, 3.2 * down), layout="constrained", squeeze=False
-    )
-    for ax, one in zip(grid.flat, found, strict=False):
-        parameter(analysis, one.name, ax)
-    for ax in grid.flat[len(found) :]:
-        figure.delaxes(ax)
-    return grid.flatten()[: len(found)]
-
-
-def interaction(
-    analysis: Analysis, x: str | None = None, y: str | None = None, ax: Axes | None = None
-) -> Axes:
+def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) -> Figure:
     """Draw two hyperparameters against each other, trials coloured by the metric, darkest best.
 
     The ground is what a random forest (scikit-learn) expects there, averaged over the trials' other
     hyperparameters (partial dependence; Friedman, 2001); it is left out with fewer than 10 trials. Without
-    names the two most important hyperparameters are taken.
+    names the two most important hyperparameters are drawn.
     """
     metric, mode = analysis.require_metric()
+    go = style.graph_objects()
     if x is None or y is None:
-        ranked = _ranked(analysis)
-        rest = [name for name in ranked if name not in (x, y)]
+        rest = [name for name in _ranked(analysis) if name not in (x, y)]
         x, y = x or rest.pop(0), y or rest.pop(0)
-    one, two, values = _named(analysis, x), _named(analysis, y), trial_values(analysis)
-    ax = style.axes(ax, 5.6, 4.4)
+    one, two, values = _named(analysis, x), _named(analysis, y), _trial_values(analysis)
+    low, high, colours = style.shades(values, mode)
+    made = style.figure(f"{style.label(x)} and {style.label(y)}")
+    ground = expected_over(analysis, one, two, (low, high))
+    scale = {"colorscale": colours, "showscale": False}
+    if ground is not None:
+        xs, ys, expected = ground
+        at = [10.0**axis if of.log else axis for axis, of in ((xs, one), (ys, two))]
+        look = {"zmin": low, "zmax": high, "opacity": 0.45, "hoverinfo": "skip"} | scale
+        made.add_trace(go.Heatmap(x=at[0], y=at[1], z=expected.T, **look))
     known = np.isfinite(values)
-    norm, shades = style.shade(values, mode)
-    ax.grid(False)
-    _axis_of(ax, one, "x")
-    _axis_of(ax, two, "y")
-    ground = _ground(ax, analysis, one, two, norm, shades)
-    size = float(np.clip(1500 / max(len(values), 1), 6, 44))
-    drawn = ax.scatter(
-        spread(one)[known],
-        spread(two, 1)[known],
-        c=values[known],
-        norm=norm,
-        cmap=shades,
-        s=size,
-        zorder=3,
-        edgecolors="white",
-        linewidths=0.5 if size > 12 else 0.2,
+    texts = style.hover_texts(analysis)
+    bar = {"title": {"text": style.label(metric), "side": "right"}, "thickness": 12, "outlinewidth": 0}
+    look = {
+        "size": float(np.clip(1500 / max(len(values), 1), 5, 9)),
+        "line": {"color": "white", "width": 0.7},
+    }
+    look |= {"color": values[known], "cmin": low, "cmax": high, "colorscale": colours, "colorbar": bar}
+    made.add_trace(
+        go.Scatter(
+            x=style.on_axis(one)[known],
+            y=style.on_axis(two, 1)[known],
+            mode="markers",
+            marker=look,
+            text=texts[known],
+            hovertemplate="%{text}<br>" + style.label(metric) + " %{marker.color:.5g}<extra></extra>",
+            showlegend=False,
+        )
     )
-    bar = ax.figure.colorbar(drawn, ax=ax, pad=0.02, aspect=30)
-    bar.set_label(style.words(metric), fontsize=9)
-    bar.outline.set_visible(False)
-    said = "ground: a random forest's expectation" if ground else "darkest is best"
-    style.title(ax, f"{x} and {y}", said)
-    return ax
+    said = "the strongest colour is best"
+    said += "; ground: a random forest's expectation" if ground is not None else ""
+    made.update_layout(xaxis=style.parameter_axis(one), yaxis=style.parameter_axis(two))
+    made.update_layout(title_subtitle_text=said)
+    return made
 
 
 def _ranked(analysis: Analysis) -> list[str]:
@@ -138,58 +163,43 @@ def _ranked(analysis: Analysis) -> list[str]:
     return names
 
 
-def _ground(ax: Axes, analysis: Analysis, one: Parameter, two: Parameter, norm: Any, shades: Any) -> bool:
-    from sklearn.ensemble import RandomForestRegressor
-
-    found, features, target = design(analysis)
-    if len(target) < 10:
-        return False
-    names = [parameter.name for parameter in found]
-    target = np.clip(target, norm.vmin, norm.vmax)  # diverged trials would hide everything else
-    forest = RandomForestRegressor(60, min_samples_leaf=2, random_state=0, n_jobs=1).fit(features, target)
-    columns = (names.index(one.name), names.index(two.name))
-    xs, ys = (_grid(parameter) for parameter in (one, two))
-    sample = features[np.random.default_rng(0).choice(len(features), min(60, len(features)), replace=False)]
-    points = np.repeat(sample[None, :, :], len(xs) * len(ys), axis=0)
-    points[:, :, columns[0]] = np.repeat(xs, len(ys))[:, None]
-    points[:, :, columns[1]] = np.tile(ys, len(xs))[:, None]
-    expected = (
-        forest.predict(points.reshape(-1, features.shape[1])).reshape(len(xs), len(ys), -1).mean(axis=2)
-    )
-    ax.pcolormesh(xs, ys, expected.T, norm=norm, cmap=shades, alpha=0.45, shading="nearest", zorder=1)
-    return True
-
-
-def _grid(parameter: Parameter) -> np.ndarray:
-    if parameter.kind == "category":
-        return np.arange(len(parameter.categories), dtype=float)
-    low, high = parameter.limits()
-    pad = 0.03 * (high - low)
-    return np.linspace(low - pad, high + pad, 25)
-
-
-def importance(analysis: Analysis, ax: Axes | None = None) -> Axes:
+def importance(analysis: Analysis) -> Figure:
     """Draw how much each hyperparameter matters: permutation importance on a random forest (scikit-learn).
 
     Bars are the drop of R² on held-out trials when a hyperparameter's values are shuffled, with the standard
-    deviation. With too few trials the axes say so. See `horovod_tune.analysis.importance`.
+    deviation; the 20 largest are drawn. With too few trials the figure says so. See
+    `horovod_tune.analysis.importance`.
     """
-    ax = style.axes(ax, 6.4, 3.6)
     try:
         found = importances(analysis)
     except TooFewTrials as error:
-        style.say_empty(ax, str(error))
-        return ax
-    places = np.arange(len(found.names))[::-1]
-    drop = np.maximum(found.drop, 0.0)
-    ax.barh(places, drop, color=style.OKABE_ITO[0], height=0.62)
-    ax.errorbar(drop, places, xerr=found.spread, fmt="none", ecolor="#20242A", elinewidth=1, capsize=2)
-    ax.set_yticks(places, [style.words(name) for name in found.names])
-    ax.grid(axis="y", visible=False)
-    ax.set_xlim(left=0)
-    ax.set_xlabel("drop of R² when shuffled")
-    trust = f"the model's R² on held-out trials: {found.r2:.2f}"
+        return style.figure("Importance", height=200, empty=str(error))
+    return draw_importances(found)
+
+
+def draw_importances(found: Importances) -> Figure:
+    """Draw importances that are already known: see `importance`."""
+    go = style.graph_objects()
+    names = [style.label(name, 24) for name in found.names[:_BARS]]
+    drop = np.maximum(found.drop, 0.0)[:_BARS]
+    trust = f"R² of the model on held-out trials: {found.r2:.2f}"
     if found.r2 < 0.2:
-        trust += "; too low to trust these bars"
-    style.title(ax, "Importance of hyperparameters", f"{METHOD}; {trust}")
-    return ax
+        trust += ", too low to trust these bars"
+    said = style.joined(METHOD, f"{found.trials:,} trials", trust)
+    made = style.figure("Importance", said, height=150 + 30 * len(names))
+    spread = {"type": "data", "array": found.spread[:_BARS], "thickness": 1.2, "width": 4, "color": style.INK}
+    made.add_trace(
+        go.Bar(
+            x=drop,
+            y=list(range(len(names))),
+            orientation="h",
+            marker_color=style.OKABE_ITO[0],
+            error_x=spread,
+            hovertemplate="%{x:.3f}<extra></extra>",
+        )
+    )
+    made.update_layout(
+        xaxis={"title": {"text": "drop of R² when shuffled"}, "rangemode": "tozero"},
+        yaxis={"tickvals": list(range(len(names))), "ticktext": names, "autorange": "reversed"},
+    )
+    return made

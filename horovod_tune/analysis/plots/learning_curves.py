@@ -9,178 +9,208 @@ import numpy as np
 
 from horovod_tune.analysis import series
 from horovod_tune.analysis.expectations import expectations
+from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from plotly.graph_objects import Figure
+
+_POINTS = 40_000  # of all curves together: what a browser draws without a pause
+_FEWEST, _MOST = 8, 400  # points of one curve
+_UNFINISHED = ("RUNNING", "PAUSED", "PENDING")
 
 
-def learning_curves(analysis: Analysis, against: str = "iteration", ax: Axes | None = None) -> Axes:
+def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     """Draw every trial's metric against its "iteration" or the experiment's wall-clock "time".
 
-    Each trial has its own colour; beyond eight trials the colour tells the order in which they were made. The
-    best trial is drawn over the others. A trial that started again is drawn from its new start. Against
-    iterations a dashed line shows how `BayesOptSearch` expects a trial to go on that runs or waits, and where
-    there are few trials a band in which about 80 of 100 reports lie.
+    Up to eight trials have a colour each; of more, the best values are darkest. The best trial is drawn in
+    orange over the others. A trial that started again is drawn from its new start. Against iterations a
+    dashed line shows how `BayesOptSearch` expects a running or waiting trial to continue, for a few trials
+    with a band that holds about 80 of 100 reports. Long curves are drawn with at most 400 points, their
+    extremes among them.
     """
     if against not in ("iteration", "time"):
         raise ValueError(f'against must be "iteration" or "time", got {against!r}')
     metric, mode = analysis.require_metric()
     drawn = [curve for curve in series.curves(analysis) if len(curve.values)]
-    ax = style.axes(ax)
     if not drawn:
-        style.say_empty(ax, f"no trial has reported {metric}")
-        return ax
+        return style.figure("Learning curves", empty=f"no trial has reported {metric}")
+    go = style.graph_objects()
     every = np.concatenate([curve.values for curve in drawn])
-    length = 1.0
+    most = int(np.clip(_POINTS // len(drawn), _FEWEST, _MOST))
+    xs = [curve.iterations if against == "iteration" else curve.elapsed_s for curve in drawn]
+    ends = [float(np.nanmax(x)) for x in xs if np.isfinite(x).any()]
     if against == "time":
-        length = style.time_axis(ax, max(float(np.nanmax(curve.elapsed_s)) for curve in drawn))
+        x_axis, length = style.time_axis(max(ends, default=0.0))
     else:
-        style.count_axis(ax, "iteration")
-    _draw_lines(ax, analysis, drawn, against, length)
-    expected = _draw_expected(ax, analysis, drawn) if against == "iteration" else 0
-    outside = style.metric_axis(ax, every, mode)
-    ax.set_ylabel(metric)
-    dashed = "dashed: as the search expects them to go on" if expected else ""
-    said = [f"{len(drawn)} trials", style.direction(mode), outside, dashed]
-    style.title(ax, f"{metric} of every trial", " · ".join(part for part in said if part))
-    return ax
+        x_axis, length = style.count_axis("iteration", max(ends, default=0.0)), 1.0
+    y_axis, outside = style.metric_axis(every, mode, metric)
+    lines = [_line(curve, x / length, most) for curve, x in zip(drawn, xs, strict=True)]
+    few = len(drawn) <= style.FEW
+    made = style.figure("Learning curves")
+    made.add_traces((_few if few else _many)(go, analysis, drawn, lines))
+    expected = _add_expected(go, made, analysis, drawn) if against == "iteration" else 0
+    colours = "" if few else "the strongest colour is best; orange: the best trial"
+    dashed = "dashed: as the search expects them to continue" if expected else ""
+    said = style.joined(f"{len(drawn):,} trials", style.direction(mode), colours, dashed, outside)
+    made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=said)
+    return made
 
 
-def _draw_lines(ax: Axes, analysis: Analysis, drawn: list[series.Curve], against: str, length: float) -> None:
-    from matplotlib.collections import LineCollection
-
-    tints = style.colours(len(drawn))
-    best = analysis.best_trial.trial_id if analysis.has_best else None
-    many = len(drawn) > style.FEW
-    lines, shades, dots = [], [], []
-    for tint, curve in zip(tints, drawn, strict=True):
-        x = curve.iterations if against == "iteration" else curve.elapsed_s / length
-        trial = analysis.trials[curve.trial]
-        winner = trial.trial_id == best
-        for attempt in np.unique(curve.attempts):
-            part = curve.attempts == attempt
-            points = np.column_stack([x[part], curve.values[part]])
-            if not many or winner:
-                first = attempt == curve.attempts[0]
-                label = f"{trial.trial_id}{' (best)' if winner else ''}" if first else None
-                ax.plot(
-                    points[:, 0],
-                    points[:, 1],
-                    color=style.BEST if winner and many else tint,
-                    label=label,
-                    linewidth=2.4 if winner else 1.5,
-                    marker="o",
-                    markersize=3.5 if len(points) < 60 else 0,
-                    zorder=5 if winner else 3,
-                )
-            elif len(points) == 1:
-                dots.append((*points[0], tint))
-            else:
-                lines.append(points)
-                shades.append(tint)
-    # Against time trials lie side by side, against iterations on top of each other.
-    alpha = float(np.clip(60 / max(len(drawn), 1), 0.4 if against == "time" else 0.12, 0.85))
-    ax.add_collection(LineCollection(lines, colors=shades, linewidths=0.9, alpha=alpha, zorder=2))
-    if dots:
-        ax.scatter(
-            [d[0] for d in dots], [d[1] for d in dots], c=[d[2] for d in dots], s=7, alpha=alpha, zorder=2
-        )
-    ax.autoscale_view()
-    ax.legend(fontsize=8, frameon=False, loc="best")
-    if many:
-        _order_bar(ax, len(analysis.trials))
+def _line(curve: series.Curve, x: np.ndarray, most: int) -> np.ndarray:
+    """One curve's points, shape (points, 2), with a row of NaN before each new start."""
+    kept = series.thinned(curve.values, most)
+    points = np.column_stack([x, curve.values])[kept]
+    starts = np.flatnonzero(np.diff(curve.attempts[kept])) + 1
+    return np.insert(points, starts, np.nan, axis=0)
 
 
-def _draw_expected(ax: Axes, analysis: Analysis, drawn: list[series.Curve]) -> int:
-    """Draw how the trials are expected to go on that may; return how many these are."""
-    expected = expectations(analysis)
-    tints = dict(zip((curve.trial for curve in drawn), style.colours(len(drawn)), strict=True))
-    alive = [n for n in expected if analysis.trials[n].status in ("RUNNING", "PAUSED", "PENDING")]
-    alive = [number for number in alive if number in tints]
-    for number in alive:
-        one, tint = expected[number], tints[number]
-        few = len(drawn) <= style.FEW
-        ax.plot(one.iterations, one.middle, "--", color=tint, lw=1.2, alpha=1.0 if few else 0.4, zorder=2)
-        if few:
-            ax.fill_between(one.iterations, one.low, one.high, color=tint, alpha=0.12, lw=0, zorder=1)
-    return len(alive)
+def _few(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
+    best = analysis.trials.index(analysis.best_trial) if analysis.has_best else -1
+    traces = []
+    for tint, curve, points in zip(style.OKABE_ITO, drawn, lines, strict=False):
+        winner = curve.trial == best
+        name = style.as_text(analysis.trials[curve.trial].trial_id) + (" (best)" if winner else "")
+        look: dict[str, Any] = {"line": {"color": tint, "width": 3 if winner else 1.7}, "marker": {"size": 5}}
+        look |= {"mode": "lines+markers" if len(points) < 60 else "lines", "hovertemplate": "%{x}: %{y:.5g}"}
+        traces.append(go.Scatter(x=points[:, 0], y=points[:, 1], name=name, **look))
+    return traces
 
 
-def _order_bar(ax: Axes, count: int) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
+def _many(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
+    """A trace per shade, worst first, then the best trial's: thousands of traces would be slow."""
+    sign = 1.0 if analysis.mode == "min" else -1.0
+    values = sign * np.array([best_or_last(analysis, curve.trial) for curve in drawn])
+    order = np.argsort(np.where(np.isfinite(values), values, np.inf), kind="stable")
+    best = analysis.trials.index(analysis.best_trial) if analysis.has_best else -1
+    alpha = float(np.clip(80 / len(drawn), 0.15, 0.85))
+    tints = [style.faded(colour, alpha) for colour in style.SEQUENTIAL]
+    traces = []
+    for tint, places in reversed(list(zip(tints, np.array_split(order, len(tints)), strict=True))):
+        chosen = [place for place in places if drawn[place].trial != best]
+        curves = [place for place in chosen if len(lines[place]) > 1]
+        single = [place for place in chosen if len(lines[place]) == 1]
+        traces += [
+            _together(go, analysis, drawn, lines, curves, mode="lines", line={"color": tint, "width": 1.2})
+        ]
+        traces += [
+            _together(go, analysis, drawn, lines, single, mode="markers", marker={"color": tint, "size": 4})
+        ]
+    winner = [place for place, curve in enumerate(drawn) if curve.trial == best]
+    look = {"mode": "lines+markers", "line": {"color": style.BEST, "width": 3}, "marker": {"size": 4}}
+    return [
+        *(trace for trace in traces if len(trace.x)),
+        _together(go, analysis, drawn, lines, winner, **look),
+    ]
 
-    bar = ax.figure.colorbar(
-        ScalarMappable(Normalize(1, count), style.SEQUENTIAL), ax=ax, pad=0.02, aspect=30
+
+def _together(
+    go: Any,
+    analysis: Analysis,
+    drawn: list[series.Curve],
+    lines: list[np.ndarray],
+    places: Sequence[int],
+    **look: Any,
+) -> Any:
+    gap = np.full((1, 2), np.nan)
+    parts = [part for place in places for part in (lines[place], gap)]
+    points = np.concatenate(parts).astype(np.float32) if parts else np.empty((0, 2), np.float32)
+    lengths = [len(lines[place]) + 1 for place in places]
+    names = np.repeat(style.trial_names(analysis)[[drawn[place].trial for place in places]], lengths)
+    return go.Scatter(
+        x=points[:, 0],
+        y=points[:, 1],
+        text=names,
+        hovertemplate="%{text}<br>%{x}: %{y:.5g}<extra></extra>",
+        showlegend=False,
+        **look,
     )
-    bar.set_label("trial, in order of creation", fontsize=8.5)
-    bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.ax.tick_params(labelsize=8)
+
+
+def _add_expected(go: Any, made: Figure, analysis: Analysis, drawn: list[series.Curve]) -> int:
+    """Draw how the unfinished trials are expected to continue; return how many these are."""
+    found = expectations(analysis)
+    tints = dict(zip((curve.trial for curve in drawn), style.OKABE_ITO, strict=False))
+    alive = [n for n in found if analysis.trials[n].status in _UNFINISHED]
+    few = len(drawn) <= style.FEW
+    for number in alive:
+        one, tint = found[number], tints.get(number, style.QUIET)
+        name = style.as_text(analysis.trials[number].trial_id)
+        quiet = {"showlegend": False, "mode": "lines"}
+        if few:
+            band = {"x": one.iterations, "line": {"width": 0}, "hoverinfo": "skip"} | quiet
+            made.add_trace(go.Scatter(y=one.low, **band))
+            made.add_trace(go.Scatter(y=one.high, fill="tonexty", fillcolor=style.faded(tint, 0.14), **band))
+        made.add_trace(
+            go.Scatter(
+                x=one.iterations,
+                y=one.middle,
+                line={"color": tint if few else style.faded(tint, 0.5), "dash": "dash", "width": 1.4},
+                hovertemplate=f"{name}, expected<br>%{{x:.0f}}: %{{y:.5g}}<extra></extra>",
+                **quiet,
+            )
+        )
+    return len(alive)
 
 
 def best_so_far(
     analysis: Analysis | Mapping[str, Analysis | Sequence[Analysis]] | Sequence[Analysis],
     against: str = "time",
-    ax: Axes | None = None,
-) -> Axes:
+) -> Figure:
     """Draw the best value so far against wall-clock "time" or the number of "trials".
 
     Several experiments are compared on one picture: a list (named by their folders) or a dictionary from
     name to analysis. A name with several analyses (a searcher's seeds) is drawn as their median and range.
-    Raises `ValueError` where experiments differ in metric or mode.
+    Raises `ValueError` if experiments differ in metric or mode.
     """
     groups = _groups(analysis)
-    whats = {a.require_metric() for group in groups.values() for a in group}
-    if len(whats) != 1:
-        raise ValueError(f"experiments to compare must have one metric and mode, got {sorted(whats)}")
-    metric, mode = whats.pop()
-    ax = style.axes(ax)
+    compared = {a.require_metric() for group in groups.values() for a in group}
+    if len(compared) != 1:
+        raise ValueError(f"experiments to compare must have one metric and mode, got {sorted(compared)}")
+    metric, mode = compared.pop()
     steps = {
         name: [s for s in (series.best_so_far(a, against) for a in group) if len(s[0])]
         for name, group in groups.items()
     }
     steps = {name: group for name, group in steps.items() if group}
     if not steps:
-        style.say_empty(ax, f"no trial has reported a finite {metric}")
-        return ax
+        return style.figure("Best so far", empty=f"no trial has reported a finite {metric}")
+    go = style.graph_objects()
     end = max(float(x[-1]) for group in steps.values() for x, _ in group)
-    length = style.time_axis(ax, end) if against == "time" else 1.0
-    if against == "trials":
-        style.count_axis(ax, "trials")
-    for tint, (name, group) in zip(style.colours(len(steps)), steps.items(), strict=True):
-        _draw_group(ax, name, group, tint, length)
-    ax.set_ylabel(f"best {metric} so far")
-    if len(steps) > 1:
-        ax.legend(fontsize=8.5, frameon=False)
-    style.title(ax, f"Best {metric} so far", style.direction(mode))
-    return ax
+    if against == "time":
+        x_axis, length = style.time_axis(end)
+    else:
+        x_axis, length = style.count_axis("trials", end), 1.0
+    made = style.figure("Best so far", style.direction(mode))
+    for number, (name, group) in enumerate(steps.items()):
+        made.add_traces(_group(go, name, group, style.OKABE_ITO[number % style.FEW], length))
+    made.update_layout(showlegend=len(steps) > 1, xaxis=x_axis | {"rangemode": "tozero"})
+    made.update_layout(yaxis_title_text=f"best {style.label(metric)} so far")
+    return made
 
 
-def _draw_group(
-    ax: Axes, name: str, group: list[tuple[np.ndarray, np.ndarray]], tint: Any, length: float
-) -> None:
+def _group(
+    go: Any, name: str, group: list[tuple[np.ndarray, np.ndarray]], tint: str, length: float
+) -> list[Any]:
+    look: dict[str, Any] = {"line": {"color": tint, "width": 2.4, "shape": "hv"}, "hovertemplate": "%{y:.6g}"}
+    name = style.as_text(name)
     if len(group) == 1:
         x, y = group[0]
-        ax.step(x / length, y, where="post", color=tint, linewidth=2, label=name)
-        ax.plot(x[:-1] / length, y[:-1], "o", color=tint, markersize=3.5)
-        return
+        dots = {"size": [6.0] * (len(x) - 1) + [0.0 if len(x) > 1 else 6.0]}
+        return [go.Scatter(x=x / length, y=y, name=name, mode="lines+markers", marker=dots, **look)]
     every = np.unique(np.concatenate([x for x, _ in group]))
-    start = max(x[0] for x, _ in group)  # from where on each run has a value
-    every = every[every >= start]
+    every = every[every >= max(x[0] for x, _ in group)]  # from there on each run has a value
     held = np.stack([y[np.searchsorted(x, every, side="right") - 1] for x, y in group])
-    ax.step(
-        every / length,
-        np.median(held, axis=0),
-        where="post",
-        color=tint,
-        linewidth=2,
-        label=f"{name} (median)",
-    )
-    ax.fill_between(
-        every / length, held.min(axis=0), held.max(axis=0), step="post", color=tint, alpha=0.18, lw=0
-    )
+    band = {"x": every / length, "mode": "lines", "line": {"width": 0, "shape": "hv"}, "hoverinfo": "skip"}
+    band |= {"showlegend": False}
+    return [
+        go.Scatter(y=held.min(axis=0), **band),
+        go.Scatter(y=held.max(axis=0), fill="tonexty", fillcolor=style.faded(tint, 0.18), **band),
+        go.Scatter(
+            x=every / length, y=np.median(held, axis=0), name=f"{name} (median)", mode="lines", **look
+        ),
+    ]
 
 
 def _groups(

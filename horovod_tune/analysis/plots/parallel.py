@@ -1,4 +1,4 @@
-"""Parallel coordinates: every trial as a line over the hyperparameters and the metric."""
+"""Every trial as a line through all hyperparameters to its metric."""
 
 from __future__ import annotations
 
@@ -7,100 +7,144 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.plots import style
-from horovod_tune.analysis.plots.parameter_axes import log_ticks, spread, trial_values
 from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.series import robust_limits
 from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from plotly.graph_objects import Figure
+
+# Which share of the trials, from the best on, has which colour.
+_GROUPS = (
+    ("best 10 %", 0.1, style.SEQUENTIAL[0]),
+    ("to 25 %", 0.25, style.OKABE_ITO[0]),
+    ("to 50 %", 0.5, "#6F9FBF"),
+    ("the rest", 1.0, "#B7AE8A"),
+)
 
 
-def parallel_coordinates(analysis: Analysis, ax: Axes | None = None) -> Axes:
-    """Draw every trial as a line over one axis a hyperparameter, and the metric at the right.
+def parallel_coordinates(analysis: Analysis) -> Figure:
+    """Draw each trial as a line through the hyperparameters that vary, ending at its metric.
 
-    Axes are logarithmic where the space is, categories have a place each. Lines are coloured by the metric,
-    the best darkest and drawn last, the best trial in orange.
+    The trials are in four groups by their rank; a click on one in the legend hides it, a double click shows
+    it only. (Drawn as plain lines: Plotly's own parallel coordinates need WebGL and `eval`, which the
+    report's content security policy forbids.)
     """
-    from matplotlib.collections import LineCollection
-
     metric, mode = analysis.require_metric()
-    found, values = varying_parameters(analysis), trial_values(analysis)
-    ax = style.axes(ax, max(7.2, 1.5 * (len(found) + 1)), 4.4)
+    found = varying_parameters(analysis)
+    values = np.array([best_or_last(analysis, index) for index in range(len(analysis.trials))])
     known = np.flatnonzero(np.isfinite(values))
-    if not found or not len(known):
-        style.say_empty(ax, "no hyperparameter varies" if not found else f"no trial has a finite {metric}")
-        return ax
-    norm, shades = style.shade(values, mode)
-    heights = [_height(one) for one in found] + [
-        np.clip((values - norm.vmin) / (norm.vmax - norm.vmin), 0, 1)
-    ]
-    lines = np.stack([np.column_stack([np.arange(len(heights)), [h[i] for h in heights]]) for i in known])
-    order = np.argsort(-values[known] if mode == "min" else values[known])
-    alpha = float(np.clip(120 / len(known), 0.08, 0.8))
-    ax.add_collection(
-        LineCollection(
-            list(lines[order]),
-            colors=shades(norm(values[known][order])),
-            linewidths=1.0 if len(known) > 30 else 1.6,
-            alpha=alpha,
-        )
+    if not len(known) or not found:
+        empty = f"no trial has a finite {metric}" if not len(known) else "no hyperparameter varies"
+        return style.figure("Parallel coordinates", empty=empty)
+    go = style.graph_objects()
+    low, high, _ = robust_limits(values[known], mode)
+    heights = np.column_stack(
+        [*(_heights(one) for one in found), np.clip((values - low) / (high - low), 0, 1)]
     )
+    ranked = known[np.argsort(values[known] if mode == "min" else -values[known], kind="stable")]
+    texts = style.hover_texts(analysis)
+    made = style.figure("Parallel coordinates", f"{len(known):,} trials · orange: the best")
+    alpha = float(np.clip(100 / len(known), 0.15, 0.9))
+    ends = [math.ceil(share * len(ranked)) for _, share, _ in _GROUPS]
+    for (name, _, colour), start, end in reversed(list(zip(_GROUPS, [0, *ends], ends, strict=False))):
+        if start < end:
+            look = {"color": style.faded(colour, alpha), "width": 1.3}
+            made.add_trace(_lines(go, heights, ranked[start:end], texts, name=name, line=look))
     if analysis.has_best:
-        best = analysis.trials.index(analysis.best_trial)
-        ax.plot(range(len(heights)), [h[best] for h in heights], color=style.BEST, linewidth=2.4, zorder=5)
-    ax.set_xlim(-0.25, len(heights) - 0.6)
-    ax.set_ylim(-0.04, 1.04)
-    ax.set_yticks([])
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
-    names = [style.words(name) for name in (*(one.name for one in found), metric)]
-    ax.set_xticks(range(len(heights)), names, fontsize=9)
-    for place, one in enumerate(found):
-        _rule(ax, place, _marks(one))
-    _rule(
-        ax, len(found), [((v - norm.vmin) / (norm.vmax - norm.vmin), f"{v:.3g}") for v in _round_marks(norm)]
+        best = np.array([analysis.trials.index(analysis.best_trial)])
+        made.add_trace(_lines(go, heights, best, texts, name="best", line={"color": style.BEST, "width": 3}))
+    ticks = [*(_ticks(one) for one in found), _round_ticks(low, high)]
+    for place, marks in enumerate(ticks):
+        made.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, line={"color": "#5B616A", "width": 1})
+        for height, text in marks:
+            made.add_annotation(
+                x=place,
+                y=height,
+                text=style.label(text, 14),
+                showarrow=False,
+                xanchor="left",
+                bgcolor="rgba(255,255,255,0.75)",
+                font_size=11,
+                borderpad=1,
+            )
+    names = [style.label(one.name, 18) for one in found] + [style.label(metric, 18)]
+    made.update_layout(
+        xaxis={
+            "tickvals": list(range(len(names))),
+            "ticktext": names,
+            "range": [-0.15, len(found) + 0.45],
+            "showgrid": False,
+            "ticks": "",
+        },
+        yaxis={"visible": False, "range": [-0.04, 1.04]},
+        legend_traceorder="reversed",
     )
-    style.title(ax, "Parallel coordinates", f"{len(known)} trials · darkest is best · orange: the best")
-    return ax
+    return made
 
 
-def _height(parameter: Parameter) -> np.ndarray:
-    low, high = parameter.limits()
-    return (spread(parameter) - low) / (high - low)
+def _lines(go: Any, heights: np.ndarray, trials: np.ndarray, texts: np.ndarray, **look: Any) -> Any:
+    across = heights.shape[1]
+    xs = np.tile(np.append(np.arange(across), 0), len(trials)).astype(np.float32)
+    ys = np.column_stack([heights[trials], np.full(len(trials), np.nan)]).ravel().astype(np.float32)
+    # The text belongs to the line's end: one for each point would be most of a page of 5,000 trials.
+    told = np.full((len(trials), across + 1), "", dtype=texts.dtype)
+    told[:, across - 1] = texts[trials]
+    return go.Scatter(
+        x=xs,
+        y=ys,
+        mode="lines",
+        text=told.ravel(),
+        hovertemplate="%{text}<extra></extra>",
+        connectgaps=False,
+        **look,
+    )
 
 
-def _marks(parameter: Parameter) -> list[tuple[float, str]]:
-    low, high = parameter.limits()
-    if parameter.kind == "category":
-        texts = parameter.categories
-        every = max(1, math.ceil(len(texts) / 12))
+def _heights(one: Parameter) -> np.ndarray:
+    low, high = one.limits()
+    positions = one.positions
+    if one.kind == "category":
+        positions = positions + np.random.default_rng(0).uniform(-0.18, 0.18, len(positions))
+    return (positions - low) / (high - low)
+
+
+def _ticks(one: Parameter) -> list[tuple[float, str]]:
+    low, high = one.limits()
+    if one.kind == "category":
+        every = max(1, math.ceil(len(one.categories) / 12))
         return [
-            ((rank - low) / (high - low), text[:14]) for rank, text in enumerate(texts) if rank % every == 0
+            ((rank - low) / (high - low), text)
+            for rank, text in enumerate(one.categories)
+            if rank % every == 0
         ]
-    if parameter.log:
+    if one.log:
         return [((math.log10(mark) - low) / (high - low), f"{mark:g}") for mark in log_ticks(low, high)]
     ends = (low, (low + high) / 2, high)
-    labels = [text_of(round(mark) if parameter.integer else float(f"{mark:.3g}")) for mark in ends]
-    return [((mark - low) / (high - low), text) for mark, text in zip(ends, labels, strict=True)]
+    shown = [text_of(round(mark) if one.integer else float(f"{mark:.3g}")) for mark in ends]
+    return [((mark - low) / (high - low), text) for mark, text in zip(ends, shown, strict=True)]
 
 
-def _round_marks(norm: Any) -> list[float]:
-    from matplotlib.ticker import MaxNLocator
+def _round_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Some five round numbers of an axis with their heights."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    marks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [((mark - low) / (high - low), f"{mark:.4g}") for mark in marks]
 
-    return [v for v in MaxNLocator(5).tick_values(norm.vmin, norm.vmax) if norm.vmin <= v <= norm.vmax]
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round marks between two powers of ten: whole decades, or 1, 2, 5 if there are few.
 
-def _rule(ax: Axes, place: int, marks: list[tuple[float, str]]) -> None:
-    ax.axvline(place, color="#5B616A", linewidth=1, zorder=4)
-    for height, text in marks:
-        ax.annotate(
-            text,
-            (place, height),
-            xytext=(4, 0),
-            textcoords="offset points",
-            fontsize=8,
-            va="center",
-            zorder=6,
-            bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
-        )
+    >>> log_ticks(-3.2, 0.1)
+    [0.001, 0.01, 0.1, 1.0]
+    """
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    every = max(1, round(len(decades) / 6))
+    marks = [10.0**decade for decade in decades if low <= decade <= high and decade % every == 0]
+    if len(marks) < 2:
+        marks = [m * 10.0**d for d in decades for m in (1, 2, 5) if low <= math.log10(m) + d <= high]
+    return marks

@@ -1,8 +1,9 @@
-"""What the scheduler and the cluster did: rungs and stops, and who held which ranks when."""
+"""What the scheduler and the cluster did: rungs and stops, which trial held which ranks when, the front."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,110 +12,166 @@ from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from plotly.graph_objects import Figure
 
 _FATES = (  # marks differ in shape as well as in colour
-    ("went on", style.OKABE_ITO[0], "o"),
-    ("stopped", style.OKABE_ITO[1], "X"),
-    ("failed", style.OKABE_ITO[6], "v"),
-    ("running", style.OKABE_ITO[2], "D"),
+    ("went on", style.OKABE_ITO[0], "circle"),
+    ("stopped", style.OKABE_ITO[1], "x"),
+    ("failed", style.OKABE_ITO[6], "triangle-down"),
+    ("running", style.OKABE_ITO[2], "diamond"),
 )
+_ROW_PX, _HIGHEST_PX = 22, 700
+_START = "#E0CE1A"
 
 
-def rungs(analysis: Analysis, ax: Axes | None = None) -> Axes:
-    """Draw the trials at each rung of ASHA or HyperBand: who went on and who was stopped there.
+def rungs(analysis: Analysis) -> Figure:
+    """Draw the trials at each rung of ASHA or HyperBand: which continued and which were stopped there.
 
-    Rungs are the scheduler's own where the experiment says them, else the iterations at which trials ended
-    (the picture says which).
+    Rungs are the scheduler's own if the experiment has them, else the iterations at which trials ended (the
+    picture says which).
     """
     metric, mode = analysis.require_metric()
     found = series.rungs(analysis)
-    ax = style.axes(ax)
     if not found:
-        style.say_empty(ax, f"no trial has reported {metric}")
-        return ax
+        return style.figure("Rungs and stops", empty=f"no trial has reported {metric}")
+    go = style.graph_objects()
     every = np.concatenate([np.array(rung.values) for rung in found])
     rng = np.random.default_rng(0)
-    size = float(np.clip(1200 / max(len(rung.trials) for rung in found), 6, 40))
+    size = float(np.clip(1200 / max(len(rung.trials) for rung in found), 3, 8))
+    y_axis, outside = style.metric_axis(every, mode, f"{metric} at the rung")
+    known = "the scheduler's rungs" if analysis.record.rungs else "rungs are not recorded: where trials ended"
+    made = style.figure("Rungs and stops", style.joined(known, outside))
     for fate, colour, mark in _FATES:
-        xs, ys = [], []
+        xs: list[float] = []
+        ys: list[float] = []
+        names: list[int] = []
         for place, rung in enumerate(found):
-            inside = [v for v, f in zip(rung.values, rung.fates, strict=True) if f == fate]
-            side = -0.16 if fate == "went on" else 0.16
-            xs += list(place + side + rng.uniform(-0.12, 0.12, len(inside)))
-            ys += inside
+            inside = [n for n, each in enumerate(rung.fates) if each == fate]
+            side = -0.2 if fate == "went on" else 0.2
+            xs += list(place + side + rng.uniform(-0.14, 0.14, len(inside)))
+            ys += [rung.values[n] for n in inside]
+            names += [rung.trials[n] for n in inside]
         if xs:
-            ax.scatter(
-                xs, ys, s=size, marker=mark, color=colour, alpha=0.6, linewidths=0, label=fate, zorder=3
-            )
-    outside = style.metric_axis(ax, every, mode)
-    ax.set_xticks(
-        range(len(found)), [f"{r.iteration}\n{len(r.trials)} came\n{r.count('went on')} on" for r in found]
-    )
-    ax.set_xlabel("iteration of the rung")
-    ax.set_ylabel(f"{metric} at the rung")
-    ax.legend(fontsize=8.5, frameon=False, ncols=4, loc="upper right")
-    known = "the scheduler's rungs" if analysis.record.rungs else "rungs not written down: where trials ended"
-    style.title(ax, "Rungs and stops", " · ".join(part for part in (known, outside) if part))
-    return ax
+            look = {"symbol": mark, "color": colour, "size": size, "opacity": 0.65}
+            points = {
+                "x": np.array(xs, np.float32),
+                "y": np.array(ys, np.float32),
+                "text": style.trial_names(analysis)[names],
+            }
+            told = f"%{{text}}<br>%{{y:.5g}}, {fate}<extra></extra>"
+            made.add_trace(go.Scatter(points, mode="markers", marker=look, name=fate, hovertemplate=told))
+    ticks = [f"{rung.iteration}<br>{len(rung.trials)} came<br>{rung.count('went on')} on" for rung in found]
+    x_axis: dict[str, Any] = {"title": {"text": "iteration of the rung", "standoff": 12}}
+    x_axis |= {"tickvals": list(range(len(found)))}
+    x_axis |= {"ticktext": ticks, "tickangle": 0, "range": [-0.5, len(found) - 0.5], "showgrid": False}
+    made.update_layout(xaxis=x_axis, yaxis=y_axis, showlegend=True, legend_itemsizing="constant")
+    return made
 
 
-def timeline(analysis: Analysis, ax: Axes | None = None) -> Axes:
-    """Draw which trial held which ranks when, with the time that its start took hatched.
+def timeline(analysis: Analysis) -> Figure:
+    """Draw which trial held which ranks when, with its start-up time in yellow.
 
-    A row is a rank's place (on its host where the reports say it); where they do not tell the number of
-    ranks, a row is a place for one trial. Trials on a row alternate between two tones, failed ones are black,
-    the best one orange.
+    A row is a rank's slot (on its host if the reports have it); if they do not have the number of ranks, a
+    row is a slot for one trial. Trials on a row alternate between two tones, failed ones are black, the best
+    one is orange.
     """
-    from matplotlib.collections import PolyCollection
-    from matplotlib.patches import Patch
-
     found = series.timeline(analysis)
-    ax = style.axes(ax, 8.0, float(np.clip(1.2 + 0.26 * len(found.rows), 2.6, 9.0)))
+    title = "Which trial held which ranks when" if found.unit != "trials at once" else "Which trial ran when"
     if not found.bars:
-        style.say_empty(ax, "no trial has begun")
-        return ax
-    length = style.time_axis(ax, max(bar.end for bar in found.bars))
+        return style.figure(title, empty="no trial has begun")
+    go = style.graph_objects()
+    x_axis, length = style.time_axis(max(bar.end for bar in found.bars))
     best = analysis.trials.index(analysis.best_trial) if analysis.has_best else -1
-    boxes, tints, starts = [], [], []
+    kinds: dict[str, list[tuple[series.Bar, float, float]]] = {}
     drawn = [0] * len(found.rows)
     for bar in found.bars:
-        failed = analysis.trials[bar.trial].status == "ERROR"
         drawn[bar.row] += 1
-        tone = style.OKABE_ITO[0] if drawn[bar.row] % 2 else style.OKABE_ITO[4]
-        tints.append(style.BEST if bar.trial == best else "#20242A" if failed else tone)
-        boxes.append(_box(bar.trained, bar.end, bar.row, length))
+        kind = "best trial" if bar.trial == best else "training" if drawn[bar.row] % 2 else "training "
+        if analysis.trials[bar.trial].status == "ERROR":
+            kind = "failed"
+        kinds.setdefault(kind, []).append((bar, bar.trained, bar.end))
         if bar.trained > bar.begin:
-            starts.append(_box(bar.begin, bar.trained, bar.row, length))
-    few = len(found.bars) < 400
-    ax.add_collection(
-        PolyCollection(boxes, facecolors=tints, edgecolors="white", linewidths=0.4 if few else 0)
-    )
-    ax.add_collection(
-        PolyCollection(
-            starts, facecolors="#F0E442", edgecolors="#5B5300", linewidths=0.4, hatch="////" if few else None
-        )
-    )
-    ax.autoscale_view()
-    ax.set_xlim(left=min(0.0, min(bar.begin for bar in found.bars) / length))
-    ax.set_ylim(len(found.rows) - 0.4, -0.6)
+            kinds.setdefault("starting up", []).append((bar, bar.begin, bar.trained))
+    height = int(np.clip(150 + _ROW_PX * len(found.rows), 240, _HIGHEST_PX))
+    known = "start-up time is not recorded" if "starting up" not in kinds else ""
+    made = style.figure(title, known, height=height)
+    for kind, colour in (
+        ("training", style.OKABE_ITO[0]),
+        ("training ", style.OKABE_ITO[4]),
+        ("failed", style.INK),
+        ("best trial", style.BEST),
+        ("starting up", _START),
+    ):
+        if kind in kinds:
+            made.add_trace(_bars(go, analysis, kind, kinds[kind], colour, length, len(found.bars) < 400))
     every = max(1, len(found.rows) // 32)
-    names = [style.words(name or "·") for name in found.rows[::every]]
-    ax.set_yticks(range(0, len(found.rows), every), names, fontsize=8)
-    ax.set_ylabel(found.unit)
-    ax.grid(axis="y", visible=False)
-    handles = [Patch(color=style.OKABE_ITO[0], label="training")]
-    if starts:
-        handles.append(Patch(facecolor="#F0E442", edgecolor="#5B5300", hatch="////", label="starting up"))
-    if best >= 0:
-        handles.append(Patch(color=style.BEST, label="best trial"))
-    if any(trial.status == "ERROR" for trial in analysis.trials):
-        handles.append(Patch(color="#20242A", label="failed"))
-    ax.legend(handles=handles, fontsize=8.5, frameon=False, ncols=4, loc="lower right", bbox_to_anchor=(1, 1))
-    style.title(ax, "Who held which ranks when", "start-up time is not known" if not starts else "")
-    return ax
+    names = [style.label(name or "·", 24) for name in found.rows]
+    y_axis: dict[str, Any] = {"title": {"text": found.unit}, "autorange": "reversed", "showgrid": False}
+    y_axis |= {"tickvals": list(range(0, len(names), every)), "ticktext": names[::every]}
+    made.update_layout(xaxis=x_axis, yaxis=y_axis, barmode="overlay", showlegend=True)
+    return made
 
 
-def _box(begin: float, end: float, row: int, length: float) -> list[tuple[float, float]]:
-    low, high, left, right = row - 0.4, row + 0.4, begin / length, end / length
-    return [(left, low), (right, low), (right, high), (left, high)]
+def _bars(
+    go: Any,
+    analysis: Analysis,
+    kind: str,
+    bars: list[tuple[series.Bar, float, float]],
+    colour: str,
+    length: float,
+    few: bool,
+) -> Any:
+    return go.Bar(
+        base=np.array([begin / length for _, begin, _ in bars], np.float32),
+        x=np.array([(end - begin) / length for _, begin, end in bars], np.float32),
+        y=np.array([bar.row for bar, _, _ in bars], np.int16),
+        text=style.trial_names(analysis)[[bar.trial for bar, _, _ in bars]],
+        textposition="none",
+        orientation="h",
+        name=kind.strip(),
+        showlegend=kind != "training ",
+        marker={"color": colour, "line": {"color": "white", "width": 0.5 if few else 0}},
+        hovertemplate=f"%{{text}}, {kind.strip()}<br>%{{base:.4g}} + %{{x:.3g}}<extra></extra>",
+    )
+
+
+def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
+    """Draw every result by two metrics, and the front of those that no other one beats in both.
+
+    `metrics` maps two metrics to "min" or "max"; the first is the horizontal axis. The stepped line is the
+    border of what the front dominates.
+    """
+    if len(metrics) != 2:
+        raise ValueError(f"a picture has two metrics, got {len(metrics)}: {', '.join(metrics)}")
+    found = analysis.pareto_front(metrics)
+    (x, x_mode), (y, y_mode) = metrics.items()
+    title = f"{style.label(x)} against {style.label(y)}"
+    finite = np.isfinite(found.points).all(axis=1)
+    if not finite.any():
+        return style.figure(title, empty=f"no trial has reported a finite {x} and {y}")
+    go = style.graph_objects()
+    rest = np.flatnonzero(finite & ~found.on_front)
+    made = style.figure(title, f"{len(found.members)} of {int(finite.sum()):,} results are not dominated")
+    # The best of x comes first; until the next one's x is reached, its y is the best there is.
+    for name, places, look in (
+        (
+            "other results",
+            list(rest),
+            {"mode": "markers", "marker": {"color": style.QUIET, "size": 5, "opacity": 0.6}},
+        ),
+        (
+            "front",
+            found.members,
+            {"mode": "lines+markers", "line": {"color": style.BEST, "shape": "hv"}, "marker_size": 8},
+        ),
+    ):
+        texts = style.trial_names(analysis)[[found.trials[place] for place in places]]
+        points = {"x": found.points[places, 0], "y": found.points[places, 1], "text": texts}
+        told = "%{text}<br>%{x:.6g}, %{y:.6g}<extra></extra>"
+        made.add_trace(go.Scatter(points, name=name, hovertemplate=told, **look))
+    made.update_layout(
+        xaxis_title_text=f"{style.label(x)} ({style.direction(x_mode)})",
+        yaxis_title_text=f"{style.label(y)} ({style.direction(y_mode)})",
+        showlegend=True,
+    )
+    return made

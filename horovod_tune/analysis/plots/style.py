@@ -1,115 +1,186 @@
-"""Colours, axes and scales that all pictures share. The one place that imports matplotlib's pyplot."""
+"""Colours, axes and texts that all pictures share. The one place that imports Plotly."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from horovod_tune.analysis.reader.records import TrialRecord
+from horovod_tune.analysis.results import Analysis, once
 from horovod_tune.analysis.series import robust_limits
+from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from plotly.graph_objects import Figure
 
 # Okabe and Ito, "Color Universal Design" (2008), in an order in which neighbours differ in lightness too.
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#B3A200")
 BEST = "#D55E00"
 QUIET = "#8A8F98"
+INK = "#20242A"
 FEW = len(OKABE_ITO)
-SEQUENTIAL = "cividis"
+# Cividis (Nunez, Anderton and Renslow, 2018) from dark to light, without the yellow that is lost on white.
+SEQUENTIAL = ("#00224E", "#123570", "#3B496C", "#575D6D", "#707173", "#8A8678", "#A59C74", "#C3B369")
+_TIME_UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+_HOVER_PARAMETERS = 8
+_HOVER_TRIALS = 1000  # beyond so many the pictures name a trial and its value, not its hyperparameters
 
 
-def pyplot() -> Any:
+def graph_objects() -> Any:
+    """Return `plotly.graph_objects`."""
     try:
-        import matplotlib.pyplot as plt
+        import plotly.graph_objects as go
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'horovod_tune[analysis]'") from error
-    return plt
+        raise ImportError("plots need plotly: pip install 'horovod_tune[analysis]'") from error
+    return go
 
 
-def axes(ax: Axes | None, width: float = 7.2, height: float = 4.2) -> Axes:
-    """The given axes or new ones, with the frame taken off and a quiet grid."""
-    if ax is None:
-        ax = pyplot().subplots(figsize=(width, height), layout="constrained")[1]
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color("#9AA0A8")
-    ax.grid(True, color="#E3E6EA", linewidth=0.7)
-    ax.set_axisbelow(True)
-    ax.tick_params(color="#9AA0A8", labelsize=9)
-    return ax
+def figure(title: str, subtitle: str = "", *, height: int = 420, empty: str = "") -> Figure:
+    """Return a figure in the package's style; with `empty`, a text that says why nothing is drawn in it."""
+    go = graph_objects()
+    axis = {
+        "gridcolor": "#E3E6EA",
+        "linecolor": "#9AA0A8",
+        "tickcolor": "#9AA0A8",
+        "ticks": "outside",
+        "zeroline": False,
+        "automargin": True,
+        "exponentformat": "power",
+    }
+    look = go.layout.Template(
+        layout={
+            "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#3B424D"},
+            "colorway": OKABE_ITO,
+            "paper_bgcolor": "white",
+            "plot_bgcolor": "white",
+            "hovermode": "closest",
+            "hoverlabel": {"align": "left"},
+            "xaxis": axis,
+            "yaxis": axis,
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": QUIET, "activecolor": INK},
+        }
+    )
+    heading = {"text": title, "subtitle": {"text": subtitle}, "x": 0, "xref": "paper", "xanchor": "left"}
+    made = go.Figure(
+        layout={
+            "template": look,
+            "title": heading,
+            "height": height,
+            "margin": {"l": 20, "r": 20, "t": 104, "b": 20},
+            "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
+        }
+    )
+    if empty:
+        made.update_layout(xaxis_visible=False, yaxis_visible=False)
+        place = {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+        made.add_annotation(text=as_text(empty), **place)
+    return made
 
 
-def title(ax: Axes, text: str, small: str = "") -> None:
-    ax.set_title(text, loc="left", fontsize=11, fontweight="bold", pad=20 if small else 8)
-    if small:
-        ax.text(0, 1.02, small, transform=ax.transAxes, fontsize=8.5, color="#5B616A", va="bottom")
-    _as_written(ax)
+def as_text(words: object) -> str:
+    """Return text as Plotly shows it literally: it reads a part of HTML in labels, and `%{…}` when hovering.
 
-
-def metric_axis(ax: Axes, values: np.ndarray, mode: str, vertical: bool = True) -> str:
-    """Set the metric's limits; return what to say of values that lie beyond them."""
-    low, high, beyond = robust_limits(values, mode)
-    (ax.set_ylim if vertical else ax.set_xlim)(low, high)
-    return f"{beyond} of {len(values)} values lie outside" if beyond else ""
-
-
-def time_axis(ax: Axes, seconds: float) -> float:
-    """Label the x axis with a unit that suits so many seconds; return what to divide by."""
-    units = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-    name, length = next((unit for unit in units if seconds >= 2 * unit[1]), units[-1])
-    ax.set_xlabel(f"wall-clock time ({name})")
-    return length
-
-
-def count_axis(ax: Axes, name: str) -> None:
-    """Label the x axis with something counted: only whole numbers get a mark."""
-    from matplotlib.ticker import MaxNLocator
-
-    ax.set_xlabel(name)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def say_empty(ax: Axes, text: str) -> None:
-    """Write into axes that have nothing to show why."""
-    ax.set_axis_off()
-    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="#5B616A", wrap=True)
-    _as_written(ax)
-
-
-def _as_written(ax: Axes) -> None:
-    """Let no text of the picture be read as a formula (`a$b$`), but for the marks of logarithmic axes."""
-    from matplotlib.text import Text
-
-    marks = {*ax.get_xticklabels(), *ax.get_yticklabels()}
-    for text in ax.findobj(Text):
-        if text not in marks:
-            text.set_parse_math(False)  # type: ignore[attr-defined]
-
-
-def words(text: str) -> str:
-    r"""A name from an experiment as the text of a mark or of a colour bar, where formulas are read.
-
-    >>> print(words("a$b"))
-    a\$b
+    >>> as_text("<b>%{x} & more")
+    '&lt;b&gt;%\\u200b{x} &amp; more'
     """
-    return text.replace("$", r"\$")
+    return escape(str(words), quote=False).replace("%{", "%\u200b{")
+
+
+def label(words: str, longest: int = 32) -> str:
+    """Return a name as the label of an axis, cut where it is long."""
+    return as_text(words if len(words) <= longest else words[: longest - 1] + "…")
+
+
+def joined(*parts: str) -> str:
+    return " · ".join(part for part in parts if part)
+
+
+def metric_axis(values: np.ndarray, mode: str, name: str) -> tuple[dict[str, Any], str]:
+    """Return the metric's axis, and a note on the values that are outside of it."""
+    low, high, beyond = robust_limits(values, mode)
+    note = f"{beyond} of {len(values)} values are outside the axis" if beyond else ""
+    return {"title": {"text": label(name)}, "range": [low, high]}, note
+
+
+def time_axis(seconds: float) -> tuple[dict[str, Any], float]:
+    """Return an axis in a unit that suits so many seconds, and what to divide seconds by."""
+    unit, length = next((each for each in _TIME_UNITS if seconds >= 2 * each[1]), _TIME_UNITS[-1])
+    return {"title": {"text": f"wall-clock time ({unit})"}}, length
+
+
+def count_axis(name: str, highest: float) -> dict[str, Any]:
+    """Return an axis of whole numbers."""
+    return {"title": {"text": name}, "tickformat": "d"} | ({"dtick": 1} if highest <= 12 else {})
+
+
+def parameter_axis(parameter: Parameter) -> dict[str, Any]:
+    """Return a hyperparameter's axis: logarithmic if its range is, by name if it is a choice."""
+    axis: dict[str, Any] = {"title": {"text": label(parameter.name)}}
+    low, high = parameter.limits()
+    if parameter.kind == "category":
+        texts = parameter.categories
+        every = max(1, len(texts) // 20)
+        return axis | {
+            "tickvals": list(range(0, len(texts), every)),
+            "ticktext": [label(text, 14) for text in texts[::every]],
+            "range": [low, high],
+            "zeroline": False,
+        }
+    pad = 0.03 * (high - low)
+    axis |= {"range": [low - pad, high + pad]}
+    if parameter.log:
+        return axis | {"type": "log", "dtick": max(1, round((high - low) / 6)) if high - low > 1 else None}
+    return axis
+
+
+def on_axis(parameter: Parameter, seed: int = 0) -> np.ndarray:
+    """Return where trials are on `parameter_axis`, shape (trials,); a choice's points are moved apart."""
+    if parameter.kind == "category":
+        return parameter.positions + np.random.default_rng(seed).uniform(-0.18, 0.18, len(parameter.values))
+    return 10.0**parameter.positions if parameter.log else parameter.positions
+
+
+@once
+def hover_texts(analysis: Analysis) -> np.ndarray:
+    """Return for each trial what a picture shows when it is pointed at."""
+    trials = analysis.trials
+    if len(trials) > _HOVER_TRIALS:
+        return trial_names(analysis)
+    shown = varying_parameters(analysis)[:_HOVER_PARAMETERS]
+    return np.array([_hover_text(trial, shown, index) for index, trial in enumerate(trials)])
+
+
+@once
+def trial_names(analysis: Analysis) -> np.ndarray:
+    """Return the trials' ids as Plotly shows them, shape (trials,): an array is much faster than a list."""
+    return np.array([as_text(trial.trial_id) for trial in analysis.trials])
+
+
+def _hover_text(trial: TrialRecord, shown: Sequence[Parameter], index: int) -> str:
+    lines = [f"{as_text(trial.trial_id)}, {as_text(trial.status.lower())}"]
+    for one in shown:
+        if one.values[index] is not None:
+            lines.append(f"{label(one.name)} = {label(text_of(one.values[index]), 60)}")
+    return "<br>".join(lines)
 
 
 def direction(mode: str) -> str:
     return "lower is better" if mode == "min" else "higher is better"
 
 
-def colours(count: int) -> list[Any]:
-    """One colour a thing: distinct for a few, a sequence from dark to light for many."""
-    if count <= FEW:
-        return list(OKABE_ITO[:count])
-    # Not up to the end: the lightest yellow is lost on white.
-    return list(pyplot().get_cmap(SEQUENTIAL)(np.linspace(0, 0.93, count)))
-
-
-def shade(values: np.ndarray, mode: str) -> tuple[Any, Any]:
-    """A colour norm and map for the metric in which the best values are the darkest."""
-    from matplotlib.colors import Normalize
-
+def shades(values: np.ndarray, mode: str) -> tuple[float, float, list[str]]:
+    """Return a colour scale's ends for the metric and its colours, the best values' darkest."""
     low, high, _ = robust_limits(values, mode)
-    return Normalize(low, high, clip=True), pyplot().get_cmap(SEQUENTIAL + ("_r" if mode == "max" else ""))
+    return low, high, list(SEQUENTIAL if mode == "min" else SEQUENTIAL[::-1])
+
+
+def faded(colour: str, alpha: float) -> str:
+    """
+    >>> faded("#0072B2", 0.5)
+    'rgba(0,114,178,0.5)'
+    """
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha:g})"

@@ -1,0 +1,201 @@
+"""The parts of the page that are text: header, the best, what was not read, failures, the facts of the run.
+
+Everything that came from the user is escaped here.
+"""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from importlib import metadata
+
+from horovod_tune.analysis.pareto import ParetoFront
+from horovod_tune.analysis.report.config_text import python_text, yaml_text
+from horovod_tune.analysis.report.run_facts import (
+    duration,
+    facts,
+    hours,
+    moment,
+    statuses,
+    usage,
+    wall_time_s,
+)
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.trial_facts import error_line
+from horovod_tune.analysis.varying_parameters import text_of
+
+_GROUPS, _TRACEBACK, _PROBLEMS, _FRONT = 100, 20_000, 200, 100
+
+
+def header_section(analysis: Analysis) -> str:
+    counts = statuses(analysis)
+    used, wall = usage(analysis), wall_time_s(analysis)
+    tiles = [
+        ("trials", f"{len(analysis.trials):,}", ", ".join(f"{n:,} {s.lower()}" for s, n in counts.items()))
+    ]
+    if wall is not None:
+        tiles.append(("wall time", duration(wall), moment(analysis.record.start_time or 0.0)))
+    if used.cpu is not None and used.gpu is not None:
+        gpu = f"{hours(used.gpu)} of GPU" if used.gpu else "no GPU"
+        tiles.append(("CPU time", hours(used.cpu), gpu))
+    cells = "".join(
+        f'<div class="tile"><div class="tile-name">{escape(name)}</div>'
+        f'<div class="tile-value">{escape(value)}</div>'
+        f'<div class="tile-more">{escape(more)}</div></div>'
+        for name, value, more in tiles
+    )
+    state = escape(analysis.state)
+    return (
+        f'<h1>{escape(analysis.name)} <span class="state state-{state}">{state}</span></h1>'
+        f'<div class="tiles">{cells}</div>'
+    )
+
+
+def answer_section(analysis: Analysis) -> str:
+    if not analysis.has_best:
+        return f'<p class="none">No best trial: {escape(analysis.why_no_best)}</p>'
+    trial, scored = analysis.best_trial, analysis.scores[analysis.trials.index(analysis.best_trial)]
+    word = "lowest" if analysis.mode == "min" else "highest"
+    against = "by its last value" if analysis.scope == "last" else "by its best value"
+    best = (
+        f"; its best was {scored.best:.6g} at iteration {scored.best_iteration}"
+        if analysis.scope == "last"
+        else ""
+    )
+    rows = [
+        ("Trial", trial.trial_id),
+        ("Checkpoint", analysis.best_checkpoint_path),
+        ("Folder", trial.directory),
+    ]
+    listed = "".join(f"<dt>{name}</dt><dd>{_place(value)}</dd>" for name, value in rows)
+    return (
+        '<div class="best"><div class="best-value">'
+        f'<div class="tile-name">{word} {escape(analysis.metric or "")}</div>'
+        f'<div class="huge">{analysis.best_value:.6g}</div>'
+        f'<div class="tile-more">{against} of {len(analysis.trials):,} trials{best}</div>'
+        f"<dl>{listed}</dl></div>"
+        f'<div class="configs">{_code("Python", python_text(analysis.best_config))}'
+        f"{_code('YAML', yaml_text(analysis.best_config))}</div></div>"
+    )
+
+
+def _place(text: str | None) -> str:
+    if not text:
+        return "this trial kept none"
+    return f"<code>{escape(text)}</code>"
+
+
+def _code(name: str, text: str) -> str:
+    return (
+        f'<figure class="code"><figcaption>{name}</figcaption><pre><code>{escape(text)}</code></pre></figure>'
+    )
+
+
+def notes_section(analysis: Analysis) -> str:
+    if not analysis.problems:
+        return ""
+    count = len(analysis.problems)
+    lines = "".join(
+        f"<li><strong>{escape(p.where)}</strong>: {escape(p.what)}</li>"
+        for p in analysis.problems[:_PROBLEMS]
+    )
+    more = f"<li>and {count - _PROBLEMS} more</li>" if count > _PROBLEMS else ""
+    noun = "part" if count == 1 else "parts"
+    return (
+        f'<details class="notes"><summary>{count} {noun} of the experiment could not be read whole</summary>'
+        f"<ul>{lines}{more}</ul></details>"
+    )
+
+
+def trade_offs(front: ParetoFront) -> str:
+    """Return what is known of a front: a summary and its table."""
+    if not front.on_front.any():
+        return '<p class="none">No result has a finite value of each of these metrics.</p>'
+    return f'<p class="said">{escape(_summary(front))}</p>{_table(front)}'
+
+
+def _summary(front: ParetoFront) -> str:
+    words = {"min": "lower", "max": "higher"}
+    aims = ", ".join(f"{name} ({words[mode]})" for name, mode in front.metrics.items())
+    worst = zip(front.metrics, front.reference, strict=True)
+    corner = ", ".join(f"{name} {value:.6g}" for name, value in worst)
+    return (
+        f"Better is: {aims}. {int(front.on_front.sum())} of {len(front.points):,} results are beaten by no "
+        f"other one in all of them; they dominate a hypervolume of {front.hypervolume():.6g} up to the "
+        f"worst of each ({corner})."
+    )
+
+
+def _table(front: ParetoFront) -> str:
+    table = front.dataframe()
+    names = [str(name).removeprefix("config/") for name in table.columns]
+    heads = "".join(f"<th scope=col>{escape(name)}</th>" for name in names)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(text_of(value))}</td>' for value in row)}</tr>"
+        for row in table.head(_FRONT).itertuples(index=False)
+    )
+    left = len(table) - _FRONT
+    more = f'<p class="said">and {left} more</p>' if left > 0 else ""
+    return (
+        f'<div class="scroll"><table class="facts"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>{more}"
+    )
+
+
+def failures_section(analysis: Analysis) -> str:
+    errors = analysis.errors()
+    if not errors:
+        return '<p class="none">No trial failed.</p>'
+    groups: dict[str, list[str]] = {}
+    for trial_id, text in errors.items():
+        groups.setdefault(error_line(text) or "", []).append(trial_id)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    said = "".join(_failure(line, ids, errors[ids[0]]) for line, ids in ordered[:_GROUPS])
+    left = len(ordered) - _GROUPS
+    return said + (
+        f'<p class="said">{left} more kinds of failure are in the error files.</p>' if left > 0 else ""
+    )
+
+
+def _failure(line: str, ids: list[str], text: str) -> str:
+    shown = ", ".join(ids[:12]) + (f" and {len(ids) - 12} more" if len(ids) > 12 else "")
+    cut = (
+        text if len(text) <= _TRACEBACK else text[:_TRACEBACK] + "\n… (the rest is in the trial's error.txt)"
+    )
+    count = f"{len(ids)} trials" if len(ids) > 1 else "1 trial"
+    first = f"<p>The first, {escape(ids[0])}:</p>" if len(ids) > 1 else ""
+    return (
+        '<details class="failure">'
+        f'<summary><span class="count">{count}</span> {escape(line[:400])}</summary>'
+        f'<p class="said">{escape(shown)}</p>{first}<pre>{escape(cut)}</pre></details>'
+    )
+
+
+def facts_section(analysis: Analysis) -> str:
+    rows = "".join(
+        f"<tr><th scope=row>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts(analysis)
+    )
+    return (
+        f'<table class="facts"><tbody>{rows}</tbody></table>{_space(analysis)}<p class="said">{_made()}</p>'
+    )
+
+
+def _space(analysis: Analysis) -> str:
+    domains, constants = analysis.record.domains, analysis.record.constants
+    if domains is None:
+        return '<p class="said">The search space is not written down in this experiment.</p>'
+    rows = [(name, domain.text) for name, domain in domains.items()]
+    rows += [(name, f"{value!r} (constant)"[:300]) for name, value in constants.items()]
+    cells = "".join(
+        f"<tr><th scope=row><code>{escape(name)}</code></th><td><code>{escape(text)}</code></td></tr>"
+        for name, text in rows
+    )
+    return f'<h3>Search space</h3><table class="facts"><tbody>{cells}</tbody></table>'
+
+
+def _made() -> str:
+    try:
+        version = metadata.version("horovod_tune")
+    except metadata.PackageNotFoundError:
+        version = ""
+    return f"Made by horovod_tune {escape(version)} on {moment(time.time())}."

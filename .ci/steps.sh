@@ -1,6 +1,7 @@
 # Sourced by .ci/run: runs make targets one after the other, and tells at the end what failed and what was left out.
 
-begin_by_s=3900 # no step begins later, so that all ends within 90 minutes
+begin_by_s=3900 # no step begins later,
+end_by_s=5280   # and none goes on longer, so that all ends within 90 minutes
 cpus=$(env -u OMP_NUM_THREADS nproc) # nproc counts OpenMP's threads where their number is set
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
@@ -14,6 +15,7 @@ step() { # step TARGET LIMIT_S [VARIABLE=VALUE...]: make TARGET, note in $logs/f
     skip "$name" "$SECONDS s are gone, and no step begins after $begin_by_s s"
     return
   fi
+  [ "$limit_s" -le $((end_by_s - SECONDS)) ] || limit_s=$((end_by_s - SECONDS))
   echo
   echo "=== $name"
   timeout --kill-after=30 "$limit_s" make "$target" "$@" </dev/null 2>&1 | tee "$logs/$name"

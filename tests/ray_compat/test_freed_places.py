@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import ray
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
 from ray.air.execution.resources.request import ResourceRequest
 from ray.util.placement_group import placement_group_table
+from sessions import local_ray
 
 from horovod_tune import ray_compat
 
 WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def ray_session() -> Iterator[Any]:
+    """A Ray of its own: the tests look at all of its placement groups."""
+    with local_ray(num_cpus=4) as session:
+        yield session
 
 
 def until_ready(manager: Any, request: ResourceRequest) -> None:

@@ -119,10 +119,9 @@ def asha() -> ASHAScheduler:
     ("base", "allocate", "options"),
     [
         (FIFOScheduler(), DistributeResources(add_bundles=True), {"num_workers": 1}),
-        (asha(), DistributeResources(), {"num_slots": 1}),
         (asha(), DistributeResourcesToTopJob(metric="loss", mode="min"), {"num_slots": 1}),
     ],
-    ids=["FIFO", "ASHA", "ASHA, the top job"],
+    ids=["FIFO", "ASHA, the top job"],
 )
 def test_free_places_go_to_the_trials_that_are_left(
     tune_run: Run, base: Any, allocate: Any, options: dict[str, Any]
@@ -230,8 +229,11 @@ class GrowsAndShrinks:
         return {"CPU": 4 if held == 2 else 3}
 
 
-@pytest.mark.parametrize("function", [train_with_commits, train_with_horovods_api])
-@pytest.mark.parametrize("options", [{"num_slots": 2}, {"num_workers": 2}], ids=["one host", "anywhere"])
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [(train_with_commits, {"num_slots": 2}), (train_with_horovods_api, {"num_workers": 2})],
+    ids=["one host", "anywhere"],
+)
 def test_an_elastic_trial_is_resized_while_it_runs(
     tune_run: Run, function: Any, options: dict[str, Any]
 ) -> None:
@@ -261,9 +263,10 @@ def test_an_elastic_trial_is_resized_while_it_runs(
         assert before < after and before < shrunk < after, "those that stay keep their processes"
 
 
-@pytest.mark.parametrize("function", [train_with_commits, train_with_horovods_api])
 @pytest.mark.parametrize(
-    ("options", "ranks"), [({}, 4), ({"min_workers": 1}, 1)], ids=["not elastic", "fewer than it began with"]
+    ("function", "options", "ranks"),
+    [(train_with_commits, {}, 4), (train_with_horovods_api, {"min_workers": 1}, 1)],
+    ids=["not elastic", "fewer than it began with"],
 )
 def test_ranks_that_only_commit_start_again_from_their_last_commit(
     tune_run: Run, function: Any, options: dict[str, Any], ranks: int

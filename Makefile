@@ -14,7 +14,7 @@ export TORCH PIP_EXTRA
 # Tests of trials mostly wait, so that more run side by side than there are cores.
 WORKERS ?= 3
 PYTEST = $(VENV)/bin/python -m pytest
-IN_PARALLEL = -n $(WORKERS) --dist loadgroup --durations-to build/durations.json
+IN_PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations-to build/durations.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-slow test-all test-matrix soak test-hosts examples lint typecheck format docs wheel bench test-xla test-gpu debian-packages set-up set-up-xla clean

@@ -32,6 +32,7 @@ MAY_BE_LONG = ("slow", "contract", "cluster", "example", "wheel")
 # Fixtures that take a minute and are made once for the session: the files that use them run in one process.
 SHARED_FIXTURES = ("experiments", "killed")
 
+_ray_since: Path | None = None
 _durations: dict[str, float] = {}
 _over_limit: dict[str, float] = {}
 
@@ -46,12 +47,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one shard, and say which tests pytest-xdist has to run in one process."""
+    """Keep one shard, put files of real trials first, say which tests pytest-xdist runs in one process."""
     if shard := config.getoption("--shard"):
         index, count = map(int, shard.split("/"))
         kept = [item for item in items if zlib.crc32(file_of(item.nodeid).encode()) % count == index - 1]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
+    first_of_file: dict[str, pytest.Item] = {}
+    for item in items:
+        first_of_file.setdefault(file_of(item.nodeid), item)
+    # One after the other they share a Ray session.
+    items.sort(key=lambda item: not uses_ray(first_of_file[file_of(item.nodeid)]))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "ray_session" in fixtures or any(name in fixtures for name in SHARED_FIXTURES):
@@ -65,6 +71,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
+
+
+def uses_ray(item: pytest.Item) -> bool:
+    return "ray_session" in getattr(item, "fixturenames", ())
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """End the shared Ray before tests that do not ask for it: some of our checks ask whether one runs."""
+    global _ray_since
+    if uses_ray(item):
+        _ray_since = item.path
+    elif _ray_since != item.path:  # otherwise an earlier test of this file has asked for it
+        end_shared_ray()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -35,10 +35,13 @@ def shared_ray() -> Any:
 
 
 def end_shared_ray() -> None:
+    """End this process's session, if there is one."""
+    global _shared_session
     if _shared_session:
         import ray
 
         ray.shutdown()
+        _shared_session = ""
 
 
 def _session() -> str:

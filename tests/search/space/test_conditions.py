@@ -144,6 +144,7 @@ def loss(config: dict[str, Any]) -> float:
     return float((np.log10(option["lr"]) + 1) ** 2 + (option["momentum"] - 0.9) ** 2)
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_best_option_and_its_parameters() -> None:
     best = []
     for seed in range(3):

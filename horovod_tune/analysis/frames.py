@@ -25,21 +25,17 @@ _LEADING = ("trial_id", "training_iteration", "attempt", "time", "elapsed_s")
 _MISSING = object()
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "", lists: bool = False) -> dict[str, Any]:
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested dictionary flat, with `/` in the keys as Tune writes them.
 
     >>> flatten({"net": {"width": 3}, "sizes": [1, 2]})
     {'net/width': 3, 'sizes': [1, 2]}
-    >>> flatten({"sizes": [1, 2]}, lists=True)
-    {'sizes/0': 1, 'sizes/1': 2}
     """
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         name = f"{prefix}{key}"
-        if lists and isinstance(value, (list, tuple)) and value:
-            value = dict(enumerate(value))
         if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{name}/", lists))
+            flat.update(flatten(value, f"{name}/"))
         else:
             flat[name] = value
     return flat

@@ -105,15 +105,17 @@ class Analysis:
 
     @property
     def state(self) -> str:
-        """ "finished", "running" or "interrupted".
+        """ "finished", "running", "interrupted", or "unknown" if its state file is lost.
 
         An experiment with unfinished trials counts as running until nothing has been written for 11 minutes
         (Tune copies its files to the storage every five).
         """
-        if self.trials and all(trial.status in ("TERMINATED", "ERROR", "UNKNOWN") for trial in self.trials):
-            return "finished"
+        if self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
+            return "finished" if self.run is not None else "unknown"
         last = self.record.last_write
-        return "running" if last is not None and time.time() - last < _QUIET_S else "interrupted"
+        if last is not None and time.time() - last < _QUIET_S and not self.record.is_copy:
+            return "running"
+        return "interrupted" if self.run is not None else "unknown"
 
     def reload(self) -> Analysis:
         """Return the experiment as it stands now."""

@@ -12,25 +12,29 @@ from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.results import Analysis, once
 from horovod_tune.analysis.scoring import is_better, value_of
-from horovod_tune.analysis.trial_facts import attempts, hosts_of, ranks_of, report_times, start_span
+from horovod_tune.analysis.trial_facts import attempts, hosts_of, ranks_of, report_times, session_gaps, spans
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One trial's reports of the metric: iterations, seconds since the experiment's start, values."""
+    """One trial's reports of the metric: iterations, seconds since the experiment's start, values.
+
+    `attempts` and `sessions` count the starts of the trial and of the experiment's driver.
+    """
 
     trial: int
     iterations: np.ndarray
     elapsed_s: np.ndarray
     values: np.ndarray
     attempts: np.ndarray
+    sessions: np.ndarray
 
 
 @once
 def curves(analysis: Analysis) -> list[Curve]:
     """Return each trial's learning curve; trials without a report of the metric have an empty one."""
     metric, _ = analysis.require_metric()
-    start = start_time(analysis)
+    start, sessions = start_time(analysis), analysis.record.sessions
     found = []
     for index, trial in enumerate(analysis.trials):
         iterations, elapsed, values, starts = [], [], [], []
@@ -45,7 +49,12 @@ def curves(analysis: Analysis) -> list[Curve]:
             starts.append(attempt)
         found.append(
             Curve(
-                index, np.array(iterations), np.array(elapsed), np.array(values), np.array(starts, dtype=int)
+                index,
+                np.array(iterations),
+                np.array(elapsed),
+                np.array(values),
+                np.array(starts, dtype=int),
+                np.searchsorted(sessions, np.array(elapsed) + start),
             )
         )
     return found
@@ -185,34 +194,36 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Which trial held which ranks when. `rows` names each row: a host's, a rank's, or a trial's slot."""
+    """Which trial held which ranks when. `rows` names each row: a host's, a rank's, or a trial's slot.
+
+    `gaps` are the times, in seconds since the experiment's start, in which no driver ran it.
+    """
 
     bars: tuple[Bar, ...]
     rows: tuple[str, ...]
     unit: str
+    gaps: tuple[tuple[float, float], ...] = ()
 
 
 def timeline(analysis: Analysis) -> Timeline:
     """Return every trial's time on rows of ranks; rows are reused as soon as their trial ended.
 
-    Where the start-up that the reports tell (`start_s`) lies is worked out as `start_span` says;
+    Where the start-up that the reports tell (`start_s`) is comes from `start_span`;
     where they tell none, there is none. Where no trial tells its number of ranks, a row is a place for one
     whole trial.
     """
     zero, now = start_time(analysis), analysis.record.last_write
     known = any(ranks_of(trial) for trial in analysis.trials)
-    spans = []
+    sessions = analysis.record.sessions
+    held = []
     for index, trial in enumerate(analysis.trials):
-        span = start_span(trial)
-        if span is None:
-            continue
-        end = now if trial.status == "RUNNING" and now else trial.end_time
-        trained = span[1] - zero
-        until = max(trained, (end if end is not None else span[1]) - zero)
-        spans.append((span[0] - zero, trained, until, index))
+        found = spans(trial, sessions)
+        if found and trial.status == "RUNNING" and now and found[-1][2] >= max(sessions, default=0.0):
+            found[-1] = (*found[-1][:2], max(now, found[-1][2]))
+        held += [(begin - zero, trained - zero, end - zero, index) for begin, trained, end in found]
     free: dict[str, list[float]] = {}
     bars: list[tuple[str, int, Bar]] = []
-    for begin, trained, until, index in sorted(spans):
+    for begin, trained, until, index in sorted(held):
         rank = 0
         for host, count in _ranks_by_host(analysis.trials[index]):
             rows = free.setdefault(host, [])
@@ -234,7 +245,8 @@ def timeline(analysis: Analysis) -> Timeline:
         Bar(bar.trial, first[host] + row, bar.begin, bar.trained, bar.end, bar.rank)
         for host, row, bar in bars
     )
-    return Timeline(placed, tuple(names), unit)
+    gaps = tuple((one - zero, two - zero) for one, two in session_gaps(analysis.trials, sessions))
+    return Timeline(placed, tuple(names), unit, gaps)
 
 
 def _ranks_by_host(trial: TrialRecord) -> list[tuple[str, int]]:

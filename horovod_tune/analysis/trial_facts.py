@@ -99,6 +99,40 @@ def start_seconds(trial: TrialRecord) -> float | None:
     return seconds((trial.last_result or {}).get("start_s"))
 
 
+def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, float, float]]:
+    """When drivers ran a trial: for each session when its start-up began, its training, and its end.
+
+    All are Unix times; `sessions` are those at which the experiment's drivers started. Between the trial's
+    last report before such a start and the first one after it, no driver ran it.
+    """
+    first = start_span(trial)
+    if first is None:
+        return []
+    begin, trained = first
+    end = max(trained, trial.end_time if trial.end_time is not None else trained)
+    times, found = report_times(trial), []
+    for session in sessions:
+        if not begin < session < end:
+            continue
+        stop = max((time for time in times if time < session), default=trained)
+        found.append((begin, trained, max(trained, stop)))
+        later = next((n for n, time in enumerate(times) if time >= session), None)
+        spent = 0.0 if later is None else seconds(trial.rows[later].get("time_this_iter_s")) or 0.0
+        trained = session if later is None else max(session, times[later] - spent)
+        begin = max(session, trained - (start_seconds(trial) or 0.0))
+    return [*found, (begin, trained, end)]
+
+
+def session_gaps(trials: Sequence[TrialRecord], sessions: Sequence[float]) -> list[tuple[float, float]]:
+    """When no driver ran the experiment: from the last report before each later session to its start."""
+    every = [span for trial in trials for span in spans(trial, sessions)] if len(sessions) > 1 else []
+    found = []
+    for session in sessions[1:]:
+        ends = [min(end, session) for begin, _, end in every if begin < session]
+        found.append((max(ends, default=session), session))
+    return found
+
+
 def start_span(trial: TrialRecord) -> tuple[float, float] | None:
     """When a trial began to start up and when it began to train (Unix time, seconds); None before it began.
 

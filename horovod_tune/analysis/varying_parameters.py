@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from horovod_tune.analysis.results import Analysis, once
 
 _LOG_SPAN = 100.0  # without a written space, positive numbers over two decades may get a logarithmic axis
 _LOG_MEDIAN = 0.25  # … if half of them lie below this part of the largest, as evenly spread ones do not
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")  # <Net object at 0x7f0c4c0b3d90>
 _FARTHEST = 1e30
 _MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
 
@@ -75,16 +77,31 @@ def text_of(value: Any) -> str:
 @once
 def varying_parameters(analysis: Analysis) -> list[Parameter]:
     """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
-    flat = [flatten(trial.config, lists=True) for trial in analysis.trials]
+    domains = analysis.record.domains or {}
+    flat = [_options(flatten(trial.config), domains) for trial in analysis.trials]
     names: dict[str, None] = {}
     for config in flat:
         names.update(dict.fromkeys(config))
-    domains = analysis.record.domains or {}
     found = []
     for name in names:
         values = tuple(config.get(name) for config in flat)
         if len({text_of(value) for value in values}) > 1:
             found.append(_parameter(name, values, domains.get(name)))
+    return found
+
+
+def _options(config: dict[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
+    """A flat configuration in which a list is one option, unless its elements have ranges of their own.
+
+    An object's address is left out: it differs for each trial and says nothing.
+    """
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        inner = dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
+        if any(f"{name}/{place}" in domains for place in inner):
+            found.update({f"{name}/{place}": element for place, element in inner.items()})
+        else:
+            found[name] = _ADDRESS.sub("", value) if isinstance(value, str) else value
     return found
 
 

@@ -96,7 +96,6 @@ def test_columns_of_rows_with_different_keys_keep_whole_numbers_whole():
 
 def test_flattening_names_what_is_nested():
     assert flatten({"a": {"b": 1, "c": {}}, "d": [1, {"e": 2}]}) == {"a/b": 1, "a/c": {}, "d": [1, {"e": 2}]}
-    assert flatten({"d": [1, {"e": 2}]}, lists=True) == {"d/0": 1, "d/1/e": 2}
 
 
 def test_attempts_are_counted_where_iterations_fall_back():

@@ -46,7 +46,7 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     else:
         x_axis, length = style.count_axis("iteration", max(ends, default=0.0)), 1.0
     y_axis, outside = style.metric_axis(every, mode, metric)
-    lines = [_line(curve, x / length, most) for curve, x in zip(drawn, xs, strict=True)]
+    lines = [_line(curve, x / length, most, against) for curve, x in zip(drawn, xs, strict=True)]
     few = len(drawn) <= style.FEW
     made = style.figure("Learning curves")
     made.add_traces((_few if few else _many)(go, analysis, drawn, lines))
@@ -58,11 +58,12 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     return made
 
 
-def _line(curve: series.Curve, x: np.ndarray, most: int) -> np.ndarray:
+def _line(curve: series.Curve, x: np.ndarray, most: int, against: str) -> np.ndarray:
     """One curve's points, shape (points, 2), with a row of NaN before each new start."""
+    begun = curve.attempts + (curve.sessions if against == "time" else 0)
     kept = series.thinned(curve.values, most)
     points = np.column_stack([x, curve.values])[kept]
-    starts = np.flatnonzero(np.diff(curve.attempts[kept])) + 1
+    starts = np.flatnonzero(np.diff(begun[kept])) + 1
     return np.insert(points, starts, np.nan, axis=0)
 
 

@@ -73,7 +73,7 @@ def timeline(analysis: Analysis) -> Figure:
 
     A row is a rank's slot (on its host if the reports have it); if they do not have the number of ranks, a
     row is a slot for one trial. Trials on a row alternate between two tones, failed ones are black, the best
-    one is orange.
+    one is orange. Times between two drivers of a resumed search are grey.
     """
     found = series.timeline(analysis)
     title = "Which trial held which ranks when" if found.unit != "trials at once" else "Which trial ran when"
@@ -104,6 +104,10 @@ def timeline(analysis: Analysis) -> Figure:
     ):
         if kind in kinds:
             made.add_trace(_bars(go, analysis, kind, kinds[kind], colour, length, len(found.bars) < 400))
+    for begin, end in found.gaps:
+        grey = {"fillcolor": style.faded(style.QUIET, 0.2), "line_width": 0, "layer": "below"}
+        note = {"annotation_text": "no driver", "annotation_position": "top left", "annotation_font_size": 11}
+        made.add_vrect(x0=begin / length, x1=end / length, **grey, **note)
     every = max(1, len(found.rows) // 32)
     names = [style.label(name or "·", 24) for name in found.rows]
     y_axis: dict[str, Any] = {"title": {"text": found.unit}, "autorange": "reversed", "showgrid": False}

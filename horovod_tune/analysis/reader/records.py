@@ -114,6 +114,8 @@ class ExperimentRecord:
     """One search as Tune's files have it.
 
     `run` names it (None where its state file is lost), `runs` all searches of the same folder, oldest first.
+    `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` says
+    that the folder was copied, so that its files' times say nothing about the search.
     `rung_times` are those at which ASHA or `PromotingASHA` decides, None where no such scheduler is known.
     `domains` is None where the space is not written down anywhere. `limits`, and the metrics with their modes
     in `front`, are those that `BayesOptSearch` was given; `predictions` are its own, None where it learned
@@ -130,6 +132,8 @@ class ExperimentRecord:
     mode: str | None = None
     start_time: float | None = None
     last_write: float | None = None
+    sessions: tuple[float, ...] = ()
+    is_copy: bool = False
     num_samples: int | None = None
     domains: dict[str, Domain] | None = None
     constants: dict[str, Any] = field(default_factory=dict)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, parse_json, plain, text_or_none
+from horovod_tune.analysis.reader.plain_values import mapping, parse_json, plain, text_or_none
+from horovod_tune.analysis.reader.tune_fields import seconds
 
 STATE_PREFIX, STATE_SUFFIX = "experiment_state-", ".json"
 
@@ -19,6 +20,12 @@ STATE_PREFIX, STATE_SUFFIX = "experiment_state-", ".json"
 def id_of(trial: dict[str, Any]) -> str:
     """A trial's id in its state. Raises `KeyError` where it has none."""
     return text_or_none(trial["trial_id"]) or str(plain(trial["trial_id"]))[:300]
+
+
+def folder_name_of(trial: dict[str, Any]) -> str:
+    """The name of a trial's folder in its state; empty if there is none. Ray 1.x wrote the whole path."""
+    name = trial.get("relative_logdir") or str(trial.get("logdir") or "").rstrip("/").rsplit("/", 1)[-1]
+    return name if isinstance(name, str) else ""
 
 
 @dataclass(frozen=True)
@@ -35,23 +42,35 @@ class StateFile:
         return self.name.removeprefix(STATE_PREFIX).removesuffix(STATE_SUFFIX)
 
     @cached_property
-    def trial_ids(self) -> set[str]:
-        """The trials that it speaks of."""
-        found = set()
+    def trials(self) -> dict[str, str]:
+        """The trials in it: the name of each one's folder, by trial_id."""
+        found = {}
         for pair in self.state["trial_data"]:
             try:
-                found.add(id_of(mapping(parse_json(pair[0]))))
+                trial = mapping(parse_json(pair[0]))
+                found[id_of(trial)] = folder_name_of(trial)
             except (ValueError, TypeError, KeyError, IndexError):
                 continue  # the reader of trials names it
         return found
 
+    @property
+    def start_time(self) -> float | None:
+        """When its driver started, in Unix time (seconds)."""
+        runner, stats = mapping(self.state.get("runner_data")), mapping(self.state.get("stats"))
+        start = seconds(runner.get("_start_time"))
+        return seconds(stats.get("start_time")) if start is None else start
+
 
 @dataclass(frozen=True)
 class Run:
-    """One search: its state files, the newest first, and the trials that any of them speaks of."""
+    """One search: its state files, the newest first, and the trials in any of them."""
 
     files: tuple[StateFile, ...]
     trial_ids: frozenset[str]
+
+    @property
+    def folder_names(self) -> set[str]:
+        return {name for file in self.files for name in file.trials.values() if name}
 
     @property
     def name(self) -> str:
@@ -67,10 +86,14 @@ class Run:
         return frozenset(file.stamp for file in self.files)
 
     @property
+    def sessions(self) -> tuple[float, ...]:
+        """When each of its drivers started, in Unix time (seconds), the first one first."""
+        return tuple(sorted({file.start_time for file in self.files if file.start_time is not None}))
+
+    @property
     def start_time(self) -> float | None:
         """When it began, in Unix time (seconds)."""
-        starts = [number_or_none(mapping(f.state.get("runner_data")).get("_start_time")) for f in self.files]
-        return min((start for start in starts if start is not None), default=None)
+        return min(self.sessions, default=None)
 
     @property
     def last_write(self) -> float | None:
@@ -84,7 +107,7 @@ def runs_of(files: Iterable[StateFile]) -> list[Run]:
     """
     runs: list[Run] = []
     for file in sorted(files, key=lambda file: file.name):
-        ids = file.trial_ids
+        ids = frozenset(file.trials)
         same = [run for run in runs if run.trial_ids & ids]
         joined = sorted((file, *(f for run in same for f in run.files)), key=lambda f: f.name, reverse=True)
         runs = [run for run in runs if run not in same]

@@ -1,10 +1,14 @@
-"""Reads one trial's folder: `result.json` (one report a line), `params.json` and `error.txt`.
+"""Reads one trial's folder: `result.json` (one report per line) or `progress.csv`, `params.json`, errors.
 
 A part of `tune_files.py`'s adapter to Tune's private files; checked against Ray 2.60.0.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +17,7 @@ from horovod_tune.analysis.reader.plain_values import mapping, read_json
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_fields import seconds
 
+_LONGEST_TEXT = 200_000
 _LARGEST_ERROR = 200_000  # bytes: a traceback's two ends
 
 
@@ -27,11 +32,12 @@ def with_files(
     files = _TrialFiles(folder.below(name), copied, trial.trial_id)
     results = files.longer("result.json")
     rows = _rows(results, files) if results is not None else []
+    rows = rows or _csv_rows(files)
     if not rows and trial.last_result is not None:
         files.note("result.json is missing or empty; only its last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
         files.note("it has no reports")
-    config = _params(files) if trial.status == "UNKNOWN" else trial.config
+    config = _params(files, rows) if trial.status == "UNKNOWN" else trial.config
     error = trial.error
     if error is not None:
         text = files.longer("error.txt", _LARGEST_ERROR)
@@ -61,9 +67,14 @@ class _TrialFiles:
             return None
 
 
-def _params(files: _TrialFiles) -> dict[str, Any]:
+def _params(files: _TrialFiles, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    data = files.longer("params.json")
+    if not data:
+        if not rows or not mapping(rows[-1].get("config")):
+            files.note("params.json is missing")
+        return {}
     try:
-        config, cut = read_json(files.longer("params.json") or b"")
+        config, cut = read_json(data)
     except ValueError as error:
         files.note(f"params.json is not readable ({error})")
         return {}
@@ -91,6 +102,38 @@ def _rows(data: bytes, files: _TrialFiles) -> list[dict[str, Any]]:
         for what in cut:
             files.note(f"result.json: line {number}: {what} is left out")
     return rows
+
+
+def _csv_rows(files: _TrialFiles) -> list[dict[str, Any]]:
+    """The reports in `progress.csv`, which Tune writes beside result.json, with nested names flat."""
+    data = files.longer("progress.csv")
+    if not data:
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in csv.DictReader(io.StringIO(data.decode("utf-8", "replace"), newline="")):
+        row: dict[str, Any] = {}
+        for name, text in line.items():
+            if name is None or text is None or text == "":
+                continue
+            if name.startswith("config/"):
+                row.setdefault("config", {})[name.removeprefix("config/")] = _csv_value(text)
+            else:
+                row[name] = _csv_value(text)
+        rows.append(row)
+    return rows
+
+
+def _csv_value(text: str) -> Any:
+    """
+    >>> [_csv_value(text) for text in ("3", "0.5", "True", "relu")]
+    [3, 0.5, True, 'relu']
+    """
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text) if len(text) < 300 and re.fullmatch(r"[+-]?\d+", text) else float(text)
+    except ValueError:
+        return text[:_LONGEST_TEXT]
 
 
 def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:

@@ -6,8 +6,8 @@ from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import mapping, parse_json, plain, text_or_none
-from horovod_tune.analysis.reader.records import Problem, TrialRecord
-from horovod_tune.analysis.reader.runs import id_of
+from horovod_tune.analysis.reader.records import TRAINING_ITERATION, Problem, TrialRecord
+from horovod_tune.analysis.reader.runs import folder_name_of, id_of
 from horovod_tune.analysis.reader.tune_fields import seconds
 from horovod_tune.analysis.reader.tune_pickles import resources_of
 
@@ -46,7 +46,9 @@ def _trial_of_state(
     trial_id = id_of(trial)
     name = text_or_none(trial.get("custom_trial_name"))
     name = name or f"{text_or_none(trial.get('trainable_name')) or 'trial'}_{trial_id}"
-    last, config = run.get("last_result"), plain(trial.get("config") or {}, cut)
+    # Before its first report, Tune has only the trial's names in it.
+    last = run.get("last_result") if TRAINING_ITERATION in mapping(run.get("last_result")) else None
+    config = plain(trial.get("config") or {}, cut)
     tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1": the twelfth after the first
     failures = run.get("num_failures")
     return TrialRecord(
@@ -55,12 +57,12 @@ def _trial_of_state(
         name=name.replace("/", "_"),
         config=config if isinstance(config, dict) else {},
         status=text_or_none(trial.get("status")) or "UNKNOWN",
-        directory=_directory(folder, trial.get("relative_logdir"), cut),
+        directory=_directory(folder, folder_name_of(trial), cut),
         start_time=seconds(run.get("start_time")),
-        end_time=seconds(run.get("last_result_time")) if last else None,
+        end_time=seconds(run.get("last_result_time") or mapping(last).get("timestamp")) if last else None,
         last_result=mapping(plain(last, cut)) or None,
         num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
-        error="" if run.get("error_filename") else None,
+        error="" if run.get("error_filename") or run.get("error_file") else None,
         resources=resources_of(trial.get("placement_group_factory")),
         checkpoint_blob=_blob(run.get("checkpoint_manager")),
     )

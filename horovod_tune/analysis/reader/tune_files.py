@@ -21,11 +21,13 @@ from horovod_tune.analysis.reader.run_files import RunFiles
 from horovod_tune.analysis.reader.runs import STATE_PREFIX, STATE_SUFFIX, Run, StateFile, choose, runs_of
 from horovod_tune.analysis.reader.trial_files import with_files
 from horovod_tune.analysis.reader.trial_states import trials_of_state
-from horovod_tune.analysis.reader.tune_fields import seconds
 from horovod_tune.analysis.reader.tune_pickles import rung_times
 
 _STATE = f"{STATE_PREFIX}*{STATE_SUFFIX}"
 _UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
+_TRIAL_FILES = ("result.json", "params.json", "progress.csv")
+_EQUAL = 4  # so many trials with the same problem make one line
+_COPIED_S = 3600.0  # a file of a search is written at most so long after its trial has started
 _READERS = 16  # storage in a cloud answers each request late; a local disk does not mind
 
 
@@ -75,9 +77,10 @@ def read_experiment(
         state = _later(state, staged, names[0])
     trials = trials_of_state(folder, state, problems)
     if chosen is None or chosen is runs[-1] or trial_ids is not None:
-        trials += _trials_without_state(folder, staged, entries, trials)
+        taken = {trial.folder_name for trial in trials}.union(*(run.folder_names for run in runs))
+        trials += _trials_without_state(folder, staged, entries, taken)
     if not trials and state is None:
-        raise ValueError(_no_experiment(folder, entries))
+        raise ValueError(_no_experiment(folder, entries, problems))
     with ThreadPoolExecutor(_READERS) as readers:
         read = list(readers.map(lambda trial: with_files(folder, staged, trial), trials))
     kept: list[Any] = []
@@ -93,7 +96,22 @@ def read_experiment(
     for missing in sorted(set(trial_ids or ()) - {trial.trial_id for trial in kept}):
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
     files = RunFiles(folder, staged, entries, runs, chosen)
-    return _assemble(files, state, tuple(kept), problems)
+    return _assemble(files, state, tuple(kept), _together(problems))
+
+
+def _together(problems: Iterable[Problem]) -> list[Problem]:
+    """Make one line of what several trials have in common."""
+    groups: dict[str, list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault(problem.what, []).append(problem)
+    found: list[Problem] = []
+    for what, group in groups.items():
+        if len(group) < _EQUAL:
+            found += group
+            continue
+        names = ", ".join(problem.where for problem in group[:3])
+        found.append(Problem(f"{len(group)} trials", f"{what} ({names} and {len(group) - 3} more)"))
+    return found
 
 
 def _entries(folder: Folder, problems: list[Problem]) -> list[Entry]:
@@ -127,7 +145,12 @@ def _state(folder: Folder, name: str) -> dict[str, Any]:
         state = parse_json((folder.read(name) or b"").decode("utf-8", "replace"))
     except ValueError as error:
         raise ValueError(f"not readable as JSON ({error})") from error
-    if not isinstance(state, dict) or not isinstance(state.get("trial_data"), list):
+    if not isinstance(state, dict):
+        raise ValueError("holds no trials")
+    if "trial_data" not in state and isinstance(state.get("checkpoints"), list):
+        # Ray 1.x has all of a trial in one JSON text.
+        state["trial_data"] = [[trial, trial] for trial in state["checkpoints"]]
+    if not isinstance(state.get("trial_data"), list):
         raise ValueError("holds no trials")
     return state
 
@@ -166,18 +189,17 @@ def _steps(state: dict[str, Any]) -> float:
 
 
 def _trials_without_state(
-    folder: Folder, staged: Folder | None, entries: Iterable[Entry], known: list[TrialRecord]
+    folder: Folder, staged: Folder | None, entries: Iterable[Entry], taken: Collection[str]
 ) -> list[TrialRecord]:
-    """Trials' folders that this state file does not speak of: it was lost, or is older than they are.
+    """Trials' folders that no state file names: it was lost, or is older than they are.
 
     Their number is not known yet: -1.
     """
-    taken = {trial.folder_name for trial in known}
     listed = [*entries, *(staged.entries() if staged is not None else ())]
     found: list[TrialRecord] = []
-    for name in sorted({entry.name for entry in listed if entry.is_dir} - taken):
+    for name in sorted({entry.name for entry in listed if entry.is_dir}.difference(taken)):
         places = [folder.below(name)] + ([staged.below(name)] if staged is not None else [])
-        if not any(place.size(file) for place in places for file in ("result.json", "params.json")):
+        if not any(place.size(file) for place in places for file in _TRIAL_FILES):
             continue
         failed = any(place.size("error.txt") for place in places)
         found.append(
@@ -200,14 +222,17 @@ def _is_older(trial: TrialRecord, run: Run | None) -> bool:
     return began is not None and trial.end_time is not None and trial.end_time < began - 1.0
 
 
-def _no_experiment(folder: Folder, entries: Iterable[Entry]) -> str:
+def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[Problem]) -> str:
+    unreadable = "; ".join(map(str, problems))
+    if unreadable:
+        return f"no Tune experiment can be read at {folder.shown!r}: {unreadable}"
     inner = [
         entry.name
         for entry in entries
         if entry.is_dir and any(_is_state(below) for below in folder.below(entry.name).entries())
     ]
     hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
-    missing = f"neither {_STATE} nor a trial's folder with result.json"
+    missing = f"neither {_STATE} nor a trial's folder with result.json or progress.csv"
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
 
 
@@ -221,8 +246,11 @@ def _assemble(
     modified = [entry.modified for entry in files.listed if entry.modified and not entry.is_dir]
     if files.chosen is not None and files.chosen is not files.runs[-1]:
         modified = [files.chosen.last_write] if files.chosen.last_write else []
+    is_copy = _is_copy(files, trials)
+    modified = [] if is_copy else modified
     modified += [trial.end_time for trial in trials if trial.end_time]
     starts = [trial.start_time for trial in trials if trial.start_time]
+    sessions = files.chosen.sessions if files.chosen is not None else ()
     return ExperimentRecord(
         name=files.folder.name,
         path=files.folder.shown,
@@ -232,7 +260,9 @@ def _assemble(
         problems=tuple(problems),
         metric=metric,
         mode=mode,
-        start_time=seconds(runner.get("_start_time")) or (min(starts) if starts else None),
+        start_time=min((*sessions, *starts), default=None),
+        sessions=sessions,
+        is_copy=is_copy,
         last_write=max(modified, default=None),
         num_samples=facts.num_samples,
         domains=facts.domains,
@@ -246,6 +276,19 @@ def _assemble(
         predictions=facts.predictions,
         facts=written,
     )
+
+
+def _is_copy(files: RunFiles, trials: Iterable[TrialRecord]) -> bool:
+    """Return True if no file is as old as the search: a copy of its folder, whose file times say nothing."""
+    if files.chosen is None or files.chosen.newest.start_time is None or files.staged is not None:
+        return False
+    started = [trial for trial in trials if trial.status != "PENDING"][:3]
+    written = [entry.modified for entry in files.entries if not entry.is_dir]
+    for trial in started:
+        inside = files.folder.below(trial.folder_name).entries() if trial.folder_name else []
+        written += [entry.modified for entry in inside]
+    known = [moment for moment in written if moment is not None]
+    return bool(started and known) and min(known) > files.chosen.newest.start_time + _COPIED_S
 
 
 def _aim(

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_facts import hosts_of, ranks_of, start_span
+from horovod_tune.analysis.trial_facts import hosts_of, ranks_of, session_gaps, spans
 
 NOT_KNOWN = "not written down"
 
@@ -31,10 +31,10 @@ def usage(analysis: Analysis) -> Usage:
     cpu = gpu = 0.0
     counted = 0
     for trial in analysis.trials:
-        span = start_span(trial)
-        if trial.resources is None or span is None or trial.end_time is None:
+        held = spans(trial, analysis.record.sessions)
+        if trial.resources is None or not held or trial.end_time is None:
             continue
-        hours = (trial.end_time - span[0]) / 3600
+        hours = sum(end - begin for begin, _, end in held) / 3600
         cpu += hours * trial.resources.total("CPU")
         gpu += hours * trial.resources.total("GPU")
         counted += 1
@@ -42,12 +42,21 @@ def usage(analysis: Analysis) -> Usage:
 
 
 def wall_time_s(analysis: Analysis) -> float | None:
-    """Seconds from the experiment's start to its last sign of life."""
+    """Seconds from the experiment's start to its last sign of life, without those between two drivers."""
     begin = analysis.record.start_time
     ends = [trial.end_time for trial in analysis.trials if trial.end_time is not None]
     if begin is None or not ends:
         return None
-    return max(ends) - begin
+    gaps = session_gaps(analysis.trials, analysis.record.sessions)
+    return max(ends) - begin - sum(min(end, max(ends)) - min(start, max(ends)) for start, end in gaps)
+
+
+def wall_text(analysis: Analysis) -> str | None:
+    """The wall time as text, with the number of sessions of a resumed search; None if it is not known."""
+    wall, sessions = wall_time_s(analysis), len(analysis.record.sessions)
+    if wall is None:
+        return None
+    return duration(wall) + (f" in {sessions} sessions" if sessions > 1 else "")
 
 
 def statuses(analysis: Analysis) -> dict[str, int]:
@@ -58,7 +67,7 @@ def statuses(analysis: Analysis) -> dict[str, int]:
 def facts(analysis: Analysis) -> list[tuple[str, str]]:
     """Return the facts of the run as pairs of a name and a text. What is not written down says so."""
     record, written = analysis.record, analysis.record.facts
-    used, wall = usage(analysis), wall_time_s(analysis)
+    used = usage(analysis)
     budget = f" of a budget of {duration(record.time_budget_s)}" if record.time_budget_s else ""
     pairs = [
         ("Experiment", record.path + run_text(analysis)),
@@ -71,7 +80,7 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
         ("Resources of a trial", _resources_text(analysis)),
         ("Machines", _machines_text(analysis)),
         ("Started", moment(record.start_time) if record.start_time else NOT_KNOWN),
-        ("Wall time", (duration(wall) if wall is not None else NOT_KNOWN) + budget),
+        ("Wall time", (wall_text(analysis) or NOT_KNOWN) + budget),
         ("CPU and GPU time", _usage_text(used, len(analysis.trials))),
         ("Versions", _joined(written.get("versions")) or NOT_KNOWN),
         ("Cluster", _joined(written.get("cluster")) or NOT_KNOWN),

@@ -12,13 +12,12 @@ from importlib import metadata
 from horovod_tune.analysis.pareto import ParetoFront
 from horovod_tune.analysis.report.config_text import python_text, yaml_text
 from horovod_tune.analysis.report.run_facts import (
-    duration,
     facts,
     hours,
     moment,
     statuses,
     usage,
-    wall_time_s,
+    wall_text,
 )
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_facts import error_line
@@ -29,12 +28,12 @@ _GROUPS, _TRACEBACK, _PROBLEMS, _FRONT = 100, 20_000, 200, 100
 
 def header_section(analysis: Analysis) -> str:
     counts = statuses(analysis)
-    used, wall = usage(analysis), wall_time_s(analysis)
+    used, wall = usage(analysis), wall_text(analysis)
     tiles = [
         ("trials", f"{len(analysis.trials):,}", ", ".join(f"{n:,} {s.lower()}" for s, n in counts.items()))
     ]
     if wall is not None:
-        tiles.append(("wall time", duration(wall), moment(analysis.record.start_time or 0.0)))
+        tiles.append(("wall time", wall, moment(analysis.record.start_time or 0.0)))
     if used.cpu is not None and used.gpu is not None:
         gpu = f"{hours(used.gpu)} of GPU" if used.gpu else "no GPU"
         tiles.append(("CPU time", hours(used.cpu), gpu))

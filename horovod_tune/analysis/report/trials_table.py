@@ -13,7 +13,7 @@ from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.report.run_facts import duration
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_facts import error_line, ranks_of
+from horovod_tune.analysis.trial_facts import error_line, ranks_of, spans
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 
@@ -106,8 +106,8 @@ def _iterations(analysis: Analysis, trial: int) -> int:
 
 
 def _seconds(analysis: Analysis, trial: int) -> float | None:
-    one = analysis.trials[trial]
-    return one.end_time - one.start_time if one.start_time is not None and one.end_time is not None else None
+    held = spans(analysis.trials[trial], analysis.record.sessions)
+    return sum(end - trained for _, trained, end in held) if held else None
 
 
 def _column_of_ranks(analysis: Analysis) -> _Column | None:

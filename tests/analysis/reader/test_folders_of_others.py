@@ -1,0 +1,152 @@
+"""Experiment folders that others made: by older releases of Ray, incomplete, copied, of two searches."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_experiments import START, made_experiment, written
+
+from horovod_tune.analysis import analyze
+from horovod_tune.analysis.results import Analysis
+from horovod_tune.analysis.varying_parameters import varying_parameters
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return written(made_experiment(6, asha=False), tmp_path)
+
+
+def read(home: Path) -> Analysis:
+    return analyze(home, metric="loss", mode="min")
+
+
+def state_file(home: Path) -> Path:
+    return next(home.glob("experiment_state-*.json"))
+
+
+def older_state(number: int, status: str) -> str:
+    """A trial as Ray 1.x wrote it: all in one text."""
+    trial_id = f"aa000_0000{number}"
+    last = {"loss": 1.0 / (number + 1), "training_iteration": 3, "trial_id": trial_id}
+    trial = {"trainable_name": "train", "trial_id": trial_id, "config": {"lr": 0.1}, "status": status}
+    return json.dumps(trial | {"last_result": last, "logdir": f"/old/place/train_{trial_id}"})
+
+
+def test_state_files_of_ray_1_are_read(tmp_path):
+    texts = [older_state(0, "TERMINATED"), older_state(1, "ERROR")]
+    state = {"checkpoints": texts, "runner_data": {}, "stats": {"start_time": 1610629211.0}}
+    (tmp_path / "experiment_state-2021-01-14_05-00-11.json").write_text(json.dumps(state))
+    analysis = read(tmp_path)
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED", "ERROR"]
+    assert analysis.best_value == 0.5 and analysis.state == "finished"
+    assert analysis.record.start_time == 1610629211.0
+    home = tmp_path / "train_aa000_00000"
+    home.mkdir()
+    row = {"loss": 0.25, "training_iteration": 4, "trial_id": "aa000_00000"}
+    (home / "result.json").write_text(json.dumps(row) + "\n")
+    assert read(tmp_path).best_value == 0.25, "the folder has the name of the path's last part"
+
+
+def test_an_unreadable_state_file_is_named_where_nothing_else_is_there(tmp_path):
+    (tmp_path / "experiment_state-2021-01-14_05-00-11.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"can be read at .*: experiment_state-2021.*: holds no trials"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("with_params", [True, False])
+def test_reports_are_read_from_progress_csv_where_result_json_is_missing(home, with_params):
+    trial = read(home).trials[2]
+    folder = home / trial.folder_name
+    (folder / "result.json").unlink()
+    if not with_params:
+        (folder / "params.json").unlink()
+    table = "loss,training_iteration,trial_id,done,config/lr\n"
+    table += f"1.5,1,{trial.trial_id},False,0.25\n-0.5,2,{trial.trial_id},True,0.25\n"
+    (folder / "progress.csv").write_text(table)
+    state_file(home).unlink()
+    analysis = read(home)
+    assert analysis.best_value == -0.5 and analysis.best_trial.trial_id == trial.trial_id
+    assert [row["loss"] for row in analysis.best_trial.rows] == [1.5, -0.5]
+    assert analysis.best_config["lr"] == (trial.config["lr"] if with_params else 0.25)
+    assert not analysis.problems
+
+
+def test_a_trial_of_an_earlier_search_that_never_reported_is_not_the_newest_ones(home):
+    state = json.loads(state_file(home).read_text())
+    trial = json.loads(state["trial_data"][0][0])
+    trial |= {"trial_id": "old_0", "relative_logdir": "train_old_0", "status": "ERROR"}
+    state["trial_data"] = [[json.dumps(trial), json.dumps({"error_filename": "error.txt"})]]
+    (home / "experiment_state-2026-11-19_12-00-00.json").write_text(json.dumps(state))
+    folder = home / "train_old_0"
+    folder.mkdir()
+    (folder / "params.json").write_text("{}")
+    (folder / "error.txt").write_text("RuntimeError: wrong file name\n")
+    with pytest.warns(UserWarning, match="2 searches"):
+        assert "old_0" not in [each.trial_id for each in read(home).trials]
+    first = analyze(home, metric="loss", mode="min", run="2026-11-19_12-00-00")
+    assert [(each.trial_id, each.status) for each in first.trials] == [("old_0", "ERROR")]
+
+
+def test_what_many_trials_have_in_common_is_one_line(home):
+    for folder in home.glob("train_*"):
+        (folder / "result.json").unlink()
+    (problem,) = read(home).problems
+    assert problem.where == "6 trials" and "abcd1_00000, abcd1_00001, abcd1_00002 and 3 more" in problem.what
+
+
+def test_a_trial_that_never_reported_has_no_last_report(home):
+    state = json.loads(state_file(home).read_text())
+    run = json.loads(state["trial_data"][0][1]) | {"last_result": {"trial_id": "abcd1_00000", "pid": 3}}
+    state["trial_data"][0][1] = json.dumps(run)
+    state_file(home).write_text(json.dumps(state))
+    (home / "train_abcd1_00000" / "result.json").unlink()
+    analysis = read(home)
+    assert analysis.trials[0].last_result is None
+    assert [problem.what for problem in analysis.problems] == ["it has no reports"]
+
+
+def unfinished(home: Path) -> None:
+    state = json.loads(state_file(home).read_text())
+    trial = json.loads(state["trial_data"][0][0]) | {"status": "RUNNING"}
+    state["trial_data"][0][0] = json.dumps(trial)
+    state_file(home).write_text(json.dumps(state))
+
+
+def test_a_copied_folder_is_interrupted_and_one_that_is_written_now_runs(home, tmp_path):
+    unfinished(home)
+    assert read(home).state == "running"
+    copied = shutil.copytree(home, tmp_path / "copied", copy_function=shutil.copyfile)
+    analysis = read(copied)
+    assert analysis.state == "interrupted"
+    assert analysis.record.last_write == max(trial.end_time for trial in analysis.trials)
+
+
+def test_a_search_whose_state_file_is_lost_is_not_called_finished(home):
+    state_file(home).unlink()
+    old = time.time() - 3600
+    for path in home.rglob("*"):
+        os.utime(path, (old, old))
+    assert read(home).state == "unknown"
+
+
+def configured(*configs: dict) -> Analysis:
+    made = made_experiment(len(configs))
+    trials = tuple(replace(t, config=config) for t, config in zip(made.trials, configs, strict=True))
+    record = replace(made.record, trials=trials, domains=None, start_time=START)
+    return Analysis(record, made.folder, metric="loss", mode="min")
+
+
+def test_a_list_is_one_option():
+    found = varying_parameters(configured({"sizes": [64, 64]}, {"sizes": [128]}, {"sizes": [64, 64]}))
+    assert [(one.name, one.categories) for one in found] == [("sizes", ("[128]", "[64, 64]"))]
+
+
+def test_the_address_of_an_object_is_no_option():
+    text = "<__main__.Net object at 0x7f0c4c0b3d{:02x}>"
+    assert varying_parameters(configured(*({"net": text.format(n)} for n in range(3)))) == []

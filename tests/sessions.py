@@ -53,15 +53,24 @@ def _session() -> str:
 def _start(num_cpus: int, **settings: Any) -> None:
     import ray
 
-    ray.init(
-        "local",
-        num_cpus=num_cpus,
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        **settings,
-    )
+    for is_last in (False, True):
+        try:
+            ray.init(
+                "local",
+                num_cpus=num_cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                **settings,
+            )
+            return
+        except (
+            Exception
+        ):  # "timed out during startup": it has 30 s, too few when several start on a busy machine
+            ray.shutdown()
+            if is_last:
+                raise
 
 
 @contextmanager

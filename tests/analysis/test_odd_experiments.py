@@ -16,7 +16,7 @@ from horovod_tune.analysis import analyze
 from horovod_tune.analysis.export import chosen_frame, write_csv, write_parquet
 from horovod_tune.analysis.report import render
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 ODD_NAMES = (
     "a/b",

@@ -1,5 +1,4 @@
-"""What a trial leaves behind at its end reaches its user: exit handlers, files of its directory, "
-"temporary ones."""
+"""What a trial leaves behind at its end reaches its user: exit handlers, files of its directory."""
 
 from __future__ import annotations
 
@@ -47,6 +46,7 @@ def test_exit_handlers_run_on_every_rank(
     assert wait_for(notes, expected) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["failed", "stopped", "returned"])
 def test_a_process_that_is_ended_cleans_up_first(
     tune_run: Callable[..., Any], tmp_path: Path, end: str

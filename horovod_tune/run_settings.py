@@ -20,7 +20,7 @@ from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.errors import SerializationError, SpecError
 from horovod_tune.experiment_facts import write_facts
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
-from horovod_tune.function.unpicklable import find_unpicklable
+from horovod_tune.function.variables import find_unpicklable
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.progress import ProgressCallback

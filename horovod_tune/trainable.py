@@ -23,7 +23,7 @@ from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, TrainingFunctionError
 from horovod_tune.function.shipping import ShippedFunction
-from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
+from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
 from horovod_tune.messages import TrialRequest
 from horovod_tune.placement import fits
 from horovod_tune.ray_compat.preemption import HostPreempted
@@ -65,9 +65,11 @@ class DistributedTrainable(FunctionTrainable):
 
         Raises:
             ResourcesUnavailable: the cluster can never hold them. Runs in the driver.
+            SpecError: ``config`` holds a dict that Tune cannot write.
         """
         # Under Ray Client, Tune runs in another process than the one that made this class.
         patch_tune(cls._spec.reuse_workers)
+        check_config(config)
         placement = placement_of(cls._spec)
         ray_compat.check_cluster_holds(placement)
         return request_for(placement)

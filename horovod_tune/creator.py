@@ -109,7 +109,7 @@ def _callbacks_of(trainable: type[DistributedTrainable]) -> list[Callback]:
     callbacks: list[Callback] = []
     placement = placement_of(trainable._spec)
     if len(placement.bundles) > 1:
-        from horovod_tune.preflight.before_trials import Preflight
+        from horovod_tune.doctor.preflight import Preflight
 
         callbacks.append(Preflight(trainable._spec, trainable._shipped, placement))
     return callbacks

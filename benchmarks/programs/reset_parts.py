@@ -22,16 +22,12 @@ if __name__ == "__main__":
     import horovod.torch  # noqa: F401
 
     from horovod_tune.rank.reset.baseline import Baseline
-    from horovod_tune.rank.reset.python_settings import SavedSettings, python_settings
 
     baseline = Baseline()
-    assert baseline._torch is not None
     costs = {
         "all": cost_ms(baseline.restore),
-        "all of torch": cost_ms(baseline._torch.restore),
-        "the user's modules": cost_ms(baseline._modules.forget_users),
-        "all of Python's settings": cost_ms(baseline._python.restore),
+        "what modules hold": cost_ms(baseline._watch.restore),
+        "imported modules": cost_ms(baseline._imports.forget),
+        "settings": cost_ms(baseline._settings.restore),
     }
-    for setting in python_settings():
-        costs[f"Python's {setting.name}"] = cost_ms(SavedSettings([setting]).restore)
     trials.publish(costs)

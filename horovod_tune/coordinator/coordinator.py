@@ -14,8 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horovod_tune import ray_compat
 from horovod_tune.coordinator.host_slots import write_slots
 from horovod_tune.coordinator.worker_group import WorkerGroup
+from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
 from horovod_tune.session import COMMIT_FILE
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from horovod_tune.coordinator.trial_storage import TrialStorage
 
 logger = logging.getLogger(__name__)
+
+_USED = "(in processes that earlier trials had used; reuse_workers=False gives every trial new ones)"
 
 
 class Coordinator:
@@ -45,6 +49,8 @@ class Coordinator:
         self._started = False
         self._log_is_lost = False
         self._function_is_there = False
+        # Whether the workers have run another trial before this one, and whether this one has reported.
+        self._are_used = self._has_reported = False
         self._start_s = 0.0
         # Why the workers of the trial before were not kept; empty when they were.
         self.replaced_because: list[str] = []
@@ -57,7 +63,7 @@ class Coordinator:
         """Take the next trial; its training function starts with the first `next_result`."""
         self._release_storage()
         self._order, self._storage = order, storage
-        self._started = self._log_is_lost = False
+        self._started = self._log_is_lost = self._has_reported = False
 
     def restore(self, checkpoint: CheckpointPlace) -> None:
         """Let the trial start from a checkpoint. Must come before its first `next_result`."""
@@ -78,7 +84,12 @@ class Coordinator:
             event = self._group.next_event()
         except Exception as cause:
             self._started = False  # nothing left to unwind
+            if self._may_try_again(cause):
+                return self._try_again(cause)
             self._give_up(cause)
+            if self._are_used and isinstance(cause, TrainingFailed):
+                first, _, rest = str(cause).partition("\n")
+                cause.args = (f"{first}\n{_USED}\n{rest}",)
             raise
         self._keep_logs()
         match event:
@@ -89,6 +100,29 @@ class Coordinator:
                     self._group.begin_reset()
                 self._keep_logs(at_end=True)
                 return None
+
+    def _may_try_again(self, cause: Exception) -> bool:
+        """Return True if a trial may have failed over what another one left in its processes.
+
+        One that has reported may not start again by itself: Tune has its results.
+        """
+        if not self._are_used or self._has_reported or not isinstance(cause, TrainingFailed | StartFailed):
+            return False
+        lost = getattr(cause, "lost_nodes", ())
+        return not (lost and ray_compat.is_preempted(lost))
+
+    def _try_again(self, cause: Exception) -> Any:
+        """Start the trial again in new processes; what goes wrong there is its error."""
+        assert self._order is not None
+        logger.warning(
+            "horovod_tune: %s failed before its first report in processes that an earlier trial had used; it "
+            "is tried again in new ones. reuse_workers=False gives every trial new ones. It failed with: %s",
+            self._order.trial_name,
+            str(cause).strip().rpartition("\n")[2],
+        )
+        self._keep_logs(at_end=True)
+        self._replace_workers(["the trial failed in them"])
+        return self.next_result()
 
     def _give_up(self, cause: Exception) -> None:
         """End the workers after a failure; whatever happens meanwhile, ``cause`` is what is told."""
@@ -103,6 +137,7 @@ class Coordinator:
     def _start(self) -> None:
         assert self._order is not None
         self._started = True
+        self._are_used = self._function_is_there
         asked = time.monotonic()
         function = None if self._function_is_there else self._function
         self._group.begin(replace(self._order, function=function))
@@ -124,6 +159,7 @@ class Coordinator:
         self, index: int, metrics: dict[str, Any], path: str | None
     ) -> tuple[dict[str, Any], Checkpoint | None]:
         assert self._storage is not None
+        self._has_reported = True
         metrics = {**metrics}
         for name, fact in self._world_facts().items():
             metrics.setdefault(name, fact)

@@ -22,6 +22,7 @@ from typing import Any
 
 from horovod_tune.compatibility import Patch, part
 from horovod_tune.gloo import sockets
+from horovod_tune.rank.reset.settings import horovod_settings
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
@@ -66,6 +67,8 @@ class HorovodWorld:
         self._has_asked = False
         self._basics: Any = None
         self._environment: dict[str, str] = {}
+        # Of this process's first world.
+        self._settings: set[tuple[str, str]] | None = None
         self._sockets: dict[int, str] = {}
         # What was open when the `hvd.init()` that is under way began.
         self._before_init: dict[int, str] | None = None
@@ -102,6 +105,7 @@ class HorovodWorld:
         @functools.wraps(real_init)
         def init(basics: Any, comm: Any = None, process_sets: Any = None) -> Any:
             world._has_asked = True
+            world._check_settings()
             if world._hides(basics):
                 world._kept = False
                 fits = comm is None and not process_sets and world._environment == _horovod_environment()
@@ -137,6 +141,18 @@ class HorovodWorld:
         self._real_shutdown, self._real_initialized = real_shutdown, real_initialized
         for name in _FACTS + _FACTS_OF_SETS:
             setattr(basics_class, name, self._guarded_fact(name, getattr(basics_class, name)))
+
+    def _check_settings(self) -> None:
+        """Refuse a world with other settings than this process's first: Horovod mixes both and crashes."""
+        settings = horovod_settings()
+        if self._settings is None:
+            self._settings = settings
+        changed = sorted({name for name, _ in self._settings ^ settings})
+        if changed:
+            raise ValueError(
+                f"{', '.join(changed)} differ(s) from this process's first Horovod world, and Horovod reads "
+                "some of its variables once per process: a world with other values needs new processes"
+            )
 
     def _note_facts(self, basics: Any) -> None:
         """Know the facts of a new world also when it has been broken off."""

@@ -286,12 +286,12 @@ class TrainingActor:
         self._training.thread.join(timeout=join_s)
         if self._training.is_alive:
             return ResetResult((rank,), (f"the training function of rank {rank} still runs",))
-        self._training = None
+        own_package, self._training = self._training.own_package, None
         problems = self._horovod.keep(timeout_s=PROBE_TIMEOUT_S)
         if problems:
             return ResetResult((rank,), tuple(problems))
         assert self._baseline is not None
-        return ResetResult((rank,), tuple(self._baseline.restore()))
+        return ResetResult((rank,), tuple(self._baseline.restore(own_package)))
 
     def _open_checkpoint(self, place: CheckpointPlace) -> Any:
         return open_checkpoint(place, self._node_id, self._copies)

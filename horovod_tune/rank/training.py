@@ -58,6 +58,8 @@ class Training:
         self._prepare = prepare
         self._describe_failure = describe_failure
         self._leave_world = leave_world
+        # The top-level package of the training function; empty until it is loaded.
+        self.own_package = ""
         self.thread = threading.Thread(
             target=self._run, name=f"training-{live_session.order.trial_id}", daemon=True
         )
@@ -77,7 +79,9 @@ class Training:
             enter_working_directory(self.session.order)
             session.activate(self.session)
             ray_compat.install_session(self.session)
-            self._call(cloudpickle.loads(self._function))
+            function = cloudpickle.loads(self._function)
+            self.own_package = str(getattr(function, "__module__", None) or "").partition(".")[0]
+            self._call(function)
             ending = Finished(self.session.world.rank)
         except StopTraining:
             ending = Stopped(self.session.world.rank)

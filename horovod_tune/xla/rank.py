@@ -270,6 +270,6 @@ class _Rank:
         self._training.thread.join(timeout=join_s)
         if self._training.is_alive:
             return [f"the training function of rank {self._rank} still runs"]
-        self._training = None
+        own_package, self._training = self._training.own_package, None
         environment = dict(os.environ)
-        return self._baseline.restore() + self._runtime.restore(environment)
+        return self._baseline.restore(own_package) + self._runtime.restore(environment)

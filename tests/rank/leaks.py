@@ -31,15 +31,6 @@ from typing import Any
 import numpy as np
 import torch
 
-
-class Model(torch.nn.Linear):
-    """A class of the user's own, with an attribute that trials could share."""
-
-    calls = 0
-
-
-COUNTER: list[int] = []
-
 LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a new environment variable": (
         lambda: os.environ.get("LEAK"),
@@ -101,12 +92,6 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         lambda: signal.setitimer(signal.ITIMER_REAL, 3600),
     ),
-    "a global of the training function": (lambda: COUNTER[:], lambda: COUNTER.append(1)),
-    "an attribute of the user's class": (lambda: Model.calls, lambda: setattr(Model, "calls", 1)),
-    "a new attribute of the user's class": (
-        lambda: hasattr(Model, "leak"),
-        lambda: setattr(Model, "leak", 1),
-    ),
     "a module of the user's": (lambda: _module_state(), lambda: _change_module()),
     "NumPy's error state": (lambda: np.geterr()["over"], lambda: np.seterr(all="raise")),
     "NumPy's printing": (
@@ -163,7 +148,6 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: hasattr(torch.Tensor, "leak"),
         lambda: setattr(torch.Tensor, "leak", lambda self: self),
     ),
-    "Horovod initialised": (lambda: _horovod(), lambda: _init_horovod()),
 }
 
 
@@ -255,22 +239,6 @@ def _saved_tensor_is_packed() -> bool:
 
 def _pack_saved_tensors() -> None:
     torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__()
-
-
-def _horovod() -> Any:
-    import horovod.torch as hvd
-
-    try:
-        size = hvd.size()
-    except ValueError as error:
-        size = str(error)
-    return hvd.is_initialized(), size
-
-
-def _init_horovod() -> None:
-    import horovod.torch as hvd
-
-    hvd.init()
 
 
 def ignore_a_signal_in_c() -> None:

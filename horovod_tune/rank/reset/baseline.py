@@ -1,11 +1,13 @@
-"""Restores a rank's process after a trial: settings, modules, threads, child processes, files and memory.
+"""Restores a rank's process after a trial, so that the next one finds what it would in a new process.
 
 Runs in each rank, in a thread that runs no code of the user's. `Baseline.restore` returns what it could not
-restore; the process is then replaced.
+restore; the process is then replaced. What the three parts see: `settings` what is no attribute of a module,
+`imports` which modules there are, `watch` what the modules that stay hold.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import sys
@@ -16,9 +18,9 @@ import weakref
 import psutil
 
 from horovod_tune.rank.allocator import give_freed_memory_back
-from horovod_tune.rank.reset.imported_modules import ImportedModules
-from horovod_tune.rank.reset.python_settings import SavedSettings, python_settings, reseed
-from horovod_tune.rank.reset.torch_settings import TorchBaseline
+from horovod_tune.rank.reset.imports import Imports
+from horovod_tune.rank.reset.settings import Settings, horovod_settings, reseed
+from horovod_tune.rank.reset.watch import Watch
 from horovod_tune.rank.streams import unusable_streams
 
 # How long a trial's own threads and child processes may take to end after it.
@@ -36,9 +38,16 @@ class Baseline:
     """How this process was before its first trial."""
 
     def __init__(self) -> None:
-        self._torch = TorchBaseline() if "torch" in sys.modules else None
-        self._modules = ImportedModules()
-        self._python = SavedSettings(python_settings())
+        self._settings = Settings()
+        # The objects that follow would set off collections, which find nothing.
+        was_on = gc.isenabled()
+        gc.disable()
+        self._watch = Watch()
+        self._imports = Imports(self._watch, self._settings)
+        self._watch.add_all()
+        if was_on:
+            gc.enable()
+        self._horovod = horovod_settings()
         # By object: another thread may get the number of one that has ended.
         self._threads = weakref.WeakSet(threading.enumerate())
         self._children = set(_children())
@@ -49,24 +58,31 @@ class Baseline:
         # scan them now either, since that takes 0.1 s of the first trial's start and frees next to nothing.
         gc.freeze()
 
-    def restore(self) -> list[str]:
-        """Restore everything; return what could not be restored."""
+    def restore(self, own_package: str = "") -> list[str]:
+        """Restore everything; return what could not be restored.
+
+        Args:
+            own_package: of the training function: no other trial may see it used.
+        """
         self._restore_output()
-        problems = self._python.restore()
+        faulthandler.cancel_dump_traceback_later()
+        changed = {name for name, _ in self._horovod ^ horovod_settings()}
+        problems = [f"{name} was set, which Horovod reads once per process" for name in sorted(changed)]
+        problems += self._settings.restore()
         # A closed one cannot be opened again, and the next trial's first print() would raise.
         problems += [f"{name} was closed" for name in unusable_streams()]
-        if self._torch is not None:
-            problems += self._torch.restore()
-            self._torch.forget_compiled()
-        imported = self._modules.forget_users()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            problems.append("torch.distributed is still initialised")
+        more_stay, not_forgotten = self._imports.forget(own_package)
+        problems += not_forgotten
+        problems += self._watch.restore()
         reseed()
         gc.collect()
-        if imported:
+        if more_stay:
             gc.freeze()
         # After the collection, since objects that are collected may end their threads and processes.
-        problems += self._threads_left() + self._children_left() + self._files_left()
-        if self._torch is not None:
-            problems += self._torch.check_gpu_memory()
+        problems += self._threads_left() + self._children_left() + self._files_left() + _gpu_memory_left()
         give_freed_memory_back()
         return problems + self._memory_left()
 
@@ -114,6 +130,20 @@ class Baseline:
     def _files_left(self) -> list[str]:
         more = len(os.listdir("/proc/self/fd")) - self._files
         return [f"{more} files were left open"] if more > FILES_LEFT else []
+
+
+def _gpu_memory_left() -> list[str]:
+    """Free the cached GPU memory; return what is still held."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    cuda = torch.cuda
+    cuda.empty_cache()
+    held = sum(cuda.memory_allocated(device) for device in range(cuda.device_count()))
+    for device in range(cuda.device_count()):
+        cuda.reset_peak_memory_stats(device)
+    cuda.manual_seed_all(torch.initial_seed())
+    return [f"{held} bytes of GPU memory are still held"] if held else []
 
 
 def _own_memory_mb() -> int:

@@ -1,0 +1,185 @@
+"""Forgets what a training function has imported, so that the next trial imports it again.
+
+Forgotten are the user's own modules, and installed packages of Python files that nothing which stays refers
+to. Parts of what a fresh worker has (torch, NumPy, the standard library), packages with extension modules,
+which a process can load only once, and what those refer to stay: they are watched from the moment that their
+import has ended, and what their import changes elsewhere is theirs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import linecache
+import os
+import re
+import site
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from horovod_tune.rank.reset.settings import Settings
+from horovod_tune.rank.reset.watch import Watch
+
+_INSTALLED = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {
+        *sysconfig.get_paths().values(),
+        *site.getsitepackages(),
+        os.path.dirname(os.__file__),
+        os.path.join(os.path.dirname(__file__), os.pardir, os.pardir),
+    }
+    if path and os.path.isabs(path) and len(path) > 1 and os.path.basename(path) not in ("bin", "scripts")
+)
+
+
+class Imports:
+    """The modules of this process before its first trial; follows what is imported from then on."""
+
+    def __init__(self, watch: Watch, settings: Settings) -> None:
+        self._watch = watch
+        self._settings = settings
+        self._before = {name: module for name, module in sys.modules.items() if module is not None}
+        self._packages = {_top(name) for name in self._before}
+        self._installed: dict[str, bool] = {}
+        # Names of modules that came with an import of a library.
+        self._of_libraries: set[str] = set()
+        self._thread = threading.local()
+        bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
+        real = bootstrap._find_and_load
+
+        def _call_with_frames_removed(name: str, import_: Callable[..., Any]) -> Any:
+            if getattr(self._thread, "is_importing", False) or not self._is_library(_top(name)):
+                return real(name, import_)
+            return self._import_library(real, name, import_)
+
+        # So Python leaves these frames out of tracebacks, as it does its own.
+        for function in (_call_with_frames_removed, Imports._import_library):
+            function.__code__ = function.__code__.replace(
+                co_filename=real.__code__.co_filename, co_name="_call_with_frames_removed"
+            )
+        bootstrap._find_and_load = _call_with_frames_removed
+
+    def _import_library(self, real: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
+        """Import ``name``; what its import changes in other modules is not the trial's doing."""
+        looks = _top(name) not in sys.stdlib_module_names
+        self._thread.is_importing = True
+        before = self._watch.differing() if looks else {}
+        settings = self._settings.of_libraries() if looks else {}
+        there = set(sys.modules)
+        try:
+            return real(name, import_)
+        finally:
+            self._thread.is_importing = False
+            new = sys.modules.keys() - there
+            self._of_libraries |= new
+            if looks:
+                self._watch.accept(before)
+                self._settings.accept(settings)
+            self._watch.add(sys.modules[each] for each in new)
+
+    def _is_library(self, package: str) -> bool:
+        """Return True if a package is installed, or part of what a fresh worker has."""
+        if package in self._packages:
+            return True
+        if package not in self._installed:
+            try:
+                spec = importlib.util.find_spec(package)
+            except (ImportError, ValueError, AttributeError):
+                spec = None
+            places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+            self._installed[package] = any(_is_installed(place) for place in places if place)
+        return self._installed[package]
+
+    def forget(self, own_package: str = "") -> tuple[bool, list[str]]:
+        """Forget what can be forgotten.
+
+        Returns:
+            whether some new modules stay, and why the process has to be replaced.
+        """
+        for name, module in self._before.items():
+            if sys.modules.get(name) is not module:
+                sys.modules[name] = module
+        new = {name: sys.modules[name] for name in sys.modules.keys() - self._before.keys()}
+        if not new:
+            return False, []
+        packages: dict[str, dict[str, Any]] = {}
+        for name, module in new.items():
+            packages.setdefault(_top(name), {})[name] = module
+        users = {
+            _top(name)
+            for name, module in new.items()
+            if _top(name) not in self._packages
+            and (_top(name) == own_package or self._is_users(name, module))
+        }
+        stay = {name for name in packages if name in self._packages or _has_extension(packages[name])}
+        stay = self._with_referred(stay, packages)
+        forgotten = {name for package in packages.keys() - stay | users for name in packages[package]}
+        for name in forgotten:
+            del sys.modules[name]
+        self._before |= {name: module for name, module in new.items() if name not in forgotten}
+        self._packages |= stay
+        self._watch.forget(module for name, module in new.items() if name in forgotten)
+        if forgotten:
+            linecache.checkcache()
+        self._installed.clear()
+        problems = [f"the package {name!r} cannot be imported again in one process" for name in stay & users]
+        return len(new) > len(forgotten), problems
+
+    def _is_users(self, name: str, module: Any) -> bool:
+        path = getattr(module, "__file__", None) or "built-in"
+        return name not in self._of_libraries and not _is_installed(path)
+
+    def _with_referred(self, stay: set[str], packages: dict[str, dict[str, Any]]) -> set[str]:
+        """Return the packages that stay with those that they refer to, or that are registered in others."""
+        found, waiting = set(stay), [module for name in stay for module in packages[name].values()]
+        referred = _packages_of(self._watch.registered)
+        while True:
+            for module in waiting:
+                held = list(getattr(module, "__dict__", {}).values())
+                referred |= _packages_of(each for each in held if not isinstance(each, str))
+            added = (referred & packages.keys()) - found
+            if not added:
+                return found
+            found |= added
+            waiting, referred = [module for name in added for module in packages[name].values()], set()
+
+
+def _packages_of(values: Iterable[Any]) -> set[str]:
+    """Return the packages that modules, functions, classes, objects or names of theirs belong to."""
+    names = set()
+    for value in values:
+        if isinstance(value, str):
+            match = re.match(r"\w+", value)
+            names.add(match[0] if match else "")
+            continue
+        name = value.__name__ if isinstance(value, ModuleType) else None
+        for each in (name, getattr(type(value), "__module__", None), _module_of(value)):
+            if isinstance(each, str):
+                names.add(_top(each))
+    return names
+
+
+def _module_of(value: Any) -> Any:
+    try:
+        return value.__module__ if isinstance(value, type) else object.__getattribute__(value, "__module__")
+    except Exception:  # any: classes decide themselves how they are asked
+        return None
+
+
+def _has_extension(modules: dict[str, Any]) -> bool:
+    files = [getattr(module, "__file__", None) or ".py" for module in modules.values()]
+    return not all(file.endswith((".py", ".pyc")) for file in files)
+
+
+def _is_installed(path: str) -> bool:
+    if path in ("built-in", "frozen") or "site-packages" in path or "dist-packages" in path:
+        return True
+    return os.path.realpath(path).startswith(_INSTALLED)
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]

@@ -1,0 +1,257 @@
+"""The settings of a process that are no function, class or value in a module.
+
+Those that training functions commonly change are restored. Where one of the others has changed, which can be
+read cheaply, the process is replaced. What belongs to a thread or a context variable (grad mode,
+autocast, the default device, NumPy's error state, decimal's context) is new with each trial's thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import locale
+import logging
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+_OF_LIBRARIES = ("os.environ", "warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
+
+
+class Setting(NamedTuple):
+    """``read()`` returns a setting's value, ``write(value)`` restores it; None where that is not done.
+
+    ``always``: it is read for the thread that asks and written for all that come after, so never compared.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any] | None = None
+    always: bool = False
+
+
+class Settings:
+    """The values that the settings had when this was made."""
+
+    def __init__(self) -> None:
+        torch = sys.modules.get("torch")
+        settings = [*_python_settings(), *(_torch_settings(torch) if torch is not None else ())]
+        self._values = [(setting, setting.read()) for setting in settings]
+
+    def of_libraries(self) -> dict[str, Any]:
+        """Return the settings that libraries change when they are imported."""
+        return {setting.name: setting.read() for setting, _ in self._values if setting.name in _OF_LIBRARIES}
+
+    def accept(self, before: dict[str, Any]) -> None:
+        """Take what has changed since ``before`` (of `of_libraries`) as the doing of a library's import."""
+        for number, (setting, known) in enumerate(self._values):
+            if setting.name in before:
+                self._values[number] = setting, _merged(known, before[setting.name], setting.read())
+
+    def restore(self) -> list[str]:
+        """Write the settings that have changed; return those that could not be restored."""
+        problems = []
+        for setting, value in self._values:
+            try:
+                if not setting.always and setting.read() == value:
+                    continue
+                if setting.write is None:
+                    problems.append(f"{setting.name} was changed")
+                else:
+                    setting.write(value)
+            except Exception as error:  # any: the process is replaced then
+                problems.append(f"{setting.name} was changed and cannot be restored: {error}")
+        return problems
+
+
+def _merged(known: Any, before: Any, after: Any) -> Any:
+    """Return ``known`` with what was added and changed between ``before`` and ``after``.
+
+    >>> _merged({"a": 1}, {"a": 2}, {"a": 2, "b": 3}), _merged([1], [1, 2], [0, 1, 2])
+    ({'a': 1, 'b': 3}, [0, 1])
+    """
+    if isinstance(known, dict):
+        return known | {
+            name: value for name, value in after.items() if name not in before or before[name] != value
+        }
+    return [each for each in after if each not in before] + known
+
+
+def reseed() -> None:
+    """Give Python's and NumPy's generators new seeds from the system, as a new process does."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(None)
+
+
+# Where a rank is in its world; ours, and others in each world of an elastic trial.
+_PLACE = (
+    "RANK",
+    "SIZE",
+    "LOCAL_RANK",
+    "LOCAL_SIZE",
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "HOSTNAME",
+    "GLOO_RENDEZVOUS_ADDR",
+)
+
+
+def horovod_settings() -> set[tuple[str, str]]:
+    """Return the variables that Horovod reads in a process's first world, some of them only then."""
+    variables = ((name, value) for name, value in os.environ.items() if name.startswith("HOROVOD_"))
+    return {(name, value) for name, value in variables if name not in _PLACE}
+
+
+def _python_settings() -> Iterator[Setting]:
+    yield Setting("os.environ", lambda: dict(os.environ), _write_environment)
+    yield Setting("the working directory", _working_directory, os.chdir)
+    for name in ("path", "meta_path", "path_hooks", "argv"):
+        yield _contents(f"sys.{name}", getattr(sys, name))
+    for name in ("stdin", "stdout", "stderr"):
+        yield _attribute(sys, name)
+    yield _contents("warnings.filters", warnings.filters)
+    yield Setting("logging", _logging, _write_logging)
+    yield Setting("the umask", _umask, os.umask)
+    yield Setting("the time zone", lambda: time.tzname, lambda _: time.tzset())
+    yield Setting("the switch interval", sys.getswitchinterval)
+    yield Setting("the recursion limit", sys.getrecursionlimit)
+    yield Setting("threading.stack_size", threading.stack_size)
+    yield Setting("the garbage collector", lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()))
+    yield Setting("the locale", lambda: locale.setlocale(locale.LC_ALL))
+    yield Setting("the default socket timeout", socket.getdefaulttimeout)
+    yield Setting(
+        "the start method of multiprocessing",
+        lambda: multiprocessing.get_start_method(allow_none=True),
+        lambda value: multiprocessing.set_start_method(value, force=True),
+    )
+    yield Setting("the alarm timer", lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0)
+    yield Setting("the CPUs of the process", lambda: os.sched_getaffinity(0))
+    yield Setting("the priority", lambda: os.getpriority(os.PRIO_PROCESS, 0))
+    for name in ("RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_STACK"):
+        yield Setting(name, functools.partial(resource.getrlimit, getattr(resource, name)))
+    yield Setting("signal handlers", _signal_masks)
+
+
+def _torch_settings(torch: Any) -> Iterator[Setting]:
+    yield Setting("torch's random state", lambda: torch.get_rng_state().numpy().tobytes(), _rng_writer(torch))
+    yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield Setting("the number of threads", torch.get_num_threads, torch.set_num_threads, always=True)
+    yield Setting(
+        "deterministic algorithms",
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+    )
+    yield Setting(
+        "the precision of float32 products",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    )
+    yield Setting(
+        "anomaly detection",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+    )
+    for name in ("benchmark", "deterministic", "allow_tf32"):
+        yield _attribute(torch.backends.cudnn, name)
+    yield _attribute(torch.backends.cuda.matmul, "allow_tf32")
+    yield Setting("the number of torch's inter-op threads", torch.get_num_interop_threads)
+    yield Setting("torch.set_warn_always", torch.is_warn_always_enabled)
+    yield Setting("torch's sharing strategy", torch.multiprocessing.get_sharing_strategy)
+    yield Setting("torch's profiler", torch.autograd._profiler_enabled)
+    for name in ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled"):
+        yield Setting(name, getattr(torch.backends.cuda, name))
+    for name in [each for each in sys.modules if each.startswith("torch.backends.")]:
+        module = sys.modules[name]
+        for attribute, value in list(vars(type(module)).items()):
+            # torch's kind of property: its value is in C.
+            if type(value).__name__ == "ContextProp":
+                yield Setting(f"{name}.{attribute}", functools.partial(getattr, module, attribute))
+
+
+def _rng_writer(torch: Any) -> Callable[[bytes], Any]:
+    return lambda state: torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _attribute(owner: ModuleType | Any, name: str) -> Setting:
+    label = f"{getattr(owner, '__name__', 'torch.backends.cuda.matmul')}.{name}"
+    return Setting(label, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+
+
+def _contents(name: str, holder: Any) -> Setting:
+    return Setting(name, holder.copy, lambda value: holder.__setitem__(slice(None), value))
+
+
+def _write_environment(value: dict[str, str]) -> None:
+    for name in set(os.environ) - set(value):
+        del os.environ[name]
+    os.environ.update(value)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""  # the trial has removed the directory that it was in
+
+
+def _umask() -> int:
+    with open("/proc/thread-self/status") as file:
+        # os.umask() can be asked only by setting it, which is a race with other threads.
+        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
+
+
+def _signal_masks() -> tuple[str, ...]:
+    """Return which signals this process ignores and catches, also where C code has asked for it."""
+    with open("/proc/self/status") as file:
+        return tuple(line for line in file if line.startswith(("SigIgn:", "SigCgt:")))
+
+
+def _logging() -> dict[str, Any]:
+    """Return the configuration of every logger that there is."""
+    loggers = logging.root.manager.loggerDict
+    state: dict[str, Any] = {
+        name: _logger_state(each) for name, each in list(loggers.items()) if isinstance(each, logging.Logger)
+    }
+    # Loggers that came with a package after the baseline are at their defaults: only changes count.
+    state = {name: each for name, each in state.items() if each != _UNTOUCHED}
+    return {
+        **state,
+        "": _logger_state(logging.root),
+        "/disable": logging.root.manager.disable,
+        "/class": logging.getLoggerClass(),
+        "/captured": logging._warnings_showwarning,  # type: ignore[attr-defined]
+    }
+
+
+def _logger_state(logger: logging.Logger) -> tuple[Any, ...]:
+    return logger.level, logger.propagate, logger.disabled, tuple(logger.handlers), tuple(logger.filters)
+
+
+_UNTOUCHED = (logging.NOTSET, True, False, (), ())
+
+
+def _write_logging(value: dict[str, Any]) -> None:
+    logging.captureWarnings(value["/captured"] is not None)
+    logging.disable(value["/disable"])
+    logging.setLoggerClass(value["/class"])
+    for name, now in _logging().items():
+        then = value.get(name, _UNTOUCHED)
+        if not name.startswith("/") and then != now:
+            logger = logging.getLogger(name) if name else logging.root
+            level, logger.propagate, logger.disabled, handlers, filters = then
+            logger.setLevel(level)
+            logger.handlers[:], logger.filters[:] = handlers, filters

@@ -1,0 +1,440 @@
+"""Training functions that leave something in their process; each reports what a new process would show.
+
+`PROGRAMS[name](config)` returns what the trial reports. In a new process it is the same each time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PROGRAMS: dict[str, Callable[[dict[str, Any]], Any]] = {}
+
+# Modules that programs import, by their path in a folder of the test's.
+MODULES = {
+    "site-packages/trainpkg/__init__.py": (
+        "import functools\nimport torch\nSTEP = 0\nHISTORY = []\n"
+        "@functools.lru_cache(None)\ndef get_model(width):\n"
+        "    torch.manual_seed(0)\n    return torch.nn.Linear(width, 1)\n"
+    ),
+    "site-packages/closurepkg.py": (
+        "def _make():\n    count = [0]\n    def step():\n        count[0] += 1\n        return count[0]\n"
+        "    return step\nstep = _make()\n"
+    ),
+    "site-packages/registry_a/__init__.py": "NAMES = {}\nfrom registry_a import more\n",
+    "site-packages/registry_a/more.py": (
+        "import registry_a\ndef register(name):\n"
+        "    if name in registry_a.NAMES: raise ValueError('already registered')\n"
+        "    registry_a.NAMES[name] = 1\n"
+    ),
+    "beside/myops.py": (
+        "import torch\nlib = torch.library.Library('outside_d', 'DEF')\n"
+        "lib.define('twice(Tensor x) -> Tensor')\n"
+        "@torch.library.impl(lib, 'twice', 'CompositeExplicitAutograd')\ndef twice(x): return 2 * x\n"
+    ),
+    "beside/mypipe.py": (
+        "from torch.utils.data import IterDataPipe, functional_datapipe\n"
+        "@functional_datapipe('doubled_d')\nclass Doubled(IterDataPipe):\n"
+        "    def __init__(self, src): self.src = src\n"
+    ),
+    "beside/helper.py": "import trainpkg\nSEEN = []\n",
+}
+
+
+def write_modules(folder: Path) -> None:
+    for name, text in MODULES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def program(function: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def run(config: dict[str, Any]) -> None:
+    """Run the program that the configuration names, and report what it has seen and its process."""
+    from horovod_tune import report
+
+    sys.path[:0] = [os.path.join(config["modules"], name) for name in ("site-packages", "beside")]
+    report(seen=repr(PROGRAMS[config["program"]](config)), pid=os.getpid())
+
+
+@program
+def wraps_a_function_of_torch(config):
+    import torch
+
+    clip = torch.nn.utils.clip_grad_norm_
+    torch.nn.utils.clip_grad_norm_ = lambda parameters, norm: clip(parameters, norm * 2)
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.sum().backward()
+    torch.nn.utils.clip_grad_norm_([weight], 0.2)
+    return weight.grad.tolist()
+
+
+@program
+def wraps_a_method_of_a_scheduler(config):
+    import torch
+
+    rate = torch.optim.lr_scheduler.StepLR.get_lr
+    torch.optim.lr_scheduler.StepLR.get_lr = lambda self: [lr / 2 for lr in rate(self)]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(3):
+        optimizer.step()
+        schedule.step()
+    return schedule.get_last_lr()
+
+
+@program
+def replaces_a_function_by_a_partial_of_it(config):
+    import functools
+
+    import torch
+
+    seen = type(torch.load).__name__
+    torch.load = functools.partial(torch.load, weights_only=False)
+    return seen
+
+
+@program
+def puts_another_function_of_torch_in_its_place(config):
+    import torch
+
+    seen = torch.nn.functional.relu(torch.tensor([-1.0])).tolist()
+    torch.nn.functional.relu = torch.nn.functional.gelu
+    return seen
+
+
+@program
+def decorates_with_torch(config):
+    import torch
+
+    was_on = torch.nn.Linear(1, 1)(torch.ones(1)).requires_grad
+    torch.nn.Linear.forward = torch.no_grad()(torch.nn.Linear.forward)
+    return was_on
+
+
+@program
+def adds_attributes_to_classes(config):
+    import torch
+
+    seen = getattr(torch.nn.Linear, "mine", None), hasattr(torch.Tensor, "shout")
+    torch.nn.Linear.mine = 1
+    torch.Tensor.shout = lambda self: self
+    return seen
+
+
+@program
+def uses_an_installed_package_with_state(config):
+    import trainpkg
+
+    model = trainpkg.get_model(2)
+    seen = trainpkg.STEP, len(trainpkg.HISTORY), round(model.weight.sum().item(), 4)
+    trainpkg.STEP += 1
+    trainpkg.HISTORY.append(1)
+    model.weight.data.zero_()
+    return seen
+
+
+@program
+def uses_an_installed_package_with_a_closure(config):
+    import closurepkg
+
+    return closurepkg.step()
+
+
+@program
+def imports_an_installed_package_through_a_module_beside_it(config):
+    import helper
+
+    seen = helper.trainpkg.STEP, len(helper.SEEN)
+    helper.trainpkg.STEP += 1
+    helper.SEEN.append(1)
+    return seen
+
+
+@program
+def registers_in_an_installed_package(config):
+    from registry_a.more import register
+
+    register("mine")
+    return True
+
+
+@program
+def registers_an_operator(config):
+    import myops
+    import torch
+
+    return torch.ops.outside_d.twice(torch.ones(1)).tolist(), bool(myops)
+
+
+@program
+def registers_a_data_pipe(config):
+    import mypipe
+
+    return bool(mypipe)
+
+
+@program
+def registers_a_tree_node(config):
+    import torch.utils._pytree as pytree
+
+    class Pair:
+        pass
+
+    pytree.register_pytree_node(Pair, lambda p: ([], None), lambda c, x: Pair(), serialized_type_name="pair")
+    return True
+
+
+@program
+def sets_the_fusion_threshold(config):
+    import horovod.torch as hvd
+    import torch
+
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str((config["number"] + 1) << 20)
+    hvd.init()
+    for _ in range(3):
+        hvd.grouped_allreduce([torch.ones(10), torch.ones(20)], name="grads")
+    return True
+
+
+@program
+def sets_the_fusion_threshold_in_later_trials(config):
+    import horovod.torch as hvd
+    import torch
+
+    if config["number"]:
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(4 << 20)
+    hvd.init()
+    for _ in range(3):
+        hvd.grouped_allreduce([torch.ones(10), torch.ones(20)], name="grads")
+    return True
+
+
+@program
+def writes_a_timeline(config):
+    import horovod.torch as hvd
+    import torch
+
+    os.environ["HOROVOD_TIMELINE"] = "timeline.json"
+    hvd.init()
+    hvd.allreduce(torch.ones(3), name="x")
+    return os.path.exists("timeline.json")
+
+
+@program
+def arms_a_watchdog(config):
+    import faulthandler
+    import time
+
+    if config["number"] == 0:
+        faulthandler.dump_traceback_later(1.5, exit=True)
+    else:
+        time.sleep(2)
+    return True
+
+
+@program
+def sets_the_inter_op_threads(config):
+    import torch
+
+    torch.set_num_interop_threads(torch.get_num_interop_threads())
+    return torch.get_num_interop_threads()
+
+
+@program
+def changes_settings_of_torch(config):
+    import torch
+
+    seen = (
+        torch.backends.mkldnn.deterministic,
+        torch.backends.cudnn.benchmark_limit,
+        torch.backends.opt_einsum.strategy,
+        torch.__future__.get_overwrite_module_params_on_conversion(),
+        torch.distributions.Distribution._validate_args,
+    )
+    torch.backends.mkldnn.deterministic, torch.backends.cudnn.benchmark_limit = True, 3
+    torch.backends.opt_einsum.strategy = "greedy"
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    torch.distributions.Distribution.set_default_validate_args(False)
+    return seen
+
+
+@program
+def changes_matplotlib(config):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    seen = len(pyplot.get_fignums()), pyplot.rcParams["font.size"]
+    pyplot.figure()
+    pyplot.rcParams.update({"font.size": 33})
+    return seen
+
+
+@program
+def changes_pandas(config):
+    import pandas
+
+    seen = pandas.get_option("display.max_rows")
+    pandas.set_option("display.max_rows", 7)
+    return seen
+
+
+@program
+def changes_sklearn(config):
+    import sklearn
+
+    seen = sklearn.get_config()["assume_finite"], sklearn.__dict__.get("mine")
+    sklearn.mine = 1
+    return seen
+
+
+@program
+def defines_flags(config):
+    from absl import flags
+
+    flags.DEFINE_integer("rate_of_mine", 1, "")
+    return flags.FLAGS(["program"])
+
+
+@program
+def changes_a_plain_value_of_the_standard_library(config):
+    import json.encoder
+    import pickle
+
+    seen = json.encoder.INFINITY, pickle.DEFAULT_PROTOCOL
+    json.encoder.INFINITY = 3.0
+    pickle.DEFAULT_PROTOCOL = 2
+    return seen
+
+
+@program
+def registers_with_copyreg_and_codecs(config):
+    import codecs
+    import mimetypes
+
+    seen = mimetypes.guess_type("a.mine")[0]
+    mimetypes.add_type("text/mine", ".mine")
+    codecs.register_error("mine", lambda error: ("", error.end))
+    return seen
+
+
+@program
+def hooks_every_module(config):
+    import torch
+
+    seen = len(torch.nn.modules.module._global_forward_hooks)
+    torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    return seen
+
+
+@program
+def changes_a_global_of_its_own(config):
+    seen = len(_COUNTER), _Model.calls
+    _COUNTER.append(1)
+    _Model.calls += 1
+    return seen
+
+
+_COUNTER: list[int] = []
+
+
+class _Model:
+    calls = 0
+
+
+@program
+def changes_the_environment_and_the_directory(config):
+    seen = os.environ.get("MINE"), os.path.basename(os.getcwd()).startswith("trial"), "/mine" in sys.path
+    os.environ["MINE"] = "1"
+    os.chdir("/")
+    sys.path.insert(0, "/mine")
+    return seen
+
+
+@program
+def logs_and_warns(config):
+    import logging
+    import warnings
+
+    seen = logging.getLogger().level, len(logging.getLogger().handlers), len(warnings.filters)
+    logging.basicConfig(level=5, force=True)
+    warnings.simplefilter("ignore")
+    return seen
+
+
+@program
+def leaves_a_thread_and_a_child(config):
+    import subprocess
+    import threading
+    import time
+
+    seen = sum(thread.name == "mine" for thread in threading.enumerate())
+    threading.Thread(target=time.sleep, args=(60,), name="mine", daemon=True).start()
+    subprocess.Popen(["sleep", "60"])
+    return seen
+
+
+@program
+def fails_in_used_processes(config):
+    import builtins
+
+    from horovod_tune import with_parameters  # any attribute that stays in a process
+
+    if getattr(with_parameters, "mine", None):
+        raise RuntimeError("used")
+    with_parameters.mine = bool(builtins)
+    return True
+
+
+@program
+def trains_and_is_kept(config):
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    data = torch.utils.data.TensorDataset(torch.rand(16, 4), torch.rand(16, 1))
+    for x, y in torch.utils.data.DataLoader(data, batch_size=4):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    schedule.step()
+    return model(torch.ones(1, 4)).tolist()
+
+
+@program
+def loads_data_in_processes_and_is_kept(config):
+    import torch
+
+    return [each.tolist() for each in torch.utils.data.DataLoader(range(4), num_workers=1)]
+
+
+@program
+def imports_pandas_and_is_kept(config):
+    import pandas
+
+    return pandas.DataFrame({"a": [1, 2]}).groupby("a").size().to_csv()
+
+
+@program
+def imports_sklearn_and_is_kept(config):
+    import sklearn.linear_model
+
+    return sklearn.linear_model.LinearRegression().fit([[0], [1]], [0, 1]).predict([[2]]).round(3).tolist()
+
+
+KEPT = [name for name in PROGRAMS if name.endswith("_is_kept")]

@@ -1,0 +1,75 @@
+"""A trial in processes that others have used gives what it gives in new ones, for many kinds of programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import kept_programs
+import pytest
+from kept_programs import KEPT
+from trial_runner import TrialRunner
+
+cloudpickle.register_pickle_by_value(kept_programs)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
+
+# What make test runs; the others take some minutes.
+SHORT = {
+    "wraps_a_function_of_torch",
+    "uses_an_installed_package_with_state",
+    "sets_the_fusion_threshold",
+    "registers_an_operator",
+    "trains_and_is_kept",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("modules")
+    kept_programs.write_modules(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept(ray_session: Any, folder: Path) -> Iterator[TrialRunner]:
+    runner = TrialRunner(folder, num_slots=1)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def new(ray_session: Any, folder: Path) -> Iterator[TrialRunner]:
+    runner = TrialRunner(folder, num_slots=1, reuse_workers=False)
+    yield runner
+    runner.close()
+
+
+def run(runner: TrialRunner, folder: Path, program: str, number: int) -> dict[str, Any]:
+    (told,) = runner.run(kept_programs.run, program=program, number=number, modules=str(folder))
+    return told
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(name, marks=pytest.mark.contract if name in SHORT else pytest.mark.slow)
+        for name in kept_programs.PROGRAMS
+    ],
+)
+def test_later_trials_see_what_the_first_one_saw(kept, new, folder, program):
+    seen, pids, reasons = [], [], []
+    for number in range(3):
+        told = run(kept, folder, program, number)
+        seen.append(told["seen"])
+        pids.append(told["pid"])
+        reasons.append(kept.replaced_because)
+    print(program, pids, reasons)
+    expected = [run(new, folder, program, number)["seen"] for number in range(3)]
+    assert seen == expected
+    if program in KEPT:
+        assert reasons == ["", "", ""]
+        assert len(set(pids)) == 1

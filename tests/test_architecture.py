@@ -146,7 +146,7 @@ def test_imports_are_absolute() -> None:
 
 
 def test_a_backends_library_is_imported_only_in_its_folders() -> None:
-    homes = {"horovod": {"gloo", "large_batch", "session"}, "torch_xla": {"xla"}}
+    homes = {"horovod": {"gloo", "large_batch", "session", "integrations"}, "torch_xla": {"xla"}}
     elsewhere = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in modules()

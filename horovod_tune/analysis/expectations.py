@@ -93,7 +93,7 @@ def _time_of(row: Mapping[str, Any], time_attr: str) -> float | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a trial stands that a scheduler has paused or stopped at a rung: `place` 1 is the best.
+    """The place of a trial that a scheduler has paused or stopped at a rung: 1 is the best.
 
     `time` is that of its last report, in what the scheduler calls `time_attr`.
     """
@@ -101,8 +101,6 @@ class Standing:
     time: float
     place: int
     of: int
-    waits: bool
-    time_attr: str = TRAINING_ITERATION
 
     @property
     def text(self) -> str:
@@ -142,7 +140,6 @@ def standings(analysis: Analysis) -> dict[int, Standing]:
                 stands[number] = time
         ranked = sorted(value for value in there.values() if math.isfinite(value))
         for number, time in stands.items():
-            waits = analysis.trials[number].status == "PAUSED"
             place = bisect.bisect_left(ranked, there[number]) + 1
-            found[number] = Standing(time, place, len(there), waits, known.time_attr)
+            found[number] = Standing(time, place, len(there))
     return found

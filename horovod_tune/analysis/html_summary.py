@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 
-from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.report.config_text import python_text
 from horovod_tune.analysis.report.run_facts import (
@@ -66,9 +64,7 @@ def _table(analysis: Analysis) -> str:
         return ""
     shown = varying_parameters(analysis)[:_PARAMETERS]
     drawn = curves(analysis)
-    sign = 1.0 if analysis.mode == "min" else -1.0
-    values = [sign * best_or_last(analysis, index) for index in range(len(analysis.trials))]
-    order = sorted(range(len(values)), key=lambda i: (not math.isfinite(values[i]), values[i], i))
+    order = analysis.ranked
     heads = ["trial", "status", analysis.metric or "", "best", "curve", *(one.name for one in shown)]
     rows = []
     for index in order[:_ROWS]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,7 +91,7 @@ def design(analysis: Analysis) -> tuple[list[Parameter], np.ndarray, np.ndarray]
     Only trials with a finite value are in it; a parameter that a trial lacks stands below all others.
     """
     parameters = varying_parameters(analysis)
-    values = np.array([best_or_last(analysis, i) for i in range(len(analysis.trials))])
+    values = analysis.values
     columns = []
     for parameter in parameters:
         column = parameter.positions.copy()
@@ -139,10 +138,3 @@ def _grid(parameter: Parameter) -> np.ndarray:
     low, high = parameter.limits()
     pad = 0.03 * (high - low)
     return np.linspace(low - pad, high + pad, _GRID)
-
-
-def best_or_last(analysis: Analysis, trial: int) -> float:
-    """A trial's value of the metric as the analysis compares it: the last, or the best with scope "all"."""
-    scored = analysis.scores[trial]
-    value = scored.last if analysis.scope == "last" else scored.best
-    return value if math.isfinite(value) else math.nan

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from horovod_tune.analysis import frames
@@ -217,6 +218,26 @@ class Analysis:
         if self.metric is None or self.mode is None or self.metric not in self.reported_numbers:
             return False
         return any(math.isfinite(score.last) for score in self.scores)
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """What trials are compared by, shape (trials,): the last values, or the best with scope "all"."""
+        values = [scored.last if self.scope == "last" else scored.best for scored in self.scores]
+        return np.array([value if math.isfinite(value) else math.nan for value in values])
+
+    @property
+    def best_number(self) -> int | None:
+        """The best trial's place in `trials`; None if there is none."""
+        return self._best if self.has_best else None
+
+    @property
+    def ranked(self) -> list[int]:
+        """The trials' places in `trials`, best first; in their order if there is no best one."""
+        if not self.has_best:
+            return list(range(len(self.trials)))
+        allowed = [self.scope == "all" or scored.allowed for scored in self.scores]
+        costs = np.where(allowed, self.values if self.mode == "min" else -self.values, math.nan)
+        return np.argsort(costs, kind="stable").tolist()  # NaN is last
 
     @property
     def why_no_best(self) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.analysis.expectations import Expectation, at_time, expectations, standings
-from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.open_experiment import several_runs
 from horovod_tune.analysis.printable import one_line, printable
 from horovod_tune.analysis.reader.tune_fields import iteration_of
@@ -117,20 +116,6 @@ def _best(analysis: Analysis) -> list[RenderableType]:
     return [line, config, _safe(f"checkpoint: {checkpoint}"), Text()]
 
 
-def _order(analysis: Analysis) -> list[int]:
-    """Trials as a person looks for them: the best first, then those without a value."""
-    if not analysis.has_best:
-        return list(range(len(analysis.trials)))
-    sign = 1.0 if analysis.mode == "min" else -1.0
-
-    def key(index: int) -> tuple[float, int]:
-        value = best_or_last(analysis, index)
-        counts = math.isfinite(value) and (analysis.scope == "all" or analysis.scores[index].allowed)
-        return (sign * value if counts else math.inf, index)
-
-    return sorted(range(len(analysis.trials)), key=key)
-
-
 def _table(analysis: Analysis, rows: int, width: int) -> Table:
     from rich import box
     from rich.table import Table
@@ -164,7 +149,7 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
     for one in shown:
         table.add_column(_safe(one.name), overflow="ellipsis", no_wrap=True)
     drawn = curves(analysis) if scored else []
-    order = _order(analysis)
+    order = analysis.ranked
     for index in order[:rows]:
         trial = analysis.trials[index]
         cells = [_safe(trial.trial_id), _safe(trial.status.lower(), _STYLES.get(trial.status, ""))]

@@ -84,7 +84,6 @@ def test_the_best_of_a_rung_is_number_1_whichever_way_is_better():
         first = best(at_one, key=at_one.__getitem__)
         assert stands[first].place >= 1 + len(better)
         assert {stand.of for stand in stands.values() if stand.time == 1} == {40}
-        assert not any(stand.waits for stand in stands.values())
 
 
 def test_what_is_expected_of_waiting_trials_is_drawn_dashed_and_in_the_table():

@@ -11,7 +11,6 @@ from horovod_tune.analysis.importance import (
     METHOD,
     Importances,
     TooFewTrials,
-    best_or_last,
     expected_over,
     importances,
 )
@@ -67,15 +66,11 @@ def _named(analysis: Analysis, name: str) -> Parameter:
     raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {known}")
 
 
-def _trial_values(analysis: Analysis) -> np.ndarray:
-    return np.array([best_or_last(analysis, index) for index in range(len(analysis.trials))])
-
-
 def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, Any], dict[str, Any], str]:
     """The traces of the metric against a hyperparameter, both axes, and a note on values outside."""
     metric, mode = analysis.require_metric()
     go = style.graph_objects()
-    values, xs = _trial_values(analysis), style.on_axis(one)
+    values, xs = analysis.values, style.on_axis(one)
     known = np.isfinite(values) & np.isfinite(xs)
     y_axis, outside = style.metric_axis(values[np.isfinite(values)], mode, metric)
     texts = style.hover_texts(analysis)
@@ -98,8 +93,8 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
                 drawn.append(
                     go.Scatter(bar, line={"color": style.INK, "width": 2.5}, showlegend=False, name="")
                 )
-    if analysis.has_best:
-        best = analysis.trials.index(analysis.best_trial)
+    best = analysis.best_number
+    if best is not None:
         star = {"symbol": "star", "color": style.BEST, "size": 14}
         drawn.append(go.Scatter(x=[xs[best]], y=[values[best]], text=[texts[best]], marker=star, **look))
     return drawn, style.parameter_axis(one), y_axis, outside
@@ -117,7 +112,7 @@ def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) 
     if x is None or y is None:
         rest = [name for name in _ranked(analysis) if name not in (x, y)]
         x, y = x or rest.pop(0), y or rest.pop(0)
-    one, two, values = _named(analysis, x), _named(analysis, y), _trial_values(analysis)
+    one, two, values = _named(analysis, x), _named(analysis, y), analysis.values
     low, high, colours = style.shades(values, mode)
     made = style.figure(f"{style.label(x)} and {style.label(y)}")
     ground = expected_over(analysis, one, two, (low, high))

@@ -9,7 +9,6 @@ import numpy as np
 
 from horovod_tune.analysis import series
 from horovod_tune.analysis.expectations import expectations
-from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 
@@ -68,7 +67,7 @@ def _line(curve: series.Curve, x: np.ndarray, most: int, against: str) -> np.nda
 
 
 def _few(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
-    best = analysis.trials.index(analysis.best_trial) if analysis.has_best else -1
+    best = analysis.best_number
     traces = []
     for tint, curve, points in zip(style.OKABE_ITO, drawn, lines, strict=False):
         winner = curve.trial == best
@@ -81,10 +80,9 @@ def _few(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.
 
 def _many(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
     """A trace per shade, worst first, then the best trial's: thousands of traces would be slow."""
-    sign = 1.0 if analysis.mode == "min" else -1.0
-    values = sign * np.array([best_or_last(analysis, curve.trial) for curve in drawn])
-    order = np.argsort(np.where(np.isfinite(values), values, np.inf), kind="stable")
-    best = analysis.trials.index(analysis.best_trial) if analysis.has_best else -1
+    place_of = {curve.trial: place for place, curve in enumerate(drawn)}
+    order = [place_of[trial] for trial in analysis.ranked if trial in place_of]
+    best = analysis.best_number
     alpha = float(np.clip(80 / len(drawn), 0.15, 0.85))
     tints = [style.faded(colour, alpha) for colour in style.SEQUENTIAL]
     traces = []

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.series import robust_limits
@@ -34,7 +33,7 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     """
     metric, mode = analysis.require_metric()
     found = varying_parameters(analysis)
-    values = np.array([best_or_last(analysis, index) for index in range(len(analysis.trials))])
+    values = analysis.values
     known = np.flatnonzero(np.isfinite(values))
     if not len(known) or not found:
         empty = f"no trial has a finite {metric}" if not len(known) else "no hyperparameter varies"
@@ -53,8 +52,8 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
         if start < end:
             look = {"color": style.faded(colour, alpha), "width": 1.3}
             made.add_trace(_lines(go, heights, ranked[start:end], texts, name=name, line=look))
-    if analysis.has_best:
-        best = np.array([analysis.trials.index(analysis.best_trial)])
+    if analysis.best_number is not None:
+        best = np.array([analysis.best_number])
         made.add_trace(_lines(go, heights, best, texts, name="best", line={"color": style.BEST, "width": 3}))
     ticks = [*(_ticks(one) for one in found), _round_ticks(low, high)]
     for place, marks in enumerate(ticks):

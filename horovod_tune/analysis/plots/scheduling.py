@@ -81,7 +81,7 @@ def timeline(analysis: Analysis) -> Figure:
         return style.figure(title, empty="no trial has begun")
     go = style.graph_objects()
     x_axis, length = style.time_axis(max(bar.end for bar in found.bars))
-    best = analysis.trials.index(analysis.best_trial) if analysis.has_best else -1
+    best = analysis.best_number
     kinds: dict[str, list[tuple[series.Bar, float, float]]] = {}
     drawn = [0] * len(found.rows)
     for bar in found.bars:

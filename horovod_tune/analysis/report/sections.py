@@ -53,7 +53,7 @@ def header_section(analysis: Analysis) -> str:
 def answer_section(analysis: Analysis) -> str:
     if not analysis.has_best:
         return f'<p class="none">No best trial: {escape(analysis.why_no_best)}</p>'
-    trial, scored = analysis.best_trial, analysis.scores[analysis.trials.index(analysis.best_trial)]
+    trial, scored = analysis.best_trial, analysis.scores[analysis.best_number or 0]
     word = "lowest" if analysis.mode == "min" else "highest"
     against = "by its last value" if analysis.scope == "last" else "by its best value"
     best = (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from horovod_tune.analysis.expectations import expectations, standings
-from horovod_tune.analysis.importance import best_or_last
 from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.report.run_facts import duration
 from horovod_tune.analysis.results import Analysis
@@ -30,8 +28,7 @@ class _Column:
 def trials_table(analysis: Analysis) -> str:
     """Return the table as HTML. `sort.js` sorts it; without scripts it stays as it is, best first."""
     columns = [column for column in _columns(analysis) if column is not None]
-    order = _order(analysis)
-    best = analysis.trials.index(analysis.best_trial) if analysis.has_best else None
+    best = analysis.best_number
     heads = "".join(
         f"<th scope=col{' class=n' if column.number else ''} aria-sort=none>"
         f"<button type=button>{escape(column.name)}</button>"
@@ -39,18 +36,9 @@ def trials_table(analysis: Analysis) -> str:
     )
     rows = "\n".join(
         f"<tr{' class=best-row' if trial == best else ''}>{''.join(_cell(c, trial) for c in columns)}"
-        for trial in order
+        for trial in analysis.ranked
     )
     return f"<table id=table><thead><tr>{heads}</thead><tbody>{rows}</tbody></table>"
-
-
-def _order(analysis: Analysis) -> list[int]:
-    trials = range(len(analysis.trials))
-    if not analysis.has_best:
-        return list(trials)
-    sign = 1.0 if analysis.mode == "min" else -1.0
-    values = [sign * best_or_last(analysis, trial) for trial in trials]
-    return sorted(trials, key=lambda trial: (not math.isfinite(values[trial]), values[trial], trial))
 
 
 def _cell(column: _Column, trial: int) -> str:

@@ -21,7 +21,7 @@ from test_report_page import EVIL, evil_experiment
 
 from horovod_tune.analysis import analyze, write_report
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 180.0
 _DRAWN = (
     "document.readyState === 'complete' && "
     "[...document.querySelectorAll('.plotly-graph-div')].every((p) => p.querySelector('.plot-container'))"

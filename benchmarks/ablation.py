@@ -63,10 +63,6 @@ class Trick:
 
 _STARTS = ("first trial", "40 trials", "four at a time")
 ABLATIONS = {
-    "early_start": Trick("the ranks start while the coordinator imports Ray Tune", _STARTS),
-    "gc_disable": Trick("no garbage collection while the coordinator imports", ("first trial",)),
-    "start_slots": Trick("starts in turns", ("first trial", "four at a time")),
-    "forking": Trick("new ranks are forked", _STARTS, {"HOROVOD_TUNE_FORK": "0"}),
     "idle_processes": Trick("coordinators start in processes that Ray keeps ready", _STARTS),
     "warm_workers": Trick("workers are kept for the next trial", ("40 trials", "four at a time")),
     "early_reset": Trick("the reset begins while Tune deals with the result", ("a warm trial",)),

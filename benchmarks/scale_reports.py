@@ -145,9 +145,6 @@ class StandInLauncher:
     def processes_below(self) -> list[WorkerInfo]:
         return []
 
-    def death_of(self, facts: WorkerInfo) -> str:
-        return ""
-
     def close(self) -> None:
         """The programs end with the measurement."""
 

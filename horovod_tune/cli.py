@@ -15,8 +15,7 @@ from collections.abc import Sequence
 # dependency is no other's trouble.
 COMMAND_MODULES = (
     "horovod_tune.analysis.analysis_commands",
-    "horovod_tune.doctor.doctor_command",
-    "horovod_tune.preflight.preflight_command",  # gives the doctor the option --address
+    "horovod_tune.doctor.command",
     "horovod_tune.horovod_build.command",
 )
 

@@ -1,17 +1,18 @@
-"""Checks private APIs of Ray and Horovod before they are touched: have they the shape that was written for?
+"""Checks private APIs of Ray and Horovod before they are used: do they have the shape that was written for?
 
-A `Patch` says what it needs of the other library and what a user loses without it. Where the library has
-changed, the patch leaves it alone and warns once in a process: things then work more slowly, not worse.
+A `Patch` names what it needs of the other library and what a user loses without it. Where the library has
+changed, the patch leaves it alone and warns once per process: things then work more slowly, not worse.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
-from collections.abc import Iterator
+import re
+import sys
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -24,53 +25,53 @@ class Part:
     Attributes:
         path: its module and, after a colon, its name there: ``"ray.tune.tune:run"``.
         parameters: a function's, in this order and no others; None compares nothing.
-        accepts: parameters that a function has at least.
-        uses: names that its code uses; of a class, that of its methods and of its base classes'. A method
-            that also a base class has needs one, to be told from it where it is gone.
+        uses: names in the source of a function, or in the modules of a class and of its bases.
     """
 
     path: str
     parameters: tuple[str, ...] | None = None
-    accepts: frozenset[str] = frozenset()
-    uses: frozenset[str] = frozenset()
+    uses: tuple[str, ...] = ()
 
     def find(self) -> Any:
         """Return it. Raises ImportError or AttributeError where the library has none."""
         module, _, names = self.path.partition(":")
-        found = importlib.import_module(module)
-        for name in filter(None, names.split(".")):
-            found = getattr(found, name)
-        return found
+        return functools.reduce(getattr, filter(None, names.split(".")), importlib.import_module(module))
 
-    def differences(self) -> Iterator[str]:
-        """Give what is not as expected, a sentence each."""
+    def difference(self) -> str:
+        """Return what is not as expected; "" where everything is."""
         name = self.path.replace(":", ".")
         try:
             found = self.find()
         except (ImportError, AttributeError) as error:
-            yield f"there is no {name} ({error})"
-            return
-        # What we have wrapped ourselves is looked at as it was.
+            return f"there is no {name} ({error})"
+        # Of what we have wrapped ourselves, the original is checked.
         found = inspect.unwrap(found) if callable(found) else found
-        if self.parameters is not None or self.accepts:
+        if self.parameters is not None:
             try:
                 parameters = tuple(inspect.signature(found).parameters)
             except (TypeError, ValueError):
-                yield f"{name} has no signature"
-                return
-            if self.parameters is not None and parameters != self.parameters:
-                yield f"{name} takes ({', '.join(parameters)}), not ({', '.join(self.parameters)})"
-            missing = self.accepts - set(parameters)
-            if missing:
-                yield f"{name} does not take {', '.join(sorted(missing))}"
-        unused = self.uses - _names_in(found)
-        if unused:
-            yield f"{name} does not use {', '.join(sorted(unused))}"
+                return f"{name} has no signature"
+            if parameters != self.parameters:
+                return f"{name} takes ({', '.join(parameters)}), not ({', '.join(self.parameters)})"
+        unused = [each for each in self.uses if not re.search(rf"\b{each}\b", _source(found))]
+        return f"{name} does not use {', '.join(unused)}" if unused else ""
 
 
 def part(path: str, *parameters: str, uses: str = "") -> Part:
     """Return a `Part`; a function's parameters follow its path; ``uses`` has names, spaces between."""
-    return Part(path, parameters or None, uses=frozenset(uses.split()))
+    return Part(path, parameters or None, tuple(uses.split()))
+
+
+@functools.cache
+def _source(found: Any) -> str:
+    try:
+        if not inspect.isclass(found):
+            return inspect.getsource(found)
+        # The whole modules: to find a class in its module, Python would parse that.
+        modules = {base.__module__ for base in found.__mro__} - {"builtins"}
+        return "".join(inspect.getsource(sys.modules[each]) for each in modules)
+    except (OSError, TypeError):  # compiled
+        return ""
 
 
 # What each patch of this process came to, by its name.
@@ -93,9 +94,9 @@ class Patch:
 
     @property
     def fits(self) -> bool:
-        """Whether the library has the shape. It is looked at once a process, and a change is logged once."""
+        """Whether the library has the shape. It is checked once per process, and a change is logged once."""
         if self.name not in _decided:
-            differences = [each for part in self.parts for each in part.differences()]
+            differences = [difference for part in self.parts if (difference := part.difference())]
             _decided[self.name] = not differences
             if differences:
                 library = self.parts[0].path.partition(":")[0].partition(".")[0]
@@ -110,28 +111,5 @@ class Patch:
 
     @property
     def is_due(self) -> bool:
-        """Whether to apply it now: the library has the shape, and nobody has asked in this process before."""
+        """Whether to apply it now: the library has the shape, and the patch was not tried before."""
         return self.name not in _decided and self.fits
-
-
-def _names_in(thing: Any) -> set[str]:
-    """Return the names that the code of a function, or of a class with its bases, uses."""
-    if inspect.isclass(thing):
-        members = [member for base in thing.__mro__ for member in vars(base).values()]
-    else:
-        members = [thing]
-    found: set[str] = set()
-    for member in members:
-        member = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
-        code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
-        if code is not None:
-            found.update(_names_of_code(code))
-    return found
-
-
-def _names_of_code(code: CodeType) -> set[str]:
-    names = {*code.co_names, *code.co_varnames, *code.co_freevars}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names_of_code(constant)
-    return names

@@ -15,7 +15,6 @@ from horovod_tune.backends import placement_of, require_installed
 from horovod_tune.function.driver_slips import refuse_launcher
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
-from horovod_tune.gloo.early_start import EarlyRanks
 from horovod_tune.run_settings import settings_for
 from horovod_tune.spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
 from horovod_tune.trainable import DistributedTrainable, is_distributed, patch_tune, wants_reuse
@@ -103,17 +102,14 @@ def DistributedTrainableCreator(
         "__doc__": func.__doc__,
         "__module__": DistributedTrainable.__module__,
     }
-    metaclass: type = type(DistributedTrainable)
-    if not use_tpu:
-        metaclass = type("EarlyStart", (metaclass,), {"_early_ranks": EarlyRanks(spec, name)})
-    return metaclass(name, (DistributedTrainable,), body)
+    return type(name, (DistributedTrainable,), body)
 
 
 def _callbacks_of(trainable: type[DistributedTrainable]) -> list[Callback]:
     callbacks: list[Callback] = []
     placement = placement_of(trainable._spec)
     if len(placement.bundles) > 1:
-        from horovod_tune.preflight.before_trials import Preflight
+        from horovod_tune.doctor.preflight import Preflight
 
         callbacks.append(Preflight(trainable._spec, trainable._shipped, placement))
     return callbacks

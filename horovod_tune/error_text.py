@@ -39,14 +39,14 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def death_text(error: BaseException, status: str = "") -> str:
-    """Return what Ray knows of an actor's death, without its stack, after how the process ended if known.
+def death_text(error: BaseException) -> str:
+    r"""Return what Ray knows of an actor's death, without the lines that only name the actor.
 
-    >>> death_text(RuntimeError("The actor died."), "killed by SIGSEGV")
-    'killed by SIGSEGV. The actor died.'
+    >>> death_text(RuntimeError("The actor died.\n\tclass_name: A\n\tpid: 7"))
+    'The actor died. pid: 7'
     """
     lines = [line.strip() for line in str(error).splitlines()]
     telling = [
         line for line in lines if line and not line.startswith(("class_name", "actor_id", "namespace"))
     ]
-    return " ".join([f"{status}.", *telling] if status else telling)
+    return " ".join(telling)

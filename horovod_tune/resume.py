@@ -1,20 +1,22 @@
-"""Runs in the driver: an experiment that goes on where it was when its job is started a second time."""
+"""Runs in the driver: an experiment that continues where it was when its job is started a second time."""
 
 from __future__ import annotations
 
-import os
+import urllib.parse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
     from ray import tune
 
 
 def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_arguments: Any) -> tune.Tuner:
     """Return a `Tuner` that continues the experiment `run_config.name`, or starts it if there is none yet.
 
-    For jobs that are requeued, pre-empted or simply submitted again: trials that had ended are not run again,
-    the others go on from their last checkpoint, failed ones too. The search algorithm and the scheduler are
-    those of the first start, with what they have learnt.
+    For jobs that are requeued, preempted or simply submitted again: trials that had ended are not run again,
+    the others continue from their last checkpoint, failed ones too. The search algorithm and the scheduler
+    are those of the first start, with what they have learnt.
 
     Args:
         trainable: as for `Tuner`; the same one at every start.
@@ -22,7 +24,8 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
         tuner_arguments: `param_space`, `tune_config`, as for `Tuner`.
 
     Raises:
-        ValueError: `run_config` has no name.
+        ValueError: `run_config` has no name, or its folder holds results but not the file that Ray needs to
+            continue them.
     """
     from ray import tune
 
@@ -30,8 +33,9 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
         raise ValueError(
             "run_config.name must be set, got None: without one an experiment has a new name at every start"
         )
-    path = os.path.join(str(run_config.storage_path), run_config.name)
-    if not tune.Tuner.can_restore(path, storage_filesystem=run_config.storage_filesystem):
+    filesystem, path = _folder_of(run_config)
+    if not tune.Tuner.can_restore(path, storage_filesystem=filesystem):
+        _refuse_results_without_tuner(path, filesystem)
         return tune.Tuner(trainable, run_config=run_config, **tuner_arguments)
     return tune.Tuner.restore(
         path,
@@ -39,5 +43,34 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
         resume_unfinished=True,
         resume_errored=True,
         param_space=tuner_arguments.get("param_space"),
-        storage_filesystem=run_config.storage_filesystem,
+        storage_filesystem=filesystem,
     )
+
+
+def _folder_of(run_config: tune.RunConfig) -> tuple[FileSystem | None, str]:
+    """Return the experiment's folder as Ray itself finds it, and the filesystem that the path is for.
+
+    A URI is taken apart: its query is not part of the path, and a name may hold what a URI may not. The path
+    of a local folder needs no filesystem.
+    """
+    from pyarrow import fs
+
+    filesystem, root = run_config.storage_filesystem, str(run_config.storage_path)
+    if filesystem is None and urllib.parse.urlparse(root).scheme:
+        filesystem, root = fs.FileSystem.from_uri(root)
+        if isinstance(filesystem, fs.LocalFileSystem):
+            filesystem = None
+    return filesystem, Path(root, str(run_config.name)).as_posix()
+
+
+def _refuse_results_without_tuner(path: str, filesystem: FileSystem | None) -> None:
+    """Raise ValueError if a new search would write into the folder of one that Ray cannot continue."""
+    from pyarrow import fs
+
+    selector = fs.FileSelector(path, allow_not_found=True)
+    names = [each.base_name for each in (filesystem or fs.LocalFileSystem()).get_file_info(selector)]
+    if found := sorted(name for name in names if name.startswith("experiment_state-")):
+        raise ValueError(
+            f"{path} holds a search ({found[-1]}) that cannot be continued: the file tuner.pkl is missing. "
+            "Put it back, or set another run_config.name to start a new search."
+        )

@@ -20,12 +20,19 @@ from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.errors import SerializationError, SpecError
 from horovod_tune.experiment_facts import write_facts
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
-from horovod_tune.function.unpicklable import find_unpicklable
+from horovod_tune.function.variables import find_unpicklable
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.progress import ProgressCallback
 
 logger = logging.getLogger(__name__)
+
+# What loggers would print between our lines: at the end what the last screen has, the results' path and
+# the failed trials; for each infinite metric in each report a line that names neither metric nor trial.
+_REDUNDANT = {
+    "ray.tune.tune": ("Wrote the latest version of all result", "Trials did not complete"),
+    "tensorboardX.x2num": ("NaN or Inf found in input tensor",),
+}
 
 
 @best_effort_callback("the warning of trials without reports")
@@ -84,18 +91,35 @@ def settings_for(
         if arguments.get("resources_per_trial") is not None:
             raise SpecError(f"resources_per_trial does not apply to distributed trials. {RESOURCE_ARGUMENTS}")
         quiet = not ray_compat.shows_tunes_own_output(arguments)
-        with ray_compat.corrected_advice(RESOURCE_ARGUMENTS, quiet=quiet):
-            try:
-                changed = _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
-                with best_effort("preflight"):
-                    changed["callbacks"] += callbacks_of(trainable)
-                with ray_compat.without_reporter() if changed.get("verbose") == 0 else nullcontext():
-                    yield changed
-            except Exception as error:
-                _name_unpicklable_value(arguments.get("config"), error)
-                raise
+        try:
+            changed = _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
+            with best_effort("preflight"):
+                changed["callbacks"] += callbacks_of(trainable)
+            with (
+                _without_redundant_lines() if quiet else nullcontext(),
+                ray_compat.without_reporter() if changed.get("verbose") == 0 else nullcontext(),
+            ):
+                yield changed
+        except Exception as error:
+            _name_unpicklable_value(arguments.get("config"), error)
+            raise
 
     return prepare
+
+
+@contextmanager
+def _without_redundant_lines() -> Iterator[None]:
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(_REDUNDANT[record.name])
+
+    loggers = [logging.getLogger(name) for name in _REDUNDANT]
+    for each in loggers:
+        each.addFilter(is_news)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(is_news)
 
 
 def _tell_time_attr(search: Any, scheduler: Any) -> None:

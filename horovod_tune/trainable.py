@@ -23,8 +23,7 @@ from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, TrainingFunctionError
 from horovod_tune.function.shipping import ShippedFunction
-from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
-from horovod_tune.gloo.early_start import EarlyRanks
+from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
 from horovod_tune.messages import TrialRequest
 from horovod_tune.placement import fits
 from horovod_tune.ray_compat.preemption import HostPreempted
@@ -66,22 +65,22 @@ class DistributedTrainable(FunctionTrainable):
 
         Raises:
             ResourcesUnavailable: the cluster can never hold them. Runs in the driver.
+            SpecError: ``config`` holds a dict that Tune cannot write.
         """
         # Under Ray Client, Tune runs in another process than the one that made this class.
         patch_tune(cls._spec.reuse_workers)
+        check_config(config)
         placement = placement_of(cls._spec)
         ray_compat.check_cluster_holds(placement)
         return request_for(placement)
 
     def setup(self, config: dict[str, Any]) -> None:
-        EarlyRanks.imports_are_done()
         name = type(self)._name
         if self._storage is None or ray.util.get_current_placement_group() is None:
             raise OutsideTune(
                 f"{name} is a Tune trainable, which only Tune can start: tune.run({name}, config=...) or "
                 f"tune.Tuner({name}, param_space=...).fit(). One configuration is a search of one trial."
             )
-        ray_compat.drop_advice_on_reuse()
         group = ray.util.get_current_placement_group()
         assert group is not None
         if not self._spec.use_tpu:
@@ -94,8 +93,7 @@ class DistributedTrainable(FunctionTrainable):
             self._shipped.pickled(),
             reuse_workers=self._spec.reuse_workers,
         )
-        if self._spec.use_tpu:  # otherwise EarlyRanks has begun
-            self._coordinator.begin_workers()
+        self._coordinator.begin_workers()
         self._set_trial(config)
         self._trial_storage.begin()
 
@@ -255,12 +253,9 @@ def patch_tune(reuse_workers: bool) -> None:
     if reuse_workers:
         ray_compat.reuse_actors_of(wants_reuse)
     ray_compat.start_in_idle_processes(is_distributed)
-    ray_compat.name_lost_hosts(is_distributed)
-    ray_compat.accept_trials_without_results()
     ray_compat.count_each_death_once(is_distributed)
     ray_compat.shorten_errors(is_distributed)
     ray_compat.check_resized_trials(_placement_in, is_elastic)
-    ray_compat.take_freed_places()
 
 
 def is_distributed(trainable: Any) -> bool:

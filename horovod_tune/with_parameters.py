@@ -19,7 +19,7 @@ import cloudpickle
 
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
 from horovod_tune.function.training_function import function_name, unwrapped
-from horovod_tune.function.unpicklable import find_unpicklable
+from horovod_tune.function.variables import find_unpicklable, type_name
 from horovod_tune.session import Session, current
 
 
@@ -169,7 +169,7 @@ def _explained(torch: Any, values: dict[str, Any], error: Exception) -> Serializ
             place = f", because of its {where}, which" if where else ": it"
             return SerializationError(
                 f"parameter {name!r} of with_parameters cannot be sent to the ranks{place} is of type "
-                f"{type(what).__module__}.{type(what).__qualname__}: {cause}. Make it inside the function."
+                f"{type_name(what)}: {cause}. Make it inside the function."
             )
     return SerializationError(
         f"the parameters of with_parameters cannot be sent to the ranks: {type(error).__name__}: {error}"

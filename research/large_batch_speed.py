@@ -22,7 +22,7 @@ from horovod_tune.large_batch.noise_scale import GradientNorms
 
 # 54 weights as of layers and 106 vectors as of biases and normalisation: the make-up of a ResNet-50.
 SHAPES = [(680, 680)] * 54 + [(680,)] * 106
-AGAINST = {"LARS": "SGD", "LARS, foreach": "SGD", "LAMB": "AdamW", "LAMB, foreach": "AdamW"}
+AGAINST = {"LARS": "SGD", "LAMB": "AdamW"}
 
 
 def optimizers(device: str) -> dict[str, torch.optim.Optimizer]:
@@ -38,10 +38,8 @@ def optimizers(device: str) -> dict[str, torch.optim.Optimizer]:
     return {
         "SGD": torch.optim.SGD(groups(), lr=1e-4, momentum=0.9, foreach=True),
         "LARS": Lars(groups(), lr=1e-4),
-        "LARS, foreach": Lars(groups(), lr=1e-4, foreach=True),
         "AdamW": torch.optim.AdamW(groups(), lr=1e-4, foreach=True),
         "LAMB": Lamb(groups(), lr=1e-4),
-        "LAMB, foreach": Lamb(groups(), lr=1e-4, foreach=True),
     }
 
 

@@ -11,8 +11,8 @@ from ray import tune
 from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback, progress
 from horovod_tune.best_effort import best_effort, best_effort_callback
+from horovod_tune.doctor.preflight import Preflight
 from horovod_tune.errors import PreflightFailed
-from horovod_tune.preflight.before_trials import Preflight
 from horovod_tune.run_settings import ExperimentFacts, SilentTrials
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,43 @@ def test_the_second_start_runs_only_what_had_not_ended(ray_session: Any, tmp_pat
 def test_an_experiment_without_a_name_cannot_be_found_again() -> None:
     with pytest.raises(ValueError, match=r"run_config\.name must be set, got None"):
         resume_or_start(lambda config: None, run_config=tune.RunConfig())
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """An S3 of this machine's own, as the query of a URI of it."""
+    boto3 = pytest.importorskip("boto3")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", port=0)
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            environment.setenv(name, "a")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        server.start()
+        host, port = server.get_host_and_port()
+        boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="bucket")
+        yield f"{host}:{port}"
+        server.stop()
+
+
+@pytest.mark.parametrize("query", ["endpoint_override=http://{}", "endpoint_override={}&scheme=http", None])
+def test_an_experiment_is_found_again_at_a_uri(
+    bucket: str, ray_session: Any, tmp_path: Path, query: str | None
+) -> None:
+    place = f"s3://bucket/{len(query)}?{query.format(bucket)}" if query else f"file://{tmp_path}/results"
+    here = tune.RunConfig(name="my search", storage_path=place, verbose=0)
+    ran = tmp_path / "ran"
+    assert started(here, ran, fail=True).num_errors == 1
+    results = started(here, ran, fail=False)
+    assert sorted(result.metrics["loss"] for result in results) == [1, 2]
+    assert sorted(ran.read_text().split()) == ["1", "2", "2"]
+
+
+def test_results_that_cannot_be_continued_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    here = tune.RunConfig(name="mine", storage_path=str(tmp_path))
+    # A start that was killed before its first trial has left nothing to lose.
+    assert resume_or_start(lambda config: None, run_config=here)
+    (tmp_path / "mine" / "tuner.pkl").unlink()
+    (tmp_path / "mine" / "experiment_state-2026-01-01_00-00-00.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"experiment_state-2026.* cannot be continued: the file tuner\.pkl"):
+        resume_or_start(lambda config: None, run_config=here)

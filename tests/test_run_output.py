@@ -176,12 +176,12 @@ def test_tune_does_not_advise_what_happens_anyway(new_output):
     assert settings(scheduler=scheduler)["reuse_actors"] is True
 
 
-def test_advice_that_is_wrong_for_distributed_trials_is_replaced(caplog):
-    logger = logging.getLogger("ray.tune.execution.insufficient_resources_manager")
+def test_the_quiet_output_drops_what_the_last_screen_has(caplog):
+    logger = logging.getLogger("ray.tune.tune")
     prepare = settings_for(lambda trainable: True, lambda trainable: True)
-    with prepare(object, {"verbose": 0}):
-        logger.warning("No trial is running. Stop the tuning and adjust the `ScalingConfig`.")
-    assert "ScalingConfig" not in caplog.text and "num_cpus_per_slot" in caplog.text
-    caplog.clear()
-    logger.warning("Stop the tuning and adjust the `ScalingConfig`.")
-    assert "ScalingConfig" in caplog.text, "after the search it is Tune's again"
+    with prepare(object, {}):
+        logger.warning("Trials did not complete: [a, b]")
+        logger.warning("news")
+    assert [record.getMessage() for record in caplog.records] == ["news"]
+    logger.warning("Trials did not complete: [a, b]")
+    assert len(caplog.records) == 2, "after the search it is Tune's again"

@@ -58,11 +58,10 @@ class Watch(tune.Callback):
         self.rows.append(row)
 
     def _processes_of_trials(self) -> Iterator[psutil.Process]:
-        """Give the coordinators, the ranks and their fork server; not all descend from this process."""
+        """Yield the coordinators and the ranks; not all descend from this process."""
         (raylet,) = (each for each in psutil.Process().children(recursive=True) if each.name() == "raylet")
-        for process in psutil.process_iter(["name", "cmdline"]):
-            is_trials = process.info["name"].startswith(("ray::TrainingA", "ray::train"))
-            if not is_trials and not any("fork_server" in part for part in process.info["cmdline"] or []):
+        for process in psutil.process_iter(["name"]):
+            if not process.info["name"].startswith(("ray::TrainingA", "ray::train")):
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):  # of another Ray
                 if process.environ().get("RAY_RAYLET_PID") == str(raylet.pid):

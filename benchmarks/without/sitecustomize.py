@@ -1,6 +1,6 @@
 """Takes one trick out of horovod_tune in every process of a program, for `benchmarks.ablation`.
 
-Python imports a module of this name when it starts, in the driver, in Ray's workers and in the fork server.
+Python imports a module of this name when it starts, in the driver and in Ray's workers.
 ABLATION names the trick. Each is taken out where it is decided, right after its module has been imported.
 """
 
@@ -12,29 +12,8 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
-
-
-def no_early_start(early_start: Any) -> None:
-    early_start.EarlyRanks._is_in_coordinator = lambda self: False
-
-
-def collect_while_importing(early_start: Any) -> None:
-    early_start.gc = SimpleNamespace(disable=lambda: None, enable=lambda: None)
-
-
-def start_at_once(start_slots: Any) -> None:
-    class Granted:
-        def request(self) -> Granted:
-            return self
-
-        def wait(self, timeout_s: float) -> bool:
-            return True
-
-        def release(self) -> None: ...
-
-    start_slots.start_slot = start_slots.import_slot = lambda *anything: Granted()
 
 
 def default_allocator(allocator: Any) -> None:
@@ -72,9 +51,6 @@ def new_workers(spec: Any) -> None:
 
 # By the trick's name: where it is decided, and what takes it out.
 TRICKS: dict[str, tuple[str, Callable[[Any], None]]] = {
-    "early_start": ("horovod_tune.gloo.early_start", no_early_start),
-    "gc_disable": ("horovod_tune.gloo.early_start", collect_while_importing),
-    "start_slots": ("horovod_tune.gloo.start_slots", start_at_once),
     "allocator": ("horovod_tune.rank.allocator", default_allocator),
     "channel": ("horovod_tune.channel.listener", reports_through_ray),
     "early_reset": ("horovod_tune.coordinator.worker_group", reset_when_next_trial_comes),

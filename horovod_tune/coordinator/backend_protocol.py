@@ -80,12 +80,6 @@ class Launcher(Protocol):
     def processes_below(self) -> Sequence[WorkerInfo]:
         """Return the processes that workers have started for their ranks and that have to end with them."""
 
-    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
-        """Return how the process of a worker that died has ended ("killed by SIGSEGV"), "" if unknown.
-
-        Another host may take ``timeout_s`` seconds to say it.
-        """
-
     def close(self) -> None:
         """Undo what `assign` started; twice is harmless."""
 

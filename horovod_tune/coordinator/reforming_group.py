@@ -22,6 +22,7 @@ from horovod_tune.coordinator.joining import JoiningWorkers
 from horovod_tune.coordinator.signs_of_life import MOST_SILENCE_S, SignsOfLife
 from horovod_tune.coordinator.worker import Worker
 from horovod_tune.coordinator.worker_group import WorkerGroup
+from horovod_tune.error_text import death_text
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Failed, FailureKind, NeedsWorld, Report, TrialRequest, WorkerInfo
 
@@ -29,8 +30,6 @@ from horovod_tune.messages import Failed, FailureKind, NeedsWorld, Report, Trial
 # long after they have given one.
 ASK_AFTER_S = 0.2
 ASK_AGAIN_S = 1.5
-# How long they wait for what the host of a rank that died has to say of its end.
-DEATH_TOLD_S = 1.0
 # After how many worlds in a row in which nothing was reported the trial fails.
 WORLDS_WITHOUT_REPORT = 20
 
@@ -53,8 +52,6 @@ class _Change:
 
 class ReformingGroup(WorkerGroup):
     """Loses workers without ending the trial, and forms worlds of those that are left and of others."""
-
-    _death_told_s = DEATH_TOLD_S
 
     def __init__(self, launcher: ElasticLauncher, *, timeout_s: float) -> None:
         super().__init__(launcher, timeout_s=timeout_s)
@@ -122,7 +119,7 @@ class ReformingGroup(WorkerGroup):
             try:
                 answers[number] = ray.get(call, timeout=0)
             except RayError as error:
-                self._lose_one_of_us(worker, FailureKind.DIED, self._death_of(worker, error))
+                self._lose_one_of_us(worker, FailureKind.DIED, death_text(error))
         return answers
 
     def _lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
@@ -172,7 +169,7 @@ class ReformingGroup(WorkerGroup):
                 worker, FailureKind.SILENT, f"does not answer (asked {now - change.asked:.1f} s ago)"
             )
         for worker, error in dead:
-            self._lose_one_of_us(worker, FailureKind.DIED, self._death_of(worker, error))
+            self._lose_one_of_us(worker, FailureKind.DIED, death_text(error))
 
     def _lose_one_of_us(self, worker: Worker, kind: FailureKind, text: str) -> None:
         """Lose a worker unless that is known already."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from horovod_tune import error_text
 from horovod_tune.channel.packing import MalformedMessage
@@ -48,8 +48,6 @@ SHARED_ORDER_BYTES = 1_000_000
 CAUSE_S = 2.0
 # How long a rank may take to answer when others have lost contact with it.
 PING_S = 1.5
-# How long another host may take to say how one of its processes ended: a task may have to start there first.
-DEATH_TOLD_S = 5.0
 # How long the other ranks' last output is waited for when one has failed.
 LAST_LOGS_S = 5.0
 # How long ranks that go may take to part from each other.
@@ -65,8 +63,6 @@ class WorkerGroup:
         launcher: starts the actors and tells each its ranks.
         timeout_s: seconds of silence after which a worker is lost. It bounds each phase of the start too.
     """
-
-    _death_told_s = DEATH_TOLD_S
 
     def __init__(self, launcher: Launcher, *, timeout_s: float) -> None:
         # In the order of the launcher's placement; empty until `create`.
@@ -213,8 +209,8 @@ class WorkerGroup:
                 continue  # of a worker that is given up
             try:
                 messages = answer.result()
-            except RayActorError as error:
-                self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
+            except (RayActorError, OutOfMemoryError) as error:
+                self._lose(worker, FailureKind.DIED, error_text.death_text(error))
                 continue
             last_report = self._last_report
             self._take(worker, messages)
@@ -326,15 +322,7 @@ class WorkerGroup:
         for worker in silent:
             self._lose(worker, FailureKind.SILENT, f"does not answer (asked for {timeout_s:g} s)")
         for worker, error in dead:
-            self._lose(worker, FailureKind.DIED, self._death_of(worker, error))
-
-    def _death_of(self, worker: Worker, error: RayError) -> str:
-        """Return how a worker's process ended, where its host knows that, and what Ray says of it."""
-        assert worker.facts is not None
-        status = ""
-        if not isinstance(error, ActorUnavailableError):  # its host would say nothing
-            status = self._launcher.death_of(worker.facts, timeout_s=self._death_told_s)
-        return error_text.death_text(error, status)
+            self._lose(worker, FailureKind.DIED, error_text.death_text(error))
 
     def end_trial(self) -> list[str]:
         """End the trial on every rank and make the workers fit for the next one.

@@ -1,21 +1,28 @@
-"""Checks what is installed on a machine and whether it fits together: `horovod-tune doctor`.
+"""Checks what is installed on a machine, or on each node of a Ray cluster, and whether it fits together.
 
-node_facts.py      NodeInfo: what one machine has; sent between machines
-gather.py          gather_facts(): examines the machine it runs on
-diagnose.py        diagnose(facts): what is wrong, with the cure (pure)
-doctor_command.py  the command and its output
+node_info.py   NodeInfo: what one machine has; gather_facts() examines the machine it runs on
+findings.py    diagnose(), diagnose_nodes(): what is wrong, with the cure (pure)
+nodes.py       check(): examines every node of the cluster; NodeProbe is the actor that runs on each
+preflight.py   Preflight: the callback that does so before a search's first trial across nodes
+report.py      the one table, and the findings under it
+command.py     `horovod-tune doctor`
 """
 
-from horovod_tune.doctor.diagnose import Finding, can_run_trials, diagnose
-from horovod_tune.doctor.gather import gather_facts
-from horovod_tune.doctor.node_facts import HorovodFacts, NodeInfo, TorchFacts
+from horovod_tune.doctor.findings import Finding, Node, can_run_trials, diagnose, diagnose_nodes
+from horovod_tune.doctor.node_info import HorovodFacts, NodeInfo, TorchFacts, gather_facts
+from horovod_tune.doctor.nodes import check
+from horovod_tune.doctor.report import Report
 
 __all__ = [
     "Finding",
     "HorovodFacts",
+    "Node",
     "NodeInfo",
+    "Report",
     "TorchFacts",
     "can_run_trials",
+    "check",
     "diagnose",
+    "diagnose_nodes",
     "gather_facts",
 ]

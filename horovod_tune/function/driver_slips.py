@@ -12,7 +12,7 @@ from typing import Any
 
 from horovod_tune.errors import OutsideTune, TrainingFunctionError
 from horovod_tune.function.training_function import function_name
-from horovod_tune.function.unpicklable import parts_of
+from horovod_tune.function.variables import parts_of
 from horovod_tune.outside_training import RANK_VARIABLE
 
 # As horovodrun, Open MPI (mpirun, horovodrun --mpi) and torchrun tell a process how many there are of it.

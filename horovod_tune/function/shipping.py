@@ -16,9 +16,10 @@ import cloudpickle
 
 from horovod_tune.errors import SerializationError
 from horovod_tune.function.driver_slips import refuse_horovod_of_driver, warn_of_horovod_in_driver
-from horovod_tune.function.oversized import oversized_error
 from horovod_tune.function.training_function import function_name
-from horovod_tune.function.unpicklable import find_unpicklable
+from horovod_tune.function.variables import find_largest, find_unpicklable, type_name
+
+MB = 1_000_000
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -78,7 +79,21 @@ def _explained(function: Any, error: Exception) -> SerializationError:
     where, what, cause = found
     return SerializationError(
         f"{name} cannot be sent to its ranks, because of its {where}, which is of type "
-        f"{type(what).__module__}.{type(what).__qualname__}: {cause}. Make it inside the function."
+        f"{type_name(what)}: {cause}. Make it inside the function."
+    )
+
+
+def _oversized(function: Any, size: int, max_bytes: float) -> SerializationError:
+    cause = ""
+    if found := find_largest(function, size, dumps):
+        where, what, part_size = found
+        cause = f", {part_size / MB:.0f} MB of it its {where} of type {type_name(what)}"
+    return SerializationError(
+        f"{function_name(function)} cannot be sent to its ranks: with all that it refers to it must be "
+        f"at most "
+        f"{max_bytes / MB:.1f} MB, which is what Ray takes (FUNCTION_SIZE_ERROR_THRESHOLD), got "
+        f"{size / MB:.1f} MB{cause}. Give it large objects with horovod_tune.with_parameters, or load them "
+        "inside the function."
     )
 
 
@@ -125,7 +140,7 @@ class ShippedFunction:
         refuse_horovod_of_driver(self._function)
         pickled = dumps(self._function)
         if len(pickled) > self._max_bytes:
-            raise oversized_error(self._function, len(pickled), self._max_bytes, dumps)
+            raise _oversized(self._function, len(pickled), self._max_bytes)
         return pickled
 
     def modules(self) -> list[str]:

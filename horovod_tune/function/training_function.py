@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from horovod_tune.errors import TrainingFunctionError
+from horovod_tune.errors import SpecError, TrainingFunctionError
 
 
 def unwrapped(func: Any) -> Any:
@@ -57,6 +57,33 @@ def check_training_function(func: Any) -> None:
     _refuse_tunes_parameters(inner, name)
     _refuse_tunes_resources(func, name)
     _check_signature(func, name)
+
+
+def check_config(config: Any, where: str = "") -> None:
+    """Raise SpecError for a dict that Tune cannot write: its JSON has keys of one kind, in their order.
+
+    Runs in the driver, for each trial: Tune's own error would end the search without the parameter's name.
+    """
+    if isinstance(config, list | tuple):
+        for index, value in enumerate(config):
+            if isinstance(value, Mapping | list | tuple):
+                check_config(value, f"{where}[{index}]")
+    if not isinstance(config, Mapping):
+        return
+    try:
+        sorted(config)
+        unfit = [key for key in config if not isinstance(key, str | int | float | None)]
+    except TypeError:
+        unfit = list(config)
+    if unfit:
+        kinds = ", ".join(sorted({type(key).__name__ for key in unfit}))
+        raise SpecError(
+            f"the keys of {f'parameter {where}' if where else 'config'} must all be strings or all be "
+            f"numbers, got "
+            f"{kinds} ({', '.join(map(repr, config)):.100}): Tune writes them as JSON, sorted"
+        )
+    for key, value in config.items():
+        check_config(value, f"{where}[{key!r}]" if where else repr(key))
 
 
 def _refuse_class(given: type, name: str) -> None:

@@ -7,22 +7,14 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from horovod_tune import ray_compat
 from horovod_tune.channel.listener import Listener
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
-from horovod_tune.gloo import fork_server, ranks
-from horovod_tune.gloo.early_start import EarlyRanks
-from horovod_tune.gloo.rank_start import (
-    RankStart,
-    bundle_of_places,
-    create_actor,
-    environment_anywhere,
-    environments_of,
-)
+from horovod_tune.gloo import ranks
 from horovod_tune.gloo.rendezvous import Rendezvous
+from horovod_tune.gloo.training_actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec import TrialSpec
 
@@ -41,11 +33,26 @@ class GlooLauncher:
         self._listener: Listener | None = None
         # The groups of each slot that is not, or no longer, in the trial's own; the last one is in use.
         self._more: dict[int, list[PlacementGroup]] = {}
-        self._mute_nodes: set[str] = set()
 
     def create(self) -> list[Any]:
-        start = EarlyRanks.take(self._group) or RankStart(self._spec, self._group)
-        return start.actors()
+        return [self._create_actor(self._group, bundle) for bundle in self._bundle_of_slots()]
+
+    def _bundle_of_slots(self) -> list[int]:
+        """Return the index of each training actor's bundle."""
+        return [bundle for bundle, count in enumerate(self._spec.slots) for _ in range(count)]
+
+    def _create_actor(self, placement_group: PlacementGroup, bundle: int) -> Any:
+        """Create one training actor; Ray starts it when the bundle has its resources."""
+        spec = self._spec
+        strategy = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=bundle)
+        options = ray.remote(TrainingActor).options(
+            num_cpus=spec.num_cpus_per_slot,
+            num_gpus=1 if spec.use_gpu else 0,
+            max_concurrency=METHODS_AT_ONCE,
+            max_restarts=0,
+            scheduling_strategy=strategy,
+        )
+        return options.remote()
 
     def create_one(self, place: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Start the actor of one slot: where one was lost, or beyond those that the trial began with.
@@ -53,11 +60,8 @@ class GlooLauncher:
         A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
         So has one whose host is about to go (``elsewhere``): another one than so far.
         """
-        directory = ray_compat.private_directory()
         if place < self._spec.world_size and not elsewhere:
-            bundle = bundle_of_places(self._spec)[place]
-            environment = environments_of(self._spec, self._group, directory)[bundle]
-            return create_actor(self._spec, self._group, bundle, environment)
+            return self._create_actor(self._group, self._bundle_of_slots()[place])
         groups = self._more.setdefault(place, [])
         if not groups or (elsewhere and not again):
             # With num_slots alone, all ranks are on one host, which is ours.
@@ -68,7 +72,7 @@ class GlooLauncher:
                     bundle_label_selector=[{"ray.io/node-id": self._node_id}] if same_host else None,
                 )
             )
-        return create_actor(self._spec, groups[-1], 0, environment_anywhere(self._spec, directory))
+        return self._create_actor(groups[-1], 0)
 
     @property
     def placed_workers(self) -> int:
@@ -143,26 +147,6 @@ class GlooLauncher:
         listener, self._listener = self._listener, None
         ends = listener.accept() if listener is not None else {}
         return {place: CoordinatorChannel(end) for place, end in ends.items()}
-
-    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
-        directory = ray_compat.private_directory()
-        if directory is None:
-            return ""
-        if facts.node_id == self._node_id:
-            return fork_server.death_of(directory, facts.pid, since=facts.process_started)
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - self._mute_nodes
-        if facts.node_id not in alive:
-            return ""
-        strategy = NodeAffinitySchedulingStrategy(node_id=facts.node_id, soft=False)
-        there: Any = ray.remote(num_cpus=0, max_retries=0)(fork_server.death_of)  # type: ignore[arg-type]
-        there = there.options(scheduling_strategy=strategy)
-        status = there.remote(directory, facts.pid, since=facts.process_started)
-        try:
-            return str(ray.get(status, timeout=timeout_s))
-        except ray.exceptions.RayError:
-            # A host that is about to be lost; its other ranks would wait as long.
-            self._mute_nodes.add(facts.node_id)
-            return ""
 
     def processes_below(self) -> list[WorkerInfo]:
         return []  # a rank is its actor's own process

@@ -1,4 +1,4 @@
-"""Hugging Face Transformers: a callback that reports a Trainer's evaluations to Tune."""
+"""Hugging Face Transformers: a Trainer on Horovod's ranks, and a callback that reports its evaluations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 from typing import Any
 
 from horovod_tune import session
+from horovod_tune.errors import NotSynchronised
 from horovod_tune.outside_training import refuse_below_a_rank
 
 try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(
         "horovod_tune.integrations.transformers needs Transformers. "
@@ -27,9 +28,10 @@ class TuneReporterCallback(TrainerCallback):
 
     Works in Horovod trials, in TPU trials and where Accelerate joins a trial's ranks; give it to the Trainer
     of every rank, since every rank waits at a report until Tune has decided. A trial that a scheduler stops,
-    stops in its evaluation. In a script that `accelerate launch` runs without Tune there is nothing to
-    report to: the callback says so once in the log and does nothing. In a process that a trial's training
-    function has launched, it raises `NotInTraining`, as `report()` does there.
+    stops in its evaluation. In a Horovod trial the Trainer has to go through `distribute` first; the callback
+    raises `NotSynchronised` where it has not. In a script that `accelerate launch` runs without Tune there is
+    nothing to report to: the callback says so once in the log and does nothing. In a process that a trial's
+    training function has launched, it raises `NotInTraining`, as `report()` does there.
 
     Args:
         checkpoint: whether the Trainer saves at each evaluation, and the checkpoint goes to the trial's
@@ -38,7 +40,7 @@ class TuneReporterCallback(TrainerCallback):
 
     Example:
         >>> def train(config):
-        ...     trainer = Trainer(..., callbacks=[TuneReporterCallback(checkpoint=True)])
+        ...     trainer = distribute(Trainer(..., callbacks=[TuneReporterCallback(checkpoint=True)]))
         ...     start = horovod_tune.get_checkpoint()
         ...     trainer.train(resume_from_checkpoint=start.path if start else None)
     """
@@ -47,6 +49,29 @@ class TuneReporterCallback(TrainerCallback):
         self._checkpoint = checkpoint
         self._waiting: dict[str, Any] | None = None
         self._said = False
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: Any = None,
+        **_: Any,
+    ) -> None:
+        """Refuse ranks that would train by themselves."""
+        live = session.current()
+        if live is None or not _is_alone(live, args) or hasattr(args, _MARK):
+            return
+        # Horovod's own way; Accelerate wraps what the Trainer was given.
+        if hasattr(getattr(optimizer, "optimizer", optimizer), "skip_synchronize"):
+            return
+        raise NotSynchronised(
+            f"this Trainer would train each of the {live.world.size} ranks by itself, on all of the "
+            f"data, and "
+            "their models would drift apart. Before trainer.train() write:\n"
+            "    from horovod_tune.integrations.transformers import distribute\n"
+            "    trainer = distribute(trainer)"
+        )
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -90,6 +115,115 @@ class TuneReporterCallback(TrainerCallback):
         self._waiting = None
         # Ranks other than 0 need not have a checkpoint: where Accelerate joins them, the first one saves.
         live.report(metrics, directory if live.world.rank == 0 else None)
+
+
+# An attribute of the arguments of a Trainer that `distribute` was given.
+_MARK = "_distributed_by_horovod_tune"
+
+
+def _is_alone(live: session.Session, args: TrainingArguments) -> bool:
+    """Return True if each rank's Trainer takes itself for the only one: Horovod's ranks, without "
+    "Accelerate."""
+    return live.committed is not None and live.world.size > 1 and args.world_size == 1
+
+
+def distribute(trainer: Trainer) -> Trainer:
+    """Make a Trainer train one model on all ranks of a Horovod trial, and return it.
+
+    Each rank takes its share of ``train_dataset``, all start from rank 0's weights, and gradients are
+    averaged before they are clipped. Rank 0 alone saves, logs and reports to trackers; every rank evaluates
+    on all of ``eval_dataset``. The size of a step's batch is ``per_device_train_batch_size * hvd.size()``.
+    Elsewhere (a TPU trial, ranks that Accelerate joins, no trial) the Trainer is left as it is.
+
+    Raises:
+        TypeError: ``train_dataset`` has no length, so that its shares could differ in their number of steps.
+    """
+    live = session.current()
+    if live is None or not _is_alone(live, trainer.args):
+        return trainer
+    import horovod.torch as hvd
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    setattr(trainer.args, _MARK, True)
+    if trainer.train_dataset is not None:
+        trainer.train_dataset = share_of(trainer.train_dataset, rank, size)
+    own_step = trainer.training_step
+
+    def training_step(model: Any, *args: Any, **keywords: Any) -> Any:
+        loss = own_step(model, *args, **keywords)
+        _average_gradients(model)
+        return loss
+
+    trainer.training_step = training_step
+    trainer.add_callback(_BroadcastWeights())
+    if rank > 0:
+        trainer.args.save_strategy = "no"
+        trainer.is_world_process_zero = lambda: False
+        trainer.state.is_world_process_zero = False
+    return trainer
+
+
+class _BroadcastWeights(TrainerCallback):
+    """Gives every rank rank 0's weights: here they have been made, or loaded from a checkpoint."""
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        import horovod.torch as hvd
+
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+
+def share_of(dataset: Any, rank: int, size: int) -> Any:
+    """Return a rank's share of a data set with a length; the last ones are filled up from the beginning.
+
+    >>> list(share_of([0, 1, 2, 3, 4], 1, 2))
+    [1, 3, 0]
+    """
+    try:
+        length = len(dataset)
+    except TypeError:
+        raise TypeError(
+            f"distribute() needs a train_dataset with a length, to give every rank as many steps, got "
+            f"{type(dataset).__name__}"
+        ) from None
+    indices = [index % length for index in range(rank, -(-length // size) * size, size)]
+    if hasattr(dataset, "select"):  # of the library datasets: it stays one
+        return dataset.select(indices)
+    from torch.utils.data import Subset
+
+    return Subset(dataset, indices)
+
+
+def _average_gradients(model: Any) -> None:
+    """Average the gradients over the ranks, in place.
+
+    Also those that an earlier batch of the same step has left are averages already, and stay so.
+    """
+    import horovod.torch as hvd
+    import torch
+
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    gradients = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:  # not used on this rank, perhaps on another
+            gradient = torch.zeros_like(parameter)
+        elif gradient.is_sparse:
+            gradient = gradient.to_dense()
+        gradients.append(gradient)
+    if not gradients:
+        return
+    hvd.grouped_allreduce_(gradients, name="horovod_tune.trainer_gradients", op=hvd.Average)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if parameter.grad is not None or gradient.any():
+            parameter.grad = gradient
 
 
 def newest_evaluation(log_history: list[dict[str, Any]]) -> dict[str, Any]:

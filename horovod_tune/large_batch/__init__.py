@@ -1,11 +1,11 @@
 """What changes when training scales out, as small pieces for a training function.
 
-scaling.py, schedules/              learning rates for a global batch of any size
-layer_groups.py, lars.py, lamb.py   layer-wise optimisers
-batches.py, accumulation.py         a global batch in several passes, communication in the last
-global_batch.py                     passes, rate and schedule where batch or world change
-noise_scale.py, growing/            which batch size is enough, and batches that grow
-recipe.py                           a configuration as optimiser, schedule and accumulation
+scaling.py, curves.py, lr_scheduler.py     learning rates for a global batch of any size
+layer_groups.py, lars.py, lamb.py          layer-wise optimisers
+batches.py, accumulation.py                a global batch in several passes, communication in the last
+global_batch.py                            passes, rate and schedule when the batch or the world changes
+noise_scale.py, growth.py, curvature.py    which batch size is enough, and batches that grow
+configuration.py, recipe.py                a configuration as optimiser, schedule and accumulation
 
 All of it runs in each rank, under `horovodrun` as in a trial, and without Horovod as one rank.
 """
@@ -18,9 +18,8 @@ from typing import Any
 _HOME = {
     "global_batch": ["GlobalBatch"],
     "bounds": ["HyperparameterError"],
-    "growing.batch_growth": ["BatchGrowth"],
-    "growing.curvature": ["Curvature", "largest_eigenvalue"],
-    "growing.policies": ["CurvatureGrowth", "FixedGrowth", "GrowthPolicy", "NoiseScaleGrowth"],
+    "curvature": ["Curvature", "largest_eigenvalue"],
+    "growth": ["BatchGrowth", "CurvatureGrowth", "FixedGrowth", "GrowthPolicy", "NoiseScaleGrowth"],
     "recipe": ["TrainingSetup", "from_config"],
     "lamb": ["Lamb", "lamb_trust_ratio"],
     "lars": ["Lars", "lars_trust_ratio"],
@@ -30,7 +29,7 @@ _HOME = {
     "accumulation": ["GradientAccumulator", "StepResult"],
     "noise_scale": ["NoiseEstimate", "NoiseScale"],
     "batches": ["BatchSplit", "rank_passes", "split_batch", "steps_per_epoch"],
-    "schedules.curves": [
+    "curves": [
         "Constant",
         "Cosine",
         "CosineRestarts",
@@ -41,8 +40,7 @@ _HOME = {
         "Schedule",
         "Warmup",
     ],
-    "schedules.scheduler": ["LargeBatchLR"],
-    "schedules.plateau": ["ReduceLROnPlateau"],
+    "lr_scheduler": ["LargeBatchLR"],
 }
 _LAZY = {name: module for module, names in _HOME.items() for name in names}
 

@@ -7,7 +7,7 @@ from typing import Any
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.accumulation import GradientAccumulator
 from horovod_tune.large_batch.batches import BatchSplit, split_batch, steps_per_epoch
-from horovod_tune.large_batch.schedules.scheduler import LargeBatchLR
+from horovod_tune.large_batch.lr_scheduler import LargeBatchLR
 
 KEEPS = ("global", "local")
 

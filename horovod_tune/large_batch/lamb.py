@@ -17,7 +17,6 @@ from horovod_tune.large_batch.layer_wise import (
     TrustClip,
     clipped,
     norm,
-    norms,
 )
 
 
@@ -56,7 +55,6 @@ class Lamb(LayerWiseOptimizer):
         trust_clip: (lowest, highest) value of the trust ratio; None for no bounds.
         decoupled: Whether weight decay is a step :math:`w \leftarrow (1 - \eta\lambda) w` of its own,
             outside u.
-        foreach: Whether to use one operation for all tensors; by default on accelerators, where it is faster.
 
     Raises:
         HyperparameterError: An option is out of bounds, or `step` meets a sparse gradient.
@@ -82,7 +80,6 @@ class Lamb(LayerWiseOptimizer):
         bias_correction: bool = True,
         trust_clip: TrustClip = None,
         decoupled: bool = False,
-        foreach: bool | None = None,
         layer_wise: bool = True,
     ) -> None:
         super().__init__(params, locals())
@@ -114,33 +111,6 @@ class Lamb(LayerWiseOptimizer):
         if decay and group["decoupled"]:
             weight.mul_(1 - float(group["lr"]) * decay)
         weight.sub_(update, alpha=rate)
-
-    def step_foreach(
-        self, group: Group, weights: Tensors, gradients: Tensors, states: list[State], prepared: list[float]
-    ) -> None:
-        beta1, beta2 = group["betas"]
-        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        updates = list(torch._foreach_sqrt(squares))
-        for state in states:
-            state["step"] += 1
-        corrections = [_corrections(group, state["step"]) for state in states]
-        torch._foreach_mul_(updates, [factor for factor, _ in corrections])
-        torch._foreach_add_(updates, [eps for _, eps in corrections])
-        updates = list(torch._foreach_div(means, updates))
-        decay = group["weight_decay"]
-        if decay and not group["decoupled"]:
-            torch._foreach_add_(updates, weights, alpha=decay)
-        update_norms = norms(updates) if group["layer_wise"] else [1.0] * len(updates)
-        torch._foreach_mul_(
-            updates,
-            [-self._rate(group, *each) for each in zip(weights, prepared, update_norms, strict=True)],
-        )
-        if decay and group["decoupled"]:
-            torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
-        torch._foreach_add_(weights, updates)
 
     def _rate(self, group: Group, weight: Tensor, weight_norm: float, update_norm: float) -> float:
         """Return what the update is multiplied by."""

@@ -61,7 +61,6 @@ class Lars(LayerWiseOptimizer):
         rate_in_momentum: Whether the rate is inside v, as in the paper. False is torch's form,
             :math:`v \leftarrow \mu v + r (g + \lambda w),\ w \leftarrow w - \gamma v`; the two differ
             where the rate changes.
-        foreach: Whether to use one operation for all tensors; by default on accelerators, where it is faster.
 
     Raises:
         HyperparameterError: An option is out of bounds, or `step` meets a sparse gradient.
@@ -88,7 +87,6 @@ class Lars(LayerWiseOptimizer):
         trust_clip: TrustClip = None,
         decoupled: bool = False,
         rate_in_momentum: bool = True,
-        foreach: bool | None = None,
         layer_wise: bool = True,
     ) -> None:
         super().__init__(params, locals())
@@ -132,27 +130,6 @@ class Lars(LayerWiseOptimizer):
         if decay:
             weight.mul_(1 - outside * inside * decay)
         weight.sub_(buffer, alpha=outside * momentum).sub_(gradient, alpha=outside * inside)
-
-    def step_foreach(
-        self, group: Group, weights: Tensors, gradients: Tensors, states: list[State], prepared: list[float]
-    ) -> None:
-        buffers = [state["momentum_buffer"] for state in states]
-        decay, momentum = group["weight_decay"], group["momentum"]
-        inside = [_factors(group, ratio)[0] for ratio in prepared]
-        outside = _factors(group, 1.0)[1]
-        if group["decoupled"]:
-            torch._foreach_mul_(weights, 1 - float(group["lr"]) * decay)
-            decay = 0.0
-        steps: list[Any] = list(torch._foreach_mul(gradients, inside))
-        if decay:
-            torch._foreach_add_(steps, torch._foreach_mul(weights, [factor * decay for factor in inside]))
-        torch._foreach_mul_(buffers, momentum)
-        torch._foreach_add_(buffers, steps)
-        if group["nesterov"]:
-            torch._foreach_add_(steps, buffers, alpha=momentum)
-        else:
-            steps = buffers
-        torch._foreach_add_(weights, steps, alpha=-outside)
 
 
 def _factors(group: Group, ratio: float) -> tuple[float, float]:

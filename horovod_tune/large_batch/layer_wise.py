@@ -93,7 +93,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
             value = group[name]
             bounds.at_least(name, value.item() if isinstance(value, torch.Tensor) else value, 0)
         check_clip(group["trust_clip"])
-        for name in ("foreach", "decoupled", "rate_in_momentum", "bias_correction", "layer_wise"):
+        for name in ("decoupled", "rate_in_momentum", "bias_correction", "layer_wise"):
             if group.get(name) is not None:
                 bounds.flag(name, group[name])
 
@@ -109,12 +109,6 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
     def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
         """Step one layer."""
 
-    @abstractmethod
-    def step_foreach(
-        self, group: Group, weights: Tensors, gradients: Tensors, states: list[State], prepared: list[float]
-    ) -> None:
-        """Step all layers of a group, each operation for all of them."""
-
     @torch.no_grad()
     def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
         """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
@@ -125,12 +119,8 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         work = [(*each, self.prepare(*each)) for each in self.with_gradients()]
         for group, params, grads, prepared in work:
             states = [self.state[parameter] for parameter in params]
-            foreach = group["foreach"]
-            if on_gpu(params) if foreach is None else foreach:
-                self.step_foreach(group, params, grads, states, prepared)
-            else:
-                for each in zip(params, grads, states, prepared, strict=True):
-                    self.step_one(group, *each)
+            for each in zip(params, grads, states, prepared, strict=True):
+                self.step_one(group, *each)
         return loss
 
     def finite_norms(self, params: Tensors, grads: Tensors) -> list[tuple[float, float]]:
@@ -161,21 +151,13 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         yield from found
 
 
-def on_gpu(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether all tensors are on an accelerator, where one kernel for many of them is faster.
-
-    On a CPU it is the other way round: one tensor after the other stays in the cache for all its operations.
-    """
-    return all(tensor.device.type != "cpu" for tensor in tensors)
-
-
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     """Return the Euclidean norms, of half precision in single precision; on a GPU with one synchronisation.
 
     >>> norms([torch.tensor([3.0, 4.0]), torch.ones(2, 2)])
     [5.0, 2.0]
     """
-    if not on_gpu(tensors):
+    if any(tensor.device.type == "cpu" for tensor in tensors):
         return [float(norm(tensor)) for tensor in tensors]
     wide = [tensor.float() if tensor.dtype in _HALF else tensor for tensor in tensors]
     return [float(value) for value in torch.stack(list(torch._foreach_norm(wide))).tolist()]

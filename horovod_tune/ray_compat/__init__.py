@@ -13,20 +13,15 @@
 Each checks the shape that it was written for (`compatibility`).
 """
 
-from horovod_tune.ray_compat.patches.actor_class_ids import draw_actor_class_ids_from_the_system
 from horovod_tune.ray_compat.patches.actor_reuse import reuse_actors_of
-from horovod_tune.ray_compat.patches.empty_results import accept_trials_without_results
 from horovod_tune.ray_compat.patches.failure_count import count_each_death_once
-from horovod_tune.ray_compat.patches.freed_places import take_freed_places
 from horovod_tune.ray_compat.patches.idle_processes import start_in_idle_processes
-from horovod_tune.ray_compat.patches.lost_coordinator import name_lost_hosts
 from horovod_tune.ray_compat.patches.paused_trials import (
     end_waits_of_paused_trials,
     write_down_ends_of_paused_trials,
 )
 from horovod_tune.ray_compat.patches.resized_trials import check_resized_trials
 from horovod_tune.ray_compat.patches.result_files import keep_longer_results
-from horovod_tune.ray_compat.patches.tune_advice import corrected_advice, drop_advice_on_reuse
 from horovod_tune.ray_compat.patches.tune_run import (
     Prepare,
     metric_and_mode,
@@ -36,12 +31,10 @@ from horovod_tune.ray_compat.patches.tune_run import (
     without_reporter,
 )
 from horovod_tune.ray_compat.queries import (
-    PYTHON_OF_RAYLET,
     announce_end,
     check_cluster_holds,
     draining_nodes,
     driver_node_id,
-    environment_of_workers,
     free_on_staying_nodes,
     is_preempted,
     most_bytes_of_a_function,
@@ -54,27 +47,20 @@ from horovod_tune.ray_compat.schedules import time_attr_of
 from horovod_tune.ray_compat.tune_session import install_session, prepare_rank_process
 
 __all__ = [
-    "PYTHON_OF_RAYLET",
     "Prepare",
-    "accept_trials_without_results",
     "announce_end",
     "check_cluster_holds",
     "check_resized_trials",
-    "corrected_advice",
     "count_each_death_once",
     "draining_nodes",
-    "draw_actor_class_ids_from_the_system",
     "driver_node_id",
-    "drop_advice_on_reuse",
     "end_waits_of_paused_trials",
-    "environment_of_workers",
     "free_on_staying_nodes",
     "install_session",
     "is_preempted",
     "keep_longer_results",
     "metric_and_mode",
     "most_bytes_of_a_function",
-    "name_lost_hosts",
     "prepare_rank_process",
     "prepare_runs",
     "private_directory",
@@ -85,7 +71,6 @@ __all__ = [
     "shows_tunes_own_output",
     "start_in_idle_processes",
     "storage_reaches_here",
-    "take_freed_places",
     "time_attr_of",
     "without_reporter",
     "write_down_ends_of_paused_trials",

@@ -242,31 +242,6 @@ def announce_end(address: str) -> None:
     _raylet.GcsClient(address=address).internal_kv_put(key, b"1", True, namespace, timeout=30)
 
 
-def environment_of_workers() -> tuple[dict[str, str], int] | None:
-    """Return the environment in which Ray starts this job's processes on this host, and its daemon's pid.
-
-    None in a process that Ray has not started: a driver.
-    """
-    import ray
-
-    with open("/proc/self/environ", "rb") as file:  # os.environ has what was set since
-        variables = (each.partition(b"=") for each in file.read().split(b"\0") if each)
-        environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in variables}
-    if "RAY_RAYLET_PID" not in environment or "RAY_JOB_ID" not in environment:
-        return None
-    # A process that was kept ready for any job has none in its environment.
-    environment["RAY_JOB_ID"] = ray.get_runtime_context().get_job_id()
-    return environment, int(environment["RAY_RAYLET_PID"])
-
-
-# A shell's command that prints the Python with which Ray's daemon on a host starts workers; nothing where it
-# cannot be known. Needed where our own path of it may be another host's.
-PYTHON_OF_RAYLET = (
-    "tr '\\0' '\\n' < /proc/${RAY_RAYLET_PID:-$PPID}/cmdline "
-    "| sed -n 's/^--python_worker_command=\\([^ ]*\\) .*/\\1/p'"
-)
-
-
 def private_directory() -> Path | None:
     """Return a directory of this Ray session on this host that only this user may enter.
 

@@ -190,9 +190,8 @@ def _refuse_to_wait_forever(descriptor: Any, resources: Mapping[str, float], str
     own = ray.util.get_current_placement_group() if group is not None and needed else None
     if own is None or group is None or group.id != own.id:
         return
-    name, kind = descriptor.function_name, "task"
-    if descriptor.class_name:
-        name, kind = descriptor.class_name, "actor"
+    kind = "actor" if descriptor.class_name else "task"
+    name = (descriptor.class_name or descriptor.function_name).rpartition(".")[2]
     raise RuntimeError(
         f"the {kind} {name} needs {needed}, but this trial's ranks hold all of its resources, so it "
         "would wait forever. Run it on what is free in the cluster: "

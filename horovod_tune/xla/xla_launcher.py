@@ -160,9 +160,6 @@ class XlaLauncher:
             for pid, started in below
         ]
 
-    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
-        return ""  # an actor that died; how its ranks end, it says itself
-
     def processes_below(self) -> list[WorkerInfo]:
         """Return the ranks and their parents; one that outlived its actor would keep the chip locked."""
         return self._below

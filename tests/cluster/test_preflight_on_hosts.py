@@ -14,16 +14,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefix
 LOOK = """
 import dataclasses, json, sys
 import ray
-from horovod_tune import preflight
+from horovod_tune import doctor
 ray.init(address="auto", log_to_driver=False)
 nics = json.loads(sys.argv[1])
-report = preflight.check(["json", "sklearn.datasets"], num_hosts=2, timeout_s=240, nics=nics)
+report = doctor.check(["json", "sklearn.datasets"], num_hosts=2, timeout_s=240, nics=nics)
 print(report)
 print(json.dumps({
     "ok": report.ok,
-    "problems": [dataclasses.asdict(problem) for problem in report.problems],
-    "addresses": {look.label: look.interface_address for look in report.looks},
-    "seconds": report.seconds,
+    "problems": [dataclasses.asdict(problem) for problem in report.findings],
+    "addresses": {node.label: node.interface_address for node in report.nodes},
 }))
 """
 
@@ -65,7 +64,7 @@ def test_each_host_with_a_problem_is_named(seen: tuple[dict[str, Any], str]) -> 
     problems: dict[str, str] = {"n1": "", "n2": "", "n3": "", "n4": ""}
     for problem in found["problems"]:
         assert problem["cure"]
-        problems[problem["node"]] += problem["problem"]
+        problems[problem["node"]] += problem["what"]
     assert not found["ok"]
     assert "127.0.1.1" in problems["n2"], table
     assert "Horovod is not installed" in problems["n3"], table

@@ -174,9 +174,6 @@ class FakeLauncher:
     def processes_below(self) -> Sequence[WorkerInfo]:
         return []
 
-    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
-        return "killed by SIGSEGV" if facts.pid == 101 else ""
-
     def close(self) -> None:
         self.is_closed = True
         for end in self.rank_ends.values():

@@ -229,9 +229,6 @@ class FakeCluster:
     def processes_below(self) -> list[WorkerInfo]:
         return []
 
-    def death_of(self, facts: WorkerInfo, *, timeout_s: float) -> str:
-        return ""
-
     def close(self) -> None:
         return None
 

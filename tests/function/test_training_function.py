@@ -6,6 +6,7 @@ import asyncio
 import functools
 import sys
 import threading
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -16,7 +17,7 @@ import horovod_tune
 from horovod_tune import DistributedTrainableCreator, ray_compat
 from horovod_tune.errors import OutsideTune, SerializationError, SpecError, TrainingFunctionError
 from horovod_tune.function import shipping
-from horovod_tune.function.training_function import check_training_function, function_name
+from horovod_tune.function.training_function import check_config, check_training_function, function_name
 
 
 class Trainer:
@@ -249,3 +250,20 @@ def test_an_object_that_raises_when_it_is_pickled_is_named():
 
     with pytest.raises(SerializationError, match=r"'stubborn' .*\['deep'\]\[0\].*Stubborn: 'no'"):
         shipping.dumps(train)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"layers": {"sizes": [{1: 64, "last": 10}]}},
+            r"of parameter 'layers'\['sizes'\]\[0\] must all .* int, str",
+        ),
+        ({"lr": 0.1, 1: 2}, "of config must all be strings or all be numbers"),
+        ({"weights": {("a", "b"): 1}}, "of parameter 'weights' must all .* tuple"),
+    ],
+)
+def test_a_config_that_tune_cannot_write_is_refused(config: dict[Any, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        check_config(config)
+    check_config({"opt/lr": 0.1, "layers": {1: 64, 2.5: [{}]}, "names": {None: 1}})

@@ -62,11 +62,13 @@ def train(config: dict[str, Any]) -> None:
     import os
 
     from horovod_tune import get_checkpoint, session
+    from horovod_tune.integrations.transformers import distribute
 
     if config["count_processes"]:
         # As any script that `accelerate launch` or torchrun starts: RANK and its friends join the ranks.
         assert os.environ["WORLD_SIZE"] == "2"
     trainer = make_trainer(config["steps"], config["checkpoint"], use_cpu=config["count_processes"])
+    trainer = distribute(trainer)
     start = get_checkpoint()
     trainer.train(resume_from_checkpoint=start.path if start else None)
     live = session.current()
@@ -150,3 +152,37 @@ def test_without_a_trial_accelerates_launch_runs_the_same_script(tmp_path: Path)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "evaluated 2" in ran.stdout
     assert ran.stderr.count("no trial runs this training") == 1
+
+
+def test_horovods_ranks_train_one_model_on_their_shares_of_the_data(ray_session: Any, tmp_path: Path) -> None:
+    skip_unless_installed("gloo")
+    workers = Workers("gloo", tmp_path)
+
+    def train_and_compare(config: dict[str, Any]) -> None:
+        import horovod.torch as hvd
+        import torch
+
+        from horovod_tune import get_world
+        from horovod_tune.errors import NotSynchronised
+        from horovod_tune.integrations.transformers import distribute
+
+        trainer = make_trainer(3, False)
+        with pytest.raises(NotSynchronised, match=r"trainer = distribute\(trainer\)"):
+            trainer.train()
+        with torch.no_grad():
+            next(trainer.model.parameters()).add_(float(get_world().rank))
+        trainer = distribute(trainer)
+        hvd.init()
+        with pytest.raises(
+            NotSynchronised, match=r"parameter 'transformer\.wte\.weight' of the model differs"
+        ):
+            get_world().check_synchronised(trainer.model)
+        trainer.train()
+        get_world().check_synchronised(trainer.model)
+        rows = hvd.allgather_object([row["input_ids"][0] for row in trainer.train_dataset])
+        assert sorted(rows[0] + rows[1]) == list(range(16))
+
+    workers.begin(train_and_compare)
+    reports = [event for event in workers.events() if isinstance(event, Report)]
+    assert [each.metrics["step"] for each in reports] == [1, 2, 3]
+    workers.close()

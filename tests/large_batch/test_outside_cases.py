@@ -53,12 +53,11 @@ def test_weights_of_0_leave_0(kind: Any) -> None:
     assert after[0] < 0 < after[1]
 
 
-@pytest.mark.parametrize("foreach", [False, True])
-def test_groups_with_and_without_momentum_do_not_mix(foreach: bool) -> None:
+def test_groups_with_and_without_momentum_do_not_mix() -> None:
     """bitsandbytes #2079: without momentum a step crashed, or made that of the parameter before again."""
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     groups = [{"params": params[:1], "momentum": 0.9}, {"params": params[1:], "momentum": 0.0}]
-    optimizer = Lars(groups, lr=0.1, trust=1.0, foreach=foreach)
+    optimizer = Lars(groups, lr=0.1, trust=1.0)
     for _ in range(2):
         for parameter, sign in zip(params, (1.0, -1.0), strict=True):
             parameter.grad = torch.full((2,), sign)

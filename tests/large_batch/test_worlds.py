@@ -95,13 +95,6 @@ def test_a_new_rank_takes_up_the_state_of_rank_0(ranks, kind: str) -> None:
         assert 5 in first["state"]  # Steps.
 
 
-def test_a_plateau_of_the_average_is_one_for_all_ranks(ranks) -> None:
-    # Means, weighted 1 to 3: 4.0, 3.0, 7.0, 6.8, 6.75.
-    for rank in ranks:
-        assert rank["plateau"]["rates"] == [1.0, 1.0, 1.0, 0.5, 0.5]
-        assert "got nan of 1 samples on rank 1" in rank["plateau"]["refused"]
-
-
 def test_the_noise_scale_of_ranks_and_passes_is_the_known_one(ranks) -> None:
     # A gradient of ones in 20 dimensions, each with variance 1: 20 / 20.
     assert ranks[0]["noise"] == ranks[1]["noise"]

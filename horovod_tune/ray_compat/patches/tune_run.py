@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from horovod_tune.compatibility import Part, Patch, part
+from horovod_tune.compatibility import Patch, part
 from horovod_tune.errors import HorovodTuneError, TrainingFailed
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _RUNS = Patch(
     "runs",
     "Tune prints its own tables, and arguments of tune.run that mean nothing here are not refused",
     (
-        Part("ray.tune.tune:run", accepts=frozenset(_RUN_TAKES)),
+        part("ray.tune.tune:run", uses=" ".join(_RUN_TAKES)),
         part(f"{_OUTPUT}:get_air_verbosity", "verbose"),
         part(f"{_OUTPUT}:AirVerbosity.VERBOSE"),
         part(f"{_OUTPUT}:IS_NOTEBOOK"),
@@ -68,7 +68,7 @@ _ERRORS = Patch(
             "exception",
             uses="_fail_fast RAISE _print_trial_errors _process_trial_failure",
         ),
-        Part("ray.exceptions:RayTaskError", accepts=frozenset({"proctitle", "pid", "ip"})),
+        part("ray.exceptions:RayTaskError", uses="proctitle pid ip"),
         part("ray.exceptions:RayTaskError.as_instanceof_cause", "self"),
         part("ray.tune.registry:get_trainable_cls", "trainable_name"),
     ),

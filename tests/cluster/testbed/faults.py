@@ -12,7 +12,7 @@ from steady import Training
 CHOSEN_PORTS = "32768:60999"
 LOST = "rank 1 of 2 on {host}"
 # The coordinator is with rank 0: where that host is lost, nobody is left to name the rank.
-LOST_FIRST = "the coordinator on {host}, beside rank 0, was lost"
+LOST_FIRST = "The actor died because its node has died"
 Action = Callable[[Training, str], object]
 
 

@@ -31,7 +31,6 @@ from horovod_tune.large_batch import (
     LargeBatchLR,
     Lars,
     NoiseScale,
-    ReduceLROnPlateau,
     Warmup,
     from_config,
     largest_eigenvalue,
@@ -121,22 +120,6 @@ def mixed_precision() -> dict[str, object]:
     }
 
 
-def plateau() -> dict[str, object]:
-    """Ranks whose own losses disagree; the weighted mean improves for the last time at the second."""
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
-    rates = []
-    for losses in [(1.0, 5.0), (9.0, 1.0), (1.0, 9.0), (0.1, 9.0), (0.0, 9.0)]:
-        scheduler.step(losses[RANK], samples=(1, 3)[RANK])
-        rates.append(optimizer.param_groups[0]["lr"])
-    try:
-        scheduler.step(float("nan") if RANK else 1.0)
-        refused = ""
-    except HyperparameterError as error:
-        refused = str(error)
-    return {"rates": rates, "refused": refused}
-
-
 def noise() -> dict[str, object]:
     """Noise of a known size at a point that stays: the ranks agree, and the truth is in the interval."""
     parameter = torch.nn.Parameter(torch.full((20,), 0.5, dtype=torch.float64))
@@ -221,7 +204,6 @@ results = {
     },
     "adasum": {kind: wrapped.adasum(kind) for kind in ("lars", "lamb")},
     "broadcast": {kind: wrapped.broadcast(kind) for kind in ("lars", "lamb")},
-    "plateau": plateau(),
     "noise": noise(),
     "curvature": curvature(),
     "configured": configured(),

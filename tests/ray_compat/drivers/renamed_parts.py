@@ -35,13 +35,9 @@ def enter(context: AbstractContextManager[Any]) -> None:
 
 # How the driver installs what is in each module of `patches`.
 INSTALL: dict[str, list[Callable[[], object]]] = {
-    "actor_class_ids": [ray_compat.draw_actor_class_ids_from_the_system],
     "actor_reuse": [lambda: ray_compat.reuse_actors_of(is_ours)],
-    "empty_results": [ray_compat.accept_trials_without_results],
     "failure_count": [lambda: ray_compat.count_each_death_once(is_ours)],
-    "freed_places": [ray_compat.take_freed_places],
     "idle_processes": [lambda: ray_compat.start_in_idle_processes(is_ours)],
-    "lost_coordinator": [lambda: ray_compat.name_lost_hosts(is_ours)],
     "paused_trials": [
         ray_compat.end_waits_of_paused_trials,
         ray_compat.write_down_ends_of_paused_trials,
@@ -50,10 +46,6 @@ INSTALL: dict[str, list[Callable[[], object]]] = {
         lambda: ray_compat.check_resized_trials(lambda trainable, resources: resources, lambda kind: False)
     ],
     "result_files": [ray_compat.keep_longer_results],
-    "tune_advice": [
-        lambda: enter(ray_compat.corrected_advice("instead", quiet=True)),
-        ray_compat.drop_advice_on_reuse,
-    ],
     "tune_run": [
         lambda: ray_compat.prepare_runs(lambda trainable, arguments: contextlib.nullcontext(arguments)),
         lambda: enter(ray_compat.without_reporter()),

@@ -1,4 +1,4 @@
-"""Runs in the driver: the preflight of a search whose trials span machines, before its first trial."""
+"""Runs in the driver: examines the nodes of a search whose trials span nodes, before its first trial."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ray.tune import Callback
 
 from horovod_tune import ray_compat
 from horovod_tune.best_effort import best_effort_callback
+from horovod_tune.doctor.nodes import check
 from horovod_tune.errors import PreflightFailed, ResourcesUnavailable
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.placement import Placement, fits_one_node
-from horovod_tune.preflight.check import check
 from horovod_tune.spec import TrialSpec
 
 logger = logging.getLogger(__name__)
 
-# Which trainables' machines have been looked at, on which cluster.
-_looked_at: set[tuple[str, str]] = set()
+# The training functions whose nodes have been examined, each with its cluster.
+_examined: set[tuple[str, str]] = set()
 
 
 @best_effort_callback("preflight", PreflightFailed, ResourcesUnavailable)
 class Preflight(Callback):
-    """Looks at every machine once, before the first trial for which there are enough of them.
+    """Examines every node once, before the first trial for which there are enough of them.
 
     Args:
         spec: of the trials.
         shipped: their training function.
-        placement: of their workers, on more than one machine where one does not hold them.
+        placement: of their workers, on more than one node if one does not hold them.
     """
 
     def __init__(self, spec: TrialSpec, shipped: ShippedFunction, placement: Placement) -> None:
@@ -37,7 +37,7 @@ class Preflight(Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         key = (self._shipped.token, ray.get_runtime_context().gcs_address)
-        if key in _looked_at:
+        if key in _examined:
             return
         ray_compat.check_cluster_holds(self._placement)
         nodes = ray_compat.resources_of_nodes()
@@ -52,6 +52,6 @@ class Preflight(Callback):
         )
         if not report.ok:
             raise PreflightFailed(f"a trial on several machines cannot run here:\n{report}")
-        if report.problems:
+        if report.findings:
             logger.warning("Preflight:\n%s", report)
-        _looked_at.add(key)
+        _examined.add(key)

@@ -11,8 +11,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from horovod_tune.large_batch import bounds
+from horovod_tune.large_batch.curves import Schedule
 from horovod_tune.large_batch.scaling import RULES, scaling_factor
-from horovod_tune.large_batch.schedules.curves import Schedule
 
 
 class LargeBatchLR(LRScheduler):

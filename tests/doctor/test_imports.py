@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from horovod_tune.doctor import gather_facts
 from horovod_tune.errors import StartFailed
 from horovod_tune.gloo.ranks import choose_interface
-from horovod_tune.preflight.look import Look
 
 
 @pytest.fixture
@@ -17,7 +17,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {
         "sound": "print('IMPORTED is what I say')",
         "broken": "import nothing_of_that_name",
-        "slow": "import time; time.sleep(3600)",
         "final": "import os; os._exit(3)",
         "crashing": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
     }.items():
@@ -25,19 +24,13 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
 
-def test_a_broken_import_is_named_with_its_error(modules: None) -> None:
-    failed, slow = Look().imports(["sound", "broken", "json"], 60)
-    assert failed == {"broken": "ModuleNotFoundError: No module named 'nothing_of_that_name'"} and slow == {}
-
-
-def test_a_slow_import_is_not_a_broken_one(modules: None) -> None:
-    assert Look().imports(["slow", "broken"], 2) == ({}, {"slow": 2})
-
-
-@pytest.mark.parametrize("name", ["final", "crashing"])
-def test_an_import_that_ends_the_process_is_named(name: str, modules: None) -> None:
-    failed, slow = Look().imports(["json", name], 60)
-    assert list(failed) == [name] and "the import ended the process" in failed[name] and slow == {}
+@pytest.mark.slow
+def test_the_modules_of_a_training_function_are_tried_too(modules: None) -> None:
+    info = gather_facts(["sound", "broken", "final", "crashing", "json"])
+    found = {name: info.broken.get(name) for name in info.modules}
+    assert found["sound"] is None and found["json"] is None
+    assert found["broken"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
+    assert found["final"] == "exit status 3" and found["crashing"] == "the import was ended by signal 11"
 
 
 def test_hosts_without_ipv4_are_refused_by_one_clear_sentence() -> None:

@@ -1,6 +1,7 @@
-"""Finds out why a training function cannot be pickled: which of its variables holds what.
+"""Runs in the driver: which variable of a training function cannot be pickled, or makes it too large.
 
-Runs in the driver, after cloudpickle has failed, whose own error names a type and nothing of the user's.
+Looked for after the function has failed: cloudpickle's own error names a type and nothing of the user's. Each
+part is pickled again.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
+Dumps = Callable[[Any], bytes]
+Finding = TypeVar("Finding")
 # Deeper than anybody reads; data that contains itself ends here too.
 _MAX_DEPTH = 8
 
 
-def find_unpicklable(value: Any, dumps: Callable[[Any], object]) -> tuple[str, Any, Exception] | None:
+def find_unpicklable(value: Any, dumps: Dumps) -> tuple[str, Any, Exception] | None:
     """Return where in ``value`` something cannot be pickled, that something, and its own error.
 
     ``dumps`` is what pickles. None where ``value`` itself can be pickled.
@@ -26,32 +29,76 @@ def find_unpicklable(value: Any, dumps: Callable[[Any], object]) -> tuple[str, A
     >>> where, type(what).__name__
     ("['model'][1]", 'lock')
     """
-    error = _failure(value, dumps)
-    if error is None:
+
+    def failure(part: Any) -> Exception | None:
+        try:
+            dumps(part)
+        except Exception as error:  # whatever a __reduce__ or __getstate__ of the user's raises
+            return error
         return None
-    path: list[str] = []
+
+    error = failure(value)
+    return _descend(value, error, failure) if error is not None else None
+
+
+def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int] | None:
+    """Return where in ``function`` at least half of its bytes are, what is there, and its own size.
+
+    None where no single variable has as much. Of a list or a model the variable that holds it says enough.
+
+    >>> import cloudpickle
+    >>> data = b"0" * 1000
+    >>> function = lambda config: len(data)
+    >>> size = len(cloudpickle.dumps(function))
+    >>> where, _, _ = find_largest(partial(function, 3), size, cloudpickle.dumps)
+    >>> where
+    "function below functools.partial, global variable 'data'"
+    """
+
+    def large(part: Any) -> int | None:
+        try:
+            found = len(dumps(part))
+        except Exception:  # of something that is not pickled as such with the function
+            return None
+        return found if found >= size / 2 else None
+
+    found = _descend(function, size, large, into=FunctionType | MethodType | partial)
+    return found if found[0] else None
+
+
+def _descend(
+    value: Any, found: Finding, look: Callable[[Any], Finding | None], into: Any = object
+) -> tuple[str, Any, Finding]:
+    """Follow the first part of ``value`` that ``look`` finds something in, and its own first part, to the
+    end.
+
+    Returns:
+        where that is, the part there, and what was found in it.
+    """
+    path = ""
     for _ in range(_MAX_DEPTH):
-        for label, part in parts_of(value):
-            failed = _failure(part, dumps)
-            if failed is not None:
-                path.append(f", {label}" if path and label[0].isalpha() else label)
-                value, error = part, failed
+        parts = parts_of(value) if not path or isinstance(value, into) else ()
+        for label, part in parts:
+            if (inner := look(part)) is not None:
+                path += f", {label}" if path and label[0].isalpha() else label
+                value, found = part, inner
                 break
         else:
             break
-    return "".join(path), value, error
+    return path, value, found
 
 
-def _failure(value: Any, dumps: Callable[[Any], object]) -> Exception | None:
-    try:
-        dumps(value)
-    except Exception as error:  # whatever a __reduce__ or __getstate__ of the user's raises
-        return error
-    return None
+def type_name(value: Any) -> str:
+    """Return the full name of an object's class.
+
+    >>> type_name(partial(print))
+    'functools.partial'
+    """
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Give what is pickled together with ``value``, each with words for where it stands."""
+    """Yield what is pickled together with ``value``, each with words for where it is."""
     match value:
         case FunctionType():
             yield from _parts_of_function(value)

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from horovod_tune import ray_compat
+from horovod_tune.doctor import Finding, Report, preflight
+from horovod_tune.doctor.preflight import Preflight
 from horovod_tune.errors import PreflightFailed
 from horovod_tune.placement import Placement
-from horovod_tune.preflight import before_trials
-from horovod_tune.preflight.before_trials import Preflight
-from horovod_tune.preflight.judge import Problem
-from horovod_tune.preflight.preflight_report import PreflightReport
 from horovod_tune.spec import TrialSpec, make_spec
 
 
@@ -28,21 +26,21 @@ class Cluster:
 
     def __init__(self) -> None:
         self.nodes: list[dict[str, float]] = [{"CPU": 2.0}] * 2
-        self.problems: tuple[Problem, ...] = ()
+        self.problems: tuple[Finding, ...] = ()
         self.looks: list[dict[str, Any]] = []
         self.gcs_address = "10.0.0.1:6379"
 
-    def check(self, modules: list[str], **arguments: Any) -> PreflightReport:
+    def check(self, modules: list[str], **arguments: Any) -> Report:
         self.looks.append({"modules": modules, **arguments})
-        return PreflightReport((), self.problems)
+        return Report((), self.problems)
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
-    monkeypatch.setattr(before_trials.ray, "get_runtime_context", lambda: made)
-    monkeypatch.setattr(before_trials, "check", made.check)
-    monkeypatch.setattr(before_trials, "_looked_at", set())
+    monkeypatch.setattr(preflight.ray, "get_runtime_context", lambda: made)
+    monkeypatch.setattr(preflight, "check", made.check)
+    monkeypatch.setattr(preflight, "_examined", set())
     monkeypatch.setattr(ray_compat, "resources_of_nodes", lambda: made.nodes)
     monkeypatch.setattr(ray_compat, "check_cluster_holds", lambda placement: None)
     return made
@@ -58,7 +56,7 @@ def search(spec: TrialSpec, steps: int = 3) -> None:
 TWO_HOSTS = make_spec(num_hosts=2, num_slots=2, nics=["eth1"])
 
 
-def test_the_machines_are_looked_at_once_a_cluster(cluster: Cluster) -> None:
+def test_the_machines_are_examined_once_a_cluster(cluster: Cluster) -> None:
     search(TWO_HOSTS)
     search(TWO_HOSTS)
     assert cluster.looks == [{"modules": ["json"], "num_hosts": 2, "nics": TWO_HOSTS.nics, "use_tpu": False}]
@@ -67,7 +65,7 @@ def test_the_machines_are_looked_at_once_a_cluster(cluster: Cluster) -> None:
     assert len(cluster.looks) == 2
 
 
-def test_a_cluster_that_grows_is_looked_at_when_it_has_enough_machines(cluster: Cluster) -> None:
+def test_a_cluster_that_grows_is_examined_when_it_has_enough_machines(cluster: Cluster) -> None:
     cluster.nodes = [{"CPU": 2.0}]
     search(TWO_HOSTS)
     assert not cluster.looks
@@ -86,13 +84,13 @@ def test_trials_that_may_land_on_one_machine_need_no_look(cluster: Cluster) -> N
 
 
 def test_a_machine_that_cannot_take_part_ends_the_search(cluster: Cluster) -> None:
-    cluster.problems = (Problem("n2", "Horovod is not installed", "install it"),)
+    cluster.problems = (Finding("problem", "horovod", "Horovod is not installed", "install it", "n2"),)
     with pytest.raises(PreflightFailed, match="Horovod is not installed"):
         search(TWO_HOSTS)
-    assert not before_trials._looked_at, "the next search looks again"
+    assert not preflight._examined, "the next search looks again"
 
 
 def test_a_warning_is_logged_and_ends_nothing(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    cluster.problems = (Problem("n2", "its import is slow", "wait", "warning"),)
+    cluster.problems = (Finding("warning", "mymodel", "its import is slow", "wait", "n2"),)
     search(TWO_HOSTS)
     assert "its import is slow" in caplog.text and len(cluster.looks) == 1

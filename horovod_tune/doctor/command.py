@@ -1,0 +1,102 @@
+"""`horovod-tune doctor`, for this machine or for every node of a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+# How long a cluster may take to be connected to.
+CONNECT_TIMEOUT_S = 30.0
+# Run in a child process, because ray.init() retries for two minutes and cannot be interrupted.
+_CONNECT = """
+import logging, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)
+ray.shutdown()
+"""
+
+
+def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to `horovod-tune`."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check what is installed here and whether it fits together",
+        description="Checks what is installed here and whether it fits together, and names the cure for each "
+        "problem. Exit status 1 when a trial could not run.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the facts and findings as JSON")
+    parser.add_argument(
+        "--address", metavar="ADDRESS", help="examine every machine of the Ray cluster there, e.g. auto"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    if arguments.address is not None:
+        return examine_cluster(arguments.address, as_json=arguments.json)
+    from horovod_tune.doctor import can_run_trials, diagnose, gather_facts
+    from horovod_tune.doctor.report import machine_table
+
+    info = gather_facts()
+    findings = diagnose(info)
+    ok = can_run_trials(findings)
+    if arguments.json:
+        as_json = {"can_run_trials": ok, "findings": [asdict(one) for one in findings], "facts": asdict(info)}
+        print(json.dumps(as_json, indent=2))
+    else:
+        print(machine_table(info, findings))
+        print(f"\nA trial {'can' if ok else 'cannot'} run here.")
+    return 0 if ok else 1
+
+
+def why_unreachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
+    """Return why no Ray cluster answers at `address` within `timeout_s` seconds; None if one does."""
+    command = [sys.executable, "-c", _CONNECT, address]
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return (
+            f"no Ray cluster answered at {address} within {timeout_s:g} s. Does one run there (ray status), "
+            "is this its head's address and port, and does a firewall let this machine through?"
+        )
+    if ran.returncode == 0:
+        return None
+    lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    why = (lines or [f"exit status {ran.returncode}"])[-1]
+    return f"could not connect to a Ray cluster at {address}: {why}"
+
+
+def examine_cluster(address: str, *, as_json: bool = False) -> int:
+    """Print the report of the cluster at `address`; return 1 if a trial across it could not run."""
+    import logging
+
+    why = why_unreachable(address)
+    if why is not None:
+        print(f"horovod-tune doctor: {why}", file=sys.stderr)
+        return 1
+    import ray
+
+    from horovod_tune.doctor import check
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    try:
+        report = check([], num_hosts=2)
+    finally:
+        ray.shutdown()
+    if as_json:
+        print(json.dumps({"can_run_trials": report.ok, **asdict(report)}, indent=2))
+    elif not report.nodes:
+        print(f"The cluster at {address} has one machine; horovod-tune doctor without --address examines it.")
+    else:
+        can = "can" if report.ok else "cannot"
+        print(f"{report}\n\nA trial across these {len(report.nodes)} machines {can} run.")
+    return 0 if report.ok else 1

@@ -1,0 +1,298 @@
+"""What is wrong with a machine, or between the nodes of a cluster, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from horovod_tune.doctor.node_info import HorovodFacts, NodeInfo
+from horovod_tune.horovod_build.patches import PATCH_LEVEL
+
+GIB = 1024**3
+LEAST_FREE_DISK = 1 * GIB
+# Ray's object store takes this part of the memory, in /dev/shm (`ray.init`, `object_store_memory`).
+RAY_OBJECT_STORE_SHARE = 0.3
+LEAST_OPEN_FILES = 4096
+# Clocks further apart than this make time stamps, and Tune's resumes, hard to read.
+CLOCK_TOLERANCE_S = 5.0
+INSTALL = "horovod-tune install-horovod"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong."""
+
+    # A trial cannot run with a problem; with a warning it can, though not everything goes well.
+    level: Literal["problem", "warning"]
+    # The line of the doctor's table that it belongs to.
+    subject: str
+    what: str
+    cure: str
+    # The node of the cluster that it is wrong on; empty for this machine.
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of the cluster, as it was examined."""
+
+    # Its host name, with the address if two have the same.
+    label: str
+    # The address that Ray knows it by.
+    address: str
+    # None if examining it failed, with the reason in `failure`.
+    info: NodeInfo | None = None
+    failure: str | None = None
+    # The interface that the ranks' collectives will take, with its address, or why there is none.
+    interface: str | None = None
+    interface_address: str | None = None
+    interface_failure: str | None = None
+    # How far its clock is ahead of the driver's; known to within `clock_error_s`.
+    clock_ahead_s: float | None = None
+    clock_error_s: float = 0.0
+    # The nodes that accepted no connection from this one, and why.
+    unreached: dict[str, str] = field(default_factory=dict)
+
+
+def can_run_trials(findings: Iterable[Finding]) -> bool:
+    """Return True if a trial can run in spite of `findings`."""
+    return all(finding.level != "problem" for finding in findings)
+
+
+def diagnose(info: NodeInfo) -> list[Finding]:
+    """Return what is wrong with a machine, problems first."""
+    return _sorted([*_packages(info), *_torch(info), *_horovod(info), *_host_name(info), *_room(info)])
+
+
+def diagnose_nodes(nodes: Sequence[Node], *, use_tpu: bool = False) -> list[Finding]:
+    """Return what prevents a trial across nodes, problems first.
+
+    The first node is the driver's: if versions are tied, its version is the right one.
+    """
+    found = [
+        replace(finding, node=node.label)
+        for node in nodes
+        for finding in (_failed(node) if node.info is None else _of_node(node, node.info, use_tpu=use_tpu))
+    ]
+    infos = {node.label: node.info for node in nodes if node.info is not None}
+    return _sorted([*found, *_versions(infos, use_tpu=use_tpu), *_reach(nodes)])
+
+
+def is_loopback(address: str) -> bool:
+    """Return True if only its own host reaches an address.
+
+    >>> is_loopback("127.0.1.1"), is_loopback("::1"), is_loopback("10.0.0.3")
+    (True, True, False)
+    """
+    return ipaddress.ip_address(address.split("%")[0]).is_loopback
+
+
+def _sorted(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: finding.level != "problem")
+
+
+def problem(subject: str, what: str, cure: str, node: str = "") -> Finding:
+    return Finding("problem", subject, what, cure, node)
+
+
+def warning(subject: str, what: str, cure: str) -> Finding:
+    return Finding("warning", subject, what, cure)
+
+
+# --- One machine --------------------------------------------------------------------------------------------
+
+
+def _packages(info: NodeInfo) -> Iterator[Finding]:
+    for line in info.unmet:
+        name = line.split("[")[0].split(" ")[0].rstrip("<>=!~,.0123456789")
+        if name != "torch" or info.torch is not None:  # _torch reports a missing torch
+            yield problem(name, f"This package needs {line}.", f"pip install '{line.split(' (')[0]}'")
+    for name, why in info.broken.items():
+        cure = "Install it there, or ship it: ray.init(runtime_env={'py_modules': [...]})"
+        if name not in info.modules:
+            cure = f"pip install --force-reinstall {name}"
+        yield problem(name, f"{name} cannot be imported: {why}", cure)
+    for name, seconds in info.slow.items():
+        what = f"The import of {name} had not ended after {seconds:.0f} s: slow, not known to be broken."
+        yield warning(name, what, "Look at the machine's load and at the file system of its Python.")
+
+
+def _torch(info: NodeInfo) -> Iterator[Finding]:
+    torch, gpu = info.torch, info.gpu_devices[0] if info.gpu_devices else None
+    if torch is None:
+        yield problem("torch", "torch is not installed.", f"pip install torch, then {INSTALL}")
+    elif torch.error is not None:
+        cure = f"pip install --force-reinstall torch, then {INSTALL}"
+        yield problem("torch", f"torch {torch.version} cannot be imported: {torch.error}", cure)
+    elif gpu is None or "torch" in info.slow:
+        return
+    elif torch.cuda is None and "torch_xla" not in info.packages:
+        what = f"This machine has a GPU ({gpu}), but torch {torch.version} is a CPU build."
+        cure = f"For trials with use_gpu=True: install a CUDA build of torch, then {INSTALL} --gpu nccl"
+        yield warning("torch", what, cure)
+    elif torch.cuda is not None and not torch.gpus:
+        cure = f"Look at nvidia-smi: the driver must be new enough for CUDA {torch.cuda}."
+        yield warning("torch", f"This machine has a GPU ({gpu}), but torch sees none.", cure)
+
+
+def _horovod(info: NodeInfo) -> Iterator[Finding]:
+    horovod, torch = info.horovod, info.torch
+    if horovod is None:
+        # TPU trials use only torch_xla.
+        report = warning if info.packages.get("torch_xla") else problem
+        yield report("horovod", "Horovod is not installed.", INSTALL)
+        return
+    built_for = horovod.built_for_torch
+    if torch is not None and built_for not in (None, torch.version):
+        what = f"compiled for torch {built_for}; installed is torch {torch.version}."
+        yield problem("horovod", f"Horovod {horovod.version} was {what}", INSTALL)
+    elif horovod.error is not None:
+        what = f"Horovod {horovod.version} cannot be imported: {horovod.error}"
+        yield problem("horovod", what, f"{INSTALL} --force")
+    elif "horovod" in info.slow:
+        return
+    elif not horovod.gloo:
+        yield problem("horovod", "Horovod is built without Gloo.", INSTALL)
+    else:
+        yield from _working_horovod(info, horovod)
+
+
+def _working_horovod(info: NodeInfo, horovod: HorovodFacts) -> Iterator[Finding]:
+    gpus = info.torch.gpus if info.torch else ()
+    if gpus and not horovod.nccl:
+        what = (
+            f"There is a GPU ({gpus[0]}), but Horovod is built without NCCL: no collectives for CUDA tensors."
+        )
+        yield warning("horovod", what, f"{INSTALL} --gpu nccl")
+    if horovod.patch_level != PATCH_LEVEL:
+        what = (
+            f"Horovod {horovod.version} lacks patches of {INSTALL} (it has {horovod.patch_level or 'none'}; "
+            f"newest: {PATCH_LEVEL}): it may start slowly, use another network interface than configured, "
+            "wait for a lost rank forever, or be aborted by an unauthenticated client of its ports."
+        )
+        yield warning("horovod", what, INSTALL)
+
+
+def _host_name(info: NodeInfo) -> Iterator[Finding]:
+    if info.horovod is None or info.horovod.patch_level is not None:
+        return  # A patched Horovod uses the configured interface and looks up no name.
+    own = {address for addresses in info.interfaces.values() for address in addresses}
+    usable = [address for address in info.host_addresses if is_loopback(address) or address in own]
+    name = f"The host's name, {info.host}, resolves to {(*info.host_addresses, 'no address')[0]}"
+    cure = f"{INSTALL}, or correct the line of {info.host} in /etc/hosts"
+    if not usable:
+        what = f"{name}: not on any of its interfaces, and unpatched Horovod takes its address from it."
+        yield problem("host name", what, cure)
+    elif is_loopback(info.host_addresses[0]):
+        what = f"{name}, which other hosts cannot reach; unpatched Horovod takes its address from it."
+        yield warning("host name", what, cure)
+
+
+def _room(info: NodeInfo) -> Iterator[Finding]:
+    if info.temporary_free < LEAST_FREE_DISK:
+        what = f"{info.temporary_folder} has {info.temporary_free / GIB:.1f} GiB left; Ray writes logs there"
+        cure = "Make room, or set RAY_TMPDIR to a folder with more (a short path: Ray's sockets are in it)."
+        yield warning("disk", f"{what} and what does not fit into memory.", cure)
+    wanted = int(info.memory * RAY_OBJECT_STORE_SHARE)
+    if info.shared_memory is None or info.shared_memory < wanted:
+        size = "missing" if info.shared_memory is None else f"{info.shared_memory / GIB:.1f} GiB"
+        what = (
+            f"/dev/shm is {size}; Ray's object store needs {wanted / GIB:.1f} GiB and uses the disk instead."
+        )
+        room = wanted // GIB + 1
+        cure = f"In Docker: --shm-size={room}g. Elsewhere, as root: mount -o remount,size={room}G /dev/shm"
+        yield warning("shared memory", what, cure)
+    if 0 <= info.open_files < LEAST_OPEN_FILES:
+        what = f"A process may have {info.open_files} files open; Ray needs thousands."
+        yield warning(
+            "open files", what, "Raise nofile in /etc/security/limits.conf, or ulimit -Hn 65536 as root."
+        )
+
+
+# --- The nodes of a cluster ---------------------------------------------------------------------------------
+
+
+def _failed(node: Node) -> Iterator[Finding]:
+    why = node.failure or "it did not answer"
+    if "No module named 'horovod_tune'" in why:
+        yield problem("horovod_tune", "horovod_tune is not installed.", "Install it there as on the others.")
+    else:
+        cure = f"Look at Ray's log on {node.label}, and whether the machine is up: `ray status`."
+        yield problem("node", f"It could not be examined: {why}", cure)
+
+
+def _of_node(node: Node, info: NodeInfo, *, use_tpu: bool) -> Iterator[Finding]:
+    for finding in diagnose(info):
+        if not use_tpu and finding.subject == "host name":
+            yield replace(finding, level="problem")  # a loopback address works on one machine only
+        elif not use_tpu or finding.subject not in ("horovod", "host name"):
+            yield finding
+    patched = info.horovod is not None and info.horovod.patch_level is not None
+    if patched and not use_tpu and info.host_addresses and is_loopback(info.host_addresses[0]):
+        what = f"Its name resolves to {info.host_addresses[0]}. Horovod uses {node.interface} anyway; other "
+        yield warning(
+            "host name", f"{what}programs may not.", f"Correct its line in /etc/hosts: {node.address}"
+        )
+    if ":" in node.address and not use_tpu:
+        what = f"Ray knows it by {node.address}; Horovod's rendezvous and Gloo speak IPv4 only."
+        cure = (
+            "Start Ray there with --node-ip-address and an IPv4 address. Hosts without one cannot take part."
+        )
+        yield problem("interface", what, cure)
+    elif node.interface_failure is not None:
+        yield problem("interface", node.interface_failure, "Name an interface that each node has: nics=[...]")
+    elif node.interface_address is not None and is_loopback(node.interface_address):
+        what = f"Ray knows it by {node.interface_address}, which no other machine reaches."
+        cure = "Start Ray there with --node-ip-address and the address of its network interface."
+        yield problem("interface", what, cure)
+    ahead = node.clock_ahead_s
+    if ahead is not None and abs(ahead) > CLOCK_TOLERANCE_S + node.clock_error_s:
+        what = f"Its clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the driver's."
+        yield warning("clock", what, f"Set it by the network: timedatectl set-ntp true on {node.label}")
+
+
+def _versions(infos: dict[str, NodeInfo], *, use_tpu: bool) -> Iterator[Finding]:
+    """Compare versions; one that is missing altogether is `diagnose`'s to report."""
+    compared: dict[str, Callable[[NodeInfo], str | None]] = {
+        "Python": lambda info: ".".join(info.python.split(".")[:2]),
+        "torch": lambda info: info.torch.version.split("+")[0] if info.torch else None,
+        "horovod_tune": lambda info: info.packages.get("horovod_tune"),
+        "torch_xla": lambda info: info.packages.get("torch_xla") if use_tpu else None,
+        "Horovod": lambda info: info.horovod.version if info.horovod and not use_tpu else None,
+    }
+    for name, version_of in compared.items():
+        versions = {node: version for node, info in infos.items() if (version := version_of(info))}
+        for usual, _ in Counter(versions.values()).most_common(1):  # of equals, the driver's comes first
+            others = " ".join(node for node, version in versions.items() if version == usual)
+            cure = f"Install {name} {usual} there" + (f", then {INSTALL}." if name == "torch" else ".")
+            for node, version in versions.items():
+                if version != usual:
+                    what = f"It has {name} {version}; {others} have {usual}."
+                    yield problem(name, what, INSTALL if name == "Horovod" else cure, node)
+
+
+def _reach(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Name a node that no other reaches once, and every other pair by itself."""
+    examined = {node.label: node for node in nodes if node.info is not None}
+    blamed = set()
+    for label, node in examined.items():
+        askers = [other for other in examined.values() if other is not node and node.interface_address]
+        refused = [other.unreached[label] for other in askers if label in other.unreached]
+        if refused and len(refused) == len(askers):
+            blamed.add(label)
+            what = (
+                f"No other machine reaches it at {node.interface_address} ({node.interface}): {refused[0]}."
+            )
+            cure = (
+                "Open all TCP ports between the nodes (Gloo takes any), or name another interface: nics=[...]"
+            )
+            yield problem("interface", what, cure, label)
+    for label, node in examined.items():
+        for peer, why in node.unreached.items():
+            if peer not in blamed and label not in blamed:
+                what = f"It cannot be reached from {label} at {examined[peer].interface_address}: {why}."
+                cure = f"Open all TCP ports between {label} and {peer}, or name another interface: nics=[...]"
+                yield problem("interface", what, cure, peer)

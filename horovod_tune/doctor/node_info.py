@@ -1,0 +1,226 @@
+"""What one machine has, as plain data that travels between nodes, and the function that gathers it.
+
+Gathering takes some seconds: each import is tried in a new process, since it would be final in this one, and
+one that crashes would take this process with it.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from horovod_tune.horovod_build.installed import installed_horovod, installed_torch
+
+IMPORT_TIMEOUT_S = 120.0
+# Ray hides the GPUs so from tasks that ask for none, such as the one that gathers facts on a node.
+HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
+GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
+# What each process imports, by package; it prints JSON last.
+PROBES = {
+    "torch": "import json, torch; gpus = range(torch.cuda.device_count()); print(json.dumps({'cuda': "
+    "torch.version.cuda, 'gpus': [torch.cuda.get_device_name(number) for number in gpus]}))",
+    "horovod": "import json, horovod.torch as hvd; print(json.dumps({name: bool(getattr(hvd, name + "
+    "'_built')()) for name in ('gloo', 'nccl', 'mpi')}))",
+    "ray": "import ray.tune; print('{}')",
+    "bayesian-optimization": "import bayes_opt; print('{}')",
+    "pandas": "import pandas; print('{}')",
+}
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """The torch of an environment."""
+
+    version: str
+    # The CUDA release it was built for; None for a CPU build.
+    cuda: str | None = None
+    # The names of the GPUs that it sees.
+    gpus: tuple[str, ...] = ()
+    # Why it cannot be imported.
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class HorovodFacts:
+    """The Horovod of an environment."""
+
+    version: str
+    # The patches of `install-horovod` that it carries; None if another build made it.
+    patch_level: str | None = None
+    built_for_torch: str | None = None
+    gloo: bool = False
+    nccl: bool = False
+    mpi: bool = False
+    # Why it cannot be imported.
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One machine and the Python environment in which the facts were gathered. Sizes are in bytes."""
+
+    host: str
+    system: str
+    python: str
+    executable: str
+    cpus: int
+    memory: int
+    # Versions of this package's own requirements; None for one that is missing.
+    packages: dict[str, str | None]
+    # Requirements of this package that the installed packages do not meet.
+    unmet: tuple[str, ...] = ()
+    # Packages, and modules of a training function, that cannot be imported, and why.
+    broken: dict[str, str] = field(default_factory=dict)
+    # Those whose import had not ended after so many seconds: nothing more is known of them.
+    slow: dict[str, float] = field(default_factory=dict)
+    # The modules of the training function that were tried.
+    modules: tuple[str, ...] = ()
+    torch: TorchFacts | None = None
+    horovod: HorovodFacts | None = None
+    # The GPUs' device files, whether or not torch can use them.
+    gpu_devices: tuple[str, ...] = ()
+    # What the host's own name resolves to.
+    host_addresses: tuple[str, ...] = ()
+    # The addresses of the network interfaces that are up.
+    interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    temporary_folder: str = "/tmp"
+    temporary_free: int = 0
+    # The size of /dev/shm; None if there is none.
+    shared_memory: int | None = None
+    # How many files a process may have open, at most (the hard limit).
+    open_files: int = 0
+
+
+def gather_facts(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEOUT_S) -> NodeInfo:
+    """Return the facts of this machine and of the Python that runs this.
+
+    Args:
+        modules: are imported too.
+        timeout_s: for all imports. Those that have not ended by then are slow.
+    """
+    end = time.monotonic() + timeout_s
+    horovod, torch = installed_horovod(), installed_torch()
+    packages, unmet = requirements()
+    there = {"torch": torch, "horovod": horovod}
+    probes = {name: program for name, program in PROBES.items() if there.get(name) or packages.get(name)}
+    probes |= {name: f"import {name}; print('{{}}')" for name in modules if name not in probes}
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        answers = pool.map(lambda program: probe(program, end - time.monotonic()), probes.values())
+        found = dict(zip(probes, answers, strict=True))
+    slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
+    of_torch = {**found.get("torch", {}), "gpus": tuple(found.get("torch", {}).get("gpus", ()))}
+    of_horovod = (horovod.version, horovod.patch_level, horovod.torch_version) if horovod else ()
+    temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return NodeInfo(
+        host=socket.gethostname(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        executable=sys.executable,
+        cpus=len(os.sched_getaffinity(0)),
+        memory=psutil.virtual_memory().total,
+        packages=packages,
+        unmet=unmet,
+        broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
+        slow=slow,
+        modules=tuple(modules),
+        torch=TorchFacts(torch.version, **of_torch) if torch else None,
+        horovod=None if horovod is None else HorovodFacts(*of_horovod, **found["horovod"]),
+        gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
+        host_addresses=host_addresses(),
+        interfaces=interfaces(),
+        temporary_folder=temporary,
+        temporary_free=shutil.disk_usage(temporary).free,
+        shared_memory=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+    )
+
+
+def probe(program: str, timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Any]:
+    """Run `program`, which prints JSON last; return that, ``{"error": why}``, or ``{"slow_s": seconds}``."""
+    environment = {key: value for key, value in os.environ.items() if (key, value) not in HIDES_GPUS}
+    # What Ray put on this process's path (the driver's folder, py_modules) counts for the ranks too.
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command, nothing = [sys.executable, "-c", program], subprocess.DEVNULL
+    try:
+        ran = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=max(0.1, timeout_s),
+            stdin=nothing,
+        )
+    except subprocess.TimeoutExpired:
+        return {"slow_s": timeout_s}
+    if ran.returncode == 0:
+        return dict(json.loads(ran.stdout.strip().splitlines()[-1]))
+    if ran.returncode < 0:
+        return {"error": f"the import was ended by signal {-ran.returncode}"}
+    # Horovod prints why its library does not load, continues, and fails because of something else.
+    printed = [line.strip() for line in ran.stdout.splitlines() if line.strip()]
+    raised = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    return {"error": (printed or raised[-1:] or [f"exit status {ran.returncode}"])[0]}
+
+
+def requirements() -> tuple[dict[str, str | None], tuple[str, ...]]:
+    """Return the versions of this package's requirements, and those requirements that are not met."""
+    from packaging.requirements import Requirement
+
+    versions: dict[str, str | None] = {"horovod_tune": _version("horovod_tune")}
+    unmet = []
+    for line in importlib.metadata.requires("horovod_tune") or ():
+        wanted = Requirement(line)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        version = versions[wanted.name] = _version(wanted.name)
+        if version is None:
+            unmet.append(f"{wanted} (not installed)")
+        elif not wanted.specifier.contains(version, prereleases=True):
+            unmet.append(f"{wanted} (installed: {version})")
+    if (xla := _version("torch_xla")) is not None:
+        versions["torch_xla"] = xla
+    return versions, tuple(unmet)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def host_addresses() -> tuple[str, ...]:
+    """Return what the host's own name resolves to; nothing if it does not resolve."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def interfaces() -> dict[str, tuple[str, ...]]:
+    """Return the IPv4 and IPv6 addresses of the interfaces that are up."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    return {
+        name: tuple(
+            each.address.split("%")[0] for each in entries if each.family in (socket.AF_INET, socket.AF_INET6)
+        )
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+    }

@@ -1,0 +1,105 @@
+"""The doctor's table: a row per part of a machine, or per node of a cluster, and the findings below."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from horovod_tune.doctor.findings import GIB, Finding, Node, can_run_trials
+from horovod_tune.doctor.node_info import NodeInfo
+
+WIDTH = 100
+MARKS = {"problem": "!!", "warning": " !"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The nodes that were examined and what is wrong with them; `str()` is the table."""
+
+    nodes: tuple[Node, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if a trial across these nodes can run, warnings or not."""
+        return can_run_trials(self.findings)
+
+    def __str__(self) -> str:
+        worst = {finding.node: finding.level for finding in reversed(self.findings)}
+        rows = [("", "node", "collectives", "torch", "horovod", "clock")]
+        for node in self.nodes:
+            mark, info = MARKS.get(worst.get(node.label, ""), "ok"), node.info
+            collectives = (
+                f"{node.interface or '?'} {node.interface_address or node.address}" if info else node.address
+            )
+            torch = info.torch.version if info and info.torch else ""
+            horovod = info.horovod.version if info and info.horovod else ""
+            clock = "" if node.clock_ahead_s is None else f"{node.clock_ahead_s:+.1f} s"
+            rows.append((mark, node.label, collectives, torch, horovod, clock))
+        return table(rows, self.findings)
+
+
+def table(rows: Sequence[Sequence[str]], findings: Sequence[Finding]) -> str:
+    """Return aligned rows, then what is wrong with its cure."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    for finding in findings:
+        who = f"{finding.level.capitalize()}: " + (f"{finding.node}: " if finding.node else "")
+        lines += ["", *_wrap(finding.what, who), *_wrap(finding.cure, "  Cure: ")]
+    return "\n".join(lines)
+
+
+def machine_table(info: NodeInfo, findings: Sequence[Finding]) -> str:
+    """Return the table of one machine."""
+    worst = {finding.subject: finding.level for finding in reversed(findings)}
+    shared = (
+        "no /dev/shm" if info.shared_memory is None else f"{info.shared_memory / GIB:.1f} GiB in /dev/shm"
+    )
+    rows = {
+        "host": f"{info.host}: {info.system}, {info.cpus} CPUs, {info.memory / GIB:.1f} GiB memory",
+        "Python": f"{info.python}  {info.executable}",
+        "torch": _torch(info),
+        **{name: version or "not installed" for name, version in info.packages.items() if name != "torch"},
+        "horovod": _horovod(info),
+        "disk": f"{info.temporary_free / GIB:.1f} GiB free in {info.temporary_folder}",
+        "shared memory": shared,
+        "open files": f"{info.open_files} at most" if info.open_files >= 0 else "no limit",
+        "host name": f"resolves to {', '.join(info.host_addresses) or 'nothing'}",
+        "interfaces": "; ".join(f"{name} {' '.join(own)}" for name, own in info.interfaces.items()),
+    }
+    return table(
+        [(MARKS.get(worst.get(subject, ""), "ok"), subject, text) for subject, text in rows.items()], findings
+    )
+
+
+def _torch(info: NodeInfo) -> str:
+    if info.torch is None:
+        return "not installed"
+    built, gpus = (
+        f"built for CUDA {info.torch.cuda}" if info.torch.cuda else "built for the CPU",
+        info.torch.gpus,
+    )
+    return f"{info.torch.version}  {built}; {f'{len(gpus)} x {gpus[0]}' if gpus else 'no GPU in use'}"
+
+
+def _horovod(info: NodeInfo) -> str:
+    if (horovod := info.horovod) is None:
+        return "not installed"
+    built = (
+        f"compiled for torch {horovod.built_for_torch}"
+        if horovod.built_for_torch
+        else "compiled without torch"
+    )
+    has = [name for name, there in (("Gloo", horovod.gloo), ("MPI", horovod.mpi)) if there]
+    operations = "on CPU and GPU (NCCL)" if horovod.nccl else "on the CPU"
+    works = f"controllers: {', '.join(has) or 'none'}; operations {operations}"
+    return f"{horovod.version}  {built}; {'broken' if horovod.error else works}"
+
+
+def _wrap(text: str, first: str) -> list[str]:
+    # A command is to be copied, so it is not broken in the middle of a word.
+    indent = " " * len(first)
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)

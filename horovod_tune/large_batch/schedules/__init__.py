@@ -1,1 +1,0 @@
-"""Learning rates over time: `curves` are functions of the time, `scheduler` and `plateau` apply them."""

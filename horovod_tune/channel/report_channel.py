@@ -31,7 +31,7 @@ class CoordinatorChannel:
         return self._channel.fileno()
 
     def release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> bool:
-        """Let the rank's reports up to ``index`` of trial ``run`` return; False if Ray must carry it."""
+        """Acknowledge reports up to ``index`` of trial ``run``; return False if it must go through Ray."""
         if not self.is_open or (checkpoint is not None and checkpoint.filesystem is not None):
             return False
         place = None if checkpoint is None else (checkpoint.path, checkpoint.node_id, checkpoint.report)
@@ -60,7 +60,7 @@ class RankChannel:
     """The rank's end. Any thread may send; `listen` has a thread of its own and sleeps between messages."""
 
     def __init__(self, token: listener.ChannelToken) -> None:
-        """Connect; raises OSError where nobody listens there."""
+        """Connect; raises OSError if no process listens there."""
         self._channel = Channel(listener.connect(token), RELEASES)
 
     def report(self, run: int, report: Report) -> bool:
@@ -86,8 +86,8 @@ class RankChannel:
     def listen(self, on_release: Callable[[int, float, CheckpointPlace | None], None]) -> None:
         """Call ``on_release(run, index, checkpoint)`` for each release, until the other end closes.
 
-        However it ends, it closes the channel: releases then come through Ray, and no report waits for one
-        that nobody would receive.
+        However it ends, it closes the channel: acknowledgements then come through Ray, and no report waits
+        for one that is lost.
         """
         is_open = True
         try:

@@ -33,7 +33,7 @@ RANK_MESSAGES: Schema = {
 RELEASES: Schema = {
     "proceed": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }
-# What a rank on a TPU host hears from its host actor, which has started it: pickles where the name says so.
+# What a rank on a TPU host receives from its host actor, which has started it; pickled_... are pickles.
 HOST_MESSAGES: Schema = {
     "proceed": {**RELEASES["proceed"], "pickled_filesystem": (bytes, _NO)},
     "begin": {"pickled_order": bytes, "world": list},

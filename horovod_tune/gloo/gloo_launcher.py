@@ -18,12 +18,12 @@ from horovod_tune.gloo.training_actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec import TrialSpec
 
-# How long ranks of an elastic trial wait for a peer that says nothing: what a silent host costs them.
+# How long ranks of an elastic trial wait for a peer that does not respond.
 ELASTIC_GLOO_S = 20.0
 
 
 class GlooLauncher:
-    """Starts ``spec.world_size`` training actors in ``placement_group`` and their rendezvous beside us."""
+    """Starts ``spec.world_size`` training actors in ``placement_group``, and their rendezvous here."""
 
     def __init__(self, spec: TrialSpec, placement_group: PlacementGroup, *, node_id: str) -> None:
         self._spec = spec
@@ -114,7 +114,7 @@ class GlooLauncher:
             nccl = ranks.nccl_environment(interface) if spec.use_gpu else {}
             if spec.nics:
                 environment |= nccl
-            # Without nics= a machine's own setting stands, since it knows more than we do.
+            # Without nics= the machine's own setting is kept.
             defaults = {} if spec.nics else nccl
             # Ranks on other hosts report through Ray.
             token = self._listener.create_token(actor) if fact.node_id == self._node_id else None

@@ -50,7 +50,7 @@ _ELASTIC = Patch(
 
 
 class Notifications:
-    """Tells the states of `hvd.elastic.run` to leave their world, in place of Horovod's own manager."""
+    """Tells the states of `hvd.elastic.run` to leave their world, instead of Horovod's own manager."""
 
     def __init__(self) -> None:
         self._listeners: list[Any] = []
@@ -74,7 +74,7 @@ class Notifications:
 
     @property
     def are_there(self) -> bool:
-        """Whether `hvd.elastic.run` has a state, which it has kept once before the function began."""
+        """Return True if `hvd.elastic.run` has a state, which it has kept once before the function began."""
         return bool(self._listeners)
 
     def dump(self) -> Any:
@@ -82,11 +82,11 @@ class Notifications:
         return _dump(self._listeners[-1]) if self._listeners else None
 
     def load_later(self, dumped: Any) -> None:
-        """Let the next state begin with what `dump` returned in an earlier start of the trial."""
+        """Make the next state begin with what `dump` returned in an earlier start of the trial."""
         self._dumped = dumped
 
     def offer_change(self) -> None:
-        """Let every state's next `commit` raise `HostsUpdatedInterrupt`."""
+        """Make every state's next `commit` raise `HostsUpdatedInterrupt`."""
         from horovod.runner.elastic.worker import HostUpdateResult
 
         for listener in list(self._listeners):
@@ -114,7 +114,7 @@ def _load(state: Any, dumped: dict[str, Any]) -> None:
 
 
 def install() -> None:
-    """Put our notifications and our reset in place of Horovod's; once a process, when Horovod is imported."""
+    """Replace Horovod's notifications and reset by ours; once per process, when Horovod is imported."""
     import horovod.torch.elastic
 
     if not _ELASTIC.fits:
@@ -135,10 +135,10 @@ def _refuse(func: Any) -> Any:
 
 
 def _saved_after(sync: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Let a state be what was synchronised also after `restore`.
+    """Make `restore` return to what was synchronised.
 
     Horovod's handlers broadcast rank 0's state and keep their own as the last commit: a rank that joined, and
-    is rank 0 after the next loss, would go on with the weights that it was born with.
+    is rank 0 after the next loss, would continue with its initial weights.
     """
 
     @functools.wraps(sync)
@@ -184,11 +184,11 @@ class Collectives:
         self._are_ready = are_ready
 
     def are_ready(self) -> bool:
-        """Whether the training function has called `hvd.init()`; see `HorovodWorld.is_entered`."""
+        """Return True if the training function has called `hvd.init()`; see `HorovodWorld.is_entered`."""
         return self._are_ready()
 
     def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is true on any rank. A collective: every rank calls it."""
+        """Return True if ``flag`` is true on any rank. A collective: every rank calls it."""
         import horovod.torch as hvd
         import torch
 

@@ -163,7 +163,7 @@ class HorovodWorld:
             raise ValueError("Horovod initialization failed: the world was broken off at once") from None
 
     def _guarded_fact(self, name: str, real: Any) -> Any:
-        """Let a world that was broken off because another rank was lost go on to tell its facts.
+        """Cache rank and size so they remain readable after the world is aborted.
 
         So does Horovod's own until this process shuts it down. Its `broadcast_object` and the restore of an
         `ElasticSampler` ask for them then; the next collective raises `HorovodInternalError`.
@@ -188,12 +188,12 @@ class HorovodWorld:
 
     @property
     def is_up(self) -> bool:
-        """Whether a world exists, kept or in use."""
+        """True if a world exists, kept or in use."""
         return self._basics is not None and bool(self._real_initialized(self._basics))
 
     @property
     def has_only_the_global_set(self) -> bool:
-        """Whether all collectives of this world are of all its ranks; False where that is not known."""
+        """True if all collectives of this world are of all its ranks; False if that is not known."""
         if not (_GUARD.fits and self.is_up):
             return False
         try:
@@ -202,7 +202,7 @@ class HorovodWorld:
             return False  # it was shut down meanwhile
 
     def is_entered(self) -> bool:
-        """Whether the training function has called ``hvd.init()``, and ``hvd.shutdown()`` not since.
+        """Return True if the training function has called ``hvd.init()``, and not ``hvd.shutdown()`` since.
 
         A world that it entered and that broke counts, and one that broke meanwhile. With a release of Horovod
         whose worlds cannot be kept this is not known, and it is taken to be so: then Horovod's own error is
@@ -211,7 +211,7 @@ class HorovodWorld:
         return not _GUARD.fits or self._has_asked
 
     def leave(self) -> None:
-        """Shut the world down for the training function, which begins anew without one."""
+        """Shut the world down for the training function, which begins again without one."""
         self._forget()
         self.close()
 
@@ -243,9 +243,9 @@ class HorovodWorld:
                 self._real_shutdown(self._basics)
 
     def _all_take_it(self, fits: bool) -> bool:
-        """Whether the kept world is what every rank asks for. Waits for all of them, as hvd.init() does.
+        """Return True if every rank asks for the kept world. Waits for all of them, as hvd.init() does.
 
-        Ranks that count their collectives differently cannot go on either, see `_count_from_one`.
+        Ranks that count their collectives differently cannot continue either, see `_count_from_one`.
         """
         import torch
         from horovod.torch import mpi_ops
@@ -258,7 +258,7 @@ class HorovodWorld:
         return not unfit and largest == -smallest
 
     def _count_from_one(self) -> None:
-        """Number this rank's collectives anew: Horovod pairs those that have no name by their number."""
+        """Number this rank's collectives from 1: Horovod pairs those that have no name by their number."""
         if self._basics is not None and _COUNTS.fits:
             from horovod.torch import mpi_ops
 
@@ -298,7 +298,7 @@ class HorovodWorld:
                     return [f"a collective of all ranks did not complete within {timeout_s:g} s"]
                 time.sleep(0.0002)
             mpi_ops.synchronize(handle)
-        except Exception as error:  # any: the caller then replaces this process, and says why
+        except Exception as error:  # any: the caller then replaces this process, and logs why
             return [f"a collective of all ranks failed: {error}"]
         self._kept = True
         return []
@@ -322,12 +322,12 @@ def _horovod_environment() -> dict[str, str]:
 
 
 def is_call_before_init(error: BaseException) -> bool:
-    """Whether Horovod raised because it has no world: never made, shut down or, elsewhere, broken off."""
+    """Return True if Horovod raised because it has no world: never made, shut down or broken off."""
     return _CLOSED_MESSAGE in str(error)
 
 
 def is_collective_error(error: BaseException) -> bool:
-    """Whether Horovod raised because another rank left, so that this rank's traceback is not the cause."""
+    """Return True if Horovod raised because another rank left: this rank's traceback is not the cause."""
     internal = sys.modules.get("horovod.common.exceptions")
     names = ("HorovodInternalError", "HostsUpdatedInterrupt")
     kinds = tuple(getattr(internal, name) for name in names if hasattr(internal, name))

@@ -17,7 +17,7 @@ STALL_LINES = 30
 # How far from the end of stderr it is looked for: a second or two of reading.
 SEARCHED_BYTES = 256 << 20
 _LINE_BYTES = 4096
-# "1: [allreduce.x, allreduce.y]"; "!" marks those that the inspector gives up.
+# "1: [allreduce.x, allreduce.y]"; "!" marks those that the inspector has given up.
 _MISSING_RANK = re.compile(r"(\d+)!?: \[(.*)\]")
 
 
@@ -37,7 +37,7 @@ class OutputReader:
         self._taking = threading.Lock()
 
     def mark(self) -> None:
-        """Start anew: what was printed so far belongs to the trial before."""
+        """Start again: what was printed so far belongs to the trial before."""
         flush_streams()
         self._offsets = [_size(path) for path in self._paths]
         self.forget_stalls()
@@ -72,7 +72,7 @@ class OutputReader:
     def awaited_ranks(self) -> dict[int, str]:
         """Return the ranks that the stall inspector has called missing since the last call, with what waits.
 
-        The first call of a trial says nothing: what is there then may be of any age.
+        The first call of a trial returns nothing: what is there then may be of any age.
         """
         mark, self._awaited_mark = self._awaited_mark, _size(self._paths[1])
         if mark is None:
@@ -93,7 +93,7 @@ class OutputReader:
             elif is_open:
                 newest.append(line)
                 if len(newest) > STALL_LINES:
-                    newest[-2:] = newest[-1:]  # the last line says what the inspector does about it
+                    newest[-2:] = newest[-1:]  # the last line is what the inspector does about it
                 # Between its ranks and that line, nothing else is the inspector's.
                 is_open = "Will shutdown" not in line and (
                     line.startswith(("Missing ranks", "One or more rank")) or line[:1].isdigit()
@@ -104,7 +104,7 @@ class OutputReader:
 
 
 def _lines(path: str, start: int) -> Iterator[str]:
-    """Give the lines of a file from ``start`` on, read one by one; the beginning of each where it is long."""
+    """Yield the lines of a file from ``start`` on, read one by one; of a long line its beginning."""
     with open(path, "rb") as file:
         file.seek(start)
         fresh = True

@@ -1,4 +1,4 @@
-"""Which actor is which rank, and the environment that tells Horovod so. Pure: no Ray, no Horovod."""
+"""Which actor is which rank, and the environment from which Horovod reads it. Pure: no Ray, no Horovod."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod_tune.messages import WorkerInfo, World
 def assign_worlds(nodes: Sequence[str], first_node: str) -> list[World]:
     """Return each actor's place in the world, ranks consecutive on every node, ``first_node``'s first.
 
-    Rank 0 runs beside the coordinator (on ``first_node``), so that checkpoints need no network where the
+    Rank 0 runs on the coordinator's host (``first_node``), so that checkpoints need no network where the
     storage is local. ``nodes`` are the actors' Ray node ids.
 
     >>> [w.rank for w in assign_worlds(["b", "a", "b"], first_node="b")]
@@ -101,7 +101,7 @@ def horovod_environment(
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
         "HOROVOD_GLOO_IFACE": interface,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(gloo_timeout_s))),
-        # The inspector gives up at its warning time at the earliest, so that has to come first.
+        # The inspector shuts down at its warning time at the earliest, so that has to come first.
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, min(60, round(stall_timeout_s / 2)))),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(2, round(stall_timeout_s))),
     }

@@ -253,7 +253,7 @@ class TrainingActor:
             )
 
     def offer_change(self, number: int) -> None:
-        """Let the training function's next commit end world ``number``: others wait, or some leave."""
+        """Make the training function's next commit end world ``number``: others wait, or some leave."""
         if self._training is not None and self._training.session.world_number == number:
             notifications.offer_change()
             self._training.session.committed.is_to_change = True
@@ -268,7 +268,7 @@ class TrainingActor:
         return self._training.session.committed.dump() if self._training is not None else None
 
     def has_committed(self) -> bool:
-        """Whether this rank could go on in another world with what it has committed."""
+        """Return True if this rank could continue in another world with what it has committed."""
         return self._training is not None and self._training.session.committed.is_kept
 
     def ping(self) -> int:
@@ -280,7 +280,7 @@ class TrainingActor:
         self._outbox.put(LogChunk(self._world.rank, self._output.take()))
 
     def reset(self, join_s: float) -> ResetResult:
-        """Reset this process; the result says whether the next trial can use it."""
+        """Reset this process; the result has what keeps the next trial from using it."""
         assert self._world is not None and self._training is not None
         rank = self._world.rank
         self._training.thread.join(timeout=join_s)

@@ -1,4 +1,4 @@
-"""The places of trials that Tune's limiters count: a paused trial holds one, which nobody uses."""
+"""The concurrency slots that Tune's limiters count: a paused trial holds one that is not used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMITERS = Patch(
 
 
 def give_up_place(controller: Any, trial_id: str) -> None:
-    """Let limiters no longer count a trial, which is paused."""
+    """Make limiters no longer count a trial, which is paused."""
     for limiter in _limiters(controller):
         live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials
         if trial_id in live:
@@ -28,7 +28,7 @@ def give_up_place(controller: Any, trial_id: str) -> None:
 
 
 def take_place(controller: Any, trial_id: str) -> None:
-    """Let limiters count a trial again, as it is to go on."""
+    """Make limiters count a trial again, as it will continue."""
     for limiter in _limiters(controller):
         live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials
         if trial_id not in live:
@@ -38,7 +38,7 @@ def take_place(controller: Any, trial_id: str) -> None:
 
 
 def _limiters(controller: Any) -> Iterator[Any]:
-    """Give what limits how many trials of a search run at once."""
+    """Yield what limits how many trials of a search run at once."""
     if not _LIMITERS.fits:
         return
     from ray.tune.search import ConcurrencyLimiter

@@ -1,4 +1,4 @@
-"""Tells a machine that was taken away by its cloud from a trial that failed, and tells Tune so.
+"""The error of a trial whose machine was taken away by its cloud, which Tune does not count as a failure.
 
 Tune (2.60) does not count a failure against `max_failures` when what ends the trial's step is a
 `RayActorError` whose `preempted` is true; this holds for one that the trainable raises as well.

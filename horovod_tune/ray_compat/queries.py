@@ -25,12 +25,12 @@ _DRIVERS_NODE = Patch(
 )
 _STORAGE_CHECK = Patch(
     "the storage's validation file",
-    "a host's storage path is told from the driver's by what lies in it alone",
+    "shared storage is detected only by comparing directory contents",
     (part("ray.train._internal.storage:StorageContext._check_validation_file", "self"),),
 )
 _REPORTS = Patch(
     "reports of restored trials",
-    "after Tuner.restore, PromotingASHA knows the last report of each trial alone",
+    "after Tuner.restore, PromotingASHA knows only the last report of each trial",
     (
         part("ray.tune.experiment:Trial", uses="storage"),
         part("ray.train._internal.storage:StorageContext", uses="storage_filesystem trial_fs_path"),
@@ -49,7 +49,7 @@ _FUNCTION_SIZE = Patch(
     "a training function that is too large to be sent ends the search with an error of Ray's own",
     (part("ray._private.ray_constants:FUNCTION_SIZE_ERROR_THRESHOLD"),),
 )
-# What a trainable class has beside its function when it is pickled: some thousand bytes.
+# What a trainable class has besides its function when it is pickled: some thousand bytes.
 _BYTES_OF_A_CLASS = 100_000
 _PREEMPTION = Patch(
     "pre-empted nodes",
@@ -98,7 +98,7 @@ def driver_node_id() -> str | None:
 
 
 def storage_reaches_here(storage: Any) -> bool:
-    """Whether this host can write where the driver made the experiment's directory."""
+    """Return True if this host can write where the driver made the experiment's directory."""
     if not _STORAGE_CHECK.fits:
         return True
     try:
@@ -133,7 +133,7 @@ def _json_of(line: str) -> Any:
 
 
 def cluster_can_grow() -> bool:
-    """Whether an autoscaler may add nodes, so that today's nodes say nothing about what can ever fit.
+    """Return True if an autoscaler may add nodes: then today's nodes do not limit what can ever fit.
 
     Ray has no question for that. Under an autoscaler of the second version nodes carry their type as a label,
     the head of `ray up` from the start; one of the first publishes the types of its nodes. A head without a
@@ -246,7 +246,7 @@ def private_directory() -> Path | None:
     """Return a directory of this Ray session on this host that only this user may enter.
 
     None in a process without such a session (a client of a cluster elsewhere), or where there cannot be one:
-    the session's is not to be written to, or somebody else has made one of that name.
+    the session's is not to be written to, or another user has made one of that name.
     """
     if not _SESSION_DIRECTORY.fits:
         return None

@@ -1,4 +1,4 @@
-"""What Tune's schedulers go by, which they tell nobody."""
+"""The time attribute of Tune's schedulers, which they keep private."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from horovod_tune.compatibility import Patch, part
 
 _SCHEDULES = Patch(
     "schedules",
-    "BayesOptSearch knows a time_attr other than training_iteration by its own argument alone",
+    "pass time_attr to BayesOptSearch explicitly",
     (
         part("ray.tune.schedulers:ASHAScheduler", uses="_time_attr _max_t"),
         part("ray.tune.schedulers:HyperBandScheduler", uses="_time_attr _max_t_attr"),
@@ -18,7 +18,7 @@ _SCHEDULES = Patch(
 
 
 def time_attr_of(scheduler: Any) -> str | None:
-    """Return what tells a trial's progress to a scheduler that knows where a training ends; None otherwise.
+    """Return the time attribute of a scheduler that knows where a training ends; None otherwise.
 
     The others, such as median stopping and population based training, measure seconds unless they are told
     otherwise, which says little of a curve.

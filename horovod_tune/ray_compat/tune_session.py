@@ -132,7 +132,7 @@ _installed: _TrialFacts | None = None
 
 
 def install_session(session: Session | None) -> None:
-    """Let ``ray.tune.report`` and its friends in this process speak to ``session``; None removes it."""
+    """Make ``ray.tune.report`` and its friends in this process use ``session``; None removes it."""
     global _installed
     _installed = None if session is None else _TrialFacts(session)
     module = sys.modules.get(_SESSION_MODULE)
@@ -146,7 +146,7 @@ def _install(module: ModuleType) -> None:
 
 
 def _accept_keywords(module: ModuleType) -> None:
-    """Let ``ray.tune.report(loss=1)`` of the old guides work again inside a rank."""
+    """Make ``ray.tune.report(loss=1)`` of the old guides work again inside a rank."""
     if not _REPORT.fits:
         return
     original = module.report

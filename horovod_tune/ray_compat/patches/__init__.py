@@ -1,1 +1,1 @@
-"""Patches of Ray Tune, one file for each part that is changed; installed in the driver, once a process."""
+"""Patches of Ray Tune, one file for each part that is changed; installed in the driver, once per process."""

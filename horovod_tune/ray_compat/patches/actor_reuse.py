@@ -38,16 +38,16 @@ _PATCH = Patch(
 
 
 def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
-    """Make Tune keep the actors of trainables that want it, whatever ``reuse_actors`` says; once a process.
+    """Make Tune keep the actors of trainables that want it, whatever ``reuse_actors`` is; once per process.
 
-    Tune refuses actor reuse together with ResourceChangingScheduler, which is therefore left alone, and
-    tells cached actors apart by resources only, so an experiment of several trainables is left alone too.
+    Tune refuses actor reuse together with ResourceChangingScheduler, which is therefore not changed, and
+    distinguishes cached actors by resources only, so neither is an experiment of several trainables.
 
     Tune hands the actor of a trial that ends to one whose own actor is starting, and ends that one, so that
-    the trial after it has to start an actor again. Ours go on starting while there are other trials.
+    the trial after it has to start an actor again. Ours continue to start while there are other trials.
 
     Tune also ends the actor of a trial that pauses when no other trial is staged at that moment, though the
-    trial goes on later: with population-based training, every exploit would meet new workers. Ours are kept
+    trial continues later: with population-based training, every exploit would meet new workers. Ours are kept
     while a trial is paused or pending.
     """
     if not _PATCH.is_due:

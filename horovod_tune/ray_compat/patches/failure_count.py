@@ -22,10 +22,10 @@ _PATCH = Patch(
 
 
 def count_each_death_once(is_ours: Callable[[type], bool]) -> None:
-    """Count the death of a coordinator that takes its next trial as one failure; once a process.
+    """Count the death of a coordinator that takes its next trial as one failure; once per process.
 
     Tune hears of it as the actor's end and as the end of the call that was to reset it, counts both, and
-    gives the trial up with the second, whatever ``max_failures`` says.
+    abandons the trial with the second, whatever ``max_failures`` is.
     """
     if not _PATCH.is_due:
         return

@@ -23,7 +23,7 @@ LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}
 
 
 def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
-    """Let the coordinators of trials, and so their training actors, start in processes that Ray keeps ready.
+    """Start the coordinators of trials, and so their training actors, in processes that Ray keeps ready.
 
     Tune gives every trainable a runtime environment with a variable for Lightning in it, and a process with
     another environment than the driver's has to be started first: two starts, one after the other, in each

@@ -1,4 +1,4 @@
-"""Patches Tune's controller and two of its schedulers, in which paused trials may wait for ever."""
+"""Patches Tune's controller and two of its schedulers, in which paused trials may wait forever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from horovod_tune.compatibility import Patch, part
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _STOPS = Patch(
     "stops of paused trials",
-    "PopulationBasedTraining(synch=True) may wait for ever for a trial that was paused while it was saved",
+    "PopulationBasedTraining(synch=True) may wait forever for a trial that was paused while it was saved",
     (
         part(_CONTROLLER, uses="_cached_trial_decisions"),
         part(
@@ -28,7 +28,7 @@ _STATES = Patch(
 )
 _BRACKETS = Patch(
     "brackets of HyperBand",
-    "HyperBandScheduler may wait for ever after a trial that failed last in its bracket",
+    "HyperBandScheduler may wait forever after a trial that failed last in its bracket",
     (
         part(
             "ray.tune.schedulers:HyperBandScheduler.choose_trial_to_run",
@@ -45,7 +45,7 @@ _BRACKETS = Patch(
 )
 _POPULATIONS = Patch(
     "populations that wait",
-    "PopulationBasedTraining(synch=True) may wait for ever for a trial that failed or ended early",
+    "PopulationBasedTraining(synch=True) may wait forever for a trial that failed or ended early",
     (
         part(
             "ray.tune.schedulers:PopulationBasedTraining.choose_trial_to_run",
@@ -71,7 +71,7 @@ _POPULATIONS = Patch(
 
 
 def end_waits_of_paused_trials() -> None:
-    """Let no paused trial wait for something that will not happen; once a process.
+    """Make no paused trial wait for something that will not happen; once per process.
 
     The waits are Ray's own, with any trainable. Trials whose steps and saves take milliseconds, and trials
     that are lost, meet them all the time.
@@ -82,11 +82,11 @@ def end_waits_of_paused_trials() -> None:
 
 
 def _forget_stops_of_paused_trials() -> None:
-    """Let a trial that pauses while it is being saved go on later.
+    """Allow a trial that pauses while it is being saved to continue later.
 
     PopulationBasedTraining(synch=True) pauses a weak trial when the last of the others reports, which may be
     while the weak one is still being saved. Tune then notes that the trial is to stop once that is over, and
-    drops the save: the note stops the trial at its next checkpoint, and the others wait for it for ever.
+    drops the save: the note stops the trial at its next checkpoint, and the others wait for it forever.
     """
     if not _STOPS.is_due:
         return
@@ -104,9 +104,9 @@ def _forget_stops_of_paused_trials() -> None:
 
 
 def write_down_ends_of_paused_trials() -> None:
-    """Let the experiment's state say that a trial ended which was paused, or had not begun; once a process.
+    """Record in the experiment's state that a paused or pending trial was stopped; once per process.
 
-    Tune writes down anew only the trials that it has marked, and a trial without an actor is stopped without.
+    Tune writes only the trials that it has marked, and does not mark one that is stopped without an actor.
     """
     if not _STATES.is_due:
         return
@@ -123,17 +123,17 @@ def write_down_ends_of_paused_trials() -> None:
 
 
 def _all_wait(controller: Any) -> bool:
-    """Whether trials are paused, and none runs or is about to, so that no report will wake them."""
+    """Return True if trials are paused and none runs or will run, so that no report will wake them."""
     statuses = {trial.status for trial in controller.get_trials()}
     return "PAUSED" in statuses and not statuses & {"PENDING", "RUNNING"}
 
 
 def _process_brackets_whose_trials_all_wait() -> None:
-    """Let HyperBandScheduler look at its brackets again when nobody is left to report.
+    """Make HyperBandScheduler check its brackets again when no trial is left to report.
 
     It looks when a trial reports. A bracket that is over by then has its paused trials stopped, but not one
-    that is still being saved in order to pause; and a trial that fails last leaves a bracket that nobody
-    looks at. A trial that ResourceChangingScheduler pauses on its way to a milestone is not looked at either.
+    that is still being saved in order to pause; and a trial that fails last leaves a bracket that is not
+    checked. A trial that ResourceChangingScheduler pauses on its way to a milestone is not looked at either.
     HyperBandForBOHB looks again by itself.
     """
     if not _BRACKETS.is_due:
@@ -158,7 +158,7 @@ def _process_brackets_whose_trials_all_wait() -> None:
 
 
 def _perturb_populations_whose_trials_all_wait() -> None:
-    """Let PopulationBasedTraining(synch=True), and PB2, go on without trials that failed or ended early.
+    """Make PopulationBasedTraining(synch=True), and PB2, continue without trials that failed or ended early.
 
     It perturbs when the last trial of the population reports. One that ends before the others' meeting point
     never does, and one that failed counts as alive.

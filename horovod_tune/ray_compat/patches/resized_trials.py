@@ -50,7 +50,7 @@ ANSWER_S = 5.0
 def check_resized_trials(
     placement_of: Callable[[type, Any], Any], can_be_resized: Callable[[type], bool]
 ) -> None:
-    """Let every new allocation be what ``placement_of(trainable, resources)`` makes of it; once a process.
+    """Pass every new allocation through ``placement_of(trainable, resources)``; once per process.
 
     ``placement_of`` raises where a trial cannot have these resources: the search then ends with that error,
     as with those of Tune's own allocation functions.

@@ -24,7 +24,7 @@ _PATCH = Patch(
 
 
 def keep_longer_results() -> None:
-    """Stop Tune from replacing a restarted trial's results with an older copy; once a process.
+    """Stop Tune from replacing a restarted trial's results with an older copy; once per process.
 
     When a trial starts again, Tune's loggers fetch its result file from the storage over the local one. In
     the driver that wrote it, the copy in the storage is behind by what was not synced yet (or as long), so

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.fs
 import pytest
-from fake_workers import ORDER, Clock, Group, failed
+from fake_workers import ORDER, Clock, FakeActor, Group, failed
 from ray.train._internal.storage import StorageContext
 
 from horovod_tune import ray_compat
@@ -152,3 +152,55 @@ def test_however_a_trial_fails_its_workers_end_and_the_next_gets_new_ones(
     assert (trial.directory / "rank_0.log").read_text().startswith("printed\n")
     trial.coordinator.end_trial()  # as Tune does after a failure: there is nothing left to end
     assert [len(actor.called("killed")) for actor in trial.actors] == [1, 1]
+
+
+def fail_in_used_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, new_worker_says: Any) -> None:
+    """Let a second trial fail on its kept workers; the new ones that it gets then say something else."""
+    stop_at_once(trial)
+    trial.actors[0].say(Report(1, {"n": 1}))
+    assert trial.coordinator.next_result()
+    trial.coordinator.end_trial()
+    trial.next_trial()
+    trial.actors[1].say(failed(1, FailureKind.RAISED, "ValueError: already registered"))
+
+    def create() -> list[FakeActor]:
+        trial.group.actors = trial.group.launcher.actors = [FakeActor(rank) for rank in range(2)]
+        trial.group.actors[0].say(new_worker_says)
+        return trial.group.actors
+
+    monkeypatch.setattr(trial.group.launcher, "create", create)
+
+
+def test_a_trial_that_fails_in_used_workers_is_tried_again_in_new_ones(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail_in_used_workers(trial, monkeypatch, Report(1, {"n": 2}))
+    metrics, _ = trial.coordinator.next_result() or ({}, None)
+    assert metrics["n"] == 2
+    assert trial.all_killed
+    assert trial.group.actors[0].called("begin")[0][0].function == b"function"
+    (line,) = [each.getMessage() for each in caplog.records if "tried again" in each.getMessage()]
+    assert "already registered" in line and "reuse_workers=False" in line
+
+
+def test_the_error_of_the_second_try_counts(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_in_used_workers(trial, monkeypatch, failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
+    with pytest.raises(TrainingFailed, match="KeyError: 'rate'") as raised:
+        trial.coordinator.next_result()
+    assert "reuse_workers" not in str(raised.value), "its processes were new"
+
+
+def test_a_failure_in_used_workers_after_a_report_says_that_they_were_used(trial: Trial) -> None:
+    stop_at_once(trial)
+    trial.actors[0].say(Report(1, {"n": 1}))
+    assert trial.coordinator.next_result()
+    trial.coordinator.end_trial()
+    trial.next_trial()
+    trial.actors[0].say(Report(1, {"n": 2}))
+    assert trial.coordinator.next_result()
+    trial.actors[0].say(failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
+    with pytest.raises(TrainingFailed) as raised:
+        trial.coordinator.next_result()
+    first, second, *_, last = str(raised.value).splitlines()
+    assert first.startswith("rank 0 of 2 on host0 failed")
+    assert "reuse_workers=False" in second and last == "KeyError: 'rate'"

@@ -32,7 +32,7 @@ class Limit:
         return f"{self.metric} {self.sense} {self.bound:g}"
 
     def kept_by(self, value: float | None) -> bool:
-        """Whether a value keeps the limit; one that is not known, or NaN, does not."""
+        """Return True if a value keeps the limit; one that is not known, or NaN, does not."""
         return value is not None and _SENSES[self.sense](value, self.bound)
 
 

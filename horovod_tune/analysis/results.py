@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from horovod_tune.analysis import frames
 from horovod_tune.analysis.limits import Limit, kept
+from horovod_tune.analysis.pareto import ParetoFront, pareto_front
 from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
@@ -21,9 +22,6 @@ from horovod_tune.analysis.reader.tune_files import read_experiment
 from horovod_tune.analysis.scoring import Score, best_index, score
 from horovod_tune.analysis.trial_facts import config_changes, plain_text
 from horovod_tune.errors import HorovodTuneError
-
-if TYPE_CHECKING:
-    from horovod_tune.analysis.pareto import ParetoFront
 
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
 
@@ -44,7 +42,7 @@ def once(function: Callable[[Analysis], _Worked]) -> Callable[[Analysis], _Worke
 
 
 class MetricUnknown(HorovodTuneError, ValueError):
-    """Raised where trials are to be compared and nobody said by which metric, or which way is better."""
+    """Raised if trials are compared and the metric, or its mode, is not known."""
 
 
 class Analysis:
@@ -133,7 +131,7 @@ class Analysis:
         )
 
     def require_metric(self) -> tuple[str, str]:
-        """Return metric and mode. Raises `MetricUnknown` that says what to pass where one is missing."""
+        """Return metric and mode. Raises `MetricUnknown`, which names what to pass, if one is missing."""
         if self.metric is None or self.mode is None:
             missing = " and ".join(
                 name for name, value in (("metric", self.metric), ("mode", self.mode)) if not value
@@ -206,7 +204,7 @@ class Analysis:
 
     @property
     def has_best(self) -> bool:
-        """Whether any trial has a finite value to be compared by."""
+        """Return True if any trial has a finite value to be compared by."""
         compared = {self.metric, *(limit.metric for limit in self.limits)}
         if self.metric is None or self.mode is None or not compared <= set(self.reported_numbers):
             return False
@@ -214,7 +212,7 @@ class Analysis:
 
     @property
     def is_scored(self) -> bool:
-        """Whether any trial has a finite value of the metric, within the limits or not."""
+        """Return True if any trial has a finite value of the metric, within the limits or not."""
         if self.metric is None or self.mode is None or self.metric not in self.reported_numbers:
             return False
         return any(math.isfinite(score.last) for score in self.scores)
@@ -344,10 +342,8 @@ class Analysis:
         `BayesOptSearch` looked for unless given. Each trial is
         compared by its last report, with scope "all" every report counts; a metric that only some reports
         have keeps its value until the next. What breaks the limits is left out. Raises `ValueError` for
-        fewer than two metrics, or one that nobody reported.
+        fewer than two metrics, or one that no trial reported.
         """
-        from horovod_tune.analysis.pareto import pareto_front
-
         return pareto_front(self, self.record.front if metrics is None else metrics)
 
     def _repr_html_(self) -> str:

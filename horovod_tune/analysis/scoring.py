@@ -17,7 +17,7 @@ class Score:
     """One trial's values of the metric; NaN and None where it never reported a finite one.
 
     `best_row` is the index of the best report among the trial's rows; only reports that keep the limits can
-    be best. `allowed` says whether the last one keeps them.
+    be best. `allowed` is True if the last one keeps them.
     """
 
     last: float = math.nan
@@ -47,7 +47,7 @@ def value_of(row: Mapping[str, Any], metric: str) -> float | None:
 
 
 def is_better(value: float, other: float, mode: str) -> bool:
-    """Whether a value beats another; NaN and infinities beat nothing, and a tie is no victory.
+    """Return True if a value beats another; NaN and infinities beat nothing, and a tie is no victory.
 
     >>> is_better(1.0, 1.0, "min"), is_better(float("nan"), 1.0, "min"), is_better(1.0, float("nan"), "max")
     (False, False, True)
@@ -64,7 +64,7 @@ def score(
 ) -> Score:
     """Return a trial's last and best value of the metric; of equal ones the earlier report's is best.
 
-    `kept` says for each report whether it keeps the limits; all do unless given.
+    `kept` has for each report whether it keeps the limits; all do unless given.
     """
     last, best, best_row = math.nan, math.nan, None
     for index, row in enumerate(rows):

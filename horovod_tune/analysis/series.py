@@ -136,7 +136,7 @@ class Rung:
 def rungs(analysis: Analysis) -> list[Rung]:
     """Return the rungs of an early-stopping scheduler with what every trial had to show there.
 
-    The rungs are the scheduler's own where the experiment says them (`Analysis.record.rungs`), else the
+    The rungs are the scheduler's own if they are recorded (`Analysis.record.rungs`), else the
     iterations at which trials ended without a failure, the commonest dozen of them.
     """
     drawn = [curve for curve in curves(analysis) if np.isfinite(curve.iterations).any()]

@@ -55,7 +55,7 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def config_changes(trial: TrialRecord) -> bool:
-    """Whether a trial's hyperparameters changed while it ran, as under PopulationBasedTraining."""
+    """Return True if a trial's hyperparameters changed while it ran, as under PopulationBasedTraining."""
     if len(trial.rows) < 2:
         return False
     first = trial.rows[0].get("config")

@@ -18,7 +18,7 @@ NOT_KNOWN = "not written down"
 class Usage:
     """What the trials held, in hours: `cpu` and `gpu` are None where no trial's resources are known.
 
-    `counted` says of how many trials these are the sums.
+    They are the sums over `counted` trials.
     """
 
     cpu: float | None
@@ -65,7 +65,7 @@ def statuses(analysis: Analysis) -> dict[str, int]:
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return the facts of the run as pairs of a name and a text. What is not written down says so."""
+    """Return the facts of the run as pairs of a name and a text. A fact that is not recorded says so."""
     record, written = analysis.record, analysis.record.facts
     used = usage(analysis)
     budget = f" of a budget of {duration(record.time_budget_s)}" if record.time_budget_s else ""

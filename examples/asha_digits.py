@@ -3,8 +3,7 @@
 python examples/asha_digits.py
 """
 
-import ray
-from digits_mlp import train
+from digits_mlp import connect_to_ray, train
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
@@ -41,5 +40,5 @@ def main(num_samples=12, time_budget_s=MAX_WALLCLOCK_TIME_S, storage_path=None):
 
 
 if __name__ == "__main__":
-    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
+    connect_to_ray()
     print("best_config:", main().best_config)

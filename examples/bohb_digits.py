@@ -8,8 +8,7 @@ python examples/bohb_digits.py --tune-space     # the same space in Tune's words
 import sys
 
 import ConfigSpace as CS
-import ray
-from digits_mlp import train
+from digits_mlp import connect_to_ray, train
 from ray import tune
 from ray.tune.schedulers import HyperBandForBOHB
 
@@ -50,6 +49,6 @@ def main(num_samples=9, max_t=9, use_tune_space=False, storage_path=None):
 
 
 if __name__ == "__main__":
-    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
+    connect_to_ray()
     results = main(use_tune_space="--tune-space" in sys.argv)
     print("best_config:", results.get_best_config("mean_loss", "min", scope="all"))

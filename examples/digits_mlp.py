@@ -4,15 +4,28 @@ A plain Horovod training function; it takes up its checkpoint, so that scheduler
 its trials.
 """
 
+import argparse
 import os
 import tempfile
 
 import horovod.torch as hvd
+import ray
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 from horovod_tune import get_checkpoint, report
+
+
+def connect_to_ray(num_cpus=None, **settings):
+    """Connect to the Ray cluster at `--address`, or start one on this machine; print how large it is."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address", default="local", help="auto: the Ray cluster that this machine is in")
+    address = parser.parse_args().address
+    # A cluster has the CPUs that it was started with.
+    ray.init(address, num_cpus=num_cpus if address == "local" else None, **settings)
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    print(f"Ray at {address}: {nodes} node(s), {ray.cluster_resources().get('CPU', 0):.0f} CPUs")
 
 
 def digits():

@@ -8,10 +8,9 @@ import signal
 import time
 
 import horovod.torch as hvd
-import ray
 import torch
 import torch.nn.functional as F
-from digits_mlp import digits
+from digits_mlp import connect_to_ray, digits
 from ray import tune
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
@@ -87,6 +86,5 @@ def main(epochs=12, storage_path=None, folder=None):
 
 
 if __name__ == "__main__":
-    # A Ray of this script's own; a script for a cluster says ray.init("auto").
-    ray.init("local", num_cpus=4, log_to_driver=False)
+    connect_to_ray(num_cpus=4, log_to_driver=False)
     print("accuracy:", round(main().best_result["accuracy"], 3))

@@ -3,8 +3,7 @@
 python examples/grid_random_digits.py
 """
 
-import ray
-from digits_mlp import train
+from digits_mlp import connect_to_ray, train
 from ray import tune
 
 from horovod_tune import DistributedTrainableCreator
@@ -28,5 +27,5 @@ def main(num_samples=2, epochs=5, storage_path=None):
 
 
 if __name__ == "__main__":
-    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
+    connect_to_ray()
     print("best_config:", main().best_config)

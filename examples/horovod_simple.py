@@ -1,11 +1,12 @@
 """The first example of Horovod's guide to Ray Tune, as printed there, apart from its first lines.
 
-What the guide leaves undefined stands at the top: `use_gpu` and `Model`. `ray.init("local")` is ours too. `best_config` needs to know the
+What the guide leaves undefined stands at the top: `use_gpu` and `Model`. The parser and `ray.init` are ours too. `best_config` needs to know the
 metric and its mode, so `tune.run` names them.
 
     python examples/horovod_simple.py
 """
 
+import argparse
 import time
 from typing import Dict
 
@@ -34,7 +35,9 @@ def training_function(config: Dict):  # noqa: UP006 - as printed
 
 
 if __name__ == "__main__":
-    ray.init("local")  # a Ray of its own, not one that runs on this machine already
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address", default="local")  # a Ray of its own; auto: this machine's cluster
+    ray.init(parser.parse_args().address)
     trainable = DistributedTrainableCreator(
             training_function, num_slots=2, use_gpu=use_gpu)
     analysis = tune.run(

@@ -4,8 +4,7 @@ pip install 'horovod_tune[hyperopt]'
 python examples/hyperopt_asha_digits.py
 """
 
-import ray
-from digits_mlp import train
+from digits_mlp import connect_to_ray, train
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
@@ -33,5 +32,5 @@ def main(time_budget_s=30, num_samples=-1, storage_path=None):
 
 
 if __name__ == "__main__":
-    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
+    connect_to_ray()
     print("best_config:", main().get_best_config("mean_loss", "min", scope="all"))

@@ -7,10 +7,9 @@ import os
 import tempfile
 
 import horovod.torch as hvd
-import ray
 import torch
 import torch.nn.functional as F
-from digits_mlp import digits
+from digits_mlp import connect_to_ray, digits
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter
 
@@ -65,5 +64,5 @@ def main(num_samples=16, epochs=10, storage_path=None):
 
 
 if __name__ == "__main__":
-    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
+    connect_to_ray()
     print("best_config:", main().best_config)

@@ -3,8 +3,7 @@
 python examples/median_stopping_digits.py
 """
 
-import ray
-from digits_mlp import train
+from digits_mlp import connect_to_ray, train
 from ray import tune
 from ray.tune.schedulers import MedianStoppingRule
 
@@ -25,5 +24,5 @@ def main(num_samples=8, epochs=10, storage_path=None):
 
 
 if __name__ == "__main__":
-    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
+    connect_to_ray()
     print("best_config:", main().best_config)

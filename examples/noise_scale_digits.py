@@ -6,10 +6,9 @@ python examples/noise_scale_digits.py
 """
 
 import horovod.torch as hvd
-import ray
 import torch
 import torch.nn.functional as F
-from digits_mlp import digits
+from digits_mlp import connect_to_ray, digits
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, ResourceChangingScheduler
 
@@ -96,6 +95,5 @@ def main(epochs=20, storage_path=None):
 
 
 if __name__ == "__main__":
-    # A Ray of this script's own; a script for a cluster says ray.init("auto").
-    ray.init("local", num_cpus=4, log_to_driver=False)
+    connect_to_ray(num_cpus=4, log_to_driver=False)
     print("best_config:", main().best_config)

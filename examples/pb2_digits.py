@@ -3,8 +3,7 @@
 python examples/pb2_digits.py
 """
 
-import ray
-from digits_mlp import train
+from digits_mlp import connect_to_ray, train
 from ray import tune
 from ray.tune.schedulers.pb2 import PB2
 
@@ -31,5 +30,5 @@ def main(population=4, epochs=12, storage_path=None):
 
 
 if __name__ == "__main__":
-    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
+    connect_to_ray()
     print("best_config:", main().best_config)

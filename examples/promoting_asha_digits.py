@@ -3,8 +3,7 @@
 python examples/promoting_asha_digits.py
 """
 
-import ray
-from digits_mlp import train
+from digits_mlp import connect_to_ray, train
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter
 
@@ -37,5 +36,5 @@ def main(num_samples=20, storage_path=None):
 
 
 if __name__ == "__main__":
-    ray.init("local")  # a Ray of its own; on a cluster: ray.init("auto")
+    connect_to_ray()
     print("best_config:", main().best_config)

@@ -56,6 +56,31 @@ def test_every_example_is_run() -> None:
     assert there == SHARED | CALLED | set(SCRIPTS) | set(ELSEWHERE)
 
 
+@pytest.mark.parametrize("name", sorted(CALLED | set(SCRIPTS) | set(ELSEWHERE) - {"first_search.ipynb"}))
+def test_every_example_takes_an_address(name: str) -> None:
+    source = (EXAMPLES / name).read_text()
+    assert "    connect_to_ray(" in source or '"--address"' in source
+    assert 'ray.init("local")' not in source
+
+
+def test_an_address_reaches_ray_and_the_size_of_the_cluster_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    given: list[Any] = []
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(ray, "init", lambda address, num_cpus: given.append((address, num_cpus)))
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": False}, {"Alive": True}])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 6.0})
+    monkeypatch.setattr(sys, "argv", ["example.py", "--address", "auto"])
+    importlib.import_module("digits_mlp").connect_to_ray(num_cpus=4)
+    monkeypatch.setattr(sys, "argv", ["example.py"])
+    importlib.import_module("digits_mlp").connect_to_ray(num_cpus=4)
+    assert given == [("auto", None), ("local", 4)]
+    assert "Ray at auto: 2 node(s), 6 CPUs" in capsys.readouterr().out
+
+
 def test_every_example_is_named_by_its_test() -> None:
     source = Path(__file__).read_text()
     assert not [name for name in CALLED if f'"{name.removesuffix(".py")}"' not in source]

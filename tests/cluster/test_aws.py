@@ -117,12 +117,11 @@ def test_a_search_gets_the_instances_that_its_trials_need_and_gives_them_back(
     start, forward = steps["Start"].rsplit("ray dashboard", 1)
     with lab.running("laptop", f"cd ~/checkout; {start}", tmp_path / "up") as up:
         assert up.wait(timeout=480) == 0, (tmp_path / "up").read_text()[-6000:]
-    settings, *_ = steps["Submit and watch"].splitlines()
-    # The page's line for a head that ends by itself, which has a file to wait for here.
-    (submit,) = re.findall(r"^ +(ray job submit .* sudo shutdown .*)$", PAGE.read_text(), re.M)
-    submit = submit.replace("--no-wait ", "").replace(
-        "tune.py --address auto", "search.py --address auto --until /shared/enough"
-    )
+    settings, submit, *_ = steps["Submit and watch"].splitlines()
+    # The page's command for a head that ends by itself, which has a file to wait for here.
+    (ends_head,) = re.findall(r"`(bash -c .*?)`", PAGE.read_text())
+    submit = submit.replace("--no-wait ", "").replace("python tune.py --address auto", ends_head)
+    submit = submit.replace("tune.py --address auto", "search.py --address auto --until /shared/enough")
     log = tmp_path / "job"
     with (
         lab.running("laptop", f"cd ~/checkout; exec ray dashboard{forward}", tmp_path / "forward"),

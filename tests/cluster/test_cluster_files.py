@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import subprocess
 import types
 from pathlib import Path
@@ -17,7 +19,7 @@ from horovod_tune.horovod_build.build import machine_tag
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "cluster"
 RAY_UP_FILES = ["on-premise.yaml", "cluster.yaml", "gcp.yaml", "gcp-tpu.yaml"]
-ALL_FILES = [*RAY_UP_FILES, "slurm.sbatch", "kuberay.yaml"]
+ALL_FILES = [*RAY_UP_FILES, "slurm.sbatch", "kuberay.yaml", "sky.yaml"]
 
 
 def load(name: str) -> dict[str, Any]:
@@ -198,42 +200,57 @@ def test_a_gpu_machine_is_asked_for_as_the_api_takes_it() -> None:
 # --- Kubernetes ---------------------------------------------------------------------------------------------
 
 
-def unknown_fields(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
-    """The fields that the API server would prune or refuse."""
-    if schema.get("x-kubernetes-preserve-unknown-fields"):
-        return []
-    if isinstance(value, list):
-        return [
-            bad for i, one in enumerate(value) for bad in unknown_fields(one, schema["items"], f"{path}[{i}]")
-        ]
-    if not isinstance(value, dict):
-        return []
-    if "additionalProperties" in schema:
-        return []
-    known = schema.get("properties", {})
-    bad = [f"{path}.{name}" for name in value if name not in known and path]
-    return bad + [
-        deeper
-        for name in value
-        if name in known
-        for deeper in unknown_fields(value[name], known[name], f"{path}.{name}")
-    ]
+# The fields of KubeRay's RayJob (ray.io/v1, operator 1.6 and newer) that the file uses, with their types.
+POD = {"template": dict}
+RAY_JOB = {
+    "entrypoint": str,
+    "runtimeEnvYAML": str,
+    "shutdownAfterJobFinishes": bool,
+    "ttlSecondsAfterFinished": int,
+    "backoffLimit": int,
+    "rayClusterSpec": {
+        "rayVersion": str,
+        "authOptions": {"mode": str},
+        "enableInTreeAutoscaling": bool,
+        "autoscalerOptions": {"idleTimeoutSeconds": int},
+        "headGroupSpec": {"serviceType": str, "rayStartParams": dict, **POD},
+        "workerGroupSpecs": [
+            {
+                "groupName": str,
+                "replicas": int,
+                "minReplicas": int,
+                "maxReplicas": int,
+                "rayStartParams": dict,
+                **POD,
+            }
+        ],
+    },
+}
 
 
-def test_the_rayjob_fits_the_operators_schema() -> None:
-    path = os.environ.get("KUBERAY_RAYJOB_CRD")
-    if not path:
-        pytest.skip(
-            "KUBERAY_RAYJOB_CRD names no file: the operator's ray.io_rayjobs.yaml (last seen good: 1.7.0)"
-        )
-    import jsonschema
+def check_shape(value: Any, shape: Any, path: str) -> None:
+    if isinstance(shape, list):
+        for index, one in enumerate(value):
+            check_shape(one, shape[0], f"{path}[{index}]")
+    elif isinstance(shape, dict):
+        assert set(value) == set(shape), f"{path}: {set(value) ^ set(shape)}"
+        for name, inner in shape.items():
+            check_shape(value[name], inner, f"{path}.{name}")
+    else:
+        assert type(value) is shape, f"{path} must be a {shape.__name__}, got {value!r}"
 
-    versions = yaml.safe_load(Path(path).read_text())["spec"]["versions"]
-    (schema,) = (version["schema"]["openAPIV3Schema"] for version in versions if version["storage"])
+
+def test_the_rayjob_has_the_fields_of_kuberay() -> None:
     claim, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
     assert claim["kind"] == "PersistentVolumeClaim"
-    jsonschema.validate(job, schema)
-    assert unknown_fields(job["spec"], schema["properties"]["spec"], "spec") == []
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    check_shape(job["spec"], RAY_JOB, "spec")
+    if path := os.environ.get("KUBERAY_RAYJOB_CRD"):  # the operator's own ray.io_rayjobs.yaml
+        import jsonschema
+
+        versions = yaml.safe_load(Path(path).read_text())["spec"]["versions"]
+        (schema,) = (version["schema"]["openAPIV3Schema"] for version in versions if version["storage"])
+        jsonschema.validate(job, schema)
 
 
 def test_the_rayjob_keeps_to_itself() -> None:
@@ -242,3 +259,55 @@ def test_the_rayjob_keeps_to_itself() -> None:
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
     assert job["spec"]["shutdownAfterJobFinishes"] is True
+
+
+# --- SkyPilot -----------------------------------------------------------------------------------------------
+
+
+def test_the_sky_task_ends_its_cluster_and_its_scripts_are_bash(tmp_path: Path) -> None:
+    task = load("sky.yaml")
+    assert task["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
+    assert set(task) == {"name", "num_nodes", "resources", "envs", "workdir", "file_mounts", "setup", "run"}
+    for local in task["file_mounts"].values():
+        assert local.startswith("~") or (REPOSITORY / local).exists(), local
+    (program,) = re.findall(r"<<'PYTHON'.*?\n(.*?)^PYTHON$", task["run"], re.M | re.S)
+    compile(program, "sky.yaml", "exec")
+    subprocess.run(["bash", "-n", "-c", task["run"]], check=True, timeout=10)
+    # What is started: the head, and the command once all nodes are there; a worker joins and returns.
+    note = 'echo "$(basename $0) $*" >> "$NOTES"'
+    for name, text in {"ray": note, "python": f"{note}; cat > /dev/null", "tune": f"{note}; exit 3"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / ".horovod-tune").mkdir()
+    (tmp_path / ".horovod-tune" / "ray.env").write_text("")
+    with socket.create_server(("127.0.0.1", 6379)) if port_is_free(6379) else contextlib.nullcontext():
+        for rank, status in (("0", 3), ("1", 0)):
+            notes = tmp_path / f"notes{rank}"
+            environment = {
+                "PATH": f"{tmp_path}:{os.environ['PATH']}",
+                "HOME": str(tmp_path),
+                "NOTES": str(notes),
+                "COMMAND": "tune --address auto",
+                "JOIN_TIMEOUT_S": "10",
+                "SKYPILOT_NODE_RANK": rank,
+                "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
+            }
+            ran = subprocess.run(["bash", "-c", task["run"]], env=environment, timeout=60)
+            assert ran.returncode == status
+    head = (tmp_path / "notes0").read_text()
+    assert "ray start --head --block --node-ip-address=127.0.0.1" in head and "tune --address auto" in head
+    assert (tmp_path / "notes1").read_text() == "ray start --block --address=127.0.0.1:6379\n"
+
+
+def port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return bool(probe.connect_ex(("127.0.0.1", port)))
+
+
+def test_sky_accepts_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sky = pytest.importorskip("sky", reason="pip install 'skypilot>=0.12' in an environment of its own")
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("token")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(REPOSITORY)
+    assert sky.Task.from_yaml("cluster/sky.yaml").num_nodes == 3

@@ -155,11 +155,11 @@ def distribute(trainer: Trainer) -> Trainer:
         _average_gradients(model)
         return loss
 
-    trainer.training_step = training_step
+    trainer.training_step = training_step  # type: ignore[method-assign]
     trainer.add_callback(_BroadcastWeights())
     if rank > 0:
         trainer.args.save_strategy = "no"
-        trainer.is_world_process_zero = lambda: False
+        trainer.is_world_process_zero = lambda: False  # type: ignore[method-assign]
         trainer.state.is_world_process_zero = False
     return trainer
 

@@ -13,7 +13,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
 from horovod_tune.ray_compat import reports_of, write_down_ends_of_paused_trials
-from horovod_tune.ray_compat.places import give_up_place, take_place
+from horovod_tune.ray_compat.concurrency_slots import acquire_slot, release_slot
 from horovod_tune.search.history import as_number
 from horovod_tune.search.rungs import Rungs
 
@@ -123,7 +123,7 @@ class PromotingASHA(TrialScheduler):
         known = trial.trial_id in self._trials  # one that failed, and is tried again
         self._trials[trial.trial_id] = trial
         if trial.trial_id in self._failed_waiting:
-            take_place(tune_controller, trial.trial_id)
+            acquire_slot(tune_controller, trial.trial_id)
         if not known and trial.last_result:
             self._take_up(tune_controller, trial)
 
@@ -134,7 +134,7 @@ class PromotingASHA(TrialScheduler):
         if trial_id in self._failed_waiting:
             self._failed_waiting.remove(trial_id)
             self._rungs.waiting.add(trial_id)
-            give_up_place(tune_controller, trial_id)
+            release_slot(tune_controller, trial_id)
             return TrialScheduler.PAUSE
         time, gain = self._read(result)
         if time is None and not self._said_no_time:
@@ -168,7 +168,7 @@ class PromotingASHA(TrialScheduler):
             if following == trial_id:
                 return TrialScheduler.CONTINUE
         logger.info("trial %s waits after %g: it is number %d of %d there", trial_id, time, place, of)
-        give_up_place(tune_controller, trial_id)
+        release_slot(tune_controller, trial_id)
         if following is not None:
             self._go_on(tune_controller, following)
         return TrialScheduler.PAUSE
@@ -240,7 +240,7 @@ class PromotingASHA(TrialScheduler):
     def _go_on(self, controller: Any, trial_id: str) -> None:
         place, of = self._rungs.rank(trial_id)
         logger.info("trial %s goes on: it is number %d of %d that came as far", trial_id, place, of)
-        take_place(controller, trial_id)
+        acquire_slot(controller, trial_id)
         self._going_on.append(trial_id)
 
     def _forget(self, trial_id: str) -> None:
@@ -264,7 +264,7 @@ class PromotingASHA(TrialScheduler):
             self._saves[self._rungs.rung_of(trial_id)] = trial.checkpoint is not None
             if trial.checkpoint is not None:
                 continue
-            take_place(controller, trial_id)
+            acquire_slot(controller, trial_id)
             controller.stop_trial(trial)
 
     def _after_the_last(self, controller: Any) -> Trial | None:
@@ -297,11 +297,11 @@ class PromotingASHA(TrialScheduler):
         if trial.status != Trial.PENDING:
             return
         if not waits or self._rungs.is_beyond(trial.trial_id, time - between):
-            take_place(controller, trial.trial_id)
+            acquire_slot(controller, trial.trial_id)
             return
         self._rungs.waiting.add(trial.trial_id)
         self._is_restored = True
         trial.set_status(Trial.PAUSED)
-        give_up_place(controller, trial.trial_id)
+        release_slot(controller, trial.trial_id)
         if trial.checkpoint is None:
             self._tries_to_pause.append(trial.trial_id)

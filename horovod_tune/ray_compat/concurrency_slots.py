@@ -8,7 +8,7 @@ from typing import Any
 from horovod_tune.compatibility import Patch, part
 
 _LIMITERS = Patch(
-    "places of paused trials",
+    "concurrency slots of paused trials",
     "PromotingASHA has fewer trials run at once than max_concurrent",
     (
         part("ray.tune.search:ConcurrencyLimiter", uses="live_trials num_unfinished_live_trials searcher"),
@@ -17,7 +17,7 @@ _LIMITERS = Patch(
 )
 
 
-def give_up_place(controller: Any, trial_id: str) -> None:
+def release_slot(controller: Any, trial_id: str) -> None:
     """Make limiters no longer count a trial, which is paused."""
     for limiter in _limiters(controller):
         live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials
@@ -27,7 +27,7 @@ def give_up_place(controller: Any, trial_id: str) -> None:
                 limiter.num_unfinished_live_trials -= 1
 
 
-def take_place(controller: Any, trial_id: str) -> None:
+def acquire_slot(controller: Any, trial_id: str) -> None:
     """Make limiters count a trial again, as it will continue."""
     for limiter in _limiters(controller):
         live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials

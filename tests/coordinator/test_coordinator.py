@@ -180,6 +180,16 @@ def test_workers_are_ended_though_they_cannot_be_unwound():
     assert group.calls[-1] == "close" and storage.is_closed
 
 
+def test_the_ranks_go_on_after_each_report_with_the_place_of_its_checkpoint():
+    group = FakeGroup(Report(1, {"loss": 1.0}), Report(2, {"loss": 0.5}, "/made"), Finished(0))
+    proceeded = []
+    group.proceed = lambda index, checkpoint: proceeded.append((index, checkpoint))
+    coordinator = begin(group, FakeStorage())
+    while coordinator.next_result() is not None:
+        pass
+    assert proceeded == [(1, None), (2, CheckpointPlace("/stored"))]
+
+
 @pytest.mark.parametrize("reuse_workers", [True, False])
 def test_what_a_stopped_trial_printed_last_is_kept(reuse_workers):
     group, storage = FakeGroup(Report(1, {})), FakeStorage()

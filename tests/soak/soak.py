@@ -191,25 +191,22 @@ def main() -> int:
     os.environ[MARK] = uuid.uuid4().hex
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     with tempfile.TemporaryDirectory(prefix="soak_") as folder:
-        summary, of_this_host = soak(arguments, Path(folder))
+        summary = soak(arguments, Path(folder))
     ends = time.monotonic() + GONE_S
     while (left := processes_left()) and time.monotonic() < ends:
         time.sleep(0.5)
     summary["problems"] += [f"a process is left: {line}" for line in left]
-    summary["problems"] += [
-        f"a socket is left: {path}" for path in of_this_host.iterdir() if path.is_socket()
-    ]
     print(json.dumps(summary, indent=1))
     return 1 if summary["problems"] else 0
 
 
-def soak(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], Path]:
-    """Return the summary, and the directory in which the ranks of this host are forked."""
+def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run the search, and return the summary."""
     import ray
     from ray import tune
     from ray.tune.search import Searcher
 
-    from horovod_tune import DistributedTrainableCreator, ray_compat
+    from horovod_tune import DistributedTrainableCreator
 
     is_elastic = arguments.kind == "elastic"
     harm = Harm(
@@ -265,8 +262,6 @@ def soak(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], P
             raise_on_failed_trial=False,
         )
         folders = {trial.trial_id: Path(trial.path) for trial in analysis.trials}
-        of_this_host = ray_compat.private_directory()
-        assert of_this_host is not None
     finally:
         harm.stop()
         ray.shutdown()
@@ -286,7 +281,7 @@ def soak(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], P
         "epochs repeated": repeated,
         "problems": problems,
     }
-    return summary, of_this_host
+    return summary
 
 
 if __name__ == "__main__":

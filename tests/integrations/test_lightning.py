@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from horovod_tune import DistributedTrainableCreator, get_world, report
@@ -12,6 +14,8 @@ from horovod_tune import DistributedTrainableCreator, get_world, report
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("pytorch_lightning")
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def train(config: dict[str, Any]) -> None:

@@ -1,0 +1,105 @@
+"""What Ray's own functions do in a rank: the same as in a plain Tune function, once a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import ray.train
+from ray import tune
+
+from horovod_tune import DistributedTrainableCreator, report
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+
+@pytest.fixture
+def file_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return f"file://{tmp_path}/mlruns"
+
+
+def runs_in(store: str) -> list[tuple[str, str, str, dict[str, float]]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(store)
+    experiments = [each for each in client.search_experiments() if each.name != "Default"]
+    return [
+        (experiment.name, run.info.run_name, run.info.status, run.data.metrics)
+        for experiment in experiments
+        for run in client.search_runs([experiment.experiment_id])
+    ]
+
+
+def test_rays_functions_work_in_ranks(tune_run: Callable[..., Any], file_store: str) -> None:
+    @ray.remote
+    def square(x: int) -> int:
+        return x * x
+
+    @ray.remote(num_cpus=1)
+    class Counter: ...
+
+    def train(config: dict[str, Any]) -> None:
+        import os
+
+        import horovod.torch as hvd
+
+        hvd.init()
+
+        def outcome(call: Callable[[], Any]) -> str:
+            try:
+                return str(call())
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+        from ray.air.integrations.mlflow import setup_mlflow
+
+        mlflow = setup_mlflow(config, tracking_uri=file_store, create_experiment_if_not_exists=True)
+        mlflow.log_metric("loss", 0.5)
+        seen = {
+            "task": outcome(lambda: square.remote(3)),
+            "actor": outcome(lambda: Counter.remote()),
+            "elsewhere": outcome(lambda: ray.get(square.options(scheduling_strategy="DEFAULT").remote(3))),
+            "free": outcome(lambda: ray.get(square.options(num_cpus=0).remote(3))),
+            "train.report": outcome(lambda: ray.train.report({"loss": 1.0})),
+            "storage": outcome(lambda: tune.get_context().get_storage().experiment_fs_path),
+            "rank": outcome(lambda: tune.get_context().get_world_rank()),
+        }
+        report(loss=0.0, seen=hvd.allgather_object(seen))
+
+    (trial,) = tune_run(DistributedTrainableCreator(train, num_slots=2)).trials
+    for rank, seen in enumerate(trial.last_result["seen"]):
+        assert seen["task"].startswith("RuntimeError: the task square needs {'CPU': 1}, but")
+        assert 'square.options(scheduling_strategy="DEFAULT")' in seen["task"]
+        assert seen["actor"].startswith("RuntimeError: the actor Counter needs")
+        assert (seen["elsewhere"], seen["free"]) == ("9", "9")
+        assert "Please use the equivalent `ray.tune` API" in seen["train.report"]
+        assert seen["storage"] == str(Path(trial.path).parent)
+        assert seen["rank"] == str(rank)
+    name = str(trial)
+    assert runs_in(file_store) == [(name, name, "FINISHED", {"loss": 0.5})]
+
+
+def test_trackers_callbacks_see_each_trial_once(ray_session: Any, tmp_path: Path, file_store: str) -> None:
+    """The lines of docs/integrations.md."""
+    from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+    def train(config: dict[str, Any]) -> None:
+        report(loss=config["x"])
+
+    callback = MLflowLoggerCallback(tracking_uri=file_store, experiment_name="mine")
+    results = tune.Tuner(
+        DistributedTrainableCreator(train, num_slots=2),
+        param_space={"x": tune.grid_search([1.0, 2.0])},
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0, callbacks=[callback]),
+    ).fit()
+    assert sorted((name, metrics["loss"]) for name, _, _, metrics in runs_in(file_store)) == [
+        ("mine", 1.0),
+        ("mine", 2.0),
+    ]
+    assert all(list(Path(each.path).glob("events.out.tfevents.*")) for each in results)

@@ -152,11 +152,12 @@ def _packages_of(values: Iterable[Any]) -> set[str]:
     """Return the packages that modules, functions, classes, objects or names of theirs belong to."""
     names = set()
     for value in values:
-        if isinstance(value, str):
+        # Not isinstance(): a proxy may raise when it is asked for its class.
+        if issubclass(type(value), str):
             match = re.match(r"\w+", value)
             names.add(match[0] if match else "")
             continue
-        name = value.__name__ if isinstance(value, ModuleType) else None
+        name = value.__name__ if issubclass(type(value), ModuleType) else None
         for each in (name, getattr(type(value), "__module__", None), _module_of(value)):
             if isinstance(each, str):
                 names.add(_top(each))
@@ -165,7 +166,11 @@ def _packages_of(values: Iterable[Any]) -> set[str]:
 
 def _module_of(value: Any) -> Any:
     try:
-        return value.__module__ if isinstance(value, type) else object.__getattribute__(value, "__module__")
+        return (
+            value.__module__
+            if issubclass(type(value), type)
+            else object.__getattribute__(value, "__module__")
+        )
     except Exception:  # any: classes decide themselves how they are asked
         return None
 

@@ -7,6 +7,7 @@ back. Whatever else differs it returns: the process is then replaced.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ UNWATCHED |= {"sympy", "mpmath"}
 OWN_NOTES = {
     *("_cupti_monitor_checked", "_SIGCHLD_handler_set", "next_id", "__warningregistry__", "__slotnames__"),
     *("_handle_map", "_distributed_opaque_types_registered", "_max_vals", "_min_vals", "cls_counter"),
-    *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir"),
+    *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
 }
 _PLAIN = (str, bytes, int, float, complex, tuple, frozenset, type(None))
 _NO_SPACE = (*_PLAIN, FunctionType, BuiltinFunctionType, ModuleType, property, staticmethod, classmethod)
@@ -90,7 +91,8 @@ class Watch:
             return
         for key, value in zip(space.keys or range(len(space.values)), space.values, strict=True):
             is_pythons = isinstance(key, str) and (key.startswith("__") or key.endswith("member_map_"))
-            if not isinstance(value, _NO_SPACE) and not is_pythons:
+            # Not isinstance(): a proxy may raise when it is asked for its class.
+            if not issubclass(type(value), _NO_SPACE) and not is_pythons:
                 self._add(value, f"{name}.{key}", top, depth - 1)
 
     def forget(self, modules: Iterable[Any]) -> None:
@@ -107,12 +109,11 @@ class Watch:
         """Return the spaces whose contents are not those that are known, as they are now."""
         found = {}
         for number, space in self._spaces.items():
-            try:
+            with contextlib.suppress(Exception):  # any: objects are compared only if they are others
                 if list(space.read()) == space.values:
                     continue
-            except Exception:  # any: objects whose comparison raises are compared only if they are others
-                pass
-            found[number] = space.now()
+            with contextlib.suppress(RuntimeError):  # a thread of a library's changes it at this moment
+                found[number] = space.now()
         return found
 
     def accept(self, before: dict[int, _Space]) -> None:
@@ -154,7 +155,7 @@ def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
     """Put an attribute of a module or class back; return whether nothing else has to be done."""
     if not isinstance(owner, ModuleType | type):
         return _are_equal(old, new)
-    if isinstance(new, ModuleType) and old is _MISSING and sys.modules.get(new.__name__) is new:
+    if issubclass(type(new), ModuleType) and old is _MISSING and sys.modules.get(new.__name__) is new:
         return True  # a package has got one more of its modules
     is_code = callable(old) or hasattr(type(old), "__get__") or old is None
     if not is_code and old is not _MISSING:
@@ -171,27 +172,27 @@ def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
 
 def _contents_of(owner: Any, top: str = "") -> Any:
     """Return the dict, list or set of what ``owner`` holds; None where it is not watched."""
-    if isinstance(owner, ModuleType):
+    kind = type(owner)
+    if issubclass(kind, ModuleType):
         return vars(owner)
-    if isinstance(owner, type):
+    if issubclass(kind, type):
         module = owner.__dict__.get("__module__")
         is_tops = isinstance(module, str) and _belongs(module, top)
         # torch.cuda.FloatTensor and some hundred like it, with hundreds of attributes each.
-        is_watched = is_tops and type(owner).__name__ != "tensortype"
+        is_watched = is_tops and kind.__name__ != "tensortype"
         return vars(owner) if not top or is_watched else None
     if top in sys.stdlib_module_names or top == "horovod" or owner is sys.modules:
         # Python's are mostly caches: what matters of them is a setting. Horovod's are its world's.
         return None
-    if type(owner) in (dict, OrderedDict, defaultdict, list, set):
+    if kind in (dict, OrderedDict, defaultdict, list, set):
         return owner
-    kind = type(owner)
     if top and (not _belongs(str(kind.__module__), top) or kind.__name__ in _OPERATORS):
         return None
-    if isinstance(owner, dict | list | set):
+    if issubclass(kind, dict | list | set):
         return owner
     try:
         attributes = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
+    except Exception:  # any: classes decide themselves how they are asked
         return None
     return attributes if type(attributes) is dict else None
 

@@ -12,6 +12,8 @@ from typing import Any
 import leaks
 import pytest
 
+from horovod_tune.rank.reset.settings import horovod_settings
+
 pytestmark = [pytest.mark.processes, pytest.mark.contract]
 
 PROGRAM = """
@@ -114,3 +116,14 @@ print(json.dumps([few, baseline.restore()]))
     few, many = json.loads(ran.stdout)
     assert few == []
     assert len(many) == 1 and "MB more memory" in many[0]
+
+
+def test_the_place_in_a_world_is_no_setting_of_horovods(monkeypatch):
+    """An elastic trial's next world has others."""
+    monkeypatch.setenv("HOROVOD_SIZE", "3")
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "20")
+    before = horovod_settings()
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    assert horovod_settings() == before
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "30")
+    assert horovod_settings() != before

@@ -104,13 +104,14 @@ _PLACE = (
     "CROSS_SIZE",
     "HOSTNAME",
     "GLOO_RENDEZVOUS_ADDR",
+    "GLOO_IFACE",
 )
 
 
 def horovod_settings() -> set[tuple[str, str]]:
     """Return the variables that Horovod reads in a process's first world, some of them only then."""
     variables = ((name, value) for name, value in os.environ.items() if name.startswith("HOROVOD_"))
-    return {(name, value) for name, value in variables if name not in _PLACE}
+    return {(name, value) for name, value in variables if name.removeprefix("HOROVOD_") not in _PLACE}
 
 
 def _python_settings() -> Iterator[Setting]:

@@ -48,6 +48,7 @@ def figure(title: str, subtitle: str = "", *, height: int = 420, empty: str = ""
         "ticks": "outside",
         "zeroline": False,
         "automargin": True,
+        "title": {"standoff": 10},
         "exponentformat": "power",
     }
     look = go.layout.Template(
@@ -81,12 +82,12 @@ def figure(title: str, subtitle: str = "", *, height: int = 420, empty: str = ""
 
 
 def as_text(words: object) -> str:
-    """Return text as Plotly shows it literally: it reads a part of HTML in labels, and `%{…}` when hovering.
+    """Return text as Plotly shows it literally: it reads HTML and TeX in labels, and `%{…}` when hovering.
 
-    >>> as_text("<b>%{x} & more")
-    '&lt;b&gt;%\\u200b{x} &amp; more'
+    >>> as_text("<b>%{x} & $1$")
+    '&lt;b&gt;%\\u200b{x} &amp; &#36;1&#36;'
     """
-    return escape(str(words), quote=False).replace("%{", "%\u200b{")
+    return escape(str(words), quote=False).replace("%{", "%\u200b{").replace("$", "&#36;")
 
 
 def label(words: str, longest: int = 32) -> str:

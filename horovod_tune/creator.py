@@ -99,6 +99,9 @@ def DistributedTrainableCreator(
         "_shipped": shipped,
         "_parameters": parameters_of(func),
         "_name": name,
+        # Pickled by reference: a process that unpickles this class imports this module, which prepares Tune's
+        # searches. Ray Client runs them in such a process.
+        "_callbacks": staticmethod(_callbacks_of),
         "__doc__": func.__doc__,
         "__module__": DistributedTrainable.__module__,
     }
@@ -115,5 +118,14 @@ def _callbacks_of(trainable: type[DistributedTrainable]) -> list[Callback]:
     return callbacks
 
 
+def _describe(trainable: type[DistributedTrainable]) -> str:
+    spec = trainable._spec
+    hosts = f" on {spec.num_hosts} hosts" if (spec.num_hosts or 1) > 1 else ""
+    if spec.use_tpu:
+        return f"{trainable._name}, TPU trials{hosts}"
+    ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size} ranks"
+    return f"{trainable._name}, {ranks} per trial{hosts}"
+
+
 # Not when the factory is called: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before that.
-ray_compat.prepare_runs(settings_for(is_distributed, wants_reuse, _callbacks_of))
+run = ray_compat.prepare_runs(settings_for(is_distributed, wants_reuse, _callbacks_of, _describe), __name__)

@@ -39,6 +39,10 @@ class MetricsError(HorovodTuneError, TypeError):
     """A reported metric or checkpoint cannot be sent to Tune: says which one and why."""
 
 
+class MetricNotReported(HorovodTuneError, ValueError):
+    """The search's metric is not among those that trials report: names these."""
+
+
 class BackendMissing(HorovodTuneError, RuntimeError):
     """Horovod (or torch_xla) is not there, or built without what a trial needs: says what to type."""
 

@@ -1,15 +1,15 @@
-"""What a search of distributed trials changes about `tune.run`: what it refuses, and what it prints.
+"""What a search of distributed trials changes about `tune.run`: what it refuses, writes down and prints.
 
-Runs in the driver, for trainables of `DistributedTrainableCreator` only.
+Runs in the driver, for trainables of `DistributedTrainableCreator` only, however they were given to Tune.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 from ray.tune import Callback
@@ -17,16 +17,15 @@ from ray.tune.result import TRAINING_ITERATION
 
 from horovod_tune import ray_compat
 from horovod_tune.best_effort import best_effort, best_effort_callback
-from horovod_tune.errors import SerializationError, SpecError
-from horovod_tune.experiment_facts import write_facts
+from horovod_tune.errors import MetricNotReported, SerializationError, SpecError
+from horovod_tune.experiment_metadata import space_metadata, write_metadata
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
 from horovod_tune.function.variables import find_unpicklable
 
-if TYPE_CHECKING:
-    from horovod_tune.analysis.progress import ProgressCallback
-
 logger = logging.getLogger(__name__)
 
+# With `num_to_keep` and short epochs Tune logs this every second, in three lines; once per search is enough.
+_SNAPSHOTS = "Experiment state snapshotting has been triggered"
 # What loggers would print between our lines: at the end what the last screen has, the results' path and
 # the failed trials; for each infinite metric in each report a line that names neither metric nor trial.
 _REDUNDANT = {
@@ -37,14 +36,14 @@ _REDUNDANT = {
 
 @best_effort_callback("the warning of trials without reports")
 class SilentTrials(Callback):
-    """Says once in a search that trials end without a report: such a trial counts as a success to Tune."""
+    """Warns once per search that trials end without a report: to Tune such a trial is a success."""
 
     def __init__(self) -> None:
-        self._said = False
+        self._warned = False
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if not self._said and not _has_reported(trial):
-            self._said = True
+        if not self._warned and not _has_reported(trial):
+            self._warned = True
             logger.warning(
                 "Trial %s ended without a report: rank 0 never called report() and returned no metrics, so "
                 "Tune has no result of it. Call horovod_tune.report(...) in the training function.",
@@ -57,62 +56,84 @@ def _has_reported(trial: Any) -> bool:
 
 
 @best_effort_callback("writing the metadata of the experiment")
-class ExperimentFacts(Callback):
-    """Leaves metric and mode, versions and the cluster beside Tune's files when the first trial starts.
+class ExperimentMetadata(Callback):
+    """Writes the metadata of a search to its folder when its first trial starts."""
 
-    `tune.run` tells metric, mode and scheduler to nobody who writes them down: without this, `horovod-tune
-    show` and `report` have to be told the first two again. `rungs` are what PromotingASHA goes by and where.
-    """
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self._metadata: dict[str, Any] | None = metadata
 
-    def __init__(
-        self, metric: str | None, mode: str | None, rungs: tuple[str, Sequence[float]] | None = None
+    def setup(
+        self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any
     ) -> None:
-        self._facts = metric, mode, rungs
-        self._is_written = False
+        if self._metadata is not None and isinstance(total_num_samples, int):
+            self._metadata["num_samples"] = total_num_samples
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if not self._is_written:
-            write_facts(trial, *self._facts)
-            self._is_written = True
+        metadata, self._metadata = self._metadata, None
+        if metadata is not None:
+            write_metadata(trial, metadata)
 
 
 def settings_for(
     is_ours: Callable[[Any], bool],
-    wants_reuse: Callable[[Any], bool],
+    reuse_workers: Callable[[Any], bool],
     callbacks_of: Callable[[Any], list[Callback]] = lambda trainable: [],
+    describe: Callable[[Any], str] = str,
 ) -> ray_compat.Prepare:
-    """Return what `ray_compat.prepare_runs` takes; the arguments of other searches stay as they are."""
+    """Return what `ray_compat.prepare_runs` takes; the arguments of other searches stay as they are.
+
+    `describe` gives a trainable's name and size for the first line on the terminal.
+    """
 
     @contextmanager
-    def prepare(trainable: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if not is_ours(trainable):
+    def prepare(run_or_experiment: Any, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        given = ray_compat.trainables_of(run_or_experiment)
+        ours = [trainable for trainable, _ in given if is_ours(trainable)]
+        if not ours:
             yield arguments
             return
-        if arguments.get("resources_per_trial") is not None:
+        specs = [{name: arguments.get(name) for name in ("config", "resources_per_trial")}]
+        specs += [spec for _, spec in given]
+        if any(spec.get("resources_per_trial") is not None for spec in specs):
             raise SpecError(f"resources_per_trial does not apply to distributed trials. {RESOURCE_ARGUMENTS}")
+        config = next((spec["config"] for spec in specs if spec.get("config")), None)
         quiet = not ray_compat.shows_tunes_own_output(arguments)
         try:
-            changed = _settings(arguments, quiet=quiet, reuse=wants_reuse(trainable))
+            if quiet:
+                with best_effort("showing the progress"):
+                    where = ray_compat.cluster_size() or "starting Ray"
+                    print(f"searching with {describe(ours[0])}: {where}", flush=True)
+            changed = _settings(arguments, config, quiet=quiet, reuse=reuse_workers(ours[0]))
             with best_effort("preflight"):
-                changed["callbacks"] += callbacks_of(trainable)
+                for trainable in dict.fromkeys(ours):
+                    changed["callbacks"] += callbacks_of(trainable)
             with (
-                _without_redundant_lines() if quiet else nullcontext(),
+                _without_redundant_lines(quiet=quiet),
                 ray_compat.without_reporter() if changed.get("verbose") == 0 else nullcontext(),
             ):
                 yield changed
         except Exception as error:
-            _name_unpicklable_value(arguments.get("config"), error)
+            if isinstance(error.__context__, MetricNotReported):  # within a TuneError with its traceback
+                raise error.__context__ from None
+            _name_unpicklable_value(config, error)
             raise
 
     return prepare
 
 
 @contextmanager
-def _without_redundant_lines() -> Iterator[None]:
-    def is_news(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(_REDUNDANT[record.name])
+def _without_redundant_lines(*, quiet: bool) -> Iterator[None]:
+    warned_of_snapshots = False
 
-    loggers = [logging.getLogger(name) for name in _REDUNDANT]
+    def is_news(record: logging.LogRecord) -> bool:
+        nonlocal warned_of_snapshots
+        text = str(record.msg)
+        if text.startswith(_SNAPSHOTS):
+            first, warned_of_snapshots = not warned_of_snapshots, True
+            return first
+        return not (quiet and text.startswith(_REDUNDANT.get(record.name, ())))
+
+    loggers = [logging.getLogger(name) for name in (*_REDUNDANT, "ray.tune.execution.experiment_state")]
     for each in loggers:
         each.addFilter(is_news)
     try:
@@ -123,7 +144,7 @@ def _without_redundant_lines() -> Iterator[None]:
 
 
 def _tell_time_attr(search: Any, scheduler: Any) -> None:
-    """Tell a search that learns from curves what the scheduler goes by."""
+    """Pass the scheduler's time_attr to a search that learns from curves."""
     while search is not None and not hasattr(search, "take_time_attr"):
         search = getattr(search, "searcher", None)
     time_attr = ray_compat.time_attr_of(scheduler)
@@ -131,34 +152,54 @@ def _tell_time_attr(search: Any, scheduler: Any) -> None:
         search.take_time_attr(time_attr)
 
 
-def _settings(arguments: dict[str, Any], *, quiet: bool, reuse: bool) -> dict[str, Any]:
+def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: bool) -> dict[str, Any]:
     _tell_time_attr(arguments.get("search_alg"), arguments.get("scheduler"))
     metric, mode = ray_compat.metric_and_mode(arguments)
-    rungs = getattr(arguments.get("scheduler"), "rung_times", None)
-    callbacks = [*(arguments.get("callbacks") or []), SilentTrials(), ExperimentFacts(metric, mode, rungs)]
+    callbacks = [*(arguments.get("callbacks") or []), SilentTrials()]
     changed = {**arguments, "callbacks": callbacks}
+    with best_effort("writing the metadata of the experiment"):
+        callbacks.append(ExperimentMetadata(search_metadata(arguments, config, metric, mode)))
     if reuse and type(arguments.get("scheduler")).__name__ in ("PopulationBasedTraining", "PB2"):
         changed["reuse_actors"] = True  # as our trials do anyway; Tune then does not advise it
     if quiet:
-        from horovod_tune.analysis.progress import ProgressCallback
-
         changed["verbose"] = 0
-        if not any(isinstance(each, ProgressCallback) for each in changed["callbacks"]):
-            with best_effort("showing the progress"):
-                changed["callbacks"].append(_progress(metric, mode))
+        with best_effort("showing the progress"):
+            callbacks += _progress(callbacks, metric, mode)
     return changed
 
 
-def _progress(metric: str | None, mode: str | None) -> ProgressCallback:
+def search_metadata(
+    arguments: dict[str, Any], config: Any, metric: str | None, mode: str | None
+) -> dict[str, Any]:
+    """Return what is known of a search from the arguments of `tune.run` and its space."""
+    search, scheduler = arguments.get("search_alg"), arguments.get("scheduler")
+    time_attr, rungs = ray_compat.rungs_of(scheduler)
+    budget: Any = arguments.get("time_budget_s")
+    return {
+        "metric": metric,
+        "mode": mode,
+        "time_budget_s": budget.total_seconds() if hasattr(budget, "total_seconds") else budget,
+        "searcher": ray_compat.describe_searcher(search),
+        "scheduler": ray_compat.describe_scheduler(scheduler),
+        "time_attr": time_attr,
+        "rungs": rungs,
+        **space_metadata(config or ray_compat.space_of(search)),
+    }
+
+
+def _progress(callbacks: list[Callback], metric: str | None, mode: str | None) -> list[Callback]:
+    """Return the callback that shows the progress; none if the user gave one."""
     from horovod_tune.analysis.progress import ProgressCallback
 
+    if any(isinstance(each, ProgressCallback) for each in callbacks):
+        return []
     known = metric is not None and mode in ("min", "max")  # Tune refuses the others itself
     live = None if importlib.util.find_spec("rich") else False
-    return ProgressCallback(metric if known else None, mode if known else None, live=live)
+    return [ProgressCallback(metric if known else None, mode if known else None, live=live)]
 
 
 def _name_unpicklable_value(config: Any, error: Exception) -> None:
-    """Raise SerializationError where the search has ended because ``config`` cannot be pickled."""
+    """Raise SerializationError if the search has ended because ``config`` cannot be pickled."""
     found = find_unpicklable(config, cloudpickle.dumps) if isinstance(config, dict) else None
     if found is not None:
         where, what, cause = found

@@ -144,7 +144,9 @@ class DistributedTrainable(FunctionTrainable):
             self._moves = checkpoint is not None and self._has_room_elsewhere()
         self._last_training_result = TrainingResult(checkpoint=checkpoint, metrics=metrics)
         if checkpoint is not None:
-            metrics = {**metrics, SHOULD_CHECKPOINT: True}
+            # The name is what Ray's own sessions add; analyze finds the best checkpoint by it.
+            name = os.path.basename(checkpoint.path)
+            metrics = {**metrics, SHOULD_CHECKPOINT: True, "checkpoint_dir_name": name}
         return metrics
 
     def resize(self, resources: PlacementGroupFactory) -> bool:
@@ -255,6 +257,7 @@ def patch_tune(reuse_workers: bool) -> None:
     ray_compat.start_in_idle_processes(is_distributed)
     ray_compat.count_each_death_once(is_distributed)
     ray_compat.shorten_errors(is_distributed)
+    ray_compat.name_missing_metric(is_distributed)
     ray_compat.check_resized_trials(_placement_in, is_elastic)
 
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "horovod_tune"
 # From the ground up: a unit imports only from itself and from units on the lines above its own.
 LAYERS = [
     {"compatibility"},
-    {"errors", "experiment_facts", "messages", "error_text", "best_effort"},
+    {"errors", "experiment_metadata", "messages", "error_text", "best_effort"},
     {"outside_training"},
     {"tpu_types", "function", "files", "reported_values", "placement", "process_start"},
     {"spec", "session", "horovod_build", "large_batch"},

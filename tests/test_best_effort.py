@@ -13,11 +13,11 @@ from horovod_tune.analysis import ProgressCallback, progress
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.doctor.preflight import Preflight
 from horovod_tune.errors import PreflightFailed
-from horovod_tune.run_settings import ExperimentFacts, SilentTrials
+from horovod_tune.run_settings import ExperimentMetadata, SilentTrials
 
 
 def test_each_hook_of_ours_is_guarded() -> None:
-    for kind in (ProgressCallback, ExperimentFacts, SilentTrials, Preflight):
+    for kind in (ProgressCallback, ExperimentMetadata, SilentTrials, Preflight):
         hooks = [name for name in vars(kind) if name == "setup" or name.startswith("on_")]
         assert hooks
         assert all(hasattr(vars(kind)[name], "__wrapped__") for name in hooks), kind
@@ -38,7 +38,7 @@ def test_a_search_returns_its_results_when_everything_that_is_shown_or_recorded_
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
     monkeypatch.setattr(progress, "last_screen", broken)
     monkeypatch.setattr(progress.Progress, "reported", broken)
-    monkeypatch.setattr("horovod_tune.run_settings.write_facts", broken)
+    monkeypatch.setattr("horovod_tune.run_settings.write_metadata", broken)
     monkeypatch.setattr("horovod_tune.run_settings._has_reported", broken)
     with caplog.at_level(logging.WARNING):
         results = tune.run(

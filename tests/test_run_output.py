@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
-from horovod_tune.errors import SerializationError, SpecError, TrainingFailed
+from horovod_tune.errors import MetricNotReported, SerializationError, SpecError, TrainingFailed
 from horovod_tune.ray_compat import metric_and_mode
-from horovod_tune.run_settings import ExperimentFacts, SilentTrials, settings_for
+from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, settings_for
 from horovod_tune.search import BayesOptSearch
+from horovod_tune.trainable import is_distributed, wants_reuse
 
 pytestmark = pytest.mark.processes
 
@@ -68,7 +73,7 @@ def test_a_search_prints_little_and_ends_with_what_its_user_wants(
     assert "best config  {'x': 1.0, 'constant': 'c'}" in tail
     assert f"results      {tmp_path}/quiet" in tail
     assert f"horovod-tune report {tmp_path}/quiet -o report.html" in tail
-    assert f"{failed.trial_id} failed: ValueError: x is two" in tail
+    assert re.search(rf"{failed.trial_id} failed: rank \d of 2 on \S+ failed: ValueError: x is two", tail)
     assert Path(failed.storage.trial_fs_path, "error.txt").exists(), "what the last screen names"
 
     text = Path(failed.error_file).read_text().splitlines()
@@ -148,7 +153,7 @@ def test_other_trainables_keep_tunes_settings(new_output):
 def test_output_that_the_user_chose_stays(new_output, chosen):
     prepared = settings(**chosen)
     assert prepared.items() >= chosen.items()
-    assert [type(each) for each in prepared["callbacks"]] == [SilentTrials, ExperimentFacts]
+    assert [type(each) for each in prepared["callbacks"]] == [SilentTrials, ExperimentMetadata]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +174,60 @@ def test_a_progress_callback_of_the_users_own_is_the_only_one(new_output):
     prepared = settings(callbacks=[own])
     assert prepared["verbose"] == 0
     assert [each for each in prepared["callbacks"] if isinstance(each, ProgressCallback)] == [own]
+
+
+@pytest.mark.parametrize("given", ["class", "name", "experiment", "list"])
+def test_a_search_is_prepared_however_its_trainable_is_named(new_output, given):
+    trainable = DistributedTrainableCreator(train, num_slots=2)
+    tune.register_trainable("registered_training", trainable)
+    space = {"x": tune.uniform(0, 1)}
+    experiment = tune.Experiment("named", "registered_training", config=space)
+    run = {
+        "class": trainable,
+        "name": "registered_training",
+        "experiment": experiment,
+        "list": [experiment],
+    }[given]
+    prepare = settings_for(is_distributed, wants_reuse)
+    arguments = {"config": space} if given in ("class", "name") else {}
+    with prepare(run, arguments) as prepared:
+        (metadata,) = [each for each in prepared["callbacks"] if isinstance(each, ExperimentMetadata)]
+        assert any(isinstance(each, ProgressCallback) for each in prepared["callbacks"])
+    assert metadata._metadata["space"]["x"]["text"] == "uniform(0, 1)"
+
+
+def test_a_process_that_gets_the_class_prepares_its_searches(tmp_path):
+    """As the process does in which Ray Client runs Tune."""
+    trainable = DistributedTrainableCreator(lambda config: None, num_slots=2)
+    (tmp_path / "search").write_bytes(cloudpickle.dumps((tune.run, trainable)))
+    program = (
+        "import pickle, sys, ray.tune\n"
+        "run, trainable = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "print(run is ray.tune.run, run.__module__)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "search")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", "horovod_tune.creator"], done.stderr
+
+
+def test_a_metric_that_no_trial_reports_is_named_with_those_that_are_reported(
+    ray_session, new_output, tmp_path, capsys
+):
+    trainable = DistributedTrainableCreator(lambda config: {"loss": 1.0, "accuracy": 0.5})
+    with pytest.raises(MetricNotReported, match=r"^trials report 'loss', 'accuracy'; metric='los' was asked"):
+        tune.run(trainable, metric="los", mode="min", storage_path=str(tmp_path))
+    said = capsys.readouterr().out
+    assert "search ended" not in said
+    assert re.search(r"^searching with \S+, 1 rank per trial: 1 node with \d+ CPUs", said)
+
+
+def test_the_warning_of_snapshots_comes_once_a_search(caplog):
+    logger = logging.getLogger("ray.tune.execution.experiment_state")
+    for _ in range(2):
+        with settings_for(lambda trainable: True, lambda trainable: True)(object, {"verbose": 0}):
+            for _ in range(3):
+                logger.warning("Experiment state snapshotting has been triggered multiple times")
+    assert len(caplog.records) == 2
 
 
 def test_tune_does_not_advise_what_happens_anyway(new_output):

@@ -20,7 +20,6 @@ KEPT_INSIDE = {
     "WorldChanges": "unwinds the function of an elastic trial, which is then called again",
     "WorldBroken": "a Horovod rank raises Horovod's own error in its place",
     "UnusableFile": "one of an analysis's `problems`",
-    "UnreadablePickle": "one of an analysis's `problems`",
 }
 
 

@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.tune_pickles import checkpoints_of
 from horovod_tune.analysis.scoring import is_better, value_of
 
 if TYPE_CHECKING:
@@ -25,14 +24,13 @@ def best_checkpoint_folder(analysis: Analysis) -> Folder | None:
         return None
     home = analysis.folder.below(trial.folder_name)
     on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
-    measured = {
-        name: value_of(metrics, metric) for name, metrics in checkpoints_of(trial.checkpoint_blob or "")
-    }
+    # Ray adds the name to a report that came with a checkpoint.
+    measured = {str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in trial.rows}
     chosen, best = None, math.nan
     for name in sorted(on_disk):
         value = measured.get(name)
         if value is not None and is_better(value, best, mode):
             chosen, best = name, value
-    # A checkpoint that Tune's state has not measured: the newest is the nearest to the last result.
+    # No report names a checkpoint, as with class trainables: the newest is the nearest to the last result.
     chosen = chosen or max(on_disk, default=None)
     return None if chosen is None else home.below(chosen)

@@ -1,52 +1,58 @@
-"""What stands on the screen when a search has ended: its best trial, its failures, and where to see more."""
+"""What is printed when a search has ended: its best trial, its failures, and how to see more."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from horovod_tune.analysis.dominance import non_dominated
-from horovod_tune.analysis.limits import Limit, kept
-from horovod_tune.analysis.progress_state import Progress
-from horovod_tune.analysis.reader.tune_pickles import TunerFacts, searcher_facts
+from horovod_tune.analysis.limits import kept
+from horovod_tune.analysis.reader.metadata import Metadata, searcher_metadata
 from horovod_tune.analysis.scoring import Score, best_index, value_of
 from horovod_tune.analysis.trial_facts import error_line
 
-# Of more failures than these the screen shows only the number.
+if TYPE_CHECKING:
+    from horovod_tune.analysis.progress import Progress
+
+# Of more failures than these only the number is printed.
 _FAILURES = 5
 
 
-def searched_for(state_folder: str) -> TunerFacts:
-    """Return what `BayesOptSearch` has left in a folder of the driver: its limits and its several metrics."""
+def searched_for(state_folder: str) -> Metadata:
+    """Return the limits and metrics that `BayesOptSearch` has saved in a folder of the driver."""
     states = sorted(Path(state_folder).glob("searcher-state-*"), reverse=True)
     try:
-        return searcher_facts(states[0].read_bytes()) if states else TunerFacts()
-    except (OSError, ValueError):  # the same file is a problem that `analyze` names
-        return TunerFacts()
+        return searcher_metadata(states[0].read_bytes()) if states else Metadata()
+    except (OSError, ValueError):  # `analyze` names the problem
+        return Metadata()
 
 
-def last_screen(
-    progress: Progress, folder: str, trials: Sequence[Any], aims: TunerFacts | None = None
-) -> str:
-    """Return the last screen of a search.
+def last_screen(trials: Sequence[Any], progress: Progress, aims: Metadata | None = None) -> str:
+    """Return the last lines of a search.
 
     The best trial is that of ``results.best_config`` and `analyze`: trials are compared by their last values.
 
     Args:
-        progress: what is known of the search.
-        folder: where its results lie.
-        trials: Tune's trials.
+        trials: Tune's, also those that had ended before a search was resumed.
+        progress: the metric, the mode, and the best value of any report.
         aims: the limits that a result has to keep to be the best, and the metrics of a front.
     """
-    aims = aims or TunerFacts()
-    found = _front(trials, aims) if aims.front else _best(progress, trials, aims.limits)
-    rows = [*found, ("results", folder)]
+    aims = aims or Metadata()
+    folder = str(trials[0].storage.experiment_fs_path)
+    keeping = [trial for trial in trials if kept([trial.last_result or {}], aims.limits)[0]]
+    within = " and ".join(map(str, aims.limits))
+    if aims.front:
+        found = _front(keeping, len(trials), aims.front, f" within {within}" if within else "")
+    else:
+        found = _best(keeping, progress, within)
     more = "" if aims.front or progress.metric else " --metric NAME --mode min|max"
-    rows += [
+    rows = [
+        *found,
+        ("results", folder),
         ("see more", f"horovod-tune show {folder}{more}"),
         ("", f"horovod-tune report {folder} -o report.html{more}"),
         ("", f"in Python: horovod_tune.analyze({folder!r})"),
@@ -54,54 +60,42 @@ def last_screen(
     return "\n".join([*_failures(trials), *(f"{name:13}{text}" for name, text in rows)])
 
 
-def _keeping(trials: Sequence[Any], limits: Sequence[Limit]) -> list[Any]:
-    """Return the trials whose last report keeps the limits."""
-    return [trial for trial in trials if kept([trial.last_result or {}], limits)[0]]
-
-
-def _front(trials: Sequence[Any], aims: TunerFacts) -> list[tuple[str, str]]:
-    """Return how many results no other one beats, and how to see them."""
-    results = [trial.last_result or {} for trial in _keeping(trials, aims.limits)]
-    values = [[value_of(result, name) for name in aims.front] for result in results]
-    array = np.array(values, dtype=float).reshape(len(values), len(aims.front))
-    number = int(non_dominated(array, list(aims.front.values())).sum())
-    within = f" within {' and '.join(map(str, aims.limits))}" if aims.limits else ""
-    text = (
-        f"{number} of {len(trials)} trials are beaten by no other one in {' and '.join(aims.front)}{within}"
-    )
+def _front(trials: Sequence[Any], among: int, modes: dict[str, str], within: str) -> list[tuple[str, str]]:
+    values = [[value_of(trial.last_result or {}, name) for name in modes] for trial in trials]
+    array = np.array(values, dtype=float).reshape(len(values), len(modes))
+    number = int(non_dominated(array, list(modes.values())).sum())
+    text = f"{number} of {among} trials are beaten by no other one in {' and '.join(modes)}{within}"
     return [("best trials", text), ("", "which: horovod_tune.analyze(...).pareto_front()")]
 
 
-def _best(progress: Progress, trials: Sequence[Any], limits: Sequence[Limit]) -> list[tuple[str, str]]:
-    known = list(progress.trials.values())
-    if limits:
-        keeping = {trial.trial_id for trial in _keeping(trials, limits)}
-        known = [each for each in known if each.trial_id in keeping]
-    scores = [Score(each.values[-1] if each.values else math.nan, each.best, None, None) for each in known]
-    index = best_index(scores, progress.mode, "last") if progress.mode is not None else None
-    within = " and ".join(map(str, limits))
+def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[str, str]]:
+    metric, mode = progress.metric, progress.mode
+    index, values = None, []
+    if metric is not None and mode is not None:
+        values = [value_of(trial.last_result or {}, metric) for trial in trials]
+        scores = [Score(math.nan if value is None else value) for value in values]
+        index = best_index(scores, mode, "last")
     if index is None:
-        return [("best trial", f"none: no trial's last report keeps {within}")] if limits else []
-    best = known[index]
-    text = f"{best.trial_id}, {progress.metric} {best.values[-1]:.6g} at its last report"
-    rows = [("best trial", f"{text}, within {within}" if limits else text)]
-    if not limits and progress.best_value != best.values[-1]:
+        return [("best trial", f"none: no trial's last report keeps {within}")] if within else []
+    best, value = trials[index], values[index]
+    text = f"{best.trial_id}, {metric} {value:.6g} at its last report"
+    rows = [("best trial", f"{text}, within {within}" if within else text)]
+    if not within and progress.best_value != value:
         of = "its own" if progress.best_trial == best.trial_id else f"of {progress.best_trial}"
-        rows.append(("", f"(the best {progress.metric} of any report was {progress.best_value:.6g}, {of})"))
-    config = next((each.config for each in trials if each.trial_id == best.trial_id), best.config)
-    return [*rows, ("best config", repr(config))]
+        rows.append(("", f"(the best {metric} of any report was {progress.best_value:.6g}, {of})"))
+    return [*rows, ("best config", repr(best.config))]
 
 
 def _failures(trials: Sequence[Any]) -> list[str]:
     failed = [trial for trial in trials if trial.status == "ERROR" and trial.error_file]
-    lines = [f"{each.trial_id} failed: {_last_error(each.error_file)}" for each in failed[:_FAILURES]]
+    lines = [f"{each.trial_id} failed: {_error_of(each.error_file)}" for each in failed[:_FAILURES]]
     if len(failed) > _FAILURES:
         lines.append(f"and {len(failed) - _FAILURES} more failed")
-    # Where Tune copies it to: the file that it writes first lies in Ray's temporary directory.
+    # Where Tune copies it to: the file that it writes first is in Ray's temporary directory.
     return [*lines, f"{'':13}(in full: {failed[0].storage.trial_fs_path}/error.txt)"] if failed else []
 
 
-def _last_error(path: str) -> str:
+def _error_of(path: str) -> str:
     try:
         return error_line(Path(path).read_text(errors="replace")) or "no error message"
     except OSError:

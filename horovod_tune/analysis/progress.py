@@ -1,33 +1,343 @@
-"""`ProgressCallback`: runs in the driver and says how a search goes while it goes."""
+"""`ProgressCallback`: runs in the driver; shows how a search progresses, and what it has found at its end."""
 
 from __future__ import annotations
 
+import atexit
 import math
 import sys
 import time
+from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from ray.tune import Callback
 
 from horovod_tune.analysis.last_screen import last_screen, searched_for
-from horovod_tune.analysis.printable import printable
-from horovod_tune.analysis.progress_state import Progress
+from horovod_tune.analysis.printable import one_line, printable
+from horovod_tune.analysis.report.run_facts import duration
+from horovod_tune.analysis.scoring import is_better, value_of
+from horovod_tune.analysis.sparkline import sparkline
+from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
-from horovod_tune.experiment_facts import write_facts
+from horovod_tune.experiment_metadata import write_metadata
+
+_ROWS = 16  # running trials in the live table; the others are counted
+# New best values, and the summary, are printed at most this often: short trials have many of both.
+_PAUSE_S = 5.0
+_STATES = {"TERMINATED": "done", "ERROR": "failed", "PAUSED": "paused"}
+
+
+@dataclass
+class TrialProgress:
+    """One trial; times are Unix times in seconds, `goal` is its last iteration, None if it is not known."""
+
+    trial_id: str
+    began: float
+    goal: float | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    state: str = "running"
+    iteration: int = 0
+    ranks: Any = None
+    values: list[float] = field(default_factory=list)
+    ended: float | None = None
+    # Iteration and time of the first and the last report since it was started the last time.
+    first: tuple[int, float] | None = None
+    last: tuple[int, float] | None = None
+
+    def left_s(self, now: float) -> float | None:
+        """Return the seconds until its goal at its pace; None if that is not known."""
+        if self.state != "running" or self.goal is None or self.first is None or self.last is None:
+            return None
+        if self.last[0] <= self.first[0]:
+            return None
+        pace = (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
+        return max(0.0, (self.goal - self.last[0]) * pace - (now - self.last[1]))
+
+    def text(self, metric: str | None, now: float) -> str:
+        """Return the trial in one line."""
+        goal = f" of {self.goal:g}" if self.goal is not None else ""
+        parts = [f"{self.trial_id} {self.state}", f"iteration {self.iteration}{goal}"]
+        if metric is not None and self.values:
+            parts.append(f"{metric} {self.values[-1]:.6g}")
+        left = self.left_s(now)
+        parts.append(duration((self.ended or now) - self.began))
+        return " · ".join(parts if left is None else [*parts, f"about {duration(left)} left"])
+
+    def cells(self, now: float) -> list[str]:
+        """Return a row of the live table: name, iteration, value, curve, time, configuration."""
+        left = self.left_s(now)
+        return [
+            one_line(self.trial_id),
+            f"{self.iteration}" + (f"/{self.goal:g}" if self.goal is not None else ""),
+            f"{self.values[-1]:.5g}" if self.values else "",
+            sparkline(self.values, 16),
+            f"{duration(left)} left" if left is not None else duration(now - self.began),
+            one_line(settings(self.config)),
+        ]
+
+
+def settings(config: dict[str, Any]) -> str:
+    """Return a configuration's sampled values in one line: `lr=0.01 width=64`."""
+    return " ".join(f"{name}={text_of(value)}" for name, value in config.items())
+
+
+@dataclass
+class Progress:
+    """The trials of a search and its best value; `total` is their final number, None if it is not known."""
+
+    metric: str | None = None
+    mode: str | None = None
+    total: int | None = None
+    goal: float | None = None
+    budget_s: float | None = None
+    began: float = 0.0
+    trials: dict[str, TrialProgress] = field(default_factory=dict)
+    best_trial: str | None = None
+    best_value: float = math.nan
+
+    def started(self, trial_id: str, now: float, goal: Any = None, config: Any = None) -> TrialProgress:
+        """Record a start, of a trial that is new, was paused or is started again."""
+        trial = self.trials.get(trial_id)
+        if trial is None:
+            goal = goal if isinstance(goal, (int, float)) else self.goal
+            trial = self.trials[trial_id] = TrialProgress(trial_id, now, goal, dict(config or {}))
+        trial.state, trial.first, trial.last, trial.ended = "running", None, None, None
+        return trial
+
+    def restored(self, trial: Any, now: float) -> None:
+        """Record one of Tune's trials that has reports of an earlier session."""
+        result = trial.last_result or {}
+        if trial.trial_id in self.trials or "training_iteration" not in result:
+            return
+        known = self.started(trial.trial_id, now, (trial.stopping_criterion or {}).get("training_iteration"))
+        known.config = dict(trial.evaluated_params or {})
+        self.reported(trial.trial_id, result, now)
+        best = (trial.metric_analysis.get(self.metric) or {}).get(self.mode)
+        if isinstance(best, (int, float)) and is_better(best, self.best_value, self.mode or "min"):
+            self.best_value, self.best_trial = float(best), trial.trial_id
+        known.state = _STATES.get(trial.status, "waiting")
+        known.began = now - (value_of(result, "time_total_s") or 0.0)
+        known.ended = now if known.state in ("done", "failed") else None
+
+    def reported(self, trial_id: str, result: dict[str, Any], now: float) -> bool:
+        """Record a report; return whether it is the best value so far."""
+        trial = self.trials.get(trial_id) or self.started(trial_id, now)
+        iteration = result.get("training_iteration")
+        trial.iteration = iteration if isinstance(iteration, int) else trial.iteration + 1
+        trial.last = (trial.iteration, now)
+        trial.first = trial.first or trial.last
+        value = value_of(result, self.metric) if self.metric is not None else None
+        if value is None or self.mode is None:
+            return False
+        trial.values.append(value)
+        if not is_better(value, self.best_value, self.mode):
+            return False
+        self.best_value, self.best_trial = value, trial_id
+        return True
+
+    def ended(self, trial_id: str, state: str, now: float) -> None:
+        """Record that a trial is "done", "failed", "restarting" or "paused"."""
+        if trial_id in self.trials:
+            trial = self.trials[trial_id]
+            trial.state, trial.ended = state, None if state == "paused" else now
+
+    def count(self, *states: str) -> int:
+        return sum(trial.state in states for trial in self.trials.values())
+
+    def left_s(self, now: float) -> float | None:
+        """Return the seconds until the search ends, estimated; None if that cannot be known.
+
+        Trials to come take as long as the ended ones on average, as many at a time as run now; a running one
+        lacks the rest of that. A time budget bounds it.
+        """
+        budget = math.inf if self.budget_s is None else max(0.0, self.began + self.budget_s - now)
+        ended = [t for t in self.trials.values() if t.state in ("done", "failed") and t.ended]
+        running = [t for t in self.trials.values() if t.state == "running"]
+        left: list[float | None] = [t.left_s(now) for t in running]
+        estimate = math.inf
+        if self.total is not None and ended:
+            mean = sum((t.ended or now) - t.began for t in ended) / len(ended)
+            work = (max(0, self.total - len(self.trials)) + self.count("restarting", "waiting")) * mean
+            for trial, own in zip(running, left, strict=True):
+                work += max(0.0, mean - (now - trial.began)) if own is None else own
+            estimate = work / max(1, len(running))
+        elif self.total is not None and len(self.trials) >= self.total and left and None not in left:
+            estimate = max(own for own in left if own is not None)
+        return None if math.isinf(min(budget, estimate)) else min(budget, estimate)
+
+    def summary(self, now: float) -> str:
+        """Return the search in one line.
+
+        >>> Progress(total=4, began=0.0).summary(65.0)
+        '0 of 4 trials ended · 1 min 5 s'
+        """
+        parts = [f"{self.count('done', 'failed')}{f' of {self.total}' if self.total else ''} trials ended"]
+        parts += [f"{self.count(s)} {s}" for s in ("running", "paused", "failed") if self.count(s)]
+        parts.append(duration(max(0.0, now - self.began)))
+        left = self.left_s(now)
+        if left is not None and self.count("running"):
+            parts.append(f"about {duration(left)} left")
+        if self.best_trial is not None:
+            parts.append(f"best {self.metric} {self.best_value:.6g} ({self.best_trial})")
+        return " · ".join(parts)
+
+    def newest_running(self, most: int) -> tuple[list[TrialProgress], int]:
+        """Return the newest running trials, and how many more there are."""
+        running = [trial for trial in self.trials.values() if trial.state in ("running", "restarting")]
+        return running[-most:], max(0, len(running) - most)
+
+
+class PlainView:
+    """Plain lines: starts, ends, new best values, and each trial's progress every `every_s` seconds."""
+
+    def __init__(self, stream: Any, every_s: float):
+        self._stream, self._every_s = stream, every_s
+        self._printed: dict[str, float] = {}
+
+    def show(self, event: str, trial: TrialProgress, progress: Progress, now: float) -> None:
+        line = trial.text(progress.metric, now)
+        if event == "started":
+            line = f"{trial.trial_id} started  {settings(trial.config)}".rstrip()
+        elif event == "resumed":
+            line = f"{trial.trial_id} goes on after iteration {trial.iteration}"
+        elif event == "better":
+            if not self._is_due("better", now, min(_PAUSE_S, self._every_s)):
+                return
+            line += " · best so far"
+        elif event == "reported" and not self._is_due(trial.trial_id, now, self._every_s):
+            return
+        elif event.startswith("continues"):
+            line = f"{trial.trial_id} {event}"
+        self._print(line)
+        self._printed[trial.trial_id] = now
+        if event in ("done", "failed") and self._is_due("summary", now, min(_PAUSE_S, self._every_s)):
+            self._print(progress.summary(now))
+
+    def _is_due(self, what: str, now: float, every_s: float) -> bool:
+        if now - self._printed.get(what, -math.inf) < every_s:
+            return False
+        self._printed[what] = now
+        return True
+
+    def tick(self, progress: Progress, now: float) -> None:
+        pass
+
+    def close(self, progress: Progress, now: float) -> None:
+        self._print(f"search ended: {progress.summary(now)}")
+
+    def _print(self, line: str) -> None:
+        print(one_line(line), file=self._stream, flush=True)
+
+
+class LiveView:
+    """A table at the terminal's foot, redrawn at most four times a second; other output scrolls above it."""
+
+    every_s = 0.25
+
+    def __init__(self, stream: Any):
+        try:
+            from rich.console import Console
+            from rich.live import Live
+        except ImportError as error:
+            raise ImportError("live progress needs rich: pip install 'horovod_tune[analysis]'") from error
+        self._console = Console(file=stream, force_terminal=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+        atexit.register(self._live.stop)  # an error must not leave the cursor hidden
+        self._drawn = -math.inf
+
+    def show(self, event: str, trial: TrialProgress, progress: Progress, now: float) -> None:
+        if event == "failed":
+            self._console.print(one_line(trial.text(progress.metric, now)), markup=False)
+        elif event.startswith("continues"):
+            self._console.print(one_line(f"{trial.trial_id} {event}"), markup=False)
+        self.tick(progress, now)
+
+    def tick(self, progress: Progress, now: float) -> None:
+        if now - self._drawn >= self.every_s:
+            self._drawn = now
+            self._live.update(self.render(progress, now), refresh=True)
+
+    def close(self, progress: Progress, now: float) -> None:
+        self._live.stop()
+        atexit.unregister(self._live.stop)
+        self._console.print(one_line(f"search ended: {progress.summary(now)}"), markup=False)
+
+    def render(self, progress: Progress, now: float) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, show_header=False)
+        shown, more = progress.newest_running(max(1, min(_ROWS, self._console.height - 5)))
+        for trial in shown:
+            name, *middle, config = trial.cells(now)
+            styles = ["", "", "cyan", "dim"]
+            table.add_row(
+                Text(name, style="bold" if trial.trial_id == progress.best_trial else ""),
+                *(Text(cell, style=style) for cell, style in zip(middle, styles, strict=True)),
+                Text(config, style="dim", overflow="ellipsis", no_wrap=True),
+            )
+        below = [Text(f"and {more} more running", style="dim")] if more else []
+        return Group(table, *below, Text(one_line(progress.summary(now)), style="bold"))
+
+
+class NotebookView:
+    """The same table as one output of a notebook's cell, redrawn at most twice a second."""
+
+    every_s = 0.5  # every drawing is a message to the browser
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display
+
+        self._html, self._drawn = HTML, -math.inf
+        self._output: Any = display(HTML("<div></div>"), display_id=True)
+
+    def show(self, event: str, trial: TrialProgress, progress: Progress, now: float) -> None:
+        self.tick(progress, now)
+
+    def tick(self, progress: Progress, now: float) -> None:
+        if now - self._drawn < self.every_s:
+            return
+        self._drawn = now
+        shown, more = progress.newest_running(_ROWS)
+        rows = [[f"<td>{_html(cell[:200])}</td>" for cell in trial.cells(now)] for trial in shown]
+        table = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+        left = f"<div>and {more} more running</div>" if more else ""
+        summary = f"<div><strong>{_html(progress.summary(now))}</strong></div>"
+        self._output.update(self._html(f"<div><table><tbody>{table}</tbody></table>{left}{summary}</div>"))
+
+    def close(self, progress: Progress, now: float) -> None:
+        self._output.update(self._html(f"<div>search ended: {_html(progress.summary(now))}</div>"))
+
+
+def _html(text: str) -> str:
+    return escape(one_line(text))
+
+
+def _view(stream: Any, live: bool | None, every_s: float) -> PlainView | LiveView | NotebookView:
+    # A notebook's kernel has IPython loaded; no other process should load it to find out.
+    ipython = sys.modules.get("IPython")
+    shell = type(ipython.get_ipython()).__name__ if ipython is not None else ""
+    if live is not False and stream is None and shell == "ZMQInteractiveShell":
+        return NotebookView()
+    stream = stream or sys.stdout
+    live = live if live is not None else bool(getattr(stream, "isatty", lambda: False)())
+    return LiveView(stream) if live else PlainView(stream, every_s)
 
 
 @best_effort_callback("showing the progress")
 class ProgressCallback(Callback):
-    """Show a search's progress: in a terminal or a notebook one live line a trial, elsewhere plain lines.
+    """Show a search's progress: in a terminal or a notebook one live line per trial, elsewhere plain lines.
 
-    Pass it to Tune with its other callbacks; Tune's own reporter goes on as before (its lines scroll above
-    the live ones). Tune tells callbacks neither metric nor mode: without them here, no best value is shown.
+    Pass it to Tune with its other callbacks; Tune's own reporter continues as before (its lines scroll above
+    the live ones). Tune gives callbacks neither metric nor mode: without them here, no best value is shown.
 
     ```python
     tune.RunConfig(callbacks=[ProgressCallback(metric="loss", mode="min")])
     ```
 
-    It also leaves metric and mode, the versions and the cluster's size in the experiment's folder
+    It also writes metric and mode, the versions and the cluster's size to the experiment's folder
     (`horovod_tune_run-….json`), where `analyze` and the report find them.
     """
 
@@ -43,7 +353,7 @@ class ProgressCallback(Callback):
         """Make the callback; nothing is written before the search starts.
 
         `every_s` bounds how often a plain line repeats a trial's progress (seconds). `live` forces live or
-        plain lines; by default live where `stream` (standard output unless given) is a terminal. Raises
+        plain lines; by default they are live if `stream` (default: standard output) is a terminal. Raises
         `ValueError` for an unknown mode, or one of metric and mode without the other.
         """
         if mode not in (None, "min", "max"):
@@ -56,92 +366,97 @@ class ProgressCallback(Callback):
         self._every_s, self._live, self._stream = every_s, live, stream
         self._progress = Progress(metric=metric, mode=mode)
         self._view: Any = None
-        self._facts_written = False
-        # Trials that run, as Tune has them: it tells callbacks nothing when one is paused.
+        self._started = self._metadata_written = False
+        # Trials that run, as Tune has them: it calls no hook when one is paused.
         self._running: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles its callbacks; a screen and an open stream stay here.
-        return self.__dict__ | {"_view": None, "_stream": None, "_facts_written": False, "_running": {}}
+        # Tune pickles its callbacks, but not a screen and an open stream.
+        return self.__dict__ | {
+            "_view": None,
+            "_stream": None,
+            "_started": False,
+            "_metadata_written": False,
+            "_running": {},
+        }
 
     def setup(
         self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any
     ) -> None:
-        total = total_num_samples if isinstance(total_num_samples, int) else None
+        total = total_num_samples if isinstance(total_num_samples, int) else 0
         goal = stop.get("training_iteration") if isinstance(stop, dict) else None
+        budget: Any = info.get("time_budget_s")
+        budget = budget.total_seconds() if hasattr(budget, "total_seconds") else budget
         self._progress = Progress(
             metric=self._metric,
             mode=self._mode,
-            total=total if total is not None and 0 < total < 2**31 else None,
+            total=total if 0 < total < 2**31 else None,
             goal=goal if isinstance(goal, (int, float)) else None,
-            budget_s=_seconds(info.get("time_budget_s")),
+            budget_s=budget if isinstance(budget, (int, float)) and math.isfinite(budget) else None,
             began=time.time(),
         )
-        self._view = self._make_view()
+        self._view = _view(self._stream, self._live, self._every_s)
 
-    def _make_view(self) -> Any:
-        from horovod_tune.analysis.progress_notebook import NotebookView, in_notebook
-        from horovod_tune.analysis.progress_view import LiveView, PlainView
-
-        if self._live is not False and self._stream is None and in_notebook():
-            return NotebookView()
-        stream = self._stream or sys.stdout
-        live = self._live if self._live is not None else bool(getattr(stream, "isatty", lambda: False)())
-        return LiveView(stream) if live else PlainView(stream, self._every_s)
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        if not self._started and trials:
+            self._started = True
+            for trial in trials:
+                self._progress.restored(trial, time.time())
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if not self._facts_written:
-            self._facts_written = True
-            write_facts(trial, self._metric, self._mode)
+        if not self._metadata_written:
+            self._metadata_written = True
+            write_metadata(trial, {"metric": self._metric, "mode": self._mode})
+        known = self._progress.trials.get(trial.trial_id)
+        resumed = known is not None and known.state in ("paused", "waiting")
         goal = (trial.stopping_criterion or {}).get("training_iteration")
-        resumed = self._progress.is_paused(trial.trial_id)
-        self._progress.started(trial.trial_id, time.time(), goal=goal, config=trial.evaluated_params)
+        self._progress.started(trial.trial_id, time.time(), goal, trial.evaluated_params)
         self._running[trial.trial_id] = trial
-        self._tell("resumed" if resumed else "started", trial.trial_id)
+        self._show("resumed" if resumed else "started", trial.trial_id)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         better = self._progress.reported(trial.trial_id, result, time.time())
-        self._tell("better" if better else "reported", trial.trial_id)
+        known, ranks = self._progress.trials[trial.trial_id], result.get("world_size")
+        before, known.ranks = known.ranks, ranks
+        if before not in (None, ranks) and ranks is not None:
+            self._show(f"continues with {ranks} ranks (before: {before})", trial.trial_id)
+        self._show("better" if better else "reported", trial.trial_id)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._progress.ended(trial.trial_id, "done", time.time())
-        self._tell("done", trial.trial_id)
+        self._end(trial.trial_id, "done")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._progress.ended(trial.trial_id, "failed", time.time())
-        self._tell("failed", trial.trial_id)
+        self._end(trial.trial_id, "failed")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._progress.ended(trial.trial_id, "restarting", time.time())
-        self._tell("restarting", trial.trial_id)
+        self._end(trial.trial_id, "restarting")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         for trial_id, trial in list(self._running.items()):
-            if trial.status in ("PAUSED", "TERMINATED", "ERROR"):
+            if trial.status in _STATES:
                 del self._running[trial_id]
                 if trial.status == "PAUSED":
-                    self._progress.paused(trial_id)
+                    self._progress.ended(trial_id, "paused", time.time())
         if self._view is not None:
             self._view.tick(self._progress, time.time())
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        if self._view is not None:
-            self._view.close(self._progress, time.time())
-            self._view = None
-            if trials:
-                folder = str(trials[0].storage.experiment_fs_path)
-                aims = searched_for(trials[0].storage.experiment_driver_staging_path)
-                text = last_screen(self._progress, folder, trials, aims)
-                print(printable(text), file=self._stream or sys.stdout, flush=True)
+        view, self._view = self._view, None
+        # Tune calls this hook also while it handles an error that ends the search, which says all there is.
+        if view is None or (sys.exc_info()[0] is not None and not self._progress.count("done", "failed")):
+            return
+        view.close(self._progress, time.time())
+        if trials:
+            aims = searched_for(trials[0].storage.experiment_driver_staging_path)
+            text = last_screen(trials, self._progress, aims)
+            print(printable(text), file=self._stream or sys.stdout, flush=True)
 
-    def _tell(self, what: str, trial_id: str) -> None:
-        if self._view is not None:
-            self._view.tell(what, trial_id, self._progress, time.time())
+    def _end(self, trial_id: str, state: str) -> None:
+        self._progress.ended(trial_id, state, time.time())
+        self._show(state, trial_id)
 
-
-def _seconds(value: Any) -> float | None:
-    if hasattr(value, "total_seconds"):
-        value = value.total_seconds()
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    def _show(self, event: str, trial_id: str) -> None:
+        if self._view is not None and trial_id in self._progress.trials:
+            self._view.show(event, self._progress.trials[trial_id], self._progress, time.time())

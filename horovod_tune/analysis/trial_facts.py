@@ -11,6 +11,8 @@ from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.reader.tune_fields import iteration_of, seconds
 from horovod_tune.coordinator.host_slots import read_slots
 
+# The first line of TrainingFailed (`coordinator/failures.py`).
+_RANK = re.compile(r"rank \d+ of \d+ on .+:$")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -63,12 +65,21 @@ def config_changes(trial: TrialRecord) -> bool:
 
 
 def error_line(text: str | None) -> str | None:
-    """The exception of a traceback: its last line that stands at the margin and is not blank."""
+    r"""Return a failure in one line: the rank, its host, what happened to it, and the cause.
+
+    >>> error_line("TrainingFailed: rank 1 of 2 on b failed:\nTraceback:\n  at x\nValueError: two")
+    'rank 1 of 2 on b failed: ValueError: two'
+    """
     if text is None:
         return None
     lines = [line for line in plain_text(text).splitlines() if line.strip()]
     margin = [line for line in lines if not line[0].isspace() and not line.startswith("Failure #")]
-    return (margin or lines or ["(no text)"])[-1].strip()
+    cause = (margin or lines or ["(no text)"])[-1].strip()
+    rank = next((found[0] for line in margin if (found := _RANK.search(line))), None)
+    if rank is None or cause.endswith(rank):
+        return cause
+    # Of a process that is gone, Ray has a paragraph.
+    return f"{rank} {cause.split('. ')[0]}" if " died:" in rank else f"{rank} {cause}"
 
 
 def plain_text(text: str) -> str:

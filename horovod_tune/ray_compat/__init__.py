@@ -25,14 +25,17 @@ from horovod_tune.ray_compat.patches.result_files import keep_longer_results
 from horovod_tune.ray_compat.patches.tune_run import (
     Prepare,
     metric_and_mode,
+    name_missing_metric,
     prepare_runs,
     shorten_errors,
     shows_tunes_own_output,
+    trainables_of,
     without_reporter,
 )
 from horovod_tune.ray_compat.queries import (
     announce_end,
     check_cluster_holds,
+    cluster_size,
     draining_nodes,
     driver_node_id,
     free_on_staying_nodes,
@@ -43,7 +46,13 @@ from horovod_tune.ray_compat.queries import (
     resources_of_nodes,
     storage_reaches_here,
 )
-from horovod_tune.ray_compat.schedules import time_attr_of
+from horovod_tune.ray_compat.schedules import (
+    describe_scheduler,
+    describe_searcher,
+    rungs_of,
+    space_of,
+    time_attr_of,
+)
 from horovod_tune.ray_compat.tune_session import install_session, prepare_rank_process
 
 __all__ = [
@@ -51,7 +60,10 @@ __all__ = [
     "announce_end",
     "check_cluster_holds",
     "check_resized_trials",
+    "cluster_size",
     "count_each_death_once",
+    "describe_scheduler",
+    "describe_searcher",
     "draining_nodes",
     "driver_node_id",
     "end_waits_of_paused_trials",
@@ -61,17 +73,21 @@ __all__ = [
     "keep_longer_results",
     "metric_and_mode",
     "most_bytes_of_a_function",
+    "name_missing_metric",
     "prepare_rank_process",
     "prepare_runs",
     "private_directory",
     "reports_of",
     "resources_of_nodes",
     "reuse_actors_of",
+    "rungs_of",
     "shorten_errors",
     "shows_tunes_own_output",
+    "space_of",
     "start_in_idle_processes",
     "storage_reaches_here",
     "time_attr_of",
+    "trainables_of",
     "without_reporter",
     "write_down_ends_of_paused_trials",
 ]

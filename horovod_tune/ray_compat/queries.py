@@ -168,6 +168,18 @@ def resources_of_nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
+def cluster_size() -> str | None:
+    """Return the cluster's nodes and resources as text; None if this driver has no cluster yet."""
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    nodes = resources_of_nodes()
+    amounts = {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU", "TPU")}
+    held = ", ".join(f"{amount:g} {name}s" for name, amount in amounts.items() if amount)
+    return f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with {held or 'no CPUs'}"
+
+
 def check_cluster_holds(placement: Placement) -> None:
     """Raise ResourcesUnavailable where this driver's cluster, if there is one yet, can never hold it."""
     import ray

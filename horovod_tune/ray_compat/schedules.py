@@ -1,4 +1,4 @@
-"""The time attribute of Tune's schedulers, which they keep private."""
+"""What Tune's schedulers and searchers do not report about themselves."""
 
 from __future__ import annotations
 
@@ -29,3 +29,57 @@ def time_attr_of(scheduler: Any) -> str | None:
     knows_end = hasattr(scheduler, "_max_t") or hasattr(scheduler, "_max_t_attr")
     time_attr = getattr(scheduler, "_time_attr", None)
     return time_attr if knows_end and isinstance(time_attr, str) else None
+
+
+_SETTINGS = {
+    "_max_t": "max_t",
+    "_max_t_attr": "max_t",
+    "_reduction_factor": "reduction_factor",
+    "_eta": "reduction_factor",
+    "_perturbation_interval": "perturbation_interval",
+    "_grace_period": "grace_period",
+    "_time_attr": "time_attr",
+}
+
+
+def describe_scheduler(scheduler: Any) -> str:
+    """Return a scheduler's class with the settings that decide which trials are stopped."""
+    if scheduler is None or isinstance(scheduler, str):
+        return scheduler or "first in, first out"
+    settings = {}
+    for private, name in _SETTINGS.items():
+        value = getattr(scheduler, private, None)
+        if isinstance(value, (int, float, str)) and value != "training_iteration":
+            settings[name] = f"{value:g}" if isinstance(value, float) else value
+    inside = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return f"{type(scheduler).__name__}({inside})" if inside else type(scheduler).__name__
+
+
+def rungs_of(scheduler: Any) -> tuple[str | None, list[float]]:
+    """Return what ASHA or `PromotingASHA` measures, and the times at which it decides."""
+    own = getattr(scheduler, "rung_times", None)
+    if own is not None:
+        return own[0], list(own[1])
+    times = set()
+    for bracket in getattr(scheduler, "_brackets", None) or []:
+        for rung in getattr(bracket, "_rungs", None) or []:
+            times.add(float(rung[0]))
+    return getattr(scheduler, "_time_attr", None), sorted(times)
+
+
+def describe_searcher(search: Any) -> str:
+    """Return a search algorithm's class; a limiter around it is named with its bound."""
+    if search is None or isinstance(search, str):
+        return search or "random and grid (Tune's own)"
+    inner = getattr(search, "searcher", None)
+    bound = getattr(search, "max_concurrent", None)
+    if inner is None:
+        return type(search).__name__
+    return describe_searcher(inner) + (f", at most {bound:g} at a time" if bound else "")
+
+
+def space_of(search: Any) -> Any:
+    """Return the space that a search algorithm was given itself; None if it was not."""
+    while getattr(search, "searcher", None) is not None:
+        search = search.searcher
+    return getattr(search, "_space", None)

@@ -6,18 +6,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from horovod_tune.analysis.last_screen import last_screen
-from horovod_tune.analysis.progress_state import Progress
+from horovod_tune.analysis.progress import Progress
 
 
-def trial(name: str, config: dict[str, Any], *searched: str, error: str | None = None) -> Any:
-    storage = SimpleNamespace(trial_fs_path=f"/results/{name}")
+def trial(
+    name: str, config: dict[str, Any], *searched: str, error: str | None = None, loss: float | None = None
+) -> Any:
+    storage = SimpleNamespace(trial_fs_path=f"/results/{name}", experiment_fs_path="/results")
     return SimpleNamespace(
         trial_id=name,
         config=config,
         evaluated_params=dict.fromkeys(searched),
         status="ERROR" if error else "TERMINATED",
         error_file=error,
-        last_result=None,
+        last_result=None if loss is None else {"loss": loss},
         storage=storage,
     )
 
@@ -32,8 +34,9 @@ def search(mode: str | None, **values: list[float]) -> Progress:
 
 def test_the_best_trial_is_the_one_with_the_best_last_value_as_tune_says() -> None:
     progress = search("min", a=[3.0, 2.0], b=[1.0, 5.0])
-    trials = [trial("a", {"opt": {"lr": [0.1, 0.2]}, "epochs": 2}, "opt/lr/1"), trial("b", {})]
-    text = last_screen(progress, "/results", trials)
+    config = {"opt": {"lr": [0.1, 0.2]}, "epochs": 2}
+    trials = [trial("a", config, "opt/lr/1", loss=2.0), trial("b", {}, loss=5.0)]
+    text = last_screen(trials, progress)
     assert "best trial   a, loss 2 at its last report\n" in text
     assert "(the best loss of any report was 1, of b)" in text
     assert "best config  {'opt': {'lr': [0.1, 0.2]}, 'epochs': 2}" in text, "all of it, as one can paste it"
@@ -42,31 +45,34 @@ def test_the_best_trial_is_the_one_with_the_best_last_value_as_tune_says() -> No
 def test_names_that_are_no_paths_of_the_configuration_are_no_reason_to_fail() -> None:
     """Keys with slashes, keys that are no strings, a configuration that PBT took from another trial."""
     for config, name in (({"opt/lr": 0.1}, "opt/lr"), ({"w": {1: 0.5}}, "w/1"), ({"opt": {}}, "opt/m")):
-        text = last_screen(search("min", a=[1.0]), "/results", [trial("a", config, name)])
+        text = last_screen([trial("a", config, name, loss=1.0)], search("min", a=[1.0]))
         assert f"best config  {config!r}\n" in text
 
 
 def test_without_a_metric_it_says_how_to_give_one() -> None:
-    text = last_screen(search(None, a=[1.0]), "/results", [trial("a", {})])
+    text = last_screen([trial("a", {}, loss=1.0)], search(None, a=[1.0]))
     assert "best" not in text
     assert "horovod-tune show /results --metric NAME --mode min|max" in text
 
 
 def test_failures_come_first_and_are_bounded(tmp_path: Any) -> None:
     error = tmp_path / "error.txt"
-    error.write_text("Failure # 1\nhorovod_tune.errors.TrainingFailed: rank 1\n  File x\nValueError: two\n")
+    head = "Failure # 1\nhorovod_tune.errors.TrainingFailed: rank 1 of 2 on h failed:\n"
+    error.write_text(f"{head}  File x\nValueError: two\n")
     trials = [trial(f"t{index}", {}, error=str(error)) for index in range(7)]
     trials.append(trial("gone", {}, error=str(tmp_path / "none")))
-    lines = last_screen(search("max"), "/results", trials).splitlines()
-    assert lines[0] == "t0 failed: ValueError: two" and lines[5] == "and 3 more failed"
+    lines = last_screen(trials, search("max")).splitlines()
+    assert (
+        lines[0] == "t0 failed: rank 1 of 2 on h failed: ValueError: two" and lines[5] == "and 3 more failed"
+    )
     assert lines[6].strip() == "(in full: /results/t0/error.txt)"
     assert lines[7] == "results      /results"
 
 
 def test_an_error_file_that_is_gone_is_no_reason_to_fail(tmp_path: Any) -> None:
-    text = last_screen(search("max"), "/results", [trial("t", {}, error=str(tmp_path / "none"))])
+    text = last_screen([trial("t", {}, error=str(tmp_path / "none"))], search("max"))
     assert "t failed: its error file cannot be read" in text
 
 
 def test_a_search_whose_values_are_all_nan_has_no_best() -> None:
-    assert "best" not in last_screen(search("min", a=[float("nan")]), "/results", [trial("a", {})])
+    assert "best" not in last_screen([trial("a", {}, loss=float("nan"))], search("min", a=[float("nan")]))

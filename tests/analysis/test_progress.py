@@ -17,9 +17,7 @@ import pytest
 pytest.importorskip("rich")
 
 from horovod_tune.analysis import ProgressCallback, analyze
-from horovod_tune.analysis.progress_notebook import NotebookView
-from horovod_tune.analysis.progress_state import Progress
-from horovod_tune.analysis.progress_view import LiveView, PlainView, summary, trial_text
+from horovod_tune.analysis.progress import LiveView, NotebookView, PlainView, Progress
 
 SCRIPT = """
 import sys, time
@@ -87,7 +85,7 @@ def test_the_best_so_far_is_told_once_and_nan_is_not():
     assert not progress.reported("t1", {"loss": 2.0, "training_iteration": 1}, 13.0), "a tie"
     assert not progress.reported("t1", {"loss": math.nan, "training_iteration": 2}, 14.0)
     assert progress.reported("t1", {"loss": 1.0, "training_iteration": 3}, 15.0)
-    assert (progress.best_trial, progress.best_value, progress.best_config) == ("t1", 1.0, {"lr": 0.1})
+    assert (progress.best_trial, progress.best_value) == ("t1", 1.0)
 
 
 def test_a_trials_time_left_follows_from_its_goal_and_its_pace():
@@ -122,12 +120,12 @@ def test_a_time_budget_bounds_the_time_left():
 
 def test_lines_say_what_is_known_and_no_more():
     progress = going(total=None)
-    assert summary(progress, 20.0) == "0 trials ended · 2 running · 20 s"
+    assert progress.summary(20.0) == "0 trials ended · 2 running · 20 s"
     progress.reported("t0", {"loss": 0.5, "training_iteration": 4}, 20.0)
-    assert trial_text(progress.trials["t0"], "loss", 20.0) == "t0 running · iteration 4 · loss 0.5 · 20 s"
+    assert progress.trials["t0"].text("loss", 20.0) == "t0 running · iteration 4 · loss 0.5 · 20 s"
     progress.ended("t0", "failed", 25.0)
-    assert "1 trials ended · 1 running · 1 failed" in summary(progress, 25.0)
-    assert summary(progress, 25.0).endswith("best loss 0.5 (t0)")
+    assert "1 trials ended · 1 running · 1 failed" in progress.summary(25.0)
+    assert progress.summary(25.0).endswith("best loss 0.5 (t0)")
 
 
 def test_plain_lines_repeat_a_trial_no_more_often_than_asked():
@@ -135,7 +133,7 @@ def test_plain_lines_repeat_a_trial_no_more_often_than_asked():
     view, progress = PlainView(stream, every_s=30.0), going()
     for second in range(100):
         better = progress.reported("t0", {"loss": 1.0, "training_iteration": second + 1}, float(second))
-        view.tell("better" if better else "reported", "t0", progress, float(second))
+        view.show("better" if better else "reported", progress.trials["t0"], progress, float(second))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4, lines
     assert lines[0].endswith("best so far")
@@ -148,7 +146,7 @@ def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was():
     for number in range(300):
         progress.started(f"trial{number}", 0.0, config={"[bold]": number})
         progress.reported(f"trial{number}", {"loss": float(number), "training_iteration": 1}, 1.0)
-        view.tell("reported", f"trial{number}", progress, float(number))
+        view.show("reported", progress.trials[f"trial{number}"], progress, float(number))
     before = sys.stdout
     view.close(progress, 300.0)
     assert "more running" in stream.getvalue() and "search ended" in stream.getvalue()
@@ -172,7 +170,7 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_a_paused_trial_is_said_to_be_and_to_go_on():
     stream = io.StringIO()
     callback = ProgressCallback("loss", "min", stream=stream, live=False)
-    callback._facts_written = True
+    callback._metadata_written = True
     callback.setup(total_num_samples=3)
     trials = [
         SimpleNamespace(trial_id=name, status="RUNNING", stopping_criterion={}, evaluated_params={"x": 1})
@@ -183,12 +181,76 @@ def test_a_paused_trial_is_said_to_be_and_to_go_on():
         callback.on_trial_result(0, trials, trial, {"loss": 1.0, "training_iteration": 2})
     trials[0].status = "PAUSED"
     callback.on_step_end(1, trials)
-    assert "1 running · 1 paused" in summary(callback._progress, 0.0)
+    assert "1 running · 1 paused" in callback._progress.summary(0.0)
     trials[0].status = "RUNNING"
     callback.on_trial_start(2, trials, trials[0])
     callback.on_step_end(2, trials)
     assert "a goes on after iteration 2" in stream.getvalue()
-    assert "2 running ·" in summary(callback._progress, 0.0)
+    assert "2 running ·" in callback._progress.summary(0.0)
+
+
+def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace:
+    """One of Tune's trials that an earlier session has run."""
+    return SimpleNamespace(
+        trial_id=name,
+        status=status,
+        stopping_criterion={},
+        evaluated_params={"x": 1},
+        config={"x": 1, "constant": "c"},
+        last_result={"loss": last, "training_iteration": 4, "time_total_s": 8.0},
+        metric_analysis={"loss": {"min": best, "max": 9.0}},
+        error_file=None,
+        storage=SimpleNamespace(experiment_fs_path="/results", experiment_driver_staging_path="/none"),
+    )
+
+
+def test_a_resumed_search_begins_from_the_restored_trials():
+    stream = io.StringIO()
+    callback = ProgressCallback("loss", "min", stream=stream, live=False)
+    callback._metadata_written = True
+    callback.setup(total_num_samples=3)
+    trials = [earlier("a", "TERMINATED", 1.0, 0.5), earlier("b", "TERMINATED", 2.0, 2.0)]
+    trials.append(earlier("c", "PENDING", 4.0, 3.0))
+    new = earlier("new", "PENDING", 0.0, 0.0)
+    new.last_result = {"trial_id": "new", "config": {}}  # what Tune has of a trial without reports
+    trials.append(new)
+    callback.on_step_begin(0, trials)
+    assert callback._progress.summary(0.0).startswith("2 of 3 trials ended · ")
+    trials[2].status = "RUNNING"
+    callback.on_trial_start(0, trials, trials[2])
+    callback.on_trial_result(0, trials, trials[2], {"loss": 3.0, "training_iteration": 5})
+    trials[2].last_result = {"loss": 3.0}
+    trials[2].status = "TERMINATED"
+    callback.on_trial_complete(1, trials, trials[2])
+    callback.on_experiment_end(trials)
+    said = stream.getvalue()
+    assert "c goes on after iteration 4" in said and "new" not in callback._progress.trials
+    assert "search ended: 3 of 3 trials ended" in said
+    assert "best loss 0.5 (a)" in said
+    assert "best trial   a, loss 1 at its last report" in said
+    assert "best config  {'x': 1, 'constant': 'c'}" in said
+
+
+def test_a_search_that_ends_in_an_error_before_a_trial_has_ended_says_no_more_than_that():
+    stream = io.StringIO()
+    callback = ProgressCallback("loss", "min", stream=stream, live=False)
+    callback.setup(total_num_samples=3)
+    try:
+        raise ValueError("as Tune handles it")
+    except ValueError:
+        callback.on_experiment_end([])
+    assert stream.getvalue() == ""
+
+
+def test_an_elastic_trial_says_when_its_number_of_ranks_changes():
+    stream = io.StringIO()
+    callback = ProgressCallback("loss", "min", stream=stream, live=False, every_s=30.0)
+    callback.setup()
+    trial = SimpleNamespace(trial_id="a")
+    for step, ranks in enumerate((4, 4, 3, 3, 4)):
+        callback.on_trial_result(0, [], trial, {"loss": 1.0, "training_iteration": step, "world_size": ranks})
+    lines = [line for line in stream.getvalue().splitlines() if "ranks" in line]
+    assert lines == ["a continues with 3 ranks (before: 4)", "a continues with 4 ranks (before: 3)"]
 
 
 def test_the_callback_travels_as_tune_pickles_it():
@@ -238,7 +300,7 @@ def test_in_a_notebook_one_output_is_redrawn_in_place(monkeypatch):
     evil = "<img src=x onerror=alert(1)>"
     progress.started("a", 0.0, goal=4, config={"lr": evil})
     progress.reported("a", {"loss": 2.0, "training_iteration": 1}, 1.0)
-    view.tell("reported", "a", progress, 1.0)
+    view.show("reported", progress.trials["a"], progress, 1.0)
     for moment in (1.1, 1.2, 1.3):
         view.tick(progress, moment)
     assert len(output.shown) == 1, "not at every step of Tune's"

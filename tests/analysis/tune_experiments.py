@@ -20,6 +20,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from ray.tune.search import ConcurrencyLimiter
 
+from horovod_tune.run_settings import ExperimentMetadata, search_metadata
 from horovod_tune.search import BayesOptSearch, PromotingASHA
 
 SPACE = {
@@ -130,13 +131,13 @@ def shifted(config: dict[str, Any]) -> None:
 def twice(folder: str) -> dict[str, Any]:
     """The same search again under the same name, as a notebook's cell that is run a second time."""
     from horovod_tune.analysis import analyze
-    from horovod_tune.run_settings import ExperimentFacts
 
-    common = {"metric": "loss", "mode": "min", "name": "twice", "storage_path": folder, "verbose": 0}
-    common["callbacks"] = [ExperimentFacts("loss", "min")]  # as every search of distributed trials has
+    aims = {"metric": "loss", "mode": "min"}
+    common: dict[str, Any] = aims | {"name": "twice", "storage_path": folder, "verbose": 0}
+    common["callbacks"] = [ExperimentMetadata(dict(aims))]  # as every search of distributed trials has
     grid = {"x": tune.grid_search([1.0, 2.0])}
     first = tune.run(shifted, config=grid | {"offset": 0.0}, reuse_actors=True, **common)
-    common["callbacks"] = [ExperimentFacts("loss", "min")]
+    common["callbacks"] = [ExperimentMetadata(dict(aims))]
     second = tune.run(shifted, config=grid | {"offset": 100.0}, reuse_actors=True, **common)
     read = {"first": analyze(first), "second": analyze(second)}
     return {name: [len(one.trials), one.best_value] for name, one in read.items()}
@@ -151,6 +152,9 @@ def fit(name: str, folder: str) -> Any:
     trainable, space, tuning, running = plan(name)
     # A new actor for each trial would be most of the tests' time.
     tuning = {"reuse_actors": True, **common, **tuning}
+    # As every search of distributed trials has.
+    metadata = search_metadata(tuning, space, tuning["metric"], tuning["mode"])
+    running = {**running, "callbacks": [*running.get("callbacks", []), ExperimentMetadata(metadata)]}
     return tune.Tuner(
         trainable,
         param_space=space,

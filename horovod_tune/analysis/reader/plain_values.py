@@ -1,20 +1,18 @@
 """What Tune's files hold, as plain data of a bounded size and depth.
 
-Tune's JSON and the pickles within may come from anywhere: nested so deep that every later step fails, with
-a billion values that are one and the same list, or with texts that are no Unicode. `plain` cuts such parts
-off, says so, and leaves the rest as it is.
+Tune's JSON may come from anywhere: nested so deep that every later step fails, or with texts that are not
+Unicode. `plain` cuts such parts off, reports them, and leaves the rest as it is. No pickle is opened.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from typing import Any
 
-from horovod_tune.analysis.reader.inert_pickle import Inert, look
-
 DEEPEST = 32
+# In place of what Tune could only write as a pickle.
+OBJECT = "<object>"
 _MOST = 20_000
 _LONGEST = 200_000
 _NEEDS_CARE = re.compile(r"\\u[dD][89a-fA-F]|\d{300}")
@@ -42,16 +40,17 @@ def read_json(data: bytes) -> tuple[Any, list[str]]:
         cut.append("text that is not UTF-8")
     value = parse_json(text)
     if len(text) > _LONGEST or text.count("{") + text.count("[") > DEEPEST or _NEEDS_CARE.search(text):
-        value = _Plainer(cut, follow_pickles=False).plain(value)
+        value = _Plainer(cut).plain(value)
     return value, cut
 
 
 def plain(value: Any, cut: list[str] | None = None) -> Any:
-    """Turn whatever a state file holds into plain data: objects become text such as `<torch.optim.Adam>`.
+    """Turn what a state file holds into bounded plain data; `cut` gets what had to be left out.
 
-    What had to be cut off is told in `cut`.
+    >>> plain({"model": {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}})
+    {'model': '<object>'}
     """
-    return _Plainer([] if cut is None else cut, follow_pickles=True).plain(value)
+    return _Plainer([] if cut is None else cut).plain(value)
 
 
 def text_or_none(value: Any) -> str | None:
@@ -79,10 +78,9 @@ def _unicode(text: str) -> str:
 
 
 class _Plainer:
-    def __init__(self, cut: list[str], *, follow_pickles: bool):
+    def __init__(self, cut: list[str]):
         self._cut = cut
         self._left = _MOST
-        self._follow_pickles = follow_pickles
 
     def _say(self, what: str) -> str:
         if what not in self._cut:
@@ -96,8 +94,6 @@ class _Plainer:
             return self._text(value)
         if isinstance(value, int):
             return value if value.bit_length() < 1000 else self._say("a number of more than 300 digits")
-        if isinstance(value, (Inert, type)):
-            return f"<{_name_of(value)}>"
         self._left -= 1 + (len(value) // 100 if hasattr(value, "__len__") else 0)
         if depth >= DEEPEST:
             return self._say(f"nested more than {DEEPEST} deep")
@@ -105,16 +101,13 @@ class _Plainer:
             return self._say(f"more than {_MOST:,} lists and dictionaries")
         if isinstance(value, dict):
             return self._dictionary(value, depth)
-        if isinstance(value, (list, tuple, deque, set, frozenset)):
+        if isinstance(value, (list, tuple)):
             return [self.plain(inner, depth + 1) for inner in value]
         return f"<{type(value).__name__}>"
 
     def _dictionary(self, value: dict[Any, Any], depth: int) -> Any:
-        if self._follow_pickles and value.get("_type") == "CLOUDPICKLE_FALLBACK":
-            try:
-                return self.plain(look(bytes.fromhex(value.get("value", ""))), depth + 1)
-            except (ValueError, TypeError):
-                return self._say("not readable")
+        if value.get("_type") == "CLOUDPICKLE_FALLBACK":
+            return OBJECT
         made: dict[str, Any] = {}
         for number, (key, inner) in enumerate(value.items()):
             if number >= _MOST:
@@ -132,10 +125,3 @@ class _Plainer:
             self._say("text that is not Unicode")
             text = _unicode(text)
         return text
-
-
-def _name_of(value: Any) -> str:
-    name = _unicode(str(getattr(value, "name", value)))[:300]
-    if "_make_function" in name or "_make_skeleton_class" in name:
-        return "function" if "function" in name else "class"
-    return name.replace(":", ".")

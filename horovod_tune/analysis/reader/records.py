@@ -66,7 +66,6 @@ class TrialRecord:
     num_failures: int = 0
     error: str | None = None
     resources: Resources | None = None
-    checkpoint_blob: str | None = field(default=None, repr=False)
 
     @property
     def folder_name(self) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import LARGEST, Folder
-from horovod_tune.analysis.reader.plain_values import mapping, read_json
+from horovod_tune.analysis.reader.plain_values import OBJECT, mapping, read_json
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_fields import seconds
 
@@ -37,7 +37,9 @@ def with_files(
         files.note("result.json is missing or empty; only its last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
         files.note("it has no reports")
-    config = _params(files, rows) if trial.status == "UNKNOWN" else trial.config
+    config = trial.config
+    if trial.status == "UNKNOWN" or OBJECT in str(config):  # params.json has objects as text
+        config = _params(files, rows) or config
     error = trial.error
     if error is not None:
         text = files.longer("error.txt", _LARGEST_ERROR)

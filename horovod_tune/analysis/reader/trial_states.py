@@ -1,4 +1,4 @@
-"""Reads what an experiment's state file says of each trial (JSON within JSON, pickles within that)."""
+"""Reads what an experiment's state file says of each trial (JSON within JSON)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from horovod_tune.analysis.reader.plain_values import mapping, parse_json, plain
 from horovod_tune.analysis.reader.records import TRAINING_ITERATION, Problem, TrialRecord
 from horovod_tune.analysis.reader.runs import folder_name_of, id_of
 from horovod_tune.analysis.reader.tune_fields import seconds
-from horovod_tune.analysis.reader.tune_pickles import resources_of
 
 
 def trials_of_state(
@@ -63,8 +62,6 @@ def _trial_of_state(
         last_result=mapping(plain(last, cut)) or None,
         num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
         error="" if run.get("error_filename") or run.get("error_file") else None,
-        resources=resources_of(trial.get("placement_group_factory")),
-        checkpoint_blob=_blob(run.get("checkpoint_manager")),
     )
 
 
@@ -76,9 +73,3 @@ def _directory(folder: Folder, name: Any, cut: list[str]) -> str:
         cut.append(f"the folder {str(name)[:100]!r}")
         return ""
     return folder.below(name).shown
-
-
-def _blob(value: Any) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("value")
-    return value if isinstance(value, str) else None

@@ -1,9 +1,9 @@
 """Reads the folder of a Tune experiment: finished, interrupted or still running.
 
-With `trial_files.py` and `tune_pickles.py` the only place that knows Tune's private files; checked against
-Ray 2.60.0. In the experiment's folder these are `experiment_state-*.json` (every trial's state, as JSON
-within JSON), `tuner.pkl` and the searcher's state. A part that cannot be read costs that part and is named
-among the record's problems.
+With `trial_files.py` the only place that knows Tune's private files; checked against Ray 2.60.0. In the
+experiment's folder that is `experiment_state-*.json` (every trial's state, as JSON within JSON). No pickle is
+opened: `metadata.py` has what our driver wrote. A part that cannot be read costs that part and is named among
+the record's problems.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders
+from horovod_tune.analysis.reader.metadata import Metadata
 from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, parse_json, text_or_none
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.run_files import RunFiles
 from horovod_tune.analysis.reader.runs import STATE_PREFIX, STATE_SUFFIX, Run, StateFile, choose, runs_of
 from horovod_tune.analysis.reader.trial_files import with_files
 from horovod_tune.analysis.reader.trial_states import trials_of_state
-from horovod_tune.analysis.reader.tune_pickles import rung_times
 
 _STATE = f"{STATE_PREFIX}*{STATE_SUFFIX}"
 _UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
@@ -240,9 +240,11 @@ def _assemble(
     files: RunFiles, state: dict[str, Any] | None, trials: tuple[TrialRecord, ...], problems: list[Problem]
 ) -> ExperimentRecord:
     runner = mapping(mapping(state).get("runner_data"))
-    written = files.written_facts(trials, problems)
-    facts = files.tuner_facts(text_or_none(runner.get("_metric")), problems)
-    metric, mode = _aim(written, (facts.metric, facts.mode), text_or_none(runner.get("_metric")))
+    written = files.written(trials, problems)
+    known = files.metadata(written, problems)
+    metric, mode = _metric_and_mode(known, text_or_none(runner.get("_metric")))
+    if known.resources is not None:
+        trials = tuple(replace(trial, resources=known.resources) for trial in trials)
     modified = [entry.modified for entry in files.listed if entry.modified and not entry.is_dir]
     if files.chosen is not None and files.chosen is not files.runs[-1]:
         modified = [files.chosen.last_write] if files.chosen.last_write else []
@@ -264,16 +266,16 @@ def _assemble(
         sessions=sessions,
         is_copy=is_copy,
         last_write=max(modified, default=None),
-        num_samples=facts.num_samples,
-        domains=facts.domains,
-        constants=facts.constants,
-        searcher=facts.searcher,
-        scheduler=facts.scheduler,
-        rung_times=facts.rungs or rung_times(written.get("time_attr"), written.get("rungs")),
-        time_budget_s=facts.time_budget_s,
-        limits=facts.limits,
-        front=facts.front,
-        predictions=facts.predictions,
+        num_samples=known.num_samples,
+        domains=known.domains,
+        constants=known.constants,
+        searcher=known.searcher,
+        scheduler=known.scheduler,
+        rung_times=known.rungs,
+        time_budget_s=known.time_budget_s,
+        limits=known.limits,
+        front=known.front,
+        predictions=known.predictions,
         facts=written,
     )
 
@@ -291,13 +293,8 @@ def _is_copy(files: RunFiles, trials: Iterable[TrialRecord]) -> bool:
     return bool(started and known) and min(known) > files.chosen.newest.start_time + _COPIED_S
 
 
-def _aim(
-    written: dict[str, Any], tuner: tuple[str | None, str | None], runner_metric: str | None
-) -> tuple[str | None, str | None]:
-    """Metric and mode as the experiment says them; a mode counts only for the metric it was said of."""
-    said = [tuner, (runner_metric, None), (text_or_none(written.get("metric")), written.get("mode"))]
-    metric = next((name for name, _ in said if name is not None), None)
-    for name, mode in said:
-        if mode in ("min", "max") and name in (metric, None):
-            return metric, mode
-    return metric, None
+def _metric_and_mode(known: Metadata, runner_metric: str | None) -> tuple[str | None, str | None]:
+    """Return metric and mode; Tune's state has a metric only, and a mode counts only for its own metric."""
+    metric = runner_metric or known.metric
+    mode = known.mode if known.mode in ("min", "max") and known.metric in (metric, None) else None
+    return metric, mode

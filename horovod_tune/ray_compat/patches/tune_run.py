@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 from horovod_tune.compatibility import Patch, part
-from horovod_tune.errors import HorovodTuneError, TrainingFailed
+from horovod_tune.errors import HorovodTuneError, MetricNotReported, TrainingFailed
 
 logger = logging.getLogger(__name__)
 
@@ -73,17 +74,27 @@ _ERRORS = Patch(
         part("ray.tune.registry:get_trainable_cls", "trainable_name"),
     ),
 )
+_METRICS = Patch(
+    "missing metrics",
+    "the error of a metric that no trial reports is Ray's, with the whole result",
+    (part(f"{_CONTROLLER}._validate_result_metrics", "self", "result", uses="_metric"),),
+)
 _KNOW_RUN = ("ray.tune.tune", "ray.tune", "ray.tune.impl.tuner_internal")
 
 
-def prepare_runs(prepare: Prepare) -> None:
-    """Run every search inside ``prepare(trainable, arguments)``, which gives its arguments; once a process.
+def prepare_runs(prepare: Prepare, name: str) -> Callable[..., Any] | None:
+    """Run every search inside ``prepare(run_or_experiment, arguments)``; once per process.
 
-    A ``run`` that was imported before (``from ray.tune import run``) stays Tune's own. So does that of a
-    Ray Client, where Tune runs in another process.
+    It yields the arguments to run with. A ``run`` that was imported before (``from ray.tune import run``)
+    stays Tune's own.
+
+    Args:
+        prepare: the context of a search.
+        name: the module whose attribute ``run`` is the function returned. Under Ray Client, Tune pickles it
+            by that name, so that the server's process prepares the search.
     """
     if not _RUNS.is_due:
-        return
+        return None
     original = importlib.import_module("ray.tune.tune").run
 
     @functools.wraps(original)
@@ -95,10 +106,32 @@ def prepare_runs(prepare: Prepare) -> None:
         with prepare(run_or_experiment, arguments) as prepared:
             return original(run_or_experiment, **prepared)
 
-    for name in _KNOW_RUN:
-        module = importlib.import_module(name)
+    run.__module__ = name
+    for each in _KNOW_RUN:
+        module = importlib.import_module(each)
         if getattr(module, "run", None) is original:
             module.run = run  # type: ignore[attr-defined]
+    return run
+
+
+def trainables_of(run_or_experiment: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the trainables that ``tune.run`` was given, and the arguments of a ``tune.Experiment`` of each.
+
+    They may be given as classes, by a registered name, as an Experiment, or as a list of these.
+    """
+    from ray.tune import Experiment, TuneError
+    from ray.tune.registry import get_trainable_cls
+
+    many = run_or_experiment if isinstance(run_or_experiment, list) else [run_or_experiment]
+    found = []
+    for each in many:
+        spec = dict(each.spec) if isinstance(each, Experiment) else {}
+        trainable = each.run_identifier if isinstance(each, Experiment) else each
+        if isinstance(trainable, str):
+            with suppress(TuneError):  # Tune's own error names it
+                trainable = get_trainable_cls(trainable)
+        found.append((trainable, spec))
+    return found
 
 
 def metric_and_mode(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
@@ -153,6 +186,34 @@ def _let_reporter_be_silent() -> None:
         return original(verbosity, num_samples, *args, **keywords)
 
     output._detect_reporter = detect  # type: ignore[attr-defined]
+
+
+def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
+    """Name the metrics that a distributed trial reports if the one asked for is not among them."""
+    if not _METRICS.is_due:
+        return
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+    from ray.tune.result import AUTO_RESULT_KEYS
+
+    original = TuneController._validate_result_metrics
+    unasked = {*AUTO_RESULT_KEYS, "done", "trial_id", "experiment_tag", "should_checkpoint"}
+    unasked |= {"world_size", "hosts", "start_s"}
+
+    @functools.wraps(original)
+    def validate(self: Any, result: dict[str, Any]) -> None:
+        try:
+            original(self, result)
+        except ValueError as error:
+            asked = re.search(r"specified metric\(s\) `(.+?)` that", str(error))
+            trials = self.get_trials()
+            if not asked or not trials or not is_ours(get_trainable_cls(trials[0].trainable_name)):
+                raise
+            names = [name for name in result if name not in unasked and not name.startswith("config/")]
+            reported = ", ".join(map(repr, names)) or "no metrics"
+            raise MetricNotReported(f"trials report {reported}; metric={asked[1]!r} was asked for") from None
+
+    TuneController._validate_result_metrics = validate  # type: ignore[method-assign]
 
 
 def shorten_errors(is_ours: Callable[[type], bool]) -> None:

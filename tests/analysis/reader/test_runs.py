@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,14 +92,6 @@ def test_a_trial_whose_state_is_lost_is_not_mixed_into_a_later_search(home):
     assert [trial.trial_id for trial in analysis.trials] == ["new_0", "new_1"]
     assert all("began earlier" in problem.what for problem in analysis.problems)
     assert len(analysis.problems) == 3
-
-
-def test_tuner_pkl_of_an_earlier_search_says_nothing_of_a_later_one(home):
-    (home / "tuner.pkl").write_bytes(b"broken")
-    for name, time in ((f"experiment_state-{FIRST}.json", 2e9), ("tuner.pkl", 1.9e9)):
-        os.utime(home / name, (time, time))
-    assert analyze(home, run=SECOND).problems == ()
-    assert "tuner.pkl" in str(analyze(home, run=FIRST).problems)
 
 
 def test_results_of_a_second_search_of_the_same_name_are_its_own(experiments):

@@ -1,0 +1,125 @@
+"""Runs in the driver: writes what `analyze` needs to know of a search and Tune writes in pickles or nowhere.
+
+That is metric, mode, space, searcher, scheduler, rungs and resources, the versions of what trains and the
+size of the cluster, in one JSON file next to Tune's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+# Between the two is the first trial that the driver started: a folder may hold several searches.
+METADATA_PREFIX, METADATA_SUFFIX = "horovod_tune_run-", ".json"
+_PACKAGES = ("horovod_tune", "ray", "torch", "horovod", "torch_xla", "bayesian-optimization")
+_MOST_PARAMETERS, _LONGEST_TEXT = 5_000, 300
+
+
+def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
+    """Write metadata of the search that starts `trial`; Tune copies the driver's folder to the storage.
+
+    What another callback has written of the same search stays if it is not in `known`. Raises `OSError`.
+    """
+    if trial.storage is None:
+        return
+    folder = Path(trial.storage.experiment_driver_staging_path)
+    place = folder / f"{METADATA_PREFIX}{trial.trial_id}{METADATA_SUFFIX}"
+    folder.mkdir(parents=True, exist_ok=True)
+    before = json.loads(place.read_text()) if place.exists() else {}
+    bundles = getattr(trial.placement_group_factory, "bundles", [])
+    written = before | environment() | {"resources": bundles}
+    written |= {name: value for name, value in known.items() if value is not None}
+    partial = folder / f".{place.name}.{os.getpid()}"
+    partial.write_text(json.dumps(written))
+    partial.replace(place)
+
+
+def environment() -> dict[str, Any]:
+    """Return the versions of what trains, and the size of the machine and the cluster, as plain data."""
+    versions = {"Python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"versions": versions, "cluster": _cluster(), "driver": socket.gethostname()}
+
+
+def _cluster() -> dict[str, Any]:
+    import ray
+
+    if not ray.is_initialized():
+        return {}
+    resources = ray.cluster_resources()
+    shown = {name: resources[name] for name in ("CPU", "GPU", "TPU") if name in resources}
+    nodes = sum(1 for node in ray.nodes() if node.get("Alive"))
+    memory = {"GB of memory": round(resources["memory"] / 1e9, 1)} if "memory" in resources else {}
+    return {"nodes": nodes, **shown, **memory, "system": f"{platform.system()} {platform.machine()}"}
+
+
+def space_metadata(config: Any) -> dict[str, Any]:
+    """Return the domains of a search space by flat name (`net/width`), and its constants.
+
+    >>> space_metadata({"net": {"layers": {"grid_search": [1, 2]}, "act": "relu"}})["constants"]
+    {'net/act': 'relu'}
+    """
+    space: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+
+    def visit(path: str, value: Any) -> None:
+        if len(space) + len(constants) >= _MOST_PARAMETERS:
+            return
+        if isinstance(value, dict) and set(value) == {"grid_search"}:
+            values = [_plain(each) for each in value["grid_search"]]
+            space[path] = {"kind": "categorical", "text": f"grid_search({values!r})", "categories": values}
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                visit(f"{path}/{key}" if path else str(key), inner)
+        elif isinstance(value, (list, tuple)):
+            for index, inner in enumerate(value):
+                visit(f"{path}/{index}", inner)
+        elif hasattr(value, "sampler") and hasattr(value, "is_valid"):  # one of Tune's domains
+            space[path] = _domain(value)
+        else:
+            constants[path] = _plain(value)
+
+    visit("", config if isinstance(config, dict) else {})
+    return {"space": space, "constants": constants}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return value if isinstance(value, str) else str(value)[:_LONGEST_TEXT]
+
+
+def _domain(domain: Any) -> dict[str, Any]:
+    kind, sampler, step = type(domain).__name__, domain.sampler, None
+    if type(sampler).__name__ == "Quantized":
+        sampler, step = sampler.sampler, sampler.q
+    if kind == "Categorical":
+        values = [_plain(value) for value in domain.categories]
+        return {"kind": "categorical", "text": f"choice({values!r})", "categories": values}
+    if kind not in ("Float", "Integer"):
+        return {"kind": "other", "text": "sample_from(…)"}
+    name = type(sampler).__name__
+    if "Normal" in name:
+        return {"kind": "float", "text": f"randn({sampler.mean}, {sampler.sd})"}
+    log = "LogUniform" in name
+    function = (
+        ("q" if step else "") + ("log" if log else "") + ("randint" if kind == "Integer" else "uniform")
+    )
+    ends = [f"{end:g}" for end in (domain.lower, domain.upper, step) if end is not None]
+    return {
+        "kind": kind.lower(),
+        "text": f"{function}({', '.join(ends)})",
+        "lower": domain.lower,
+        "upper": domain.upper,
+        "log": log,
+    }

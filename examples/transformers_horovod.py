@@ -26,7 +26,9 @@ def train(config, text):
     data = [{"input_ids": row, "labels": row} for row in rows]
     held_out = len(data) // 8
     model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=256, n_positions=length, n_embd=32, n_layer=1, n_head=2, bos_token_id=0)
+        GPT2Config(
+            vocab_size=256, n_positions=length, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+        )
     )
     trainer = Trainer(
         model=model,

@@ -150,7 +150,7 @@ class HorovodWorld:
         changed = sorted({name for name, _ in self._settings ^ settings})
         if changed:
             raise ValueError(
-                f"{', '.join(changed)} differ(s) from this process's first Horovod world, and Horovod reads "
+                f"{', '.join(changed)} differs from this process's first Horovod world, and Horovod reads "
                 "some of its variables once per process: a world with other values needs new processes"
             )
 

@@ -32,6 +32,35 @@ told.append(world.is_entered())
 print(json.dumps(told))
 """
 
+OTHER_SETTINGS = """
+import os
+from horovod_tune.gloo.horovod_world import HorovodWorld
+
+world = HorovodWorld()
+world.load()
+import horovod.torch as hvd
+
+hvd.init()
+hvd.shutdown()
+hvd.init()
+assert world.keep(timeout_s=30) == []
+os.environ["HOROVOD_FUSION_THRESHOLD"] = "1000"
+try:
+    hvd.init()
+except ValueError as error:
+    print(error)
+del os.environ["HOROVOD_FUSION_THRESHOLD"]
+hvd.init()
+"""
+
+
+def test_a_process_makes_no_world_with_other_settings_than_its_first() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", OTHER_SETTINGS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "HOROVOD_FUSION_THRESHOLD differs from this process's first Horovod world" in ran.stdout
+
 
 def test_a_world_that_breaks_while_it_is_entered_is_not_a_call_before_init() -> None:
     ran = subprocess.run(

@@ -166,11 +166,9 @@ def _packages_of(values: Iterable[Any]) -> set[str]:
 
 def _module_of(value: Any) -> Any:
     try:
-        return (
-            value.__module__
-            if issubclass(type(value), type)
-            else object.__getattribute__(value, "__module__")
-        )
+        if issubclass(type(value), type):
+            return value.__module__
+        return object.__getattribute__(value, "__module__")
     except Exception:  # any: classes decide themselves how they are asked
         return None
 

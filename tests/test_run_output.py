@@ -235,7 +235,7 @@ def test_tune_does_not_advise_what_happens_anyway(new_output):
     assert settings(scheduler=scheduler)["reuse_actors"] is True
 
 
-def test_the_quiet_output_drops_what_the_last_screen_has(caplog):
+def test_the_quiet_output_drops_what_the_last_screen_has(new_output, caplog):
     logger = logging.getLogger("ray.tune.tune")
     prepare = settings_for(lambda trainable: True, lambda trainable: True)
     with prepare(object, {}):

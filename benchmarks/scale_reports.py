@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -30,10 +30,10 @@ from benchmarks.scale_rendezvous import RANKS_PER_HOST
 from horovod_tune.channel import listener
 from horovod_tune.channel.listener import Listener
 from horovod_tune.channel.report_channel import CoordinatorChannel, RankChannel
-from horovod_tune.coordinator import actor_processes, first_world, worker_group
+from horovod_tune.coordinator import actor_processes, workers
+from horovod_tune.coordinator import world as world_module
 from horovod_tune.coordinator.coordinator import Coordinator
-from horovod_tune.coordinator.draining import DrainingHosts
-from horovod_tune.coordinator.elastic_group import ElasticGroup
+from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.gloo import ranks
 from horovod_tune.messages import Assignment, Report, TrialRequest, WorkerInfo
@@ -206,36 +206,30 @@ def play_others() -> None:
                     selector.unregister(key.fileobj)
 
 
-def _answers(workers: Any, refs: Sequence[Answer], doing: str, *, timeout_s: float, **_: Any) -> list[Any]:
-    return [ref.value.result(timeout_s) for ref in refs]
+class NoRay:
+    """What the coordinator uses of Ray, for stand-ins, whose answers are there at once."""
 
+    @staticmethod
+    def put(value: Any) -> Any:
+        return value
 
-class StandInElasticGroup(ElasticGroup):
-    """An elastic group without Ray, whose trial has all the ranks that it may have."""
+    @staticmethod
+    def wait(refs: list[Answer], **_: Any) -> tuple[list[Answer], list[Answer]]:
+        return refs, []
 
-    def __init__(self, launcher: Any, size: int) -> None:
-        super().__init__(launcher, timeout_s=60.0, min_workers=1, max_workers=size, wait_s=60.0)
-        self._draining = DrainingHosts(set)
-
-    def _lose_those_that_died(self, workers: Any, calls: Sequence[Answer]) -> list[Any]:
-        return _answers(workers, calls, "", timeout_s=60.0)
+    @staticmethod
+    def get(refs: Any, timeout: float | None = None) -> Any:
+        return [ref.value.result(0) for ref in refs] if isinstance(refs, list) else refs.value.result(0)
 
 
 def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
     """Return what a trial of ``size`` ranks costs its coordinator: its start, and each report."""
-    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
-        (first_world, "call_all", _answers),
-        (worker_group, "call_all", _answers),
-        (actor_processes, "end_actors", lambda *_, **__: None),
-    ]
-    for module, name, stand_in in replaced:
-        setattr(module, name, stand_in)
+    workers.ray = world_module.ray = NoRay  # type: ignore[attr-defined]
+    actor_processes.end_actors = lambda *_, **__: None
     with contextlib.ExitStack() as stack:
         launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)
-        group: WorkerGroup = (
-            StandInElasticGroup(launcher, size) if way == "elastic" else WorkerGroup(launcher, timeout_s=60.0)
-        )
-        group._share = lambda order: order  # type: ignore[method-assign]  # there is no object store
+        limits = Limits(60.0, 1, size, 60.0) if way == "elastic" else Limits(60.0)
+        group = WorkerGroup(launcher, limits, draining_nodes=set)
         coordinator = Coordinator(group, bytes(FUNCTION_BYTES), reuse_workers=True)
         order = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
         coordinator.begin_workers()

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from horovod_tune.coordinator.elastic_group import ElasticGroup
+from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.gloo import gloo_backend
 from horovod_tune.spec import TrialSpec
@@ -29,17 +29,10 @@ def placement_of(spec: TrialSpec) -> Any:
 
 def make_group(spec: TrialSpec, node_id: str) -> WorkerGroup:
     """Return the workers of the trial whose placement group this process is in; nothing starts yet."""
-    launcher = _make_launcher(spec, node_id)
-    if not spec.is_elastic:
-        return WorkerGroup(launcher, timeout_s=spec.timeout_s)
-    assert spec.min_workers is not None
-    return ElasticGroup(
-        launcher,
-        timeout_s=spec.timeout_s,
-        min_workers=spec.min_workers,
-        max_workers=spec.most_workers,
-        wait_s=spec.min_workers_timeout_s,
-    )
+    limits = Limits(spec.timeout_s)
+    if spec.min_workers is not None:
+        limits = Limits(spec.timeout_s, spec.min_workers, spec.most_workers, spec.min_workers_timeout_s)
+    return WorkerGroup(_make_launcher(spec, node_id), limits)
 
 
 def _make_launcher(spec: TrialSpec, node_id: str) -> Any:

@@ -66,6 +66,9 @@ class NotElastic(HorovodTuneError, RuntimeError):
 class StartFailed(HorovodTuneError, RuntimeError):
     """The training actors of a trial did not start: says in which phase, and which ranks."""
 
+    # The trial's slots whose actors died, or did not answer in time.
+    lost_slots: tuple[int, ...] = ()
+
 
 class TrainingFailed(HorovodTuneError, RuntimeError):
     """A rank raised, died or fell silent: says which rank, on which host, with its own traceback."""

@@ -117,7 +117,17 @@ class NeedsWorld:
     stalled: str = ""
 
 
-Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld
+@dataclass(frozen=True)
+class AwaitedRanks:
+    """The ranks that collectives have long waited for, each with the collectives' names.
+
+    What has become known since the poll before; the first poll of a trial has none.
+    """
+
+    names: dict[int, str]
+
+
+Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld | AwaitedRanks
 
 
 @dataclass(frozen=True)

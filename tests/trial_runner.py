@@ -14,6 +14,7 @@ import ray
 
 from horovod_tune import report
 from horovod_tune.coordinator.coordinator import Coordinator
+from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function import shipping
 from horovod_tune.gloo.gloo_launcher import GlooLauncher
@@ -49,7 +50,7 @@ class TrialRunner:
         self.placement_group = ray.util.placement_group([dict(spec.placement().bundles[0])])
         ray.get(self.placement_group.ready(), timeout=60)
         launcher = GlooLauncher(spec, self.placement_group, node_id=ray.get_runtime_context().get_node_id())
-        self.group = WorkerGroup(launcher, timeout_s=spec.timeout_s)
+        self.group = WorkerGroup(launcher, Limits(spec.timeout_s))
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         function = shipping.dumps(run_what_config_says)
         self.coordinator = Coordinator(self.group, function, reuse_workers=reuse_workers)
@@ -87,7 +88,7 @@ class TrialRunner:
     @property
     def pids(self) -> list[int]:
         """The processes of the ranks, as they said at their start; empty before the first trial."""
-        return [worker.facts.pid for worker in self.group.workers if worker.facts]
+        return [worker.info.pid for worker in self.group.workers if worker.info]
 
     @property
     def replaced_because(self) -> str:

@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 import ray
 
+from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
 from horovod_tune.spec import make_spec
@@ -53,7 +54,7 @@ class Workers:
 
             launcher = XlaLauncher(spec, self._placement_group, **where)
         self.launcher = launcher
-        self.group = WorkerGroup(launcher, timeout_s=timeout_s)
+        self.group = WorkerGroup(launcher, Limits(timeout_s))
         self.folder = folder
         self._numbers = itertools.count(1)
 

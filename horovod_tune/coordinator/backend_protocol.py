@@ -28,7 +28,7 @@ class WorkerActor(Protocol):
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
     ) -> list[Message]:
-        """Return new messages, after ``wait_s`` seconds at the latest; an empty list is a sign of life."""
+        """Return new messages, after ``wait_s`` seconds at the latest: the worker's heartbeat."""
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         """Let the reports up to ``index`` return on every rank of the worker."""
@@ -42,17 +42,8 @@ class WorkerActor(Protocol):
     def end_process(self) -> None:
         """Close the world, and run what runs at a process's exit: the process is killed after this."""
 
-    def awaited_ranks(self) -> dict[int, str]:
-        """Return the ranks that collectives have long waited for, each with the collectives' names.
-
-        Only what has become known since the last call; the first call of a trial returns nothing.
-        """
-
     def dump_commit(self) -> bytes | None:
         """Return what the worker's rank has committed last; None where it has committed nothing."""
-
-    def ping(self) -> int:
-        """Return how often the worker's lowest rank has reported."""
 
     def send_logs(self) -> None:
         """Let `poll` answer now, with what each rank of the worker has printed, even if that is nothing."""
@@ -91,11 +82,11 @@ class ElasticLauncher(Launcher, Protocol):
     def placed_workers(self) -> int:
         """How many slots the trial's placement group holds, which Ray takes back together."""
 
-    def give_back(self, place: int) -> None:
-        """Give Ray back what slot ``place`` holds, which lies beyond the trial's placement group."""
+    def release_slot(self, slot: int) -> None:
+        """Give Ray back what a slot beyond the trial's placement group holds."""
 
-    def create_one(self, place: int, *, elsewhere: bool = False, again: bool = False) -> Any:
-        """Create the actor of slot ``place`` and return its handle, without waiting for it.
+    def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
+        """Create the actor of a slot and return its handle, without waiting for it.
 
         ``elsewhere``: not on the host that the slot has been on, which is about to go. ``again``: in place of
         one that has died on its start, in the same group.

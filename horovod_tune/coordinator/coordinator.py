@@ -173,20 +173,20 @@ class Coordinator:
 
     def may_end_soon(self, node_id: str) -> bool:
         """Whether the trial will have to start again, since hosts of it are about to go."""
-        return self._group.may_end_soon(node_id)
+        return self._group.world.may_end_soon(node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Let the trial have as many ranks from its next commit on; False where it has to start again."""
-        return self._started and self._group.resize(workers, resources)
+        return self._started and self._group.world.resize(workers, resources)
 
     @property
     def nodes(self) -> list[str]:
         """The node of each worker."""
-        return [worker.facts.node_id for worker in self._group.workers if worker.facts is not None]
+        return [worker.info.node_id for worker in self._group.workers if worker.info is not None]
 
     def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
         """Make a checkpoint of what the ranks have committed last; None where they have committed nothing."""
-        dumped = self._group.dump_commit() if self._started else None
+        dumped = self._group.world.dump_commit() if self._started else None
         if dumped is None:
             return None
         assert self._storage is not None

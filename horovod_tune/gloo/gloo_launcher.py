@@ -54,15 +54,15 @@ class GlooLauncher:
         )
         return options.remote()
 
-    def create_one(self, place: int, *, elsewhere: bool = False, again: bool = False) -> Any:
+    def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Start the actor of one slot: where one was lost, or beyond those that the trial began with.
 
         A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
         So has one whose host is about to go (``elsewhere``): another one than so far.
         """
-        if place < self._spec.world_size and not elsewhere:
-            return self._create_actor(self._group, self._bundle_of_slots()[place])
-        groups = self._more.setdefault(place, [])
+        if slot < self._spec.world_size and not elsewhere:
+            return self._create_actor(self._group, self._bundle_of_slots()[slot])
+        groups = self._more.setdefault(slot, [])
         if not groups or (elsewhere and not again):
             # With num_slots alone, all ranks are on one host, which is ours.
             same_host = self._spec.num_hosts == 1 and not elsewhere
@@ -78,8 +78,8 @@ class GlooLauncher:
     def placed_workers(self) -> int:
         return self._spec.world_size
 
-    def give_back(self, place: int) -> None:
-        for group in self._more.pop(place, []):
+    def release_slot(self, slot: int) -> None:
+        for group in self._more.pop(slot, []):
             ray.util.remove_placement_group(group)
 
     def assign(
@@ -146,14 +146,14 @@ class GlooLauncher:
     def channels(self) -> dict[int, CoordinatorChannel]:
         listener, self._listener = self._listener, None
         ends = listener.accept() if listener is not None else {}
-        return {place: CoordinatorChannel(end) for place, end in ends.items()}
+        return {slot: CoordinatorChannel(end) for slot, end in ends.items()}
 
     def processes_below(self) -> list[WorkerInfo]:
         return []  # a rank is its actor's own process
 
     def close(self) -> None:
-        for place in list(self._more):
-            self.give_back(place)
+        for slot in list(self._more):
+            self.release_slot(slot)
         self._end_rendezvous()
 
     def abandon_world(self) -> None:

@@ -28,6 +28,7 @@ from horovod_tune.gloo.output_reader import OutputReader
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import (
     Assignment,
+    AwaitedRanks,
     CheckpointPlace,
     FailureKind,
     LogChunk,
@@ -206,6 +207,10 @@ class TrainingActor:
         messages = self._outbox.take(wait_s)
         if not messages:
             self._send_log()
+        awaited = self._output.awaited_ranks()
+        # In another process set than that of all ranks, Horovod counts the set's ranks in its message.
+        if awaited and self._horovod.has_only_the_global_set:
+            messages.append(AwaitedRanks(awaited))
         return messages
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
@@ -258,11 +263,6 @@ class TrainingActor:
             notifications.offer_change()
             self._training.session.committed.is_to_change = True
 
-    def awaited_ranks(self) -> dict[int, str]:
-        awaited = self._output.awaited_ranks()
-        # In another process set than that of all ranks, Horovod counts the set's ranks in its message.
-        return awaited if self._horovod.has_only_the_global_set else {}
-
     def dump_commit(self) -> bytes | None:
         """Return what this rank has committed last; None where it has committed nothing."""
         return self._training.session.committed.dump() if self._training is not None else None
@@ -270,10 +270,6 @@ class TrainingActor:
     def has_committed(self) -> bool:
         """Return True if this rank could continue in another world with what it has committed."""
         return self._training is not None and self._training.session.committed.is_kept
-
-    def ping(self) -> int:
-        """Return how often this rank has reported: a sign of life."""
-        return self._training.session.reports if self._training is not None else 0
 
     def send_logs(self) -> None:
         assert self._world is not None

@@ -64,7 +64,6 @@ class HostActor:
         self._outbox = Outbox()
         self._worlds: dict[int, World] = {}
         self._running: set[int] = set()
-        self._reports = 0
         self._logs = RankOutput(lambda chunk: self._outbox.put(chunk))
         self._reset_answers: Answers[list[str]] = Answers()
         self._parameters = SharedParameters()
@@ -118,7 +117,6 @@ class HostActor:
         """Start a trial's training function on every rank; returns at once."""
         self._outbox = Outbox()
         self._logs.clear()
-        self._reports = 0
         self._hang_detector.restart()
         if order.checkpoint is not None:
             self._checkpoints.note(order.checkpoint)
@@ -209,17 +207,9 @@ class HostActor:
     def end_process(self) -> None:
         """Do nothing: the runtime's own handlers may wait for other hosts."""
 
-    def awaited_ranks(self) -> dict[int, str]:
-        """Return nothing: torch_xla does not tell who is missing; `hang_detector` ends such a wait."""
-        return {}
-
     def dump_commit(self) -> bytes | None:
         """Return None: ranks of a TPU trial cannot commit."""
         return None
-
-    def ping(self) -> int:
-        """Return how often rank 0 has reported, if it is on this host."""
-        return self._reports
 
     def send_logs(self) -> None:
         for rank in list(self._worlds):
@@ -247,7 +237,6 @@ class HostActor:
                 if rank.ordinal != 0:
                     self._fail(rank, FailureKind.RAISED, "it sent a report, which only rank 0 does")
                     return
-                self._reports = index
                 self._outbox.put(Report(index, metrics, path))
             case {"kind": "finished"}:
                 self._end(rank, Finished(rank.ordinal))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import ray
-from fake_workers import ORDER, Clock, FakeActor, Group, Ref
+from fake_workers import ORDER, Clock, Elastic, FakeActor, Group, Ref
 from ray.exceptions import GetTimeoutError
 
 from horovod_tune.coordinator import actor_processes
-from horovod_tune.coordinator.inbox import Inbox, Mail
+from horovod_tune.coordinator.events import EventQueue, Events
 from horovod_tune.messages import WorkerInfo
 
 
@@ -20,14 +20,14 @@ from horovod_tune.messages import WorkerInfo
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock in place of the real one, and what the group needs of Ray in terms of it."""
     clock = Clock()
-    receive = Inbox.wait
+    receive = EventQueue.wait
 
-    def wait_for_mail(self: Inbox, timeout_s: float) -> Mail:
+    def wait_for_events(self: EventQueue, timeout_s: float) -> Events:
         end = clock.now + timeout_s
         while True:
-            mail = receive(self, 0)
-            if mail.answers or mail.reports or clock.now >= end:
-                return mail
+            events = receive(self, 0)
+            if events.answers or events.reports or clock.now >= end:
+                return events
             clock.move(end - clock.now)
 
     def wait(
@@ -53,10 +53,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     def end_actors(actors: Sequence[FakeActor], facts: Sequence[WorkerInfo], **options: Any) -> None:
         for actor in actors:
-            actor.calls.append(("killed",))
+            actor.end()
 
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(Inbox, "wait", wait_for_mail)
+    monkeypatch.setattr(EventQueue, "wait", wait_for_events)
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(actor_processes, "end_actors", end_actors)
@@ -78,3 +78,18 @@ def make(clock: Clock) -> Iterator[Callable[..., Group]]:
         group.real.close()
         assert group.launcher.is_closed
         assert all(actor.called("killed") for actor in group.actors)
+
+
+@pytest.fixture
+def make_elastic(clock: Clock) -> Iterator[Callable[..., Elastic]]:
+    """Begin a trial on an elastic group of fake workers; after the test it must have ended each of them."""
+    made: list[Elastic] = []
+
+    def begin(size: int, *, least: int, most: int, **options: Any) -> Elastic:
+        made.append(Elastic(clock, size, least=least, most=most, **options))
+        return made[-1]
+
+    yield begin
+    for trial in made:
+        trial.group.close()
+        assert all(actor.called("killed") for actor in trial.launcher.everybody), "each that was started"

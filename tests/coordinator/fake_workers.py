@@ -11,6 +11,7 @@ import itertools
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,13 +19,19 @@ from ray.exceptions import ActorDiedError
 
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.backend_protocol import WorkerActor
+from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.errors import TrainingFailed
+from horovod_tune.errors import StartFailed, TrainingFailed
+from horovod_tune.gloo.ranks import assign_worlds
+from horovod_tune.gloo.training_actor import TrainingActor
 from horovod_tune.messages import (
     Assignment,
     Failed,
     FailureKind,
+    LogChunk,
     Message,
+    NeedsWorld,
+    Report,
     ResetResult,
     TrialRequest,
     WorkerInfo,
@@ -83,8 +90,8 @@ class FakeActor:
         self.answers: dict[str, Any] = {
             "describe": WorkerInfo(f"node {rank}", "10.0.0.1", f"host{rank}", 100 + rank, 0.0),
             "reset": ResetResult((rank,)),
-            "ping": 0,
-            "awaited_ranks": {},
+            # A rank that has printed nothing says so.
+            "send_logs": lambda: self.say(LogChunk(rank, b"")),
         }
         self._unsaid: list[Sequence[Message]] = []
         self._poll: Ref | None = None
@@ -134,6 +141,10 @@ class FakeActor:
         if self._poll is not None:
             poll, self._poll = self._poll, None
             poll.answer.set_exception(ActorDiedError())
+
+    def end(self) -> None:
+        """Be killed by the coordinator."""
+        self.calls.append(("killed",))
 
     def fall_silent(self) -> None:
         """Answer nothing any more, as a process that is stopped."""
@@ -187,7 +198,7 @@ class Group:
         self.clock = clock
         self.launcher = FakeLauncher(size, by_channel=by_channel)
         self.actors = self.launcher.actors
-        self.real = WorkerGroup(self.launcher, timeout_s=TIMEOUT_S)
+        self.real = WorkerGroup(self.launcher, Limits(TIMEOUT_S))
         self._let_them_live()
 
     def _let_them_live(self) -> None:
@@ -206,3 +217,188 @@ def error_of(group: Group) -> str:
     with pytest.raises(TrainingFailed) as raised:
         group.real.next_event()
     return str(raised.value)
+
+
+# How long fewer workers than min_workers wait for others.
+WAIT_S = 30.0
+
+
+class ElasticActor(FakeActor):
+    """Leaves its world as soon as it is asked to, and at once if there is room for more ranks."""
+
+    protocol = TrainingActor
+
+    def __init__(self, number: int, launcher: ElasticLauncher, slot: int, *, node: str = "") -> None:
+        super().__init__(number)
+        self._launcher, self.slot = launcher, slot
+        self.has_left = False
+        node = node or launcher.node_of(slot)
+        self.answers["describe"] = WorkerInfo(node, "10.0.0.1", f"host{node.split()[-1]}", 100 + number, 0.0)
+        for what in ("break_world", "offer_change"):
+            self.answers[what] = self.leave
+        self.answers["rejoin"] = self.enter
+        self.answers["has_committed"] = True
+
+    def leave(self) -> None:
+        if not self.has_left:
+            self.has_left = True
+            self.say(NeedsWorld(self.rank))
+            self._launcher.doom("leave")
+
+    def enter(self) -> None:
+        self.has_left = False
+        self._launcher.doom("rejoin")
+
+    def die(self) -> None:
+        self._launcher.alive.discard(self)
+        super().die()
+
+    def end(self) -> None:
+        self._launcher.alive.discard(self)
+        super().end()
+
+    @property
+    def resources(self) -> bytes:
+        """What the trial's function sees of its resources in the newest world."""
+        calls = [call for call in self.calls if call[0] in ("begin", "rejoin")]
+        return calls[-1][1].resources if calls[-1][0] == "begin" else calls[-1][4]
+
+
+class ElasticLauncher(FakeLauncher):
+    """Starts an actor whenever it is asked, unless `is_full`; ranks go by host, the first worker's first."""
+
+    def __init__(self, size: int, *, slots_per_host: int = 1) -> None:
+        super().__init__(0, by_channel=False)
+        self.slots_per_host = slots_per_host
+        self.everybody: list[ElasticActor] = []
+        self.alive: set[ElasticActor] = set()
+        self.actors: list[Any] = [self._start(slot) for slot in range(size)]
+        self.world = list(self.actors)
+        self.is_full = False
+        # What is done to the next one that is created, or to each.
+        self.next_one: Callable[[list[ElasticActor]], None] = lambda actors: None
+        self.again = False
+        self.abandoned = 0
+        self.size, self.released = size, list[int]()
+        self.draining: set[str] = set()
+        # After how many times that ranks leave or rejoin the one in the last slot dies.
+        self.doomed: dict[str, int] = {}
+
+    def node_of(self, slot: int) -> str:
+        return f"node {slot // self.slots_per_host}"
+
+    def _start(self, slot: int, **where: Any) -> ElasticActor:
+        actor = ElasticActor(len(self.everybody), self, slot, **where)
+        self.everybody.append(actor)
+        self.alive.add(actor)
+        return actor
+
+    def doom(self, event: str) -> None:
+        if event in self.doomed:
+            self.doomed[event] -= 1
+            if self.doomed[event] == 0:
+                del self.doomed[event]
+                max(self.alive, key=lambda actor: (actor.slot, actor.rank)).die()
+
+    def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> ElasticActor:
+        actor = self._start(slot, **({"node": "node spare"} if elsewhere else {}))
+        actor.is_silent = self.is_full
+        prepare = self.next_one
+        if not self.again:
+            self.next_one = lambda actors: None
+        prepare([actor])
+        return actor
+
+    def abandon_world(self) -> None:
+        self.abandoned += 1
+
+    @property
+    def placed_workers(self) -> int:
+        return self.size
+
+    def release_slot(self, slot: int) -> None:
+        self.released.append(slot)
+
+    def assign(
+        self, workers: Sequence[Any], facts: Sequence[WorkerInfo], *, first_node: str | None = None
+    ) -> Sequence[Assignment]:
+        if any(actor.is_dead for actor in workers):
+            raise StartFailed("could not read the network interfaces of a host: an actor has died")
+        worlds = assign_worlds([each.node_id for each in facts], first_node=first_node or "node 0")
+        for actor, world in zip(workers, worlds, strict=True):
+            actor.rank = world.rank
+        self.world = sorted(workers, key=lambda actor: actor.rank)
+        return [Assignment((world,)) for world in worlds]
+
+
+class Elastic:
+    """A trial of an elastic group."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        size: int,
+        *,
+        least: int,
+        most: int,
+        is_full: bool = False,
+        slots_per_host: int = 1,
+        before: Callable[[list[ElasticActor]], None] = lambda actors: None,
+    ) -> None:
+        self.clock, self.reports = clock, 0
+        self.launcher = ElasticLauncher(size, slots_per_host=slots_per_host)
+        self.launcher.is_full = is_full
+        self.group = WorkerGroup(
+            self.launcher,
+            Limits(TIMEOUT_S, least, most, WAIT_S),
+            draining_nodes=lambda: set(self.launcher.draining),
+        )
+        before(self.launcher.everybody)
+        self.group.begin(replace(ORDER, function=b"train"))
+        self._let_them_live()
+
+    def _let_them_live(self) -> None:
+        for actor in self.launcher.everybody:
+            actor.give_sign_of_life()
+        self.clock.at(TIMEOUT_S / 4, self._let_them_live)
+
+    @property
+    def world(self) -> list[ElasticActor]:
+        return self.launcher.world
+
+    @property
+    def calls(self) -> int:
+        """How many calls of actors there were."""
+        return sum(len(actor.calls) for actor in self.launcher.everybody)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every rank that lives is in one world, in which none is that does not."""
+        members = {worker.actor for worker in self.group.workers}
+        return self.launcher.alive == members and not any(actor.has_left for actor in members)
+
+    def report_in(self, seconds: float) -> None:
+        """Let whoever is rank 0 by then report, or later if nobody can."""
+
+        def report() -> None:
+            if self.world[0].can_speak:
+                self.reports += 1
+                self.world[0].say(Report(self.reports, {"size": len(self.world)}))
+            else:
+                self.clock.at(1.0, report)
+
+        self.clock.at(seconds, report)
+
+    def next_report(self) -> Report:
+        self.report_in(20.0)
+        event = self.group.next_event()
+        assert isinstance(event, Report)
+        self.group.proceed(event.index, None)
+        return event
+
+    def settle(self) -> None:
+        """Train until all ranks that live are in one world."""
+        end = self.reports + 50
+        while not self.is_settled:
+            assert self.reports < end, "no world of all ranks is formed"
+            self.next_report()

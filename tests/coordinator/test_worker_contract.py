@@ -218,7 +218,6 @@ def test_a_late_word_about_the_trial_before_lets_no_report_through(workers: Work
     # Packets keep their order: had the late one counted, the third report would be here with the second.
     second = workers.group.next_event()
     assert isinstance(second, Report) and second.index == 2
-    assert max(ray.get([worker.actor.ping.remote() for worker in workers.group.workers])) == 2
     workers.group.proceed(2, None)
     assert len(workers.events()) == 2
     assert workers.group.end_trial() == []

@@ -38,8 +38,8 @@ def test_an_actor_that_dies_between_its_ranks_and_the_trial_is_named_by_rank_and
 ) -> None:
     group = Group(clock)
     group.actors[2].answers["assign"] = group.actors[2].die
-    with pytest.raises(StartFailed, match="rank 2 on host2 died on its way to begin the trial"):
-        group.real.begin(ORDER)
+    group.real.begin(ORDER)
+    assert error_of(group).startswith("rank 2 of 3 on host2 died:")
     group.real.close()
 
 
@@ -59,9 +59,8 @@ def test_a_silent_worker_is_lost_after_its_time_and_not_before(make: Callable[..
     group.actors[2].fall_silent()
     text = error_of(group)
     assert text.startswith(
-        "rank 2 of 3 on host2 fell silent:\nprocess 102: gave no sign of life for timeout_s=60 s"
+        "rank 2 of 3 on host2 fell silent:\nprocess 102: no heartbeat for 60 s (timeout_s)"
     )
-    assert f"timeout_s={TIMEOUT_S:g} s" in text
     # A quarter of the time is the poll's own; the last output of the others is waited for at most 5 s.
     assert TIMEOUT_S <= group.clock.now - began <= TIMEOUT_S * 1.5 + 5
 

@@ -24,6 +24,7 @@ from sessions import simulated_nodes
 from xla_processes import rank_processes, see_them_gone
 
 import horovod_tune
+from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.placement import Placement
@@ -85,7 +86,7 @@ class OnPlainProcesses(DistributedTrainable):
 def set_up_on_plain_processes(self: Any, config: dict[str, Any]) -> None:
     def make_group(spec: Any, node_id: str) -> WorkerGroup:
         group = ray.util.get_current_placement_group()
-        return WorkerGroup(PlainLauncher(spec, group, node_id=node_id), timeout_s=spec.timeout_s)
+        return WorkerGroup(PlainLauncher(spec, group, node_id=node_id), Limits(spec.timeout_s))
 
     horovod_tune.trainable.make_group = make_group  # in the coordinator's process
     DistributedTrainable.setup(self, config)
@@ -282,7 +283,7 @@ def test_two_trials_on_slices_have_a_whole_slice_each(
     assert all(group.wait(60) for group in asked)
     here = ray.get_runtime_context().get_node_id()
     launchers = [PlainLauncher(spec, group, node_id=here) for group in asked]
-    groups = [WorkerGroup(launcher, timeout_s=60) for launcher in launchers]
+    groups = [WorkerGroup(launcher, Limits(60.0)) for launcher in launchers]
     slice_of = {host.node_id: host.slice_name for host in xla_launcher.tpu_hosts()}
     try:
         actors = [launcher.create() for launcher in launchers]

@@ -94,9 +94,9 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
     assert workers.group.next_event()
     processes = below(workers)
     if killed == "the host's actor":
-        facts = workers.group.workers[0].facts
-        assert facts is not None
-        os.kill(facts.pid, signal.SIGKILL)
+        info = workers.group.workers[0].info
+        assert info is not None
+        os.kill(info.pid, signal.SIGKILL)
     else:
         (parent,) = [each for each in processes if each.pid in {other.ppid() for other in processes}]
         parent.kill()

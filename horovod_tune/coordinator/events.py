@@ -1,8 +1,7 @@
-"""Where the coordinator's one thread waits for whatever comes first: an answer through Ray or a report."""
+"""Where the coordinator waits for whatever comes first: a worker's answer to a poll, or a report."""
 
 from __future__ import annotations
 
-import itertools
 import queue
 import selectors
 import socket
@@ -16,66 +15,63 @@ from horovod_tune.messages import Report
 
 
 @dataclass
-class Mail:
-    """What has come: answers by the number that `expect` gave, reports with the number of their trial."""
+class Events:
+    """What has come: answers with the worker that gave them, reports with the number of their trial."""
 
-    answers: list[tuple[int, Future[Any]]] = field(default_factory=list)
+    answers: list[tuple[Any, Future[Any]]] = field(default_factory=list)
     reports: list[tuple[int, Report]] = field(default_factory=list)
 
 
-class Inbox:
+class EventQueue:
     """Answers to calls of actors, and what comes through channels; `wait` is for one thread."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._answers: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
-        # Ray's thread rings when an answer has come, so that one `select` waits for answers and channels.
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ringer.setblocking(False)
+        self._answers: queue.SimpleQueue[tuple[Any, Future[Any]]] = queue.SimpleQueue()
+        # Ray's thread writes here when an answer has come: one `select` waits for answers and channels.
+        self._wakeup_r, self._wakeup_w = socket.socketpair()
+        self._wakeup_r.setblocking(False)
+        self._wakeup_w.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._selector.register(self._wakeup_r, selectors.EVENT_READ)
 
-    def expect(self, ref: Any) -> int:
-        """Deliver the answer to ``ref`` here; return the number under which it will arrive."""
-        number = next(self._numbers)
+    def expect(self, ref: Any, worker: Any) -> None:
+        """Deliver the answer to ``ref`` here, as that of ``worker``."""
 
         def arrived(answer: Future[Any]) -> None:
-            self._answers.put((number, answer))
+            self._answers.put((worker, answer))
             try:
-                self._ringer.send(b"!")
-            except OSError:  # it is ringing already, or this inbox is closed
+                self._wakeup_w.send(b"!")
+            except OSError:  # it is full of such bytes already, or this queue is closed
                 return
 
         ref.future().add_done_callback(arrived)
-        return number
 
     def add_channels(self, channels: Iterable[CoordinatorChannel]) -> None:
         for channel in channels:
             self._selector.register(channel, selectors.EVENT_READ, channel)
 
-    def wait(self, timeout_s: float) -> Mail:
+    def wait(self, timeout_s: float) -> Events:
         """Return what has come, as soon as something has, after ``timeout_s`` at the latest.
 
         Raises:
             MalformedMessage: a rank sent something other than a report.
         """
-        mail = Mail()
+        events = Events()
         for key, _ in self._selector.select(timeout_s):
             channel = key.data
             if channel is None:
-                self._take_answers(mail)
+                self._take_answers(events)
                 continue
-            mail.reports += channel.receive()
+            events.reports += channel.receive()
             if not channel.is_open:
                 self._selector.unregister(channel)
-        return mail
+        return events
 
-    def _take_answers(self, mail: Mail) -> None:
-        self._bell.recv(4096)
+    def _take_answers(self, events: Events) -> None:
+        self._wakeup_r.recv(4096)
         while True:
             try:
-                mail.answers.append(self._answers.get_nowait())
+                events.answers.append(self._answers.get_nowait())
             except queue.Empty:
                 return
 

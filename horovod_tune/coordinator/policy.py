@@ -1,0 +1,158 @@
+"""Decides what becomes of a trial whose ranks are lost, join or leave. Pure: no Ray, no clock, no processes.
+
+A trial of fixed size is the policy that fails on the first loss. `world` describes the situation, and does
+what `decide` returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The longest time between two heartbeats of a worker (a quarter of timeout_s if that is shorter).
+HEARTBEAT_S = 10.0
+# How long a worker may take to answer when others wait for it (half of timeout_s if that is shorter).
+PROMPT_S = 5.0
+# How often a changing world, or actors that are to join, are looked at.
+TICK_S = 0.1
+# After how many worlds in a row in which nothing was reported the trial fails.
+WORLDS_WITHOUT_REPORT = 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a trial waits, and how many workers it may have; without ``min_workers`` its size is fixed.
+
+    Args:
+        timeout_s: how long a heartbeat may be overdue, a phase of a start may take, and a training function
+            may take to leave a broken world.
+        min_workers: the fewest workers that continue.
+        max_workers: the most workers. A scheduler may change it.
+        wait_s: how long fewer than ``min_workers`` wait for others.
+    """
+
+    timeout_s: float
+    min_workers: int | None = None
+    max_workers: int = 0
+    wait_s: float = 0.0
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.min_workers is not None
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How long a worker with nothing to send waits before it answers a poll."""
+        return min(HEARTBEAT_S, self.timeout_s / 4)
+
+    @property
+    def prompt_s(self) -> float:
+        """How long a worker may take to answer while others wait for it."""
+        return min(PROMPT_S, self.timeout_s / 2)
+
+    def can_continue_with(self, workers: int) -> bool:
+        """Return True if a world may be formed of so many workers after a loss.
+
+        >>> Limits(60.0, min_workers=2).can_continue_with(2), Limits(60.0).can_continue_with(2)
+        (True, False)
+        """
+        return self.min_workers is not None and workers >= self.min_workers
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known of a world when it is looked at.
+
+    Args:
+        members: workers that are not lost.
+        lost: ranks lost since the world began to change.
+        is_changing: whether the world is being left.
+        left: members that have left it and wait for the next one.
+        ready: other workers that have started and wait to join.
+        elapsed_s: seconds since the world began to change.
+        has_returned: whether the training function has returned on some rank.
+        has_stalled: whether a rank left because of a collective that not all ranks entered.
+        worlds_without_report: how many worlds in a row broke before anything was reported.
+    """
+
+    members: int
+    lost: int = 0
+    is_changing: bool = False
+    left: int = 0
+    ready: int = 0
+    elapsed_s: float = 0.0
+    has_returned: bool = False
+    has_stalled: bool = False
+    worlds_without_report: int = 0
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Continue as it is."""
+
+
+@dataclass(frozen=True)
+class Reform:
+    """Form the next world of the members and of those that are ready to join."""
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """The members that have not left the world by now are lost as well."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The trial fails; ``reason`` says why the other ranks cannot continue, if that is not obvious."""
+
+    reason: str = ""
+
+
+Action = Wait | Reform | Abandon | Fail
+
+
+def decide(now: Situation, limits: Limits) -> Action:
+    """Return what to do.
+
+    >>> fixed, elastic = Limits(60.0), Limits(60.0, min_workers=2, max_workers=3, wait_s=30.0)
+    >>> decide(Situation(members=2, lost=1), fixed)
+    Fail(reason='')
+    >>> decide(Situation(members=2, lost=1, is_changing=True, left=1), elastic)
+    Wait()
+    >>> decide(Situation(members=2, lost=1, is_changing=True, left=2), elastic)
+    Reform()
+    >>> decide(Situation(members=2, lost=1, is_changing=True, left=1, elapsed_s=61.0), elastic)
+    Abandon()
+    >>> decide(Situation(members=1, lost=2, is_changing=True, left=1), elastic)
+    Wait()
+    >>> decide(Situation(members=1, lost=2, is_changing=True, left=1, ready=1), elastic)
+    Reform()
+    >>> decide(Situation(members=1, lost=2, is_changing=True, left=1, elapsed_s=31.0), elastic).reason[:21]
+    '1 rank(s) are left, m'
+    """
+    if now.lost and (not limits.is_elastic or now.has_returned or not now.members):
+        return Fail()  # a rank whose function has returned forms no world with the others
+    if not now.is_changing:
+        return Wait()
+    if now.left < now.members:
+        return Wait() if now.elapsed_s <= limits.timeout_s else Abandon()
+    if now.has_stalled and not now.lost:
+        return Fail()  # no rank hangs: they call different collectives, and would again in the next world
+    if now.worlds_without_report > WORLDS_WITHOUT_REPORT:
+        return Fail(f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported.")
+    if limits.can_continue_with(now.members + now.ready):
+        return Reform()
+    if now.elapsed_s <= limits.wait_s:
+        return Wait()
+    return Fail(
+        f"{now.members} rank(s) are left, min_workers={limits.min_workers}, and no others came within "
+        f"min_workers_timeout_s={limits.wait_s:g} s"
+    )
+
+
+def backoff_s(attempts: int) -> float:
+    """Return how long to wait before trying again, after so many attempts.
+
+    >>> [backoff_s(attempts) for attempts in (0, 1, 2, 20)]
+    [0.5, 1.0, 2.0, 30.0]
+    """
+    return float(min(30.0, 0.5 * 2.0 ** min(attempts, 10)))

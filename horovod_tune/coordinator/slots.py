@@ -1,0 +1,168 @@
+"""The slots of a trial: which an actor still has to start for, and whose workers must leave.
+
+Only an elastic trial's slots change. A worker must leave at the next commit if its node is draining (a cloud
+has announced that it takes the machine away, or somebody drains it), or if a scheduler has taken its slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import ray
+from ray.exceptions import RayError
+
+from horovod_tune.coordinator.backend_protocol import ElasticLauncher
+from horovod_tune.coordinator.policy import Limits, backoff_s
+from horovod_tune.coordinator.workers import Worker, end_workers
+
+# How often Ray is asked which nodes are draining.
+DRAINING_EVERY_S = 2.0
+
+
+class Slots:
+    """Starts actors for slots that have none, and keeps them until they are in a world.
+
+    ``limits.max_workers`` is how many slots there are.
+    """
+
+    def __init__(
+        self, launcher: ElasticLauncher, limits: Limits, draining_nodes: Callable[[], set[str]]
+    ) -> None:
+        self.limits = limits
+        self._launcher = launcher
+        self._draining_nodes = draining_nodes
+        self._draining: set[str] = set()
+        self._asked_s = float("-inf")
+        self._joining: list[Worker] = []
+        # The slots whose next actor starts later: when (monotonic clock), and whether on another host.
+        self._due: dict[int, tuple[float, bool]] = {}
+        self._deaths: dict[int, int] = {}
+
+    # -- Workers that join.
+
+    @property
+    def starting(self) -> set[int]:
+        """The slots for which an actor starts, or waits to join."""
+        return {worker.slot for worker in self._joining} | set(self._due)
+
+    def start_missing(self, members: Sequence[Worker]) -> None:
+        """Begin to start an actor for each slot that has none."""
+        taken = {worker.slot for worker in members} | self.starting
+        for slot in range(self.limits.max_workers):
+            if slot not in taken:
+                self._start(slot)
+
+    def _start(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> None:
+        actor = self._launcher.create_one(slot, elsewhere=elsewhere, again=again)
+        self._joining.append(Worker(actor, slot, elsewhere=elsewhere))
+
+    def ready(self, members: Sequence[Worker]) -> list[Worker]:
+        """Return the workers that may join these members now, the first to start first."""
+        ready = [worker for worker in self._started() if not self.must_leave(worker)]
+        kept = self.remaining(members) if self.can_do_without_leaving(members, len(ready)) else members
+        return ready[: max(0, self.limits.max_workers - len(kept))]
+
+    def _started(self) -> list[Worker]:
+        now = time.monotonic()
+        for slot, (when, elsewhere) in list(self._due.items()):
+            if now >= when:
+                del self._due[slot]
+                self._start(slot, elsewhere=elsewhere, again=True)
+        for worker in list(self._joining):
+            if worker.loaded is None:
+                worker.loaded = worker.actor.load.remote()
+            refs = [worker.description, worker.loaded]
+            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+            if len(done) < len(refs):
+                continue
+            try:
+                worker.info = ray.get(worker.description)
+                ray.get(worker.loaded)
+            except RayError:
+                self.start_again(worker)
+        return [worker for worker in self._joining if worker.info is not None]
+
+    def start_again(self, worker: Worker) -> None:
+        """Start another, after a while, instead of one that died before it had joined."""
+        if worker not in self._joining:
+            return
+        self._joining.remove(worker)
+        end_workers([worker])
+        deaths = self._deaths.get(worker.slot, 0)
+        self._deaths[worker.slot] = deaths + 1
+        self._due[worker.slot] = (time.monotonic() + backoff_s(deaths), worker.elsewhere)
+
+    def note_joined(self, workers: Sequence[Worker]) -> None:
+        """Forget workers that have their place in a world."""
+        self._joining = [worker for worker in self._joining if worker not in workers]
+        for worker in workers:
+            self._deaths.pop(worker.slot, None)
+
+    def end(self, first: int = 0) -> set[int]:
+        """End what has been started for the slots from ``first`` on, and start nothing more; return them."""
+        ended = {slot for slot in self.starting if slot >= first}
+        dropped = [worker for worker in self._joining if worker.slot in ended]
+        self._joining = [worker for worker in self._joining if worker not in dropped]
+        self._due = {slot: when for slot, when in self._due.items() if slot not in ended}
+        end_workers(dropped)
+        return ended
+
+    # -- Members that must leave.
+
+    def is_excess(self, worker: Worker) -> bool:
+        """Return True if a scheduler has taken the worker's slot from the trial."""
+        return self.limits.is_elastic and worker.slot >= self.limits.max_workers
+
+    def is_draining(self, worker: Worker) -> bool:
+        """Return True if the worker's node is about to be taken away."""
+        return worker.info is not None and worker.info.node_id in self._draining
+
+    def must_leave(self, worker: Worker) -> bool:
+        """Return True if the worker must leave at the next commit."""
+        return self.is_excess(worker) or self.is_draining(worker)
+
+    def remaining(self, members: Sequence[Worker]) -> list[Worker]:
+        """Return the members that need not leave."""
+        return [worker for worker in members if not self.must_leave(worker)]
+
+    def can_do_without_leaving(self, members: Sequence[Worker], joining: int = 0) -> bool:
+        """Return True if enough remain without those that must leave; one of them has what was committed."""
+        remaining = len(self.remaining(members))
+        return remaining > 0 and self.limits.can_continue_with(remaining + joining)
+
+    def may_end_soon(self, members: Sequence[Worker], node_id: str) -> bool:
+        """Return True if the trial will have to start again; ``node_id`` is the coordinator's node.
+
+        That is so if its own node is draining, or the nodes of so many ranks that too few remain.
+        """
+        if node_id in self._draining:
+            return True
+        draining = any(map(self.is_draining, members))
+        return draining and not self.can_do_without_leaving(members, len(self.ready(members)))
+
+    def replace_draining(self, members: Sequence[Worker]) -> None:
+        """Ask Ray now and then which nodes are draining; start others instead of the workers there."""
+        now = time.monotonic()
+        if now - self._asked_s < DRAINING_EVERY_S:
+            return
+        self._asked_s, before, self._draining = now, self._draining, self._draining_nodes()
+        if self._draining == before or not self.remaining(members):
+            return  # if none remains, the trial will start again elsewhere as a whole
+        taken = self.starting
+        for worker in members:
+            if self.is_draining(worker) and not self.is_excess(worker) and worker.slot not in taken:
+                self._start(worker.slot, elsewhere=True)
+
+    def note_lost(self, worker: Worker) -> None:
+        """Release the slot of a member that is gone, or start another actor for it."""
+        if self.is_excess(worker):
+            self._launcher.release_slot(worker.slot)
+        elif worker.slot not in self.starting:
+            self._start(worker.slot)
+
+    def release_excess(self, members: Sequence[Worker]) -> None:
+        """Start nothing any more for slots that a scheduler has taken; release those without a member."""
+        taken = {worker.slot for worker in members}
+        for slot in self.end(self.limits.max_workers) - taken:
+            self._launcher.release_slot(slot)

@@ -1,0 +1,152 @@
+"""One worker as the coordinator sees it.
+
+A *worker* is a training actor that runs one rank (Gloo) or all ranks of a host (XLA).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from horovod_tune.channel.report_channel import CoordinatorChannel
+from horovod_tune.coordinator import actor_processes
+from horovod_tune.coordinator.events import EventQueue
+from horovod_tune.errors import StartFailed
+from horovod_tune.messages import WorkerInfo
+from horovod_tune.spec import START_S_PER_WORKER, start_timeout_s
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Everything that the coordinator knows of one training actor.
+
+    ``info`` is None until the actor has reported where it was placed, ``ranks`` is empty until it was given
+    them, ``channel`` is None if it has no socket to this process. ``running`` holds its ranks whose training
+    function runs. ``slot`` counts the trial's slots; ``elsewhere``: not on the host that the trial has for
+    that slot.
+    """
+
+    def __init__(self, actor: Any, slot: int, *, elsewhere: bool = False) -> None:
+        self.actor = actor
+        self.slot = slot
+        self.elsewhere = elsewhere
+        self.loaded: Any = None
+        self.info: WorkerInfo | None = None
+        self.ranks: tuple[int, ...] = ()
+        self.channel: CoordinatorChannel | None = None
+        self.running: set[int] = set()
+        self.description = actor.describe.remote()
+        self.is_polled = False
+        # Whether it was asked to answer at once, when that was, and from when on its answer is overdue.
+        self.is_hurried = False
+        self._hurried_s = float("-inf")
+        self._due_s = 0.0
+
+    @property
+    def name(self) -> str:
+        """The worker's name in errors: its ranks and host, as far as they are known.
+
+        >>> class Actor:
+        ...     class describe: remote = staticmethod(lambda: None)
+        >>> worker = Worker(Actor, slot=0)
+        >>> worker.name
+        'a training actor that has not started'
+        >>> worker.info, worker.ranks = WorkerInfo("n", "10.0.0.1", "a", 7, 0.0), (2, 3)
+        >>> worker.name
+        'ranks 2-3 on a'
+        """
+        if self.info is None:
+            return "a training actor that has not started"
+        if not self.ranks:
+            return f"the training actor in process {self.info.pid} on {self.info.host}"
+        first, last = self.ranks[0], self.ranks[-1]
+        return f"{f'rank {first}' if first == last else f'ranks {first}-{last}'} on {self.info.host}"
+
+    def poll(self, events: EventQueue, wait_s: float, *proceed: Any) -> None:
+        """Ask for the worker's messages: its heartbeat. The answer arrives in ``events``.
+
+        It comes within ``wait_s`` if there is nothing to send; ``proceed`` is passed on with the call.
+        """
+        assert not self.is_polled, "the answer to the first poll would be lost"
+        self.is_polled, self.is_hurried = True, False
+        self._due_s = time.monotonic() + wait_s
+        events.expect(self.actor.poll.remote(wait_s, *proceed), self)
+
+    def hurry(self, *, every_s: float = 0.0) -> None:
+        """Ask the worker to answer its poll now, unless it was asked less than ``every_s`` ago."""
+        now = time.monotonic()
+        if self.is_polled and not self.is_hurried and now - self._hurried_s >= every_s:
+            self.is_hurried, self._hurried_s, self._due_s = True, now, min(self._due_s, now)
+            self.actor.send_logs.remote()
+
+    def overdue_s(self, listening_since: float) -> float:
+        """Return for how many seconds the worker has owed its answer, 0 if it owes none.
+
+        ``listening_since`` is by the monotonic clock: time in which nothing was received (Tune was deciding)
+        does not count.
+        """
+        if not self.is_polled:
+            return 0.0
+        return max(0.0, time.monotonic() - max(self._due_s, listening_since))
+
+
+def end_workers(workers: Sequence[Worker], *, wait: bool = True) -> None:
+    """Kill the workers' actors; see `actor_processes.end_actors`."""
+    infos = [worker.info for worker in workers if worker.info is not None]
+    actor_processes.end_actors([worker.actor for worker in workers], infos, wait=wait)
+
+
+def call_all(
+    workers: Sequence[Worker], refs: Sequence[Any], doing: str, *, timeout_s: float, times: int = 1
+) -> list[Any]:
+    """Return what every worker answers; ``refs`` are in the order of ``workers``.
+
+    Raises:
+        StartFailed: one did not answer within ``times`` times `start_timeout_s`, or died; says which.
+    """
+    once_s = start_timeout_s(timeout_s, len(workers))
+    missing: list[Worker] = []
+    for waited in range(1, times + 1):
+        try:
+            return ray.get(list(refs), timeout=once_s)
+        except GetTimeoutError:
+            ready = set(ray.wait(list(refs), num_returns=len(refs), timeout=0)[0])
+            missing = [worker for worker, ref in zip(workers, refs, strict=True) if ref not in ready]
+        except RayActorError as error:
+            dead = [worker for worker, ref in zip(workers, refs, strict=True) if _has_died(ref)]
+            failed = StartFailed(f"{_names(dead)} died on its way {doing}: {error}")
+            failed.lost_slots = tuple(worker.slot for worker in dead)
+            raise failed from error
+        if waited < times:
+            logger.warning(
+                "%d of %d training actors have taken longer than %g s %s; they have %g s more: %s",
+                *(len(missing), len(refs), waited * once_s, doing, (times - waited) * once_s),
+                _names(missing),
+            )
+    multiplied = f", {times} times" if times > 1 else ""
+    failed = StartFailed(
+        f"{len(missing)} of {len(refs)} training actors took longer than {times * once_s:g} s {doing} "
+        f"(timeout_s={timeout_s:g} s, and {START_S_PER_WORKER} s for each{multiplied}): {_names(missing)}"
+    )
+    failed.lost_slots = tuple(worker.slot for worker in missing)
+    raise failed
+
+
+def _names(workers: Sequence[Worker]) -> str:
+    return ", ".join(worker.name for worker in workers)
+
+
+def _has_died(ref: Any) -> bool:
+    try:
+        ray.get(ref, timeout=0)
+    except RayActorError:
+        return True
+    except RayError:  # it has not answered yet, or its method raised
+        return False
+    return False

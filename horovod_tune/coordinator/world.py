@@ -1,0 +1,524 @@
+"""The world of one trial in the coordinator: its members, how it is formed, lost and formed again.
+
+What happens when a rank dies, from top to bottom: `Worker.poll` fails (Ray's word) or becomes overdue (the
+heartbeat), `lose` removes the worker and asks `policy.decide`. Either the trial fails (`failures`), or
+`_begin_change` breaks the world on the others, so that none waits in a collective or a report. Each sends
+`NeedsWorld` when its training function has left (`note_left`). When all have, `policy.decide` says so and
+`_form_next` gives those that are left, and others that have started meanwhile, their ranks in the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from horovod_tune import error_text, ray_compat
+from horovod_tune.coordinator import actor_processes
+from horovod_tune.coordinator import failures as failure_texts
+from horovod_tune.coordinator.events import EventQueue
+from horovod_tune.coordinator.policy import (
+    TICK_S,
+    Abandon,
+    Action,
+    Fail,
+    Limits,
+    Reform,
+    Situation,
+    Wait,
+    backoff_s,
+    decide,
+)
+from horovod_tune.coordinator.slots import Slots
+from horovod_tune.coordinator.workers import Worker, call_all, end_workers
+from horovod_tune.errors import StartFailed
+from horovod_tune.messages import Assignment, Failed, FailureKind, NeedsWorld, TrialRequest
+from horovod_tune.spec import PROCESS_START_FACTOR, start_timeout_s
+
+# From how many bytes on a request goes to each host once, through Ray's object store, not to each worker.
+SHARED_REQUEST_BYTES = 1_000_000
+
+
+class State(Enum):
+    """Where a world is in its life."""
+
+    FORMING = auto()
+    TRAINING = auto()
+    # It is being left: ranks were lost, join, or are to leave.
+    CHANGING = auto()
+    # The trial is over: a loss is no longer dealt with.
+    ENDED = auto()
+
+
+@dataclass
+class _Change:
+    """A world that is being left: since when (monotonic clock), why, who was lost and who has left it."""
+
+    began: float
+    reasons: list[str]
+    left: set[Worker] = field(default_factory=set)
+    lost: list[Failed] = field(default_factory=list)
+    # What a rank left it with, empty if none met an error.
+    error: str = ""
+    # The rank that waited in a collective which not all entered.
+    stalled: Failed | None = None
+
+
+class World:
+    """The members of a trial's world, kept over the trials that they run, and those that are to join it.
+
+    Args:
+        launcher: starts the actors and tells each its ranks; an `ElasticLauncher` if the limits are elastic.
+        limits: how many members the world may have, and how long it waits.
+        events: where the answers to polls arrive.
+        draining_nodes: returns the ids of the nodes that are about to be taken away.
+    """
+
+    def __init__(
+        self,
+        launcher: Any,
+        limits: Limits,
+        events: EventQueue,
+        draining_nodes: Callable[[], set[str]] = ray_compat.draining_nodes,
+    ) -> None:
+        self.members: list[Worker] = []
+        self.limits = limits
+        self.size = 0
+        self._launcher = launcher
+        self._events = events
+        self.slots = Slots(launcher, limits, draining_nodes)
+        self._function: bytes | None = None
+        self.forget_trial()
+
+    def forget_trial(self) -> None:
+        """Begin to count anew for the next trial."""
+        self.state = State.FORMING
+        self.number = 0
+        # The ranks whose loss ends the trial.
+        self.failures: list[Failed] = []
+        self.lost_nodes: list[str] = []
+        # Why the world of this trial changed, one text per change; how long the ranks did not report then.
+        self.changes: list[str] = []
+        self.change_s = 0.0
+        self.has_returned = False
+        self._change: _Change | None = None
+        self._request: TrialRequest | None = None
+        self._worlds_without_report = 0
+        self._without_world_since: float | None = None
+        self._forget_offers()
+
+    def _forget_offers(self) -> None:
+        self._has_others_to_offer = False
+        self._offers, self._next_offer_s = 0, 0.0
+
+    @property
+    def running(self) -> set[int]:
+        """The ranks whose training function runs."""
+        return {rank for worker in self.members for rank in worker.running}
+
+    @property
+    def lost(self) -> list[Failed]:
+        """The ranks that were lost since the world began to change."""
+        return self._change.lost if self._change is not None else []
+
+    # -- The first world of the workers.
+
+    def create(self) -> None:
+        """Begin to start the workers; does not wait for them."""
+        self.members = [Worker(actor, slot) for slot, actor in enumerate(self._launcher.create())]
+
+    def form(self) -> None:
+        """Wait until the workers have started, and give each its ranks.
+
+        Raises:
+            StartFailed: workers did not start within ``timeout_s``, or were placed wrongly.
+        """
+        while True:
+            try:
+                self._form_first()
+                return
+            except StartFailed as failed:
+                if not self.limits.is_elastic:
+                    raise
+                slots = failed.lost_slots or self._slots_without_answer()
+                lost = [each for each in self.members if each.slot in slots]
+                remaining = [each for each in self.members if each not in lost]
+                if not lost or not self.limits.can_continue_with(len(remaining)):
+                    raise
+                self.members = remaining
+                end_workers(lost)
+
+    def _slots_without_answer(self) -> tuple[int, ...]:
+        calls = [worker.actor.describe.remote() for worker in self.members]
+        try:
+            call_all(self.members, calls, "to answer", timeout_s=self.limits.prompt_s)
+        except StartFailed as failed:
+            return failed.lost_slots
+        return ()
+
+    def _form_first(self) -> None:
+        timeout_s, members = self.limits.timeout_s, self.members
+        descriptions = [worker.description for worker in members]
+        infos = call_all(members, descriptions, "to start", timeout_s=timeout_s, times=PROCESS_START_FACTOR)
+        for worker, info in zip(members, infos, strict=True):
+            worker.info = info
+        assignments = self._launcher.assign([worker.actor for worker in members], infos)
+        calls = [worker.actor.assign.remote(each) for worker, each in zip(members, assignments, strict=True)]
+        call_all(members, calls, "to take their ranks", timeout_s=timeout_s)
+        self._take_ranks(members, assignments)
+        self._connect(members)
+
+    def _take_ranks(self, workers: Sequence[Worker], assignments: Sequence[Assignment]) -> None:
+        for worker, assignment in zip(workers, assignments, strict=True):
+            worker.ranks = tuple(world.rank for world in assignment.worlds)
+        self.size = sum(len(worker.ranks) for worker in workers)
+
+    def _connect(self, workers: Sequence[Worker]) -> None:
+        """Listen to the workers on this host, which have connected; ``workers`` as they were assigned."""
+        channels = self._launcher.channels()
+        self._events.add_channels(channels.values())
+        for number, worker in enumerate(workers):
+            worker.channel = channels.get(number)
+            if worker not in self.members:  # lost meanwhile
+                self._events.close_channel(worker.channel)
+
+    def begin(self, request: TrialRequest) -> None:
+        """Start a trial's training function on every member."""
+        # Those that join later have not had the function, which comes with the first trial only.
+        self._function = request.function or self._function
+        request = replace(request, is_elastic=self.limits.is_elastic)
+        self._request = replace(request, function=self._function)
+        self.state = State.TRAINING
+        members = list(self.members)
+        size = len(request.function) if request.function is not None else 0
+        shared = ray.put(request) if size * len(members) >= SHARED_REQUEST_BYTES else request
+        calls = [worker.actor.begin.remote(shared) for worker in members]
+        for worker in members:
+            worker.running = set(worker.ranks)
+        self._await(members, calls)
+        self.poll_all()
+        self.slots.start_missing(self.members)
+
+    def poll_all(self) -> None:
+        """Poll every member that has ranks which run and no poll to answer."""
+        for worker in self.members:
+            if worker.running and not worker.is_polled:
+                worker.poll(self._events, self.limits.heartbeat_s)
+
+    # -- Losses.
+
+    def _await(self, workers: Sequence[Worker], calls: Sequence[Any], timeout_s: float | None = None) -> None:
+        """Wait until each worker has answered its call; those that do not are lost."""
+        if timeout_s is None:
+            timeout_s = start_timeout_s(self.limits.timeout_s, len(workers))
+        if calls:
+            ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
+        for worker, call in zip(workers, calls, strict=True):
+            try:
+                ray.get(call, timeout=0)
+            except GetTimeoutError:
+                self.lose(worker, FailureKind.SILENT, f"did not answer within {timeout_s:g} s")
+            except RayError as error:
+                self.lose_dead(worker, error)
+
+    def lose_dead(self, worker: Worker, error: RayError) -> None:
+        """Lose a worker whose actor has died, as Ray says."""
+        self.lose(worker, FailureKind.DIED, error_text.death_text(error))
+
+    def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
+        """Deal with the loss of a worker: the trial fails, or continues without it."""
+        if worker not in self.members:
+            self.slots.start_again(worker)
+            return
+        info = worker.info
+        assert info is not None, "a worker without ranks is no member"
+        worker.running.clear()
+        worker.is_polled = False
+        self.lost_nodes.append(info.node_id)
+        lost = [Failed(rank, info.host, kind, f"process {info.pid}: {text}") for rank in worker.ranks]
+        now = Situation(len(self.members) - 1, lost=len(lost), has_returned=self.has_returned)
+        if self.state is State.ENDED or isinstance(decide(now, self.limits), Fail):
+            self._fail([*self.lost, *lost])
+            return
+        self._end_members([worker], wait=False)  # the others do not wait for its host
+        reason = f"{worker.name} {failure_texts.verb_of(kind)}"
+        if self._change is None:
+            self._begin_change(reason)
+        else:
+            self._change.left.discard(worker)
+            if not self._change.lost:
+                self._change.reasons.clear()  # that others lost contact with it is no second reason
+            self._change.reasons.append(reason)
+            self._break_world()
+        self.lost.extend(lost)
+        self.slots.note_lost(worker)
+
+    def _end_members(self, workers: Sequence[Worker], *, wait: bool = True) -> None:
+        self.members = [worker for worker in self.members if worker not in workers]
+        for worker in workers:
+            self._events.close_channel(worker.channel)
+        end_workers(workers, wait=wait)
+
+    def _fail(self, lost: list[Failed], reason: str = "") -> None:
+        """End the trial: the ranks that were lost are the cause, ``reason`` is added to it."""
+        if not lost:  # ranks only lost contact with each other
+            first = self.members[0]
+            assert first.info is not None
+            lost = [Failed(first.ranks[0], first.info.host, FailureKind.DISCONNECTED, "")]
+        if reason:
+            lost = [replace(lost[0], traceback=f"{lost[0].traceback}\n{reason}".strip()), *lost[1:]]
+        self.failures += lost
+        if self._change is not None:
+            self._change.lost = []
+
+    # -- Changes of the world.
+
+    def _situation(self, ready: int = 0) -> Situation:
+        change = self._change
+        if change is None:
+            return Situation(len(self.members), has_returned=self.has_returned)
+        return Situation(
+            members=len(self.members),
+            lost=len(change.lost),
+            is_changing=True,
+            left=len(change.left),
+            ready=ready,
+            elapsed_s=time.monotonic() - change.began,
+            has_returned=self.has_returned,
+            has_stalled=change.stalled is not None,
+            worlds_without_report=self._worlds_without_report + bool(change.lost or change.error),
+        )
+
+    @property
+    def tick_s(self) -> float:
+        """How long to listen before `tend` is called again."""
+        is_busy = self.state is State.CHANGING or self.slots.starting
+        return TICK_S if is_busy else self.limits.heartbeat_s
+
+    def tend(self, listening_since: float) -> None:
+        """Lose workers whose heartbeat is overdue, then do what the policy decides.
+
+        ``listening_since`` is when this process began to receive what workers send.
+        """
+        for worker in list(self.members):
+            limit_s = self.limits.prompt_s if worker.is_hurried else self.limits.timeout_s
+            if worker.overdue_s(listening_since) > limit_s:
+                source = "asked to answer at once" if worker.is_hurried else "timeout_s"
+                self.lose(worker, FailureKind.SILENT, f"no heartbeat for {limit_s:g} s ({source})")
+        if not self.limits.is_elastic or self.failures or self.state is State.ENDED or not self.running:
+            return
+        if not self.has_returned:
+            self.slots.replace_draining(self.members)
+        ready = self.slots.ready(self.members)
+        self._offer_change_if_due(bool(ready))
+        self._act(decide(self._situation(len(ready)), self.limits), ready)
+
+    def _act(self, action: Action, ready: Sequence[Worker]) -> None:
+        change = self._change
+        if change is None:
+            return
+        match action:
+            case Fail(reason=reason):
+                if change.error and reason:
+                    reason += f" The last error of a rank was: {change.error}"
+                stalled = [change.stalled] if change.stalled is not None else []
+                self._fail(change.lost or stalled, reason)
+            case Reform():
+                if self.slots.can_do_without_leaving(self.members, len(ready)):
+                    self._end_leaving()
+                self._forget_offers()
+                self._form_next(change, ready)
+            case Abandon():
+                text = f"did not leave its broken world within timeout_s={self.limits.timeout_s:g} s"
+                for worker in [each for each in self.members if each not in change.left]:
+                    self.lose(worker, FailureKind.HUNG, text)
+            case Wait():
+                if time.monotonic() - change.began > 2 * TICK_S:
+                    # Some may not be able to leave: the heartbeat that they owe now shows which.
+                    for worker in self.members:
+                        if worker not in change.left:
+                            worker.hurry(every_s=self.limits.prompt_s / 2)
+
+    def _begin_change(self, reason: str) -> None:
+        self.state = State.CHANGING
+        self._change = _Change(time.monotonic(), [reason])
+        if self._without_world_since is None:
+            self._without_world_since = self._change.began
+        self._break_world()
+
+    def _break_world(self) -> None:
+        self._launcher.abandon_world()
+        for worker in self.members:
+            worker.actor.break_world.remote(self.number)
+        self.poll_all()
+
+    def note_left(self, worker: Worker, message: NeedsWorld) -> None:
+        """Record that a worker's training function has left the world and waits for the next one."""
+        if self._change is None:
+            self._begin_change(self._reason_of_leaving(worker))
+        assert self._change is not None and worker.info is not None
+        self._change.left.add(worker)
+        self._change.error = message.error or self._change.error
+        if message.stalled:
+            self._change.stalled = Failed(
+                message.rank, worker.info.host, FailureKind.STALLED, message.stalled
+            )
+
+    def note_report(self, reports: int) -> None:
+        """Record that rank 0 has reported, so often by now: the world works."""
+        assert self._request is not None
+        self._request = replace(self._request, reports=reports)
+        self._worlds_without_report = 0
+        if self._change is None and self._without_world_since is not None:
+            self.change_s = time.monotonic() - self._without_world_since
+            self._without_world_since = None
+
+    def note_checkpoint(self, checkpoint: Any) -> None:
+        """Record the newest checkpoint, which workers that join start from."""
+        if checkpoint is not None and self._request is not None:
+            self._request = replace(self._request, checkpoint=checkpoint)
+
+    def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
+        """Give the members, which have left their world, and those that join their ranks in the next one."""
+        assert self._request is not None
+        remaining, workers = list(self.members), [*self.members, *joining]
+        infos = [worker.info for worker in workers if worker.info is not None]
+        try:
+            # Rank 0 is the one that has been there longest: it has what was committed.
+            assignments = self._launcher.assign(
+                [worker.actor for worker in workers], infos, first_node=infos[0].node_id
+            )
+        except StartFailed as error:
+            change.reasons.append(str(error))
+            self._await(workers, [worker.actor.describe.remote() for worker in workers], self.limits.prompt_s)
+            return
+        # The next world has connections of its own. A report that is still on its way is made again there,
+        # since it was not acknowledged.
+        self._events.close_channels()
+        self._worlds_without_report += bool(change.lost or change.error)
+        self.number += 1
+        self.state, self._change = State.TRAINING, None
+        self.slots.note_joined(joining)
+        self.members = list(workers)
+        self._take_ranks(workers, assignments)
+        for worker in workers:
+            worker.running = set(worker.ranks)
+        request = replace(self._request, world_number=self.number)
+        calls = [
+            worker.actor.rejoin.remote(each, self.number, request.reports, request.resources)
+            if worker in remaining
+            else worker.actor.assign.remote(each)
+            for worker, each in zip(workers, assignments, strict=True)
+        ]
+        self._await(workers, calls)
+        self._connect(workers)
+        new = [worker for worker in joining if worker in self.members]
+        self._await(new, [worker.actor.begin.remote(request) for worker in new])
+        if self._change is not None:
+            self._break_world()  # a rank was lost meanwhile, and those that had not begun then missed it
+        self.poll_all()
+        self.changes.append("; ".join(change.reasons))
+
+    def _reason_of_leaving(self, first: Worker) -> str:
+        """Return why the world is left that ``first`` has left without a loss."""
+        draining = ", ".join(worker.name for worker in self.members if self.slots.is_draining(worker))
+        if draining:
+            return f"the host of {draining} is about to go"
+        if any(map(self.slots.is_excess, self.members)):
+            return f"a scheduler left the trial {self.limits.max_workers} rank(s)"
+        return "more workers join" if self._has_others_to_offer else f"{first.name} lost contact"
+
+    # -- Others that join, and members that must leave.
+
+    def _offer_change_if_due(self, are_ready: bool) -> None:
+        """Let the next commit end this world if others are ready to join, or some must leave.
+
+        It is repeated, since ranks that have only just entered their world may not have received it.
+        """
+        must_leave = any(map(self.slots.must_leave, self.members))
+        must_shrink = must_leave and self.slots.can_do_without_leaving(self.members)
+        if self.state is not State.TRAINING or self.has_returned or not (are_ready or must_shrink):
+            return
+        self._has_others_to_offer |= are_ready
+        now = time.monotonic()
+        if now < self._next_offer_s:
+            return
+        self._offers += 1
+        self._next_offer_s = now + backoff_s(self._offers)
+        for worker in self.members:
+            worker.actor.offer_change.remote(self.number)
+
+    def _end_leaving(self) -> None:
+        leaving = [worker for worker in self.members if self.slots.must_leave(worker)]
+        self._end_members(leaving)
+        for worker in leaving:
+            if self.slots.is_excess(worker):
+                self._launcher.release_slot(worker.slot)
+
+    def may_end_soon(self, node_id: str) -> bool:
+        """Return True if an elastic trial will have to start again, see `Slots.may_end_soon`."""
+        return self.slots.may_end_soon(self.members, node_id)
+
+    def resize(self, workers: int, resources: bytes) -> bool:
+        """Let the trial have so many ranks from its next commit on; False if it has to start again instead.
+
+        ``resources`` is what its function sees then, as in `TrialRequest`.
+        """
+        if not self.limits.is_elastic or self.failures or self.has_returned or not self.running:
+            return False
+        # Ray takes back a placement group as a whole.
+        if workers < self._launcher.placed_workers:
+            return False
+        if not self._ask_one("has_committed", timeout_s=self.limits.prompt_s):
+            return False
+        assert self._request is not None, "ranks run"
+        self.limits = self.slots.limits = replace(self.limits, max_workers=workers)
+        self._request = replace(self._request, resources=resources)
+        self.slots.release_excess(self.members)
+        self.slots.start_missing(self.members)
+        self._offer_change_if_due(False)
+        return True
+
+    def dump_commit(self) -> bytes | None:
+        """Return what the ranks have committed last, as bytes; None if they have committed nothing."""
+        dumped: bytes | None = self._ask_one("dump_commit", timeout_s=self.limits.timeout_s)
+        return dumped
+
+    def _ask_one(self, method: str, *, timeout_s: float) -> Any:
+        """Return what the first member that answers within ``timeout_s`` answers, None if none does."""
+        for worker in self.members:
+            try:
+                return ray.get(getattr(worker.actor, method).remote(), timeout=timeout_s)
+            except RayError:
+                continue  # it is lost when its heartbeat is looked at
+        return None
+
+    # -- The end.
+
+    def end_trial(self) -> list[Failed]:
+        """Deal with no loss and no change any more; return the ranks that the last change had lost."""
+        lost = self.lost
+        self.state, self._change = State.ENDED, None
+        return lost
+
+    @property
+    def has_changed(self) -> bool:
+        """Return True if the world is not the one that the trial began in, or is about to be another."""
+        return bool(self.changes or self.slots.starting)
+
+    def close(self) -> None:
+        """End every worker's process, and see it gone; twice is harmless."""
+        self.slots.end()
+        members, self.members = self.members, []
+        self._events.close_channels()
+        actor_processes.end_actors(
+            [worker.actor for worker in members],
+            [*(worker.info for worker in members if worker.info), *self._launcher.processes_below()],
+            lost_nodes=self.lost_nodes,
+        )
+        self._launcher.close()

@@ -447,6 +447,8 @@ class ProgressCallback(Callback):
         # Tune calls this hook also while it handles an error that ends the search, which says all there is.
         if view is None or (sys.exc_info()[0] is not None and not self._progress.count("done", "failed")):
             return
+        for trial in trials:  # if nothing was left to do, Tune has taken no step
+            self._progress.restored(trial, time.time())
         view.close(self._progress, time.time())
         if trials:
             aims = searched_for(trials[0].storage.experiment_driver_staging_path)

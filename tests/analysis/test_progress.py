@@ -231,6 +231,15 @@ def test_a_resumed_search_begins_from_the_restored_trials():
     assert "best config  {'x': 1, 'constant': 'c'}" in said
 
 
+def test_a_resumed_search_with_nothing_left_to_do_counts_the_restored_trials():
+    stream = io.StringIO()
+    callback = ProgressCallback("loss", "min", stream=stream, live=False)
+    callback.setup(total_num_samples=1)
+    callback.on_experiment_end([earlier("a", "TERMINATED", 1.0, 1.0)])
+    assert "search ended: 1 of 1 trials ended" in stream.getvalue()
+    assert "nan" not in stream.getvalue()
+
+
 def test_a_search_that_ends_in_an_error_before_a_trial_has_ended_says_no_more_than_that():
     stream = io.StringIO()
     callback = ProgressCallback("loss", "min", stream=stream, live=False)

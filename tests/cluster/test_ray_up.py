@@ -75,7 +75,7 @@ def test_a_job_outlives_the_laptop_that_submitted_it_and_its_results_come_back(
         )
         lab.run("n1", "touch /shared/enough", timeout_s=30)
         wait_until(
-            lambda: "FAILED" in lab.run("laptop", here + status, timeout_s=60).stdout,
+            lambda: "Job 'mine' failed" in lab.run("laptop", here + status, timeout_s=60).stdout,
             timeout_s=60,
             what="the exit status of the script, which is 3",
         )

@@ -180,7 +180,7 @@ class BayesOptSearch(Searcher):
             with one_thread():
                 point = self._optimizer.next_point(space, self._history, self._seed, self._aims())
             if self._optimizer.learns_from_curves:
-                # Not at the level of information, at which nobody sees it who has not asked for it.
+                # A warning: messages at level INFO are not shown by default.
                 self._say_once(
                     "curves",
                     "the search learns from every report, of running and stopped trials too, over "
@@ -189,8 +189,8 @@ class BayesOptSearch(Searcher):
             if self._history.rounds(space.size) and not space.is_sampled:
                 self._say_once(
                     "exhausted",
-                    f"every one of the {int(space.size)} points of the search space has been suggested; from "
-                    "here on points are repeated, the most promising first",
+                    f"all points of the search space have been suggested ({int(space.size)}); from here on "
+                    "points are repeated, the most promising first",
                 )
         self._history.add(Trial(trial_id, point))
         return space.config(point, seed_for(self._seed, self._history, "sampled"), given)

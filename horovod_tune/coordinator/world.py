@@ -515,6 +515,8 @@ class World:
         """End every worker's process, and see it gone; twice is harmless."""
         self.slots.end()
         members, self.members = self.members, []
+        for worker in members:
+            worker.is_polled = False  # its answer may still arrive, in the next trial
         self._events.close_channels()
         actor_processes.end_actors(
             [worker.actor for worker in members],

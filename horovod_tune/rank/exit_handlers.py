@@ -29,7 +29,8 @@ def install() -> None:
     if atexit.register is not _real_register:
         return
     _lasting = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
-    _lasting |= sys.stdlib_module_names
+    # What a first trial imports of these registers the end of the process too: hvd.init() its own shutdown.
+    _lasting |= {*sys.stdlib_module_names, "horovod", "torch", "torch_xla", "ray"}
 
     @functools.wraps(_real_register)  # type: ignore[arg-type]
     def register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:

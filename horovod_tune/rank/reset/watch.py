@@ -189,7 +189,7 @@ def _contents_of(owner: Any, top: str = "") -> Any:
     if top and (not _belongs(str(kind.__module__), top) or kind.__name__ in _OPERATORS):
         return None
     if issubclass(kind, dict | list | set):
-        return owner
+        return None  # to read a subclass may run its code: that of Transformers imports every model
     try:
         attributes = object.__getattribute__(owner, "__dict__")
     except Exception:  # any: classes decide themselves how they are asked

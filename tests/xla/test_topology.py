@@ -218,7 +218,7 @@ def test_what_is_no_type_is_refused_with_the_names_there_are(tpu_type: object) -
 
 
 def test_a_type_without_a_tpu_is_refused() -> None:
-    with pytest.raises(SpecError, match="tpu_type needs use_tpu=True, got tpu_type='v4-8'"):
+    with pytest.raises(SpecError, match="tpu_type requires use_tpu=True, got tpu_type='v4-8'"):
         make_spec(tpu_type="v4-8")
 
 

@@ -11,7 +11,7 @@ from trial_runner import is_kept, sound
 
 from horovod_tune import report
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -15,7 +15,7 @@ from worker_kinds import NEEDS, Workers, skip_unless_installed
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Report
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

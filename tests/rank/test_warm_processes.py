@@ -16,7 +16,7 @@ from trial_runner import TrialRunner, exists, is_kept, sound
 from horovod_tune import report
 from horovod_tune.errors import TrainingFailed
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

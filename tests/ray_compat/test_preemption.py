@@ -13,7 +13,7 @@ from sessions import drain_node
 from horovod_tune.ray_compat import is_preempted
 from horovod_tune.ray_compat.preemption import HostPreempted
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def test_the_error_travels() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ray import tune
 
 from horovod_tune import analyze
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.cli import main
 from horovod_tune.search import BayesOptSearch
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def search(folder: Path, name: str, metric: str | None, capsys: Any, aims: dict[str, Any]) -> tuple[str, str]:

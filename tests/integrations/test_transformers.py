@@ -111,8 +111,9 @@ def test_every_evaluation_is_one_report_with_its_checkpoint_and_a_trial_goes_on_
     assert all(each.metrics["eval_loss"] > 0 for each in reports)
     facts = [json.loads(Path(directory, f"rank_{rank}.json").read_text()) for rank in range(workers.size)]
     assert facts == [{"reports": 2, "trainers_world": 2 if joined else 1, "at": 2}] * workers.size
-    if problems := workers.group.end_trial():  # what Transformers leaves behind costs new processes
-        print(problems)
+    if problems := workers.group.end_trial():
+        # Only what Accelerate keeps for itself, or joined, is in the way of the next trial.
+        assert joined or all("accelerate" in each or "transformers" in each for each in problems), problems
         workers.group.close()
     here = ray.get_runtime_context().get_node_id()
     workers.begin(

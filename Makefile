@@ -14,7 +14,7 @@ export TORCH PIP_EXTRA
 # Tests of trials mostly wait, so that more run side by side than there are cores.
 WORKERS ?= 3
 PYTEST = $(VENV)/bin/python -m pytest
-IN_PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations-to build/durations.json
+IN_PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations-to=build/durations.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-slow test-all test-matrix soak test-hosts examples lint typecheck format docs wheel bench test-xla test-gpu debian-packages set-up set-up-xla clean
@@ -54,10 +54,10 @@ test-slow: set-up
 	@$(PYTEST) $(IN_PARALLEL) -m "slow and not (contract or cluster or example or wheel)" $(if $(SHARD),--shard $(SHARD)) --durations 10 $(PYTEST_ARGS)
 
 test-hosts: set-up
-	@$(PYTEST) -m cluster tests/cluster --durations-to build/durations.json $(if $(SHARD),--shard $(SHARD)) $(PYTEST_ARGS)
+	@$(PYTEST) -m cluster tests/cluster --durations-to=build/durations.json $(if $(SHARD),--shard $(SHARD)) $(PYTEST_ARGS)
 
 examples: set-up
-	@$(PYTEST) -m example --durations-to build/durations.json $(PYTEST_ARGS)
+	@$(PYTEST) -m example --durations-to=build/durations.json $(PYTEST_ARGS)
 
 test-all: lint typecheck test test-slow test-hosts examples docs wheel
 

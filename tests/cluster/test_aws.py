@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,11 @@ def test_a_search_gets_the_instances_that_its_trials_need_and_gives_them_back(
     submit = submit.replace("--no-wait ", "").replace("python tune.py --address auto", ends_head)
     submit = submit.replace("tune.py --address auto", "search.py --address auto --until /shared/enough")
     log = tmp_path / "job"
-    with (
-        lab.running("laptop", f"cd ~/checkout; exec ray dashboard{forward}", tmp_path / "forward"),
-        lab.running("laptop", f"cd ~/project; {settings}; exec {submit}", log) as job,
-    ):
+    with ExitStack() as running:
+        forwarding = f"cd ~/checkout; exec ray dashboard{forward}"
+        running.enter_context(lab.running("laptop", forwarding, tmp_path / "forward"))
+        lab.wait_for_port("laptop", "127.0.0.1:8265")
+        job = running.enter_context(lab.running("laptop", f"cd ~/project; {settings}; exec {submit}", log))
 
         def searched() -> bool:
             assert job.poll() is None, log.read_text()[-6000:]

@@ -71,7 +71,7 @@ class StartFailed(HorovodTuneError, RuntimeError):
 
 
 class TrainingFailed(HorovodTuneError, RuntimeError):
-    """A rank raised, died or fell silent: says which rank, on which host, with its own traceback."""
+    """A rank raised, died or stopped responding; names the rank and its host, with its own traceback."""
 
-    # The ids of the Ray nodes of ranks that died or fell silent.
+    # The ids of the Ray nodes of ranks that died or stopped responding.
     lost_nodes: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Runs in each rank: the session behind `report()` and `get_checkpoint()`; ray.tune's own land here too.
 
-First on the way of a report: `Session.report()` sends it on (2: `gloo/training_actor.py` or
+First stop of a report: `Session.report()` sends it on (2: `gloo/training_actor.py` or
 `xla/host_actor.py`) and waits until Tune has decided.
 """
 

@@ -1,7 +1,7 @@
 """The trial, as Tune sees it: the base of the classes that `DistributedTrainableCreator` returns.
 
-Runs in the trial's coordinator actor, its class methods in the driver. Last on the way of a report: `step()`
-returns it to Tune, and the next `step()` lets the ranks go on.
+Runs in the trial's coordinator actor, its class methods in the driver. Last stop of a report: `step()`
+returns it to Tune, and the next `step()` releases the ranks.
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ class DistributedTrainable(FunctionTrainable):
         """Return rank 0's next report, as Tune's own function trainables do (see FunctionTrainable.step)."""
         if self._moves:
             self._coordinator.close()
-            raise HostPreempted("pre-empted: the trial's host is about to go; it goes on elsewhere")
+            raise HostPreempted("preempted: the trial's node is draining; the trial restarts on another node")
         try:
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
             if ray_compat.is_preempted(failed.lost_nodes):
                 # A machine that its cloud took away is not a failure of the trial: Tune must not count it.
-                raise HostPreempted(f"pre-empted: {failed}") from failed
+                raise HostPreempted(f"preempted: {failed}") from failed
             raise
         if result is None:
             self._store_artifacts()

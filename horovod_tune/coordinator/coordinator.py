@@ -1,6 +1,6 @@
 """Runs in the coordinator actor: gives Tune one result at a time, from what rank 0 reports.
 
-Fourth on the way of a report: `next_result()` stores its checkpoint, adds facts of the world, and returns it
+Fourth stop of a report: `next_result()` stores its checkpoint, adds facts of the world, and returns it
 to `trainable.py` (5).
 """
 

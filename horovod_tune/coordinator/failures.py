@@ -43,14 +43,14 @@ def explain(failures: Sequence[Failed], *, world_size: int) -> str:
 
 
 def verb_of(kind: FailureKind) -> str:
-    """Return what is said of a rank that was lost in this way: "died", "fell silent"."""
+    """Return what is said of a rank that was lost in this way: "died", "stopped responding"."""
     return _VERBS[kind]
 
 
 _VERBS = {
     FailureKind.RAISED: "failed",
     FailureKind.DIED: "died",
-    FailureKind.SILENT: "fell silent",
+    FailureKind.SILENT: "stopped responding",
     FailureKind.RETURNED: "returned from the training function, while others wait in a collective for it",
     FailureKind.STALLED: "waited in a collective that not all ranks entered",
     FailureKind.HUNG: "hung",

@@ -4,7 +4,7 @@ Runs in the coordinator, in one thread. Every wait has an end: a worker answers 
 nothing to send, and one that does not for ``timeout_s`` is lost. Which workers there are, and what a loss
 leads to, is in `world`.
 
-Third on the way of a report: `next_event()` returns it to `coordinator.py` (4), and the next call
+Third stop of a report: `next_event()` returns it to `coordinator.py` (4), and the next call
 acknowledges it on every rank.
 """
 

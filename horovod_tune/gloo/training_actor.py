@@ -3,7 +3,7 @@
 The training function runs in a thread; the actor's methods answer meanwhile, so a rank that trains for an
 hour between two reports still answers.
 
-Second on the way of a report: `_send()` takes it from `session.py` to the coordinator (3:
+Second stop of a report: `_send()` takes it from `session.py` to the coordinator (3:
 `coordinator/worker_group.py`), through the rank's channel or as the answer to the next `poll`.
 """
 

@@ -1,7 +1,7 @@
 """Everything private of Ray that this package touches, in one place. Checked against Ray 2.60.0.
 
 - `queries`: which node the driver runs on, whether this host reaches the trial's storage, what a
-  trial has reported, whether the cluster can grow, which nodes were pre-empted, this job's processes and its
+  trial has reported, whether the cluster can grow, which nodes were preempted, this job's processes and its
   directory on a host, how large a function may be,
 - `schedules`: what a scheduler goes by,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,

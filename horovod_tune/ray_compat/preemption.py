@@ -12,7 +12,7 @@ from horovod_tune.errors import TrainingFailed
 
 
 class HostPreempted(TrainingFailed, RayActorError):
-    """A rank's host was pre-empted: Tune starts the trial again without counting this as a failure."""
+    """A rank's host was preempted: Tune starts the trial again without counting this as a failure."""
 
     def __init__(self, message: str) -> None:
         RayActorError.__init__(self, error_msg=message, preempted=True)

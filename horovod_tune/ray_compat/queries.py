@@ -52,7 +52,7 @@ _FUNCTION_SIZE = Patch(
 # What a trainable class has besides its function when it is pickled: some thousand bytes.
 _BYTES_OF_A_CLASS = 100_000
 _PREEMPTION = Patch(
-    "pre-empted nodes",
+    "preempted nodes",
     "a trial whose machine is taken away counts that as a failure",
     (
         part(f"{_STATE}.get_draining_nodes"),

@@ -3,7 +3,7 @@
 It never touches the device itself. Its methods are called by the coordinator's worker group and by
 `launcher.XlaLauncher` only.
 
-Second on the way of a report: `xla/rank.py` sends it here, and `poll()` hands it to the coordinator (3:
+Second stop of a report: `xla/rank.py` sends it here, and `poll()` hands it to the coordinator (3:
 `coordinator/worker_group.py`).
 """
 
@@ -146,7 +146,7 @@ class HostActor:
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
     ) -> list[Message]:
-        """Return the ranks' messages, after ``wait_s`` at the latest (then none: a sign of life)."""
+        """Return the ranks' messages, after ``wait_s`` at the latest; none then counts as a heartbeat."""
         if proceed:
             self.proceed(proceed, checkpoint)
         self._check_silence()
@@ -169,9 +169,7 @@ class HostActor:
     def _check_silence(self) -> None:
         for rank in self._supervisor.silent(self._timeout_s):
             if rank.ordinal in self._running:
-                self._fail(
-                    rank, FailureKind.SILENT, f"gave no sign of life for timeout_s={self._timeout_s:g} s"
-                )
+                self._fail(rank, FailureKind.SILENT, f"no heartbeat for {self._timeout_s:g} s (timeout_s)")
 
     def _check_for_a_hang(self) -> None:
         if self._checkpoints.is_busy:

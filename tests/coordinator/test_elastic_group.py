@@ -198,7 +198,7 @@ def test_one_that_is_silent_while_the_others_wait_costs_them_seconds(make: Calla
     trial.report_in(8.0)
     assert trial.group.next_event() == Report(1, {"size": 1})
     (change,) = trial.group.world.changes
-    assert change == "rank 1 on host1 died; rank 2 on host2 fell silent"
+    assert change == "rank 1 on host1 died; rank 2 on host2 stopped responding"
 
 
 def test_ranks_that_did_not_hear_that_others_wait_are_told_again(make: Callable[..., Elastic]) -> None:

@@ -321,7 +321,7 @@ def test_a_rank_that_gives_no_sign_of_life_is_named(own_workers: Callable[..., W
     with pytest.raises(TrainingFailed) as caught:
         workers.events()
     assert f"rank {workers.size - 1} of {workers.size}" in str(caught.value)
-    assert "fell silent" in str(caught.value) and "for 45 s (timeout_s)" in str(caught.value)
+    assert "stopped responding" in str(caught.value) and "for 45 s (timeout_s)" in str(caught.value)
 
 
 def test_workers_that_a_trial_left_unfit_say_why(own_workers: Callable[..., Workers]) -> None:

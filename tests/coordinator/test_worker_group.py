@@ -59,7 +59,7 @@ def test_a_silent_worker_is_lost_after_its_time_and_not_before(make: Callable[..
     group.actors[2].fall_silent()
     text = error_of(group)
     assert text.startswith(
-        "rank 2 of 3 on host2 fell silent:\nprocess 102: no heartbeat for 60 s (timeout_s)"
+        "rank 2 of 3 on host2 stopped responding:\nprocess 102: no heartbeat for 60 s (timeout_s)"
     )
     # A quarter of the time is the poll's own; the last output of the others is waited for at most 5 s.
     assert TIMEOUT_S <= group.clock.now - began <= TIMEOUT_S * 1.5 + 5
@@ -88,7 +88,7 @@ def test_a_late_answer_of_a_worker_that_is_lost_changes_nothing(make: Callable[.
     group.actors[2].fall_silent()
     group.actors[2].say(Report(7, {"loss": 0.0}), Finished(2))
     group.clock.at(TIMEOUT_S * 1.25 + 3, group.actors[2].wake_up)  # while the others' output is waited for
-    assert error_of(group).startswith("rank 2 of 3 on host2 fell silent")
+    assert error_of(group).startswith("rank 2 of 3 on host2 stopped responding")
     assert group.real.take_logs() == []
     assert group.real.end_trial() == ["a rank failed"]
 
@@ -115,7 +115,7 @@ def test_a_rank_that_answers_no_ping_is_the_cause_that_the_others_lost(make: Cal
     group.actors[1].fall_silent()
     group.actors[0].say(failed(0, FailureKind.DISCONNECTED, LOST))
     group.actors[2].say(failed(2, FailureKind.DISCONNECTED, LOST))
-    assert error_of(group).startswith("rank 1 of 3 on host1 fell silent:")
+    assert error_of(group).startswith("rank 1 of 3 on host1 stopped responding:")
     assert group.clock.now - began < 10, "without waiting for timeout_s"
 
 
@@ -211,7 +211,12 @@ def test_whatever_ranks_do_the_trial_ends_in_time_with_an_end_that_is_so(
         ), "nothing that was printed is lost"
     except TrainingFailed as error:
         first = str(error).splitlines()[0]
-        verb = {"failed": "raised", "died": "died", "fell silent": "silent", "lost contact": "disconnected"}
+        verb = {
+            "failed": "raised",
+            "died": "died",
+            "stopped responding": "silent",
+            "lost contact": "disconnected",
+        }
         (told,) = [end for text, end in verb.items() if text in first]
         rank = int(first.split()[1])
         assert ends[rank] == told, (first, ends)

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def test_the_error_travels() -> None:
-    error = cloudpickle.loads(cloudpickle.dumps(HostPreempted("rank 1 on n2 was pre-empted")))
-    assert str(error) == "rank 1 on n2 was pre-empted"
+    error = cloudpickle.loads(cloudpickle.dumps(HostPreempted("rank 1 on n2 was preempted")))
+    assert str(error) == "rank 1 on n2 was preempted"
     assert error.preempted
 
 
@@ -55,7 +55,7 @@ def test_a_lost_node_that_was_drained_is_preempted_and_tune_does_not_count_it(tm
                     break
             time.sleep(0.2)
         else:
-            pytest.fail("Ray does not call the lost actor pre-empted")
+            pytest.fail("Ray does not call the lost actor preempted")
         assert is_preempted([node]), ray.nodes()
 
         count = tmp_path / "count"
@@ -66,7 +66,7 @@ def test_a_lost_node_that_was_drained_is_preempted_and_tune_does_not_count_it(tm
                 times = int(count.read_text())
                 if times < 3:
                     count.write_text(str(times + 1))
-                    raise HostPreempted("rank 1 on n2 was pre-empted")
+                    raise HostPreempted("rank 1 on n2 was preempted")
                 return {"loss": 1.0, "done": True}
 
             def save_checkpoint(self, directory: str) -> dict[str, Any]:

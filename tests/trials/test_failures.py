@@ -1,4 +1,4 @@
-"""A rank raises, dies, falls silent or never comes: the trial says who, and leaves no process behind."""
+"""A rank raises, dies, stops responding or never starts: the trial names it and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_rank_that_stops_answering_is_named(tune_run):
 
     analysis = run_failing(tune_run, train, timeout_s=15)
     text = error_of(analysis.trials[0])
-    assert "rank 1 of 2 on" in text and "fell silent" in text, text
+    assert "rank 1 of 2 on" in text and "stopped responding" in text, text
 
 
 @pytest.mark.contract

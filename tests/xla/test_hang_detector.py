@@ -35,7 +35,7 @@ def polled(
     ("what", "step"),
     [
         ("nothing", lambda i: Activity(0, 0, 0.0)),
-        ("signs of life cost something", lambda i: Activity(7, 9, 0.002 * i)),
+        ("heartbeats cost CPU time", lambda i: Activity(7, 9, 0.002 * i)),
         ("a share of 0.9 % of a CPU, for ever", lambda i: Activity(0, 0, 0.09 * i)),
     ],
 )

@@ -42,7 +42,7 @@ def usage(analysis: Analysis) -> Usage:
 
 
 def wall_time_s(analysis: Analysis) -> float | None:
-    """Seconds from the experiment's start to its last sign of life, without those between two drivers."""
+    """Seconds from the experiment's start to its last activity, without the gaps between two drivers."""
     begin = analysis.record.start_time
     ends = [trial.end_time for trial in analysis.trials if trial.end_time is not None]
     if begin is None or not ends:

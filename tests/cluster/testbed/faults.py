@@ -100,7 +100,7 @@ FAULTS = (
     Fault("1 % loss 20 s", on_workers(LOSS), lasts_s=20),
     Fault("link of the head down 10 s", lambda training, _: training.lab.cut("n1"), lasts_s=10),
     Fault("rank stopped 5 s", signal_rank("STOP"), lasts_s=5),
-    Fault("rank stopped", signal_rank("STOP"), error=LOST + " fell silent"),
+    Fault("rank stopped", signal_rank("STOP"), error=LOST + " stopped responding"),
     Fault("raylet stopped 8 s", STOP_RAYLET, lasts_s=8),
     Fault("raylet stopped", STOP_RAYLET, error=LOST, loses_host=True),
     Fault("raylet killed", on_host("pkill -KILL -x raylet"), error=LOST, loses_host=True),

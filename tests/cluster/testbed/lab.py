@@ -194,8 +194,8 @@ class Lab:
     def start_ray_on(self, host: str, *, cpus: int = 1, environment: str = "") -> None:
         """Start one host's Ray: the cluster's head on n1, which the others join.
 
-        Its ports are fixed, as on hosts with a firewall between them, and others at each start: a Ray
-        that came back on the port of before, 26 s after its host fell silent, was given up by the head again.
+        Its ports are fixed, as on hosts with a firewall between them, and differ at each start: the head
+        marked a Ray as lost again that came back on its old port 26 s after its host had stopped responding.
         """
         self._port = port = self._port + 2
         where = f"--address={self.ip('n1')}:6379"

@@ -81,8 +81,8 @@ class FailureKind(Enum):
     DIED = 2
     SILENT = 3
     RETURNED = 4
-    STALLED = 5
-    HUNG = 6
+    HUNG = 5
+    STALLED = 6
     DISCONNECTED = 7
 
 
@@ -98,10 +98,14 @@ class Failed:
 
 @dataclass(frozen=True)
 class LogChunk:
-    """What a rank printed since its last chunk."""
+    """What a rank printed since its last chunk.
+
+    ``stack`` is where its training function was, if the rank was asked to answer at once.
+    """
 
     rank: int
     text: bytes
+    stack: str = ""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,6 @@ def executed(tmp_path_factory: pytest.TempPathFactory):
     notebook.cells.append(
         nbformat.v4.new_code_cell("print(len(results.trials), analysis.runs, analysis.problems)")
     )
-    notebook.cells.append(nbformat.v4.new_code_cell("ray.shutdown()"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(folder))
         patch.setenv("RAY_AIR_NEW_OUTPUT", "1")  # as users have it

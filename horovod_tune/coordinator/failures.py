@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from horovod_tune.error_text import encodable
 from horovod_tune.messages import Failed, FailureKind
@@ -40,6 +41,46 @@ def explain(failures: Sequence[Failed], *, world_size: int) -> str:
     lines.append(cause.traceback.rstrip())
     # Not every text is a training function's: a process that could not begin says why in its own words.
     return encodable("\n".join(lines))
+
+
+def name_awaited(
+    failures: Sequence[Failed],
+    awaited: Mapping[int, str],
+    running: Mapping[int, str],
+    stacks: Mapping[int, str],
+) -> list[Failed]:
+    """Add to ranks that gave up waiting in a collective which ranks they have waited for.
+
+    Args:
+        failures: what is known.
+        awaited: the collectives that Horovod's stall inspector misses a rank in, by rank.
+        running: the hosts of the ranks whose training function still runs, by rank.
+        stacks: where the training function of such a rank is, by rank.
+
+    >>> stalled = Failed(0, "a", FailureKind.STALLED, "HorovodInternalError")
+    >>> _, hung = name_awaited([stalled], {1: "gradient.7"}, {1: "b"}, {1: "  line 3, in train\\n"})
+    >>> print(explain([stalled, hung], world_size=2))
+    rank 1 of 2 on b hung:
+    (rank 0 on a waited in a collective that not all ranks entered)
+    Its training function is at:
+      line 3, in train
+    it did not enter gradient.7, in which the others waited
+    >>> name_awaited([stalled], {1: "gradient.7"}, {}, {})[0].traceback
+    'HorovodInternalError\\nrank 1 did not enter gradient.7'
+    """
+    found = list(failures)
+    stalled = next((n for n, each in enumerate(found) if each.kind is FailureKind.STALLED), None)
+    if stalled is None:
+        return found
+    for rank, collectives in awaited.items():
+        if rank in running:
+            where = f"Its training function is at:\n{stacks[rank]}" if stacks.get(rank) else ""
+            text = f"{where}it did not enter {collectives}, in which the others waited"
+            found.append(Failed(rank, running[rank], FailureKind.HUNG, text))
+    if len(found) == len(failures) and awaited:  # they all wait: in different collectives
+        missing = "; ".join(f"rank {rank} did not enter {each}" for rank, each in awaited.items())
+        found[stalled] = replace(found[stalled], traceback=f"{found[stalled].traceback.rstrip()}\n{missing}")
+    return found
 
 
 def verb_of(kind: FailureKind) -> str:

@@ -78,6 +78,8 @@ class WorkerGroup:
         self._logs: list[LogChunk] = []
         self._returned: set[int] = set()
         self._returned_before: set[int] = set()
+        # The ranks that collectives waited for when Horovod last said so, with the collectives' names.
+        self._awaited: dict[int, str] = {}
         # The next acknowledgement, and the last one: what a channel has lost comes with the next poll. The
         # newest checkpoint goes with each, since a call may overtake the one that brought it first.
         self._next_ack: tuple[int, CheckpointPlace | None] | None = None
@@ -218,6 +220,7 @@ class WorkerGroup:
                 case LogChunk():
                     self._logs.append(message)
                 case AwaitedRanks(names=names):
+                    self._awaited = names
                     self._check_awaited(names)
                 case NeedsWorld() if self.world.limits.is_elastic:
                     self.world.note_left(worker, message)
@@ -284,9 +287,14 @@ class WorkerGroup:
         if failures.needs_cause(first):
             for worker in missing:
                 self.world.lose(worker, FailureKind.SILENT, f"no heartbeat for {PROMPT_S:g} s")
+        stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
+        first = failures.name_awaited(first, self._awaited, self._hosts_of_running(), stacks)
         error = TrainingFailed(failures.explain(first, world_size=self.world.size))
         error.lost_nodes = tuple(self.world.lost_nodes)
         return error
+
+    def _hosts_of_running(self) -> dict[int, str]:
+        return {rank: host for rank, host in enumerate(self.hosts) if rank in self.world.running}
 
     # -- The end of a trial.
 

@@ -67,6 +67,7 @@ class HorovodWorld:
         self._has_asked = False
         self._basics: Any = None
         self._environment: dict[str, str] = {}
+        self._has_process_sets = False
         # Of this process's first world.
         self._settings: set[tuple[str, str]] | None = None
         self._sockets: dict[int, str] = {}
@@ -114,6 +115,7 @@ class HorovodWorld:
                     return None
                 world._shut_down()  # the kept world is not the one that is asked for
             world._environment = _horovod_environment()
+            world._has_process_sets = bool(process_sets)
             world._count_from_one()
             world._before_init = sockets.open_tcp_sockets()
             try:
@@ -193,13 +195,12 @@ class HorovodWorld:
 
     @property
     def has_only_the_global_set(self) -> bool:
-        """True if all collectives of this world are of all its ranks; False if that is not known."""
-        if not (_GUARD.fits and self.is_up):
-            return False
-        try:
-            return set(self._basics._get_process_set_ids_and_ranks()) == {0}
-        except ValueError:
-            return False  # it was shut down meanwhile
+        """True if all collectives of the latest world are of all its ranks; False if that is not known.
+
+        Horovod adds sets after `hvd.init()` only where a variable allows it.
+        """
+        allowed = self._environment.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0")
+        return _GUARD.fits and not self._has_process_sets and allowed == "0"
 
     def is_entered(self) -> bool:
         """Return True if the training function has called ``hvd.init()``, and not ``hvd.shutdown()`` since.

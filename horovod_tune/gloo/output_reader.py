@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from horovod_tune.files.log_files import LOG_BYTES, left_out
 from horovod_tune.rank.streams import flush_streams
@@ -77,8 +77,7 @@ class OutputReader:
         mark, self._awaited_mark = self._awaited_mark, _size(self._paths[1])
         if mark is None:
             return {}
-        found = map(_MISSING_RANK.fullmatch, self._newest_stall(mark))
-        return {int(each[1]): each[2] for each in found if each is not None}
+        return missing_ranks(self._newest_stall(mark))
 
     def _newest_stall(self, start: int) -> list[str]:
         """Return the lines of the inspector's last message behind ``start``."""
@@ -101,6 +100,16 @@ class OutputReader:
                 if not is_open and "Will shutdown" not in line:
                     newest.pop()
         return newest
+
+
+def missing_ranks(lines: Iterable[str]) -> dict[int, str]:
+    """Return the ranks that the inspector's message calls missing, with the collectives that wait for each.
+
+    >>> missing_ranks(["Missing ranks:", "1!: [allreduce.x, allreduce.y]"])
+    {1: 'allreduce.x, allreduce.y'}
+    """
+    found = map(_MISSING_RANK.fullmatch, lines)
+    return {int(each[1]): each[2] for each in found if each is not None}
 
 
 def _lines(path: str, start: int) -> Iterator[str]:

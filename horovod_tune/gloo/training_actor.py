@@ -24,7 +24,7 @@ from horovod_tune.channel.report_channel import RankChannel
 from horovod_tune.elastic import CommittedState
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.gloo.horovod_world import HorovodWorld, is_call_before_init, is_collective_error
-from horovod_tune.gloo.output_reader import OutputReader
+from horovod_tune.gloo.output_reader import OutputReader, missing_ranks
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import (
     Assignment,
@@ -273,7 +273,8 @@ class TrainingActor:
 
     def send_logs(self) -> None:
         assert self._world is not None
-        self._outbox.put(LogChunk(self._world.rank, self._output.take()))
+        stack = self._training.stack() if self._training is not None else ""
+        self._outbox.put(LogChunk(self._world.rank, self._output.take(), stack))
 
     def reset(self, join_s: float) -> ResetResult:
         """Reset this process; the result has what keeps the next trial from using it."""
@@ -300,6 +301,8 @@ class TrainingActor:
             return FailureKind.RAISED, ""
         stalled = self._output.stall_report()
         if "Will shutdown" in stalled:
+            if self._horovod.has_only_the_global_set:
+                self._outbox.put(AwaitedRanks(missing_ranks(stalled.splitlines())))
             return FailureKind.STALLED, f"\nHorovod's stall inspector:\n{stalled}\n"
         advice = advice_on_failed_init(installed_horovod()) if isinstance(error, ValueError) else ""
         return FailureKind.DISCONNECTED, advice and f"\n{advice}\n"

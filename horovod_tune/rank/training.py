@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -70,6 +71,13 @@ class Training:
     @property
     def is_alive(self) -> bool:
         return self.thread.is_alive()
+
+    def stack(self) -> str:
+        """Return where the training function is now, as a traceback's lines; empty if it does not run."""
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        lines = traceback.extract_stack(frame) if frame is not None else []
+        ours = [number for number, line in enumerate(lines) if line.filename == __file__]
+        return "".join(traceback.format_list(lines[ours[-1] + 1 :] if ours else []))
 
     def _run(self) -> None:
         ending: Message

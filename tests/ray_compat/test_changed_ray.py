@@ -48,30 +48,6 @@ def test_the_ray_and_the_horovod_in_place_have_the_shapes(patch: compatibility.P
     assert not any(part.difference() for part in patch.parts)
 
 
-@pytest.mark.parametrize(
-    ("patch", "part"),
-    [(patch, part) for patch in PATCHES for part in patch.parts],
-    ids=lambda each: each.name if isinstance(each, compatibility.Patch) else each.path.rpartition(":")[2],
-)
-def test_a_patch_leaves_alone_what_has_another_name_now(
-    patch: compatibility.Patch,
-    part: compatibility.Part,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    found = compatibility.Part.find
-
-    def find(self: compatibility.Part) -> Any:
-        if self == part:
-            raise AttributeError("renamed")
-        return found(self)
-
-    monkeypatch.setattr(compatibility.Part, "find", find)
-    assert not patch.is_due and not patch.fits
-    (record,) = caplog.records
-    assert patch.without in record.getMessage() and "(renamed)" in record.getMessage()
-
-
 def test_each_patch_leaves_ray_alone_with_one_warning_where_any_of_its_parts_has_another_name() -> None:
     driver = subprocess.run(
         [sys.executable, HERE / "drivers" / "renamed_parts.py"],

@@ -170,8 +170,10 @@ def test_a_trial_that_is_being_saved_when_its_bracket_ends_ends_too(trials_of, s
     assert trials[0].checkpoint.path.endswith("3"), "the save that was waited for is lost"
 
 
-@pytest.mark.parametrize(("scheduler", "stop"), [(hyper_band, {}), (population_based, {"score": 7})])
-@pytest.mark.parametrize("end", ["fails", "ends early"])
+@pytest.mark.parametrize(
+    ("scheduler", "stop", "end"),
+    [(hyper_band, {}, "fails"), (population_based, {"score": 7}, "ends early")],
+)
 def test_the_others_go_on_without_one_that(trials_of, tmp_path, scheduler, stop, end):
     both_wait = tmp_path / "both wait"
 

@@ -73,12 +73,8 @@ def die_before_the_world_is_there(config: dict[str, Any]) -> None:
     seen.touch()
     one_is_lost = died(config).exists()
     match phase:
-        case "start" if rank == 1:
-            die(config)
         case "init" if rank == 1 and not one_is_lost:
             die_soon(config)
-        case "re-forming" if rank == 1 and one_is_lost:
-            die(config, "died_again")
         case "re-forming, in init" if rank == 1 and one_is_lost:
             die_soon(config, "died_again")
         case "joining" if is_new and one_is_lost:
@@ -100,8 +96,6 @@ def train(config: dict[str, Any]) -> None:
     phase = config["phase"]
     die_before_the_world_is_there(config)
     hvd.init()
-    if phase == "first step" and hvd.rank() == 1:
-        die(config)
     hvd.broadcast(torch.zeros(1), 0)
     state = get_state() or {"epoch": 0, "sum": 0.0, "is_over": False}
     while state["epoch"] < EPOCHS or (not state["is_over"] and state["epoch"] < MOST_EPOCHS):
@@ -109,7 +103,7 @@ def train(config: dict[str, Any]) -> None:
         if epoch > EPOCHS:
             time.sleep(0.02)  # others are starting
         is_it = epoch == 4 and not died(config).exists()
-        if is_it and hvd.rank() == 1 and phase in ("step", *TWICE):
+        if is_it and hvd.rank() == 1 and phase in TWICE:
             die(config)
         if is_it and hvd.rank() == 2 and phase == "stopped":
             die(config, by=signal.SIGSTOP)
@@ -120,11 +114,11 @@ def train(config: dict[str, Any]) -> None:
         mean, lost = hvd.synchronize(work).tolist()
         state = {"epoch": epoch, "sum": state["sum"] + mean, "is_over": lost == 1.0}
         with tempfile.TemporaryDirectory() as folder:
-            if phase == "checkpoint" and hvd.rank() == 0:
-                Path(folder, "state").write_bytes(os.urandom(1 << 24))
-            if is_it and hvd.rank() == 0 and phase in ("report", "checkpoint"):
+            if hvd.rank() == 0:
+                Path(folder, "state").write_bytes(os.urandom(1 << 20))
+            if is_it and hvd.rank() == 0 and phase == "report":
                 die_soon(config)
-            report(**state, checkpoint=folder if phase == "checkpoint" else None)
+            report(**state, checkpoint=folder)
         if is_it and hvd.rank() == 1 and phase == "commit":
             commit({**state, "bomb": DiesWhenCopied(config)})
         commit(state)
@@ -159,20 +153,9 @@ def train_with_a_sampler(config: dict[str, Any]) -> None:
     loop(hvd.elastic.TorchState(sampler=sampler, epoch=0, seen=[]))
 
 
-ONCE = (
-    "start",
-    "start, rank 0",
-    "init",
-    "first step",
-    "step",
-    "allreduce",
-    "commit",
-    "report",
-    "checkpoint",
-    "stopped",
-)
+ONCE = ("start, rank 0", "init", "allreduce", "commit", "report", "stopped")
 # Two ranks are lost: the second one while the others re-form, or while one joins them.
-TWICE = ("re-forming", "re-forming, in init", "joining", "growing")
+TWICE = ("re-forming, in init", "joining", "growing")
 LAST = {**dict.fromkeys(ONCE, "died"), **dict.fromkeys(TWICE, "died_again")}
 
 

@@ -48,22 +48,24 @@ def drain_this_node() -> None:
 
 
 def train(config: dict[str, Any]) -> None:
-    """Sum the epochs' numbers until no rank is on the node that the last rank drains at epoch 3."""
+    """Sum the epochs' numbers until no rank is on the node that the last rank drains at epoch 3, once."""
     import horovod.torch as hvd
     import ray
     import torch
 
     hvd.init()
     node = ray.get_runtime_context().get_node_id()
-    state = get_state() or {"epoch": 0, "sum": 0.0, "drained": None}
+    marker = Path(config["folder"], "drained")
+    state = get_state() or {"epoch": 0, "sum": 0.0}
     while state["epoch"] < 2000:
         epoch = state["epoch"] + 1
         mean = hvd.allreduce(torch.tensor([float(epoch)], dtype=torch.float64)).item()
         nodes = hvd.allgather_object(node)
-        if epoch == 3 and hvd.rank() == hvd.size() - 1:
+        if epoch == 3 and hvd.rank() == hvd.size() - 1 and not marker.exists():  # it may be done again
+            marker.write_text(node)
             drain_this_node()
-        drained = nodes[-1] if epoch == 3 else state["drained"]
-        state = {"epoch": epoch, "sum": state["sum"] + mean, "drained": drained}
+        drained = hvd.broadcast_object(marker.read_text() if marker.exists() else None, hvd.size() - 1)
+        state = {"epoch": epoch, "sum": state["sum"] + mean}
         is_away = drained is not None and drained not in nodes
         report(epoch=epoch, sum=state["sum"], size=hvd.size(), pid=os.getpid(), is_away=is_away)
         commit(state)
@@ -78,7 +80,7 @@ def run(folder: Path, ranks: int) -> tuple[Any, list[dict[str, Any]]]:
 
     analysis = tune.run(
         DistributedTrainableCreator(train, num_workers=ranks, min_workers=1),
-        config={"ranks": ranks},
+        config={"ranks": ranks, "folder": str(folder)},
         storage_path=str(folder),
         verbose=0,
         raise_on_failed_trial=False,

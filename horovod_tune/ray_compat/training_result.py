@@ -11,7 +11,7 @@ except ImportError as error:
 
     raise UnsupportedRay(
         f"Ray {ray.__version__} does not keep Tune's results where horovod_tune knows them ({error}). "
-        "Install a release of Ray that is in the README's table, or a newer horovod_tune."
+        "Install a release of Ray that the README lists, or a newer horovod_tune."
     ) from error
 
 __all__ = ["TrainingResult"]

@@ -19,7 +19,7 @@ COMMAND_MODULES = (
     "horovod_tune.horovod_build.command",
 )
 
-# The extra that brings a module, for the message where it is missing.
+# The extra that provides a module, for the message if it is missing.
 EXTRAS = {"plotly": "analysis", "rich": "analysis"}
 
 

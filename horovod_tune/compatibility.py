@@ -1,7 +1,8 @@
 """Checks private APIs of Ray and Horovod before they are used: do they have the shape that was written for?
 
-A `Patch` names what it needs of the other library and what a user loses without it. Where the library has
-changed, the patch leaves it alone and warns once per process: things then work more slowly, not worse.
+A `Patch` names what it needs of the other library and what a user loses without it. If the library has
+changed, the patch is not applied and a warning is logged once per process: trials then run more slowly, not
+worse.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Patch:
 
     @property
     def fits(self) -> bool:
-        """Whether the library has the shape. It is checked once per process, and a change is logged once."""
+        """True if the library has the shape. It is checked once per process, and a change is logged once."""
         if self.name not in _decided:
             differences = [difference for part in self.parts if (difference := part.difference())]
             _decided[self.name] = not differences
@@ -111,5 +112,5 @@ class Patch:
 
     @property
     def is_due(self) -> bool:
-        """Whether to apply it now: the library has the shape, and the patch was not tried before."""
+        """Return True if it must be applied now: the library has the shape, and it was not tried before."""
         return self.name not in _decided and self.fits

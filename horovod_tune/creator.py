@@ -1,4 +1,4 @@
-"""Runs in the driver: `DistributedTrainableCreator`, and what a search of its trainables does beside Tune."""
+"""Runs in the driver: `DistributedTrainableCreator`, and what its searches do besides Tune."""
 
 from __future__ import annotations
 
@@ -50,36 +50,37 @@ def DistributedTrainableCreator(
         func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
             `horovod_tune.report` or ``ray.tune.report``.
         use_gpu: whether each rank holds one GPU; ``torch.cuda.set_device(hvd.local_rank())`` selects it.
-        num_hosts: on how many different machines a trial runs (default 1).
+        num_hosts: number of different machines that a trial runs on (default 1).
         num_slots: ranks on each of them (default 1; with ``use_tpu``, all chips of a host).
         num_cpus_per_slot: CPUs that each rank holds (default 1).
-        timeout_s: seconds of silence after which a rank counts as lost (default 60). It bounds each phase
+        timeout_s: seconds without a heartbeat after which a rank is lost (default 60). It bounds each phase
             of the start too, with 0.25 s more for each training actor. It is not the time between reports:
             an epoch may take hours.
         replicate_pem: accepted for old scripts; no SSH key is needed any more.
-        num_workers: instead of ``num_slots``: the total of ranks, placed as tightly as they fit when
+        num_workers: instead of ``num_slots``: the total number of ranks, placed as tightly as they fit if
             ``num_hosts`` is not given.
         num_cpus_per_worker: an alias of ``num_cpus_per_slot``.
-        use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts in place of Horovod ranks.
+        use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts instead of Horovod ranks.
             ``num_slots`` then counts chips.
         tpu_type: with ``use_tpu``, the type of slice that a trial takes, as Ray and Cloud TPU name it
-            (``"v4-32"``); it says ``num_hosts`` too. Needed where the cluster has several types.
+            (``"v4-32"``); it implies ``num_hosts``. Required if the cluster has several types.
         stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
             an error. With ``use_tpu``: seconds in which a host's ranks do nothing at all (no report, no
             operation of torch_xla's, no computation) while Tune waits for them.
-        reuse_workers: keep the ranks' processes and their world for the next trial. Each trial still finds
+        reuse_workers: keep the ranks' processes and their world for the next trial. Each trial finds
             its process as a new one would be.
         nics: the network interface, or several in order of preference, for the ranks' collectives. Default:
             the loopback on one host, the one that has Ray's node address on several.
-        min_workers: makes trials elastic. A trial goes on with as few ranks as these when others are lost,
-            and starts with as few where neither ``num_slots`` nor ``num_workers`` is given. See `commit`.
-        max_workers: up to how many ranks an elastic trial grows when there is room (default: as many as it
+        min_workers: minimum number of ranks. If set, the trial is elastic: it survives losing ranks while
+            this many remain, and starts with this many if neither ``num_slots`` nor ``num_workers`` is given.
+            See `commit`.
+        max_workers: how many ranks an elastic trial grows to when resources are free (default: as many as it
             starts with).
-        min_workers_timeout_s: seconds for which fewer ranks than ``min_workers`` wait for others (default
+        min_workers_timeout_s: seconds that fewer ranks than ``min_workers`` wait for others (default
             60).
 
     Raises:
-        SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
+        SpecError: an argument has the wrong type, is out of bounds, or conflicts with another.
         TrainingFunctionError: ``func`` cannot be called as ``func(config)``.
         OutsideTune: horovodrun, mpirun or torchrun has started this program several times.
         BackendMissing: Horovod (or torch_xla) is not installed, or built without Gloo.

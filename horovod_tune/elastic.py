@@ -23,7 +23,7 @@ class Collectives(Protocol):
     """What the ranks of a trial agree on; every rank calls `any` and `newest` at the same point."""
 
     def are_ready(self) -> bool:
-        """Whether the training function has made its world; a broken one counts."""
+        """Return True if the training function has made its world; a broken one counts."""
         ...
 
     def any(self, flag: bool) -> bool: ...
@@ -48,7 +48,7 @@ class CommittedState:
     Args:
         collectives: what the ranks agree through.
         states: those of Horovod's own elastic API.
-        stored: returns what `dump` of an earlier start of the trial returned, None where there is none.
+        stored: returns what `dump` of an earlier start of the trial returned, None if there is none.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class CommittedState:
         states.load_later(None)  # of the trial before
         self._state: Any = None
         self._number, self._is_asked = 0, False
-        # Whether the world is to change at the next commit; set by the actor's thread.
+        # Whether the world must change at the next commit; set by the actor's thread.
         self.is_to_change = False
 
     @property
     def is_used(self) -> bool:
-        """Whether the training function has committed."""
+        """True if the training function has committed."""
         return self._number > 0
 
     @property
     def is_kept(self) -> bool:
-        """Whether the function goes on with what it commits, here or in a state of `hvd.elastic.run`.
+        """True if the function continues from what it commits, here or in a state of `hvd.elastic.run`.
 
         One that has asked for a state will commit, though it has not yet.
         """
         return self.is_used or self._is_asked or self._states.are_there
 
     def commit(self, state: Any) -> None:
-        """Keep a copy of ``state``; raises `WorldChanges` on every rank when any is told to leave."""
+        """Keep a copy of ``state``; raises `WorldChanges` on every rank if any must leave."""
         self._require_world("commit()")
         self.load_stored()
         self._state, self._number = copy.deepcopy(state), self._number + 1
@@ -118,7 +118,7 @@ class CommittedState:
 
 
 def commit(state: Any) -> None:
-    """Keep ``state`` in memory: what the trial goes on with when a rank is lost or ranks join.
+    """Keep ``state`` in memory, from which the trial continues when a rank is lost or ranks join.
 
     A collective: every rank calls it at the same point, after `hvd.init()`. It costs a copy of ``state`` and
     one allreduce of one number. When the world changes, the training function is called again in each rank
@@ -133,7 +133,7 @@ def commit(state: Any) -> None:
     Raises:
         NotInTraining: called outside a training function that a trial runs.
         NotInitialized: called before `hvd.init()`.
-        HorovodInternalError: a rank of the world is lost. Let it pass: the trial deals with it.
+        HorovodInternalError: a rank of the world is lost. Do not catch it: the trial handles it.
     """
     _committed("commit()").commit(state)
 

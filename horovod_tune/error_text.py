@@ -12,7 +12,7 @@ MAX_TRACEBACK = 200_000
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return a text with its two ends where it is longer than ``limit`` characters.
+    """Return a text, or only its two ends if it is longer than ``limit`` characters.
 
     >>> shorten("the start " + "x" * 1000 + " the end", 20).splitlines()
     ['the start ', '[... 998 characters left out ...]', 'xx the end']

@@ -60,7 +60,7 @@ class PreflightFailed(HorovodTuneError, RuntimeError):
 
 
 class NotElastic(HorovodTuneError, RuntimeError):
-    """The world of a trial of fixed size is broken, and somebody waits for the next one."""
+    """The world of a trial of fixed size is broken, and its function waits for the next one."""
 
 
 class StartFailed(HorovodTuneError, RuntimeError):

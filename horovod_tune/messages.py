@@ -39,7 +39,7 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class CheckpointPlace:
-    """Where a checkpoint lies: a path on a pyarrow filesystem (``None``: the local disk of ``node_id``).
+    """Where a checkpoint is stored: a path on a pyarrow filesystem (``None``: the local disk of ``node_id``).
 
     ``node_id`` is set when only that Ray node can read it; other nodes fetch a copy from there. ``report``
     is the report of this trial's rank 0 that brought it, 0 for one that the trial starts from.
@@ -112,7 +112,7 @@ class LogChunk:
 class NeedsWorld:
     """The rank has left its world, which changes or is broken, and waits for its place in the next one.
 
-    ``error`` is what it left with, empty where it left to let others join. ``stalled`` is the traceback where
+    ``error`` is what it left with, empty if it left to let others join. ``stalled`` is the traceback where
     it waited in a collective that not all ranks entered.
     """
 

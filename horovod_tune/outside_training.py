@@ -31,7 +31,7 @@ def refuse_below_a_rank(caller: str) -> None:
 
 
 def is_plain_tune_function() -> bool:
-    """Whether this process runs a function that was given to Tune without `DistributedTrainableCreator`."""
+    """Return True if this process runs a function passed to Tune without `DistributedTrainableCreator`."""
     tune = sys.modules.get("ray.tune")
     if tune is None:
         return False

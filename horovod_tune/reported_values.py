@@ -158,7 +158,7 @@ def _check_plain(name: str, value: Any) -> None:
 
 
 def checkpoint_path(checkpoint: Any) -> str | None:
-    """Return the directory of a reported checkpoint, None where there is none.
+    """Return the directory of a reported checkpoint, None if there is none.
 
     Raises:
         MetricsError: it is not a directory of this host.
@@ -170,7 +170,7 @@ def checkpoint_path(checkpoint: Any) -> str | None:
         kind = getattr(checkpoint.filesystem, "type_name", "local")
         if kind != "local":
             raise MetricsError(
-                f"checkpoint must be a directory on this host, got {checkpoint!r}, which lies on a {kind} "
+                f"checkpoint must be a directory on this host, got {checkpoint!r}, which is on a {kind} "
                 "file system: report what checkpoint.to_directory() returns"
             )
         checkpoint = checkpoint.path
@@ -183,7 +183,7 @@ def checkpoint_path(checkpoint: Any) -> str | None:
     if not given:
         # os.path.abspath would make the working directory of it.
         raise MetricsError(
-            f"checkpoint must be a directory on this host, got {given!r}; pass None where there is none"
+            f"checkpoint must be a directory on this host, got {given!r}; pass None if there is none"
         )
     path = os.path.abspath(given)
     if not os.path.isdir(path):

@@ -86,7 +86,7 @@ class Session:
         return self._reports
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
-        """Send rank 0's metrics and wait, on every rank, until Tune has decided that the trial goes on."""
+        """Send rank 0's metrics and wait, on every rank, until Tune has decided that the trial continues."""
         self._refuse_in_a_fork("report()")
         plain = plain_metrics(metrics)
         path = checkpoint_path(checkpoint)
@@ -148,7 +148,7 @@ class Session:
         if not self.order.is_elastic:
             raise NotElastic(
                 "the world of this trial broke, and the trial is not elastic: with min_workers= given to "
-                "DistributedTrainableCreator, the other ranks go on without one that is lost"
+                "DistributedTrainableCreator, the other ranks continue without one that is lost"
             )
         with self._condition:
             self._world_is_broken = True
@@ -181,7 +181,7 @@ class Session:
             return TrialWorld(self.world.rank, self.world.size, self.world_number)
 
     def get_checkpoint(self) -> Checkpoint | None:
-        """Return the newest checkpoint of the trial, or None where there is none."""
+        """Return the newest checkpoint of the trial, or None if there is none."""
         self._refuse_in_a_fork("get_checkpoint()")
         checkpoint = self._newest_checkpoint()
         if checkpoint is not None and os.path.exists(os.path.join(checkpoint.path, COMMIT_FILE)):
@@ -205,7 +205,7 @@ class Session:
         return self._checkpoint
 
     def _refuse_in_a_fork(self, caller: str) -> None:
-        # A fork has our memory, this session with it, but nobody listens to what it says.
+        # A fork has our memory, this session included, but nothing receives its messages.
         if os.getpid() != self._pid:
             raise NotInTraining(of_another_process(caller, self.world.rank, self._pid))
 
@@ -251,7 +251,7 @@ def report(
 ) -> None:
     """Report to Tune from the training function: rank 0's metrics count, every rank may call it.
 
-    Returns when Tune has decided that the trial goes on; a trial that a scheduler stops, stops in here.
+    Returns when Tune has decided that the trial continues; a trial that a scheduler stops, stops in here.
 
     Args:
         metrics: names to values as a dict; more may come as keywords. NumPy scalars and tensors of one
@@ -274,7 +274,7 @@ def report(
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """Return the checkpoint that this trial starts from, or its newest one; None where there is none.
+    """Return the checkpoint that this trial starts from, or its newest one; None if there is none.
 
     Every rank gets the same one, on whatever host it runs.
 
@@ -292,7 +292,7 @@ class TrialWorld:
     Attributes:
         rank: this rank's number, as of `hvd.rank()`.
         size: how many ranks there are.
-        changes: how often the world has changed since the trial last started; 0 where its size is fixed.
+        changes: how often the world has changed since the trial last started; 0 if its size is fixed.
     """
 
     rank: int
@@ -348,7 +348,7 @@ def _require(caller: str) -> Session:
         if is_plain_tune_function():
             raise NotInTraining(
                 f"{caller} was called in a function that Tune runs by itself, with no ranks. Give Tune "
-                "DistributedTrainableCreator(train, num_slots=...) in place of train"
+                "DistributedTrainableCreator(train, num_slots=...) instead of train"
             )
         raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
     return live

@@ -20,7 +20,7 @@ MAX_TIMEOUT_S = 2**31 - 1
 # coordinator deal with them one after the other.
 START_S_PER_WORKER = 0.25
 # How many times that long the processes of training actors may take to start and to import: on overloaded
-# hosts and file systems this is what takes long, and of one that dies meanwhile Ray tells at once.
+# hosts and file systems this is what takes long, and Ray reports at once if one dies meanwhile.
 PROCESS_START_FACTOR = 3
 
 
@@ -136,7 +136,7 @@ class TrialSpec:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether a trial may go on with fewer ranks than it began with, or with more."""
+        """True if a trial may continue with fewer or more ranks than it began with."""
         return self.min_workers is not None
 
     @property

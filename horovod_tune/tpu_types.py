@@ -40,7 +40,7 @@ def shape_of(tpu_type: object) -> tuple[int, int]:
 
 
 def generation_of(tpu_type: str | None) -> str:
-    """Return the generation in a type's name; empty where the type is not known.
+    """Return the generation in a type's name; empty if the type is not known.
 
     >>> generation_of("v5litepod-16")
     'v5litepod'

@@ -48,7 +48,7 @@ class DistributedTrainable(FunctionTrainable):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        # Two functions of Tune's return a subclass; it would run as if nobody had asked for anything.
+        # Two functions of Tune's return a subclass; it would run as if nothing had been requested.
         if "default_resource_request" in cls.__dict__:
             raise SpecError(
                 f"tune.with_resources does not apply to a distributed trial. {RESOURCE_ARGUMENTS}"
@@ -98,7 +98,7 @@ class DistributedTrainable(FunctionTrainable):
         self._trial_storage.begin()
 
     def _set_trial(self, config: dict[str, Any]) -> None:
-        # Whether the training function has reported a checkpoint, and whether the trial leaves its hosts.
+        # Whether the training function has reported a checkpoint, and whether the trial is leaving its hosts.
         self._saves_itself = self._moves = False
         self._artifacts_are_stored = False
         storage = self._storage
@@ -150,7 +150,7 @@ class DistributedTrainable(FunctionTrainable):
         return metrics
 
     def resize(self, resources: PlacementGroupFactory) -> bool:
-        """Let the ranks become as many as ``resources`` hold, in this process; False where that cannot be.
+        """Let the ranks become as many as ``resources`` hold, in this process; False if that cannot be.
 
         Ranks that stay keep their processes. It takes an elastic trial whose function has committed.
         """
@@ -163,7 +163,7 @@ class DistributedTrainable(FunctionTrainable):
         return True
 
     def _has_room_elsewhere(self) -> bool:
-        """Whether all of the trial fits now on nodes that are not about to go."""
+        """Return True if all of the trial fits now on nodes that are not draining."""
         free = ray_compat.free_on_staying_nodes()
         for node in self._coordinator.nodes:
             for name, amount in self._spec.slot_resources.items():
@@ -183,7 +183,7 @@ class DistributedTrainable(FunctionTrainable):
             self._store_artifacts()
         return super().save(checkpoint_dir)
 
-    # FunctionTrainable uses these two in its own way too: with a result in place of a directory.
+    # FunctionTrainable uses these two in its own way too: with a result instead of a directory.
     def save_checkpoint(self, checkpoint_dir: str = "") -> TrainingResult | None:  # type: ignore[override]
         """Return the last report's checkpoint; where ranks only commit, one made of their last commit."""
         last = self._last_training_result
@@ -198,7 +198,7 @@ class DistributedTrainable(FunctionTrainable):
             result = ray.tune.Checkpoint.from_directory(result)
         if isinstance(result, ray.tune.Checkpoint):
             result = TrainingResult(checkpoint=result, metrics={})
-        # Tune looks at it here; each host of the ranks brings it from where it lies, if it has to.
+        # Tune checks it here; each host of the ranks fetches it if necessary.
         self._restored_from = self._trial_storage.place(result.checkpoint)
         here = self._trial_storage.bring_here(result.checkpoint)
         super().restore(TrainingResult(checkpoint=here, metrics=result.metrics))
@@ -262,12 +262,12 @@ def patch_tune(reuse_workers: bool) -> None:
 
 
 def is_distributed(trainable: Any) -> bool:
-    """Whether Tune's ``trainable`` was made by `DistributedTrainableCreator`."""
+    """Return True if Tune's ``trainable`` was made by `DistributedTrainableCreator`."""
     return isinstance(trainable, type) and issubclass(trainable, DistributedTrainable)
 
 
 def is_elastic(trainable: Any) -> bool:
-    """Whether Tune's ``trainable`` is a distributed one whose ranks may come and go while it runs."""
+    """Return True if Tune's ``trainable`` is a distributed one whose ranks may join and leave."""
     return is_distributed(trainable) and trainable._spec.is_elastic
 
 
@@ -276,5 +276,5 @@ def _placement_in(trainable: Any, resources: Any) -> Any:
 
 
 def wants_reuse(trainable: type[DistributedTrainable]) -> bool:
-    """Whether its trials keep their actors."""
+    """Return True if its trials keep their actors."""
     return issubclass(trainable, DistributedTrainable) and trainable._spec.reuse_workers

@@ -209,7 +209,7 @@ def provided() -> dict[str, Any]:
 
 
 def forget(session: Session) -> None:
-    """Let go of the objects of a rank whose training function has ended."""
+    """Release the objects of a rank whose training function has ended."""
     _loaded.pop(session, None)
 
 

@@ -17,7 +17,7 @@ _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
 
 
 def best_checkpoint_folder(analysis: Analysis) -> Folder | None:
-    """Return the best trial's best checkpoint by the metric; None where it has none."""
+    """Return the best trial's best checkpoint by the metric; None if it has none."""
     metric, mode = analysis.require_metric()
     trial = analysis.best_trial
     if not trial.directory:

@@ -1,4 +1,4 @@
-"""Trials that were not trained to the end: how the search expects them to go on, and where they stand."""
+"""Trials that were not trained to the end: how the search expects them to continue, and their standing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _from_last_report(trial: TrialRecord, curve: PredictedCurve, time_attr: str)
         return None
     times = np.asarray(curve.times)
     ahead = np.concatenate([[time], times[times > time]])
-    # Where the time is another one than the iteration, it goes on as it has since the first report.
+    # If the time is not the iteration, it is extrapolated from its rate since the first report.
     first = trial.rows[0] if trial.rows else last
     begun_at, begun = iteration_of(first), _time_of(first, time_attr)
     pace = iteration / time

@@ -35,7 +35,7 @@ class Importances:
 
 
 class TooFewTrials(HorovodTuneError, ValueError):
-    """Raised where there is nothing to learn importances from."""
+    """There is nothing to learn importances from."""
 
 
 @once
@@ -88,7 +88,7 @@ def importances(analysis: Analysis) -> Importances:
 def design(analysis: Analysis) -> tuple[list[Parameter], np.ndarray, np.ndarray]:
     """Return the varying parameters, their positions (trials, parameters) and the metric (trials,).
 
-    Only trials with a finite value are in it; a parameter that a trial lacks stands below all others.
+    Only trials with a finite value are in it; a parameter that a trial lacks counts as below all others.
     """
     parameters = varying_parameters(analysis)
     values = analysis.values

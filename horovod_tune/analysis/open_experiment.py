@@ -28,8 +28,8 @@ def analyze(
     """Read a Tune experiment: finished, interrupted or still running.
 
     Args:
-        experiment: what `tune.run` or `Tuner.fit` returned (its own trials count, whatever else lies in the
-            folder), or the experiment's folder as a local path or any URI that Tune's storage takes.
+        experiment: what `tune.run` or `Tuner.fit` returned (only its own trials
+            count), or the experiment's folder as a local path or any URI that Tune's storage takes.
         metric: what trials are compared by; the experiment's own unless given.
         mode: "min" or "max"; the experiment's own unless given.
         scope: how trials are compared: by their "last" value, as Tune does, or by the best of "all".

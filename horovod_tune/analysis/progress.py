@@ -199,7 +199,7 @@ class PlainView:
         if event == "started":
             line = f"{trial.trial_id} started  {settings(trial.config)}".rstrip()
         elif event == "resumed":
-            line = f"{trial.trial_id} goes on after iteration {trial.iteration}"
+            line = f"{trial.trial_id} continues after iteration {trial.iteration}"
         elif event == "better":
             if not self._is_due("better", now, min(_PAUSE_S, self._every_s)):
                 return

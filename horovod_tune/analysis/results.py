@@ -90,7 +90,7 @@ class Analysis:
 
     @property
     def run(self) -> str | None:
-        """Which search of its folder this is: when its driver started. None where its state file is lost."""
+        """Which search of its folder this is: when its driver started. None if its state file is lost."""
         return self.record.run
 
     @property
@@ -117,7 +117,7 @@ class Analysis:
         return "interrupted" if self.run is not None else "unknown"
 
     def reload(self) -> Analysis:
-        """Return the experiment as it stands now."""
+        """Return the experiment as it is now."""
         ids = self._trial_ids
         again = read_experiment(self.folder, run=self.record.run if ids is None else None, trial_ids=ids)
         return Analysis(
@@ -239,7 +239,7 @@ class Analysis:
 
     @property
     def why_no_best(self) -> str:
-        """Why there is no best trial, where there is none."""
+        """The reason why there is no best trial, if there is none."""
         try:
             self.require_metric()
         except ValueError as error:
@@ -288,7 +288,7 @@ class Analysis:
 
     @property
     def best_checkpoint(self) -> Any:
-        """The best trial's best checkpoint by the metric as `ray.tune.Checkpoint`; None where it has none."""
+        """The best trial's best checkpoint by the metric as `ray.tune.Checkpoint`; None if it has none."""
         from ray.tune import Checkpoint
 
         folder = self._best_checkpoint_folder
@@ -296,7 +296,7 @@ class Analysis:
 
     @property
     def best_checkpoint_path(self) -> str | None:
-        """Where the best checkpoint lies."""
+        """The location of the best checkpoint."""
         return None if self._best_checkpoint_folder is None else self._best_checkpoint_folder.shown
 
     @cached_property

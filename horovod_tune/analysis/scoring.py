@@ -14,7 +14,7 @@ SCOPES = ("last", "all")
 
 @dataclass(frozen=True)
 class Score:
-    """One trial's values of the metric; NaN and None where it never reported a finite one.
+    """One trial's values of the metric; NaN and None if it never reported a finite one.
 
     `best_row` is the index of the best report among the trial's rows; only reports that keep the limits can
     be best. `allowed` is True if the last one keeps them.
@@ -28,7 +28,7 @@ class Score:
 
 
 def value_of(row: Mapping[str, Any], metric: str) -> float | None:
-    """The metric in a report, with `/` reaching into nested results; None where it is not there.
+    """The metric in a report, with `/` reaching into nested results; None if it is not there.
 
     >>> value_of({"valid": {"loss": 2}}, "valid/loss")
     2.0
@@ -79,7 +79,7 @@ def score(
 
 
 def best_index(scores: Sequence[Score], mode: str, scope: str) -> int | None:
-    """Return the position of the best of trials in the order of their creation; None where none has a value.
+    """Return the position of the best of trials in the order of their creation; None if none has a value.
 
     `scope` is "last" (trials are compared by their last value, as Tune does) or "all" (by their best one).
     """

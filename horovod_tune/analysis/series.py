@@ -180,8 +180,8 @@ def _rung(
 class Bar:
     """A trial's hold on one row of the timeline, in seconds since the experiment's start.
 
-    From `begin` to `trained` it started up (0 s where the reports do not tell), from there to `end` it
-    trained. `rank` tells which of the trial's ranks it is, None where their number is not known.
+    From `begin` to `trained` it started up (0 s if the reports do not record it), from there to `end` it
+    trained. `rank` is which of the trial's ranks it is, None where their number is not known.
     """
 
     trial: int

@@ -14,7 +14,7 @@ def sparkline(
     """Return values as at most `width` blocks, higher ones taller; what is not finite is a dot.
 
     Longer curves are cut into stretches of equal length and drawn by their means. `low` and `high` are the
-    scale's ends, the curve's own unless given (to compare several); what lies beyond is drawn at the end.
+    scale's ends, the curve's own unless given (to compare several); values beyond are drawn at the end.
 
     >>> sparkline([0, 1, 2, 3, float("nan"), 7])
     '▁▂▃▄·█'

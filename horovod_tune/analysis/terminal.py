@@ -190,7 +190,7 @@ def _short(value: Any) -> str:
 
 
 def _spark(curve: Curve, expected: Expectation | None) -> Text:
-    """The curve as it was reported, and dim how it is expected to go on, on one scale."""
+    """The curve as it was reported, and dimmed how it is expected to continue, on one scale."""
     from rich.text import Text
 
     if expected is None:
@@ -215,7 +215,7 @@ def watch(
     rows: int = 20,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Analysis:
-    """Show a running experiment anew every `interval_s` seconds until it is finished or interrupted.
+    """Show a running experiment again every `interval_s` seconds until it is finished or interrupted.
 
     Where the console is not a terminal, a plain line is printed whenever something has changed. Ctrl-C ends
     it; the last view stays on the screen. Returns the experiment as it was seen last.
@@ -263,7 +263,7 @@ def _watch_lines(
 
 
 def _again(analysis: Analysis) -> Analysis:
-    """Read once more; a file that Tune is replacing at this moment is read the next time."""
+    """Read again; a file that Tune is replacing at this moment is read the next time."""
     try:
         return analysis.reload()
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""What one trial's record tells: when its reports came, its ranks and hosts, its start, its error."""
+"""Facts of one trial's record: when its reports came, its ranks and hosts, its start, its error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def report_times(trial: TrialRecord) -> list[float]:
-    """When each report came, in Unix time (seconds); NaN where it is not written down.
+    """When each report came, in Unix time (seconds); NaN if it is not written down.
 
     Tune writes whole seconds. The time that training took, counted back from the moment of the last report,
     tells the fraction; it is used only as far as it agrees with what is written.
@@ -88,13 +88,13 @@ def plain_text(text: str) -> str:
 
 
 def ranks_of(trial: TrialRecord) -> int | None:
-    """How many ranks trained the trial, as its reports say; None where they do not."""
+    """How many ranks trained the trial, as its reports say; None if they do not."""
     size = (trial.last_result or {}).get("world_size")
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 10**6 else None
 
 
 def hosts_of(trial: TrialRecord) -> list[str] | None:
-    """The host of each of the trial's ranks, by rank, as its reports say; None where they do not.
+    """The host of each of the trial's ranks, by rank, as its reports say; None if they do not.
 
     A function may report a `hosts` of its own: one that is not in Horovod's notation for this many ranks.
     """

@@ -25,7 +25,7 @@ _MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
 class Parameter:
     """One hyperparameter over all trials.
 
-    `values` has one entry a trial, in the order of `Analysis.trials`; None where the trial lacks it. `kind`
+    `values` has one entry a trial, in the order of `Analysis.trials`; None if the trial lacks it. `kind`
     is "numeric" or "category". `categories` are a category's values as text, in the order of its axis.
     """
 
@@ -39,9 +39,9 @@ class Parameter:
 
     @property
     def positions(self) -> np.ndarray:
-        """Where each trial lies on the axis, shape (trials,): log10 of a logarithmic one, a category's rank.
+        """Each trial's position on the axis, shape (trials,): log10 of a logarithmic one, a category's rank.
 
-        NaN where the trial lacks the parameter.
+        NaN if the trial lacks the parameter.
         """
         if self.kind == "category":
             ranks = {text: float(rank) for rank, text in enumerate(self.categories)}

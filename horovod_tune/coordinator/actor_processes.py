@@ -29,10 +29,10 @@ def end_actors(
     lost_nodes: Collection[str] = (),
     wait: bool = True,
 ) -> None:
-    """Kill the actors; where it is known which processes they are, wait until those are gone.
+    """Kill the actors; if their processes are known, wait until they are gone.
 
     A node of ``lost_nodes`` may be out of reach without Ray knowing it yet: it is waited for LOST_S only.
-    Without ``wait``, other nodes than this one are told and not waited for.
+    Without ``wait``, other nodes than this one are notified and not waited for.
 
     A process that is stopped (SIGSTOP) does not follow Ray's request to exit, so it is killed by its pid,
     on its own node.
@@ -57,7 +57,7 @@ def end_actors(
         try:
             ray.get(ref, timeout=max(0.0, began + wait_s - time.monotonic()))
         except RayError:
-            # The processes of a node that went down meanwhile have ended too; Ray tells the user.
+            # The processes of a node that went down meanwhile have ended too; Ray informs the user.
             continue
 
 

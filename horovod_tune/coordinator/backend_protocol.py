@@ -43,7 +43,7 @@ class WorkerActor(Protocol):
         """Close the world, and run what runs at a process's exit: the process is killed after this."""
 
     def dump_commit(self) -> bytes | None:
-        """Return what the worker's rank has committed last; None where it has committed nothing."""
+        """Return what the worker's rank has committed last; None if it has committed nothing."""
 
     def send_logs(self) -> None:
         """Let `poll` answer now, with what each rank of the worker has printed, even if that is nothing."""

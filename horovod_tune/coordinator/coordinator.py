@@ -66,7 +66,7 @@ class Coordinator:
         self._started = self._log_is_lost = self._has_reported = False
 
     def restore(self, checkpoint: CheckpointPlace) -> None:
-        """Let the trial start from a checkpoint. Must come before its first `next_result`."""
+        """Make the trial start from a checkpoint. Call it before the first `next_result`."""
         assert self._order is not None
         self._order = replace(self._order, checkpoint=checkpoint)
 
@@ -125,7 +125,7 @@ class Coordinator:
         return self.next_result()
 
     def _give_up(self, cause: Exception) -> None:
-        """End the workers after a failure; whatever happens meanwhile, ``cause`` is what is told."""
+        """End the workers after a failure; whatever happens meanwhile, ``cause`` is what is reported."""
         self._keep_logs(at_end=True)
         try:
             self.close()
@@ -167,16 +167,16 @@ class Coordinator:
         if path is not None:
             checkpoint, place = self._storage.persist(path, metrics)
             self._keep_logs(publish=True)
-        # Rank 0 waits in its report until Tune asks for the next result: only then is the trial to go on.
+        # Rank 0 waits in its report until Tune asks for the next result: only then may the trial continue.
         self._group.proceed(index, place)
         return metrics, checkpoint
 
     def may_end_soon(self, node_id: str) -> bool:
-        """Whether the trial will have to start again, since hosts of it are about to go."""
+        """Return True if the trial must restart because hosts of it are draining."""
         return self._group.world.may_end_soon(node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
-        """Let the trial have as many ranks from its next commit on; False where it has to start again."""
+        """Let the trial have as many ranks from its next commit on; False if it has to start again."""
         return self._started and self._group.world.resize(workers, resources)
 
     @property
@@ -185,7 +185,7 @@ class Coordinator:
         return [worker.info.node_id for worker in self._group.workers if worker.info is not None]
 
     def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
-        """Make a checkpoint of what the ranks have committed last; None where they have committed nothing."""
+        """Make a checkpoint of what the ranks have committed last; None if they have committed nothing."""
         dumped = self._group.world.dump_commit() if self._started else None
         if dumped is None:
             return None

@@ -9,17 +9,17 @@ from horovod_tune.error_text import encodable
 from horovod_tune.messages import Failed, FailureKind
 
 _CONSEQUENCES = (FailureKind.DISCONNECTED,)
-# Of a world of 512 that breaks, nobody reads the names of all.
+# More names would hide the cause when a world of 512 ranks breaks.
 _NAMED = 3
 
 
 def needs_cause(failures: Sequence[Failed]) -> bool:
-    """Whether all that is known so far is that ranks lost each other."""
+    """Return True if all that is known so far is that ranks lost each other."""
     return all(failure.kind in _CONSEQUENCES for failure in failures)
 
 
 def explain(failures: Sequence[Failed], *, world_size: int) -> str:
-    """Return the error's text: the cause, who went with it, the cause's own traceback with its last line.
+    """Return the error's text: the cause, other lost ranks, the cause's own traceback with its last line.
 
     >>> lost = Failed(0, "a", FailureKind.DISCONNECTED, "HorovodInternalError")
     >>> died = Failed(1, "b", FailureKind.DIED, "process 7: killed")
@@ -84,7 +84,7 @@ def name_awaited(
 
 
 def verb_of(kind: FailureKind) -> str:
-    """Return what is said of a rank that was lost in this way: "died", "stopped responding"."""
+    """Return the verb for a rank that was lost in this way: "died", "stopped responding"."""
     return _VERBS[kind]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 HEARTBEAT_S = 10.0
 # How long a worker may take to answer when others wait for it (half of timeout_s if that is shorter).
 PROMPT_S = 5.0
-# How often a changing world, or actors that are to join, are looked at.
+# How often a changing world, or joining actors, are checked.
 TICK_S = 0.1
 # After how many worlds in a row in which nothing was reported the trial fails.
 WORLDS_WITHOUT_REPORT = 20

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from horovod_tune.files import log_files
 from horovod_tune.transfer import node_transfer
 
-# A log is not worth a longer wait: nothing else of the trial goes on meanwhile.
+# A log is not worth a longer wait: the trial does nothing else meanwhile.
 SEND_TIMEOUT_S = 30.0
 
 

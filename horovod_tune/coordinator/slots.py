@@ -1,7 +1,7 @@
 """The slots of a trial: which an actor still has to start for, and whose workers must leave.
 
 Only an elastic trial's slots change. A worker must leave at the next commit if its node is draining (a cloud
-has announced that it takes the machine away, or somebody drains it), or if a scheduler has taken its slot.
+has announced that it takes the machine away, or it is being drained), or if a scheduler has taken its slot.
 """
 
 from __future__ import annotations

@@ -39,12 +39,12 @@ class TrialStorage:
 
     @property
     def is_local(self) -> bool:
-        """Whether the storage is a path on somebody's disk, shared or not."""
+        """True if the storage is a path on a disk, shared or not."""
         return self._context.storage_filesystem.type_name == "local"
 
     @cached_property
     def reached_through(self) -> str | None:
-        """The node that writes to the storage for us, None where this host reaches it itself."""
+        """The node that writes to the storage for us, None if this host reaches it itself."""
         if not self.is_local:
             return None
         driver = ray_compat.driver_node_id()
@@ -94,7 +94,7 @@ class TrialStorage:
                 )
             self._context.persist_current_checkpoint(Checkpoint.from_directory(directory))
             return
-        # Written beside and renamed, so that a checkpoint is whole or not there when a machine goes down.
+        # Written under another name, then renamed: after a power loss a checkpoint is complete or absent.
         directories.copy(directory, target)
 
     def _remove_parts(self) -> None:

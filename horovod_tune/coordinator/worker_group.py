@@ -54,7 +54,7 @@ class WorkerGroup:
     """The workers of one world, kept over the trials that they run.
 
     Args:
-        launcher: starts the actors and tells each its ranks; an `ElasticLauncher` if the limits are elastic.
+        launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
         limits: how long the group waits, and how many workers it may have.
         draining_nodes: returns the ids of the nodes that are about to be taken away.
     """

@@ -49,7 +49,7 @@ class State(Enum):
 
     FORMING = auto()
     TRAINING = auto()
-    # It is being left: ranks were lost, join, or are to leave.
+    # It is being left: ranks were lost, join, or must leave.
     CHANGING = auto()
     # The trial is over: a loss is no longer dealt with.
     ENDED = auto()
@@ -70,10 +70,10 @@ class _Change:
 
 
 class World:
-    """The members of a trial's world, kept over the trials that they run, and those that are to join it.
+    """The members of a trial's world, kept over the trials that they run, and those that will join it.
 
     Args:
-        launcher: starts the actors and tells each its ranks; an `ElasticLauncher` if the limits are elastic.
+        launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
         limits: how many members the world may have, and how long it waits.
         events: where the answers to polls arrive.
         draining_nodes: returns the ids of the nodes that are about to be taken away.
@@ -96,7 +96,7 @@ class World:
         self.forget_trial()
 
     def forget_trial(self) -> None:
-        """Begin to count anew for the next trial."""
+        """Reset the counters for the next trial."""
         self.state = State.FORMING
         self.number = 0
         # The ranks whose loss ends the trial.

@@ -128,7 +128,7 @@ class _Probes:
             self._actors[label] = actor.options(scheduling_strategy=there).remote()
 
     def examine(self, modules: Sequence[str], nics: Sequence[str]) -> list[Node]:
-        """Ask everything there is to ask; a machine that fails once is not asked again."""
+        """Examine every machine; one that fails once is not examined again."""
         limit_s = self._left_s() / 2  # leaves some for the rest if an import is slow
         infos = self._ask(lambda label, actor: actor.facts.remote(modules, limit_s))
         for label, info in infos.items():

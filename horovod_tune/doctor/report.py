@@ -100,6 +100,6 @@ def _horovod(info: NodeInfo) -> str:
 
 
 def _wrap(text: str, first: str) -> list[str]:
-    # A command is to be copied, so it is not broken in the middle of a word.
+    # A command will be copied, so it is not broken in the middle of a word.
     indent = " " * len(first)
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)

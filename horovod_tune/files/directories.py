@@ -144,14 +144,14 @@ def write(root: str, chunk: Iterable[Piece], contents: Iterable[bytes]) -> None:
 
 
 def copy(source: str, target: str) -> None:
-    """Copy a directory of this host; ``target`` appears whole or not at all, in place of an earlier one.
+    """Copy a directory of this host; ``target`` appears whole or not at all, and replaces an earlier one.
 
     Raises:
         MetricsError: ``source`` holds ``target``, or something that cannot be copied.
     """
     inside = os.path.realpath(target)
     if os.path.commonpath([inside, os.path.realpath(source)]) == os.path.realpath(source):
-        raise MetricsError(f"the directory {source} cannot be a checkpoint: the trial's storage lies in it")
+        raise MetricsError(f"the directory {source} cannot be a checkpoint: it contains the trial's storage")
     part = f"{target}.part"
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -186,7 +186,7 @@ def remove_parts(directory: str) -> None:
 
 
 def fingerprint(path: str) -> tuple[int, int] | None:
-    """Return what tells a directory from one at the same path of another host; None where there is none.
+    """Return what tells a directory apart from one at the same path of another host; None if there is none.
 
     On a shared file system every host sees the same inode number and modification time.
     """

@@ -15,7 +15,7 @@ _MARKER_BYTES = 100
 
 
 def left_out(count: int) -> bytes:
-    """Return the line that stands where ``count`` bytes of a log are missing."""
+    """Return the line that replaces ``count`` missing bytes of a log."""
     return b"[horovod_tune: %d bytes of this log are left out here]\n" % count
 
 

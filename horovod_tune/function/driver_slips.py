@@ -15,7 +15,7 @@ from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import parts_of
 from horovod_tune.outside_training import RANK_VARIABLE
 
-# As horovodrun, Open MPI (mpirun, horovodrun --mpi) and torchrun tell a process how many there are of it.
+# The number of processes, as horovodrun, Open MPI (mpirun, horovodrun --mpi) and torchrun set it.
 _SIZES = {"HOROVOD_SIZE": "horovodrun", "OMPI_COMM_WORLD_SIZE": "mpirun", "TORCHELASTIC_RUN_ID": "torchrun"}
 
 

@@ -128,7 +128,7 @@ def _refuse_tunes_resources(func: Any, name: str) -> None:
             asked = ", ".join(map(str, bundles)) if bundles is not None else "a function of config"
             raise TrainingFunctionError(
                 f"{name} was given to tune.with_resources ({asked}), which does not apply to its ranks. "
-                f"{RESOURCE_ARGUMENTS} (tune.with_resources marks the function itself: define it anew, or "
+                f"{RESOURCE_ARGUMENTS} (tune.with_resources marks the function itself: define it again, or "
                 "delete its attribute _resources.)"
             )
 
@@ -148,7 +148,7 @@ def _check_signature(func: Callable[..., Any], name: str) -> None:
                 f"{name}{inspect.signature(unwrapped(func))} cannot be called with what functools.partial "
                 f"binds ({', '.join([*map(repr, func.args), *func.keywords])}): {error}"
             ) from None
-        return  # some functions written in C do not tell theirs
+        return  # some functions written in C have no signature
     if "checkpoint_dir" in signature.parameters:
         raise TrainingFunctionError(
             f"{name}{signature} takes checkpoint_dir, which Tune no longer passes; call "

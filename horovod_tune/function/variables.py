@@ -44,7 +44,7 @@ def find_unpicklable(value: Any, dumps: Dumps) -> tuple[str, Any, Exception] | N
 def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int] | None:
     """Return where in ``function`` at least half of its bytes are, what is there, and its own size.
 
-    None where no single variable has as much. Of a list or a model the variable that holds it says enough.
+    None if no single variable has as much. Of a list or a model the variable that holds it says enough.
 
     >>> import cloudpickle
     >>> data = b"0" * 1000

@@ -64,7 +64,7 @@ class GlooLauncher:
             return self._create_actor(self._group, self._bundle_of_slots()[slot])
         groups = self._more.setdefault(slot, [])
         if not groups or (elsewhere and not again):
-            # With num_slots alone, all ranks are on one host, which is ours.
+            # With only num_slots, all ranks are on one host, which is ours.
             same_host = self._spec.num_hosts == 1 and not elsewhere
             groups.append(
                 ray.util.placement_group(

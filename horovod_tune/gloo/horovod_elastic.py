@@ -78,7 +78,7 @@ class Notifications:
         return bool(self._listeners)
 
     def dump(self) -> Any:
-        """Return what the state has committed last; None where there is no state."""
+        """Return what the state has committed last; None if there is no state."""
         return _dump(self._listeners[-1]) if self._listeners else None
 
     def load_later(self, dumped: Any) -> None:

@@ -63,7 +63,7 @@ class HorovodWorld:
         self._kept = False
         # What is known of the world that the training function has made, until it leaves it itself.
         self._known: dict[tuple[Any, ...], Any] = {}
-        # Whether it has called `hvd.init()` since it began or left a world; also where that failed.
+        # Whether it has called `hvd.init()` since it began or left a world; also if that failed.
         self._has_asked = False
         self._basics: Any = None
         self._environment: dict[str, str] = {}

@@ -17,7 +17,7 @@ STALL_LINES = 30
 # How far from the end of stderr it is looked for: a second or two of reading.
 SEARCHED_BYTES = 256 << 20
 _LINE_BYTES = 4096
-# "1: [allreduce.x, allreduce.y]"; "!" marks those that the inspector has given up.
+# "1: [allreduce.x, allreduce.y]"; "!" marks those that the inspector no longer waits for.
 _MISSING_RANK = re.compile(r"(\d+)!?: \[(.*)\]")
 
 

@@ -140,7 +140,7 @@ class TrainingActor:
         try:
             channel.listen(self._release)
         finally:
-            # Whoever was at the other end, the coordinator still hears us through Ray.
+            # The coordinator still receives messages through Ray.
             training = self._training
             if training is not None:
                 training.session.send_again()
@@ -264,7 +264,7 @@ class TrainingActor:
             self._training.session.committed.is_to_change = True
 
     def dump_commit(self) -> bytes | None:
-        """Return what this rank has committed last; None where it has committed nothing."""
+        """Return what this rank has committed last; None if it has committed nothing."""
         return self._training.session.committed.dump() if self._training is not None else None
 
     def has_committed(self) -> bool:

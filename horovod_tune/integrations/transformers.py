@@ -131,7 +131,7 @@ def distribute(trainer: Trainer) -> Trainer:
     """Make a Trainer train one model on all ranks of a Horovod trial, and return it.
 
     Each rank takes its share of ``train_dataset``, all start from rank 0's weights, and gradients are
-    averaged before they are clipped. Rank 0 alone saves, logs and reports to trackers; every rank evaluates
+    averaged before they are clipped. Only rank 0 saves, logs and reports to trackers; every rank evaluates
     on all of ``eval_dataset``. The size of a step's batch is ``per_device_train_batch_size * hvd.size()``.
     Elsewhere (a TPU trial, ranks that Accelerate joins, no trial) the Trainer is left as it is.
 

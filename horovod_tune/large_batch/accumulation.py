@@ -18,7 +18,7 @@ class StepResult(NamedTuple):
     """What came of an optimiser step.
 
     Attributes:
-        stepped: False where a GradScaler skipped the step because of an overflow, which it does on all ranks.
+        stepped: False if a GradScaler skipped the step because of an overflow, which it does on all ranks.
         samples: Of all ranks and passes.
         gradient_norm: Of the averaged gradient before clipping; None without `max_norm`, except in steps
             that measure the noise scale.
@@ -36,7 +36,7 @@ class GradientAccumulator:
 
     where pass i of rank r has the mean loss :math:`L_{ri}` of :math:`n_{ri}` samples: the gradient of the
     mean loss over all samples of the step, also where a last group is shorter or ranks have different
-    numbers. Horovod's ``backward_passes_per_step`` alone sums the passes, and weighs a short pass like a
+    numbers. Horovod's ``backward_passes_per_step`` only sums the passes, and weighs a short pass like a
     long one.
 
     In `step`, in this order: average over the ranks, unscale (AMP), clip by the global norm, optimiser step,
@@ -102,7 +102,7 @@ class GradientAccumulator:
 
     @property
     def full(self) -> bool:
-        """Whether the group has all its passes, so that `step` is due."""
+        """True if the group has all its passes, so that `step` is due."""
         return self._done == self.passes
 
     def resize(self, passes: int, local_batch_size: int) -> None:
@@ -130,7 +130,7 @@ class GradientAccumulator:
         self._world_size = world_size(self._process_set)
         if self._made_alone and self._world_size > 1:
             raise bounds.HyperparameterError(
-                f"optimizer must be made anew in a world of {self._world_size} ranks, got one that was made "
+                f"optimizer must be made again in a world of {self._world_size} ranks, got one that was made "
                 "in a world of 1, where Horovod prepares no average"
             )
         self._start_group()
@@ -176,7 +176,7 @@ class GradientAccumulator:
 
         Raises:
             HyperparameterError: On all ranks, where no rank has samples,
-                or the gradient is not finite and is to be clipped or measured, without a scaler to skip the
+                or the gradient is not finite and must be clipped or measured, without a scaler to skip the
                 step.
         """
         measures = self._measures
@@ -206,7 +206,7 @@ class GradientAccumulator:
 
     @property
     def _measures(self) -> bool:
-        """Whether this step takes in the noise scale."""
+        """True if this step measures the noise scale."""
         return self.noise_scale is not None and self._steps % self.noise_scale.every == 0
 
     def _start_group(self) -> None:

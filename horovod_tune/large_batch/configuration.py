@@ -49,7 +49,7 @@ _OPTIONAL: dict[str, Any] = {
 }
 _KNOWN = _REQUIRED | set(_OPTIONAL)
 
-# What other libraries call them. One of these beside the right name contradicts it.
+# What other libraries call them. One of these next to the right name contradicts it.
 _OTHER_NAMES = {
     "learning_rate": "lr",
     "epoch": "epochs",
@@ -61,7 +61,7 @@ _OTHER_NAMES = {
 
 
 def meant_key(key: str, missing: Set[str]) -> str | None:
-    """Return the configuration key that the unknown ``key`` likely stands for; None if it is the user's own.
+    """Return the configuration key that the unknown ``key`` probably means; None if it is the user's own.
 
     Args:
         key: A key of a configuration.

@@ -15,7 +15,7 @@ KEEPS = ("global", "local")
 class GlobalBatch:
     """Changes accumulator and scheduler together where the batch or the world changes.
 
-    The rate follows the batch by the scheduler's rule, and its schedule goes on at the same epoch.
+    The rate follows the batch by the scheduler's rule, and its schedule continues at the same epoch.
 
     Args:
         split: What the training starts with, in this world.

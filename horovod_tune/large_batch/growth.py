@@ -16,7 +16,7 @@ class GrowthPolicy(Protocol):
     """What `BatchGrowth` asks. All ranks must get the same answer, so measures are those of all ranks."""
 
     def growth(self, epoch: float, global_batch_size: int, measure: Any) -> int:
-        """Return what the global batch is to be multiplied by now; 1 to leave it."""
+        """Return the factor to multiply the global batch by now; 1 keeps it."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class NoiseScaleGrowth:
         self.fraction = bounds.more_than("fraction", fraction, 0)
 
     def growth(self, epoch: float, global_batch_size: int, measure: NoiseEstimate | None) -> int:
-        """Return the factor for the estimate `measure`; 1 where there is none yet."""
+        """Return the factor for the estimate `measure`; 1 if there is none yet."""
         if measure is None:
             return 1
         low = bounds.at_least("the noise scale's lower end", measure.low, 0)

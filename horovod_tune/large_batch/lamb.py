@@ -23,7 +23,7 @@ from horovod_tune.large_batch.layer_wise import (
 def lamb_trust_ratio(weight_norm: float, update_norm: float) -> float:
     r"""Return :math:`\|w\| / \|u\|`, with u Adam's step and weight decay (arXiv:1904.00962, algorithm 2).
 
-    1 where a norm is 0: a layer that starts at 0 has to leave it.
+    1 if a norm is 0: a layer that starts at 0 has to leave it.
 
     >>> lamb_trust_ratio(6.0, 3.0), lamb_trust_ratio(0.0, 3.0)
     (2.0, 1.0)

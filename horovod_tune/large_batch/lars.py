@@ -23,7 +23,7 @@ def lars_trust_ratio(
 ) -> float:
     r"""Return :math:`\eta\,\|w\| / (\|g\| + \lambda\|w\| + \epsilon)` (arXiv:1708.03888, eq. 6).
 
-    1 where the weights are 0, as a layer that starts there has to leave it, and where the denominator is 0.
+    1 if the weights are 0, as a layer that starts there has to leave it, and where the denominator is 0.
 
     >>> lars_trust_ratio(2.0, 3.0, trust=0.5, weight_decay=0.5)
     0.25

@@ -16,7 +16,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: 
     The second has ``weight_decay=0`` and ``layer_wise=False``: biases and scales, see `is_excluded`, and
     whatever a normalising module has. A layer-wise rate would be that of a norm near 0, and decay pulls
     scales away from 1. (Goyal et al. 2017, section 5.3, and implementations of LARS and LAMB leave them
-    out.) An empty group is left out; so are frozen parameters. A parameter that layers share stands once.
+    out.) An empty group is left out; so are frozen parameters. A parameter that layers share is listed once.
 
     Args:
         model: Any module. Its parameters' names go with the groups, for error messages.
@@ -24,7 +24,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: 
         **options: For both groups, such as ``lr``.
 
     Raises:
-        HyperparameterError: A lazy layer has not seen its first batch yet, or nothing is to be trained.
+        HyperparameterError: A lazy layer has not seen its first batch yet, or no parameter is trained.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     >>> for group in parameter_groups(model, weight_decay=0.1):

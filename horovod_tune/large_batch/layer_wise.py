@@ -22,7 +22,7 @@ State = dict[str, Any]
 class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
     """A weight, gradient or trust ratio is not finite: says of which parameter.
 
-    Nothing was changed, except where it is LAMB's ``eps=0`` that divides by a second moment of 0.
+    Nothing was changed, unless it is LAMB's ``eps=0`` that divides by a second moment of 0.
     """
 
 

@@ -173,7 +173,7 @@ class LargeBatchLR(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` stands, and set the optimiser's rates, before or after it is loaded.
+        """Continue from `state_dict`, and set the optimiser's rates, before or after it is loaded.
 
         Where the world or the batch is another one now, call `change_batch` afterwards.
 

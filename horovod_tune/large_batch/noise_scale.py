@@ -135,7 +135,7 @@ def _fieller(
 
 
 class GradientNorms:
-    """Squared norm of the gradient of each backward pass alone, by hooks on the parameters.
+    """Squared norm of the gradient of each single backward pass, by hooks on the parameters.
 
     The hooks see a pass's own gradient before it is added to the others, and before Horovod averages it.
     Outside `start` and `take` they cost next to nothing.

@@ -28,7 +28,7 @@ class TrainingSetup:
         scheduler: Its `step()` is called by the accumulator.
         accumulator: Makes an optimiser step out of the passes.
         batch: The global batch, which may be resized and follows the world.
-        noise_scale: None where there is but one pass a step, on one rank.
+        noise_scale: None if there is but one pass a step, on one rank.
     """
 
     optimizer: torch.optim.Optimizer
@@ -85,8 +85,8 @@ class TrainingSetup:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from `state_dict` at the same epoch, with the rates and the batch of this configuration.
 
-        So a trial goes on after population based training has changed its configuration, too. An optimiser of
-        another kind starts with a state of its own.
+        So a trial also continues after population based training has changed its configuration. An
+        optimiser of another kind starts with a state of its own.
 
         Raises:
             HyperparameterError: It is not the state of such a setup.
@@ -134,7 +134,7 @@ def from_config(
     * ``warmup_epochs``, and ``warmup_start``, a part of the peak rate; by default the base rate, as in Goyal
       et al. (2017)
 
-    Other keys are yours and are left alone, unless one looks like a misspelling of these or
+    Other keys are yours and are ignored, unless one looks like a misspelling of these or
     is what other libraries call one, such as ``learning_rate``.
 
     Args:

@@ -10,7 +10,7 @@ from horovod_tune.large_batch import bounds
 RULES = ("linear", "sqrt", "none")
 
 # Malladi et al. derive "sqrt" for Adam, You et al. (2020) use it with LAMB. For LARS the papers do not agree
-# on one; its steps depend on the gradient's direction alone, whose noise falls with the root of the batch.
+# on one; its steps depend only on the gradient's direction, whose noise falls with the root of the batch.
 RULE_OF_OPTIMIZER = {"sgd": "linear", "lars": "sqrt", "adamw": "sqrt", "lamb": "sqrt"}
 
 

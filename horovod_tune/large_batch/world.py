@@ -1,4 +1,4 @@
-"""Runs in each rank: the Horovod world that this process is in, or a world of one where there is none.
+"""Runs in each rank: the Horovod world that this process is in, or a world of one if there is none.
 
 Horovod is not imported for that: a training function that uses it has done so.
 """

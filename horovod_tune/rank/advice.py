@@ -1,4 +1,4 @@
-"""What to add to an error of the training function whose cause lies in how a rank runs. Runs in the rank."""
+"""Advice for errors of the training function that are caused by how a rank runs. Runs in the rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 def advice_on(error: BaseException) -> str:
-    """Return a line or two to stand below the traceback of ``error``; empty where there is nothing to say."""
+    """Return a line or two to print below the traceback of ``error``; empty if there is no advice."""
     if isinstance(error, SystemExit):
         if _comes_from(error, argparse.__file__):
             return (

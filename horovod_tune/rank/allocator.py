@@ -27,7 +27,7 @@ _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_TH
 
 
 def keep_freed_memory() -> bool:
-    """Set this process's allocator; return False where it is not glibc's, or the user has set it himself."""
+    """Set this process's allocator; return False if it is not glibc's, or the user has set it himself."""
     mallopt = _of_libc("mallopt")
     if mallopt is None or is_set_by_user(os.environ):
         return False
@@ -42,7 +42,7 @@ def give_freed_memory_back() -> None:
 
 
 def is_set_by_user(environment: Mapping[str, str]) -> bool:
-    """Whether ``environment`` says how glibc is to allocate."""
+    """Return True if ``environment`` configures glibc's allocator."""
     variables = (*SETTINGS, "MALLOC_MMAP_MAX_")
     tunables = environment.get("GLIBC_TUNABLES", "")
     return any(name in environment for name in variables) or "glibc.malloc." in tunables

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flush_streams() -> None:
-    """Let what was printed be read; of a stream that the training function has closed, there is no more."""
+    """Flush what was printed, unless the training function has closed the stream."""
     for stream in (sys.stdout, sys.stderr):
         if is_usable(stream):
             stream.flush()
@@ -24,7 +24,7 @@ def unusable_streams() -> list[str]:
 
 
 def is_usable(stream: Any) -> bool:
-    """Whether a stream is there and open.
+    """Return True if a stream is there and open.
 
     >>> import io
     >>> text = io.TextIOWrapper(io.BytesIO())

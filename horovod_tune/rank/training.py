@@ -130,7 +130,7 @@ class Training:
             self.session.wait_for_world(left_with, stalled)
 
     def _may_be_called_again(self) -> bool:
-        """Whether a function that lost its world keeps what it had done: it commits, or reported nothing."""
+        """True if a function that lost its world can continue: it commits, or has reported nothing."""
         live = self.session
         return live.order.is_elastic and (live.committed.is_used or not live.has_reported)
 

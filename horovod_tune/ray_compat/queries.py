@@ -82,7 +82,7 @@ _SESSION_DIRECTORY = Patch(
 
 
 def driver_node_id() -> str | None:
-    """Return the id of the Ray node that this job's driver runs on, None where Ray does not tell."""
+    """Return the id of the Ray node that this job's driver runs on, None if Ray does not know."""
     if not _DRIVERS_NODE.fits:
         return None
     import ray

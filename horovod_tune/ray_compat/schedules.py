@@ -20,7 +20,7 @@ _SCHEDULES = Patch(
 def time_attr_of(scheduler: Any) -> str | None:
     """Return the time attribute of a scheduler that knows where a training ends; None otherwise.
 
-    The others, such as median stopping and population based training, measure seconds unless they are told
+    The others, such as median stopping and population based training, measure seconds unless they are given
     otherwise, which says little of a curve.
     """
     if not _SCHEDULES.fits:

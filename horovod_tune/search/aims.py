@@ -26,7 +26,7 @@ class Aims:
         return trial.last if trial.value is None else trial.value
 
     def keeps_limits(self, trial: Trial) -> bool:
-        """Whether a trial's latest values keep every limit; one that is not known does not."""
+        """Return True if a trial's latest values keep every limit; one that is not known does not."""
         return all(limit.kept_by(self.latest(trial, limit.metric)) for limit in self.limits)
 
     def value_of_all(self, trial: Trial, value: float | None) -> float | None:
@@ -44,7 +44,7 @@ class Aims:
         return -value
 
     def others_in(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """Return the numbers that a report has for the metrics beside the first."""
+        """Return the numbers that a report has for the metrics besides the first."""
         names = {*self.metrics[1:], *(limit.metric for limit in self.limits)} - {self.metrics[0]}
         found = {name: as_number(result.get(name)) for name in sorted(names)}
         return {name: value for name, value in found.items() if value is not None}

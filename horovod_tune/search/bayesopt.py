@@ -51,10 +51,10 @@ class BayesOptSearch(Searcher):
       `param_space`. `tune.grid_search` is refused.
     * `metric`, `mode` ('min' or 'max'): may also come from the tuner. Lists of them, as in
       `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, look for the results that no other one beats
-      in all metrics; the tuner's own `metric` is then for its scheduler alone.
+      in all metrics; the tuner's own `metric` is then only for its scheduler.
     * `limits`: what a result has to keep to count, `["latency_ms <= 20"]`, of any metrics that are reported.
     * `points_to_evaluate`: configurations to run first; what one leaves open is filled in.
-      `evaluated_rewards`: their metric values, where they are known already; they are not run then, but for
+      `evaluated_rewards`: their metric values, if they are known already; they are not run then, except
       those with None.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
       `acquisition_function`: an object of `bayes_opt.acquisition` instead. Best left out.
@@ -147,7 +147,7 @@ class BayesOptSearch(Searcher):
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: Mapping[str, Any], **spec: Any
     ) -> bool:
-        """Take metric, mode and space from the tuner; False where there are two different spaces."""
+        """Take metric, mode and space from the tuner; False if there are two different spaces."""
         if not isinstance(self._metric, list):
             self._metric, self._mode = metric or self._metric, mode or self._mode
         stop = spec.get("stop")
@@ -349,7 +349,7 @@ class BayesOptSearch(Searcher):
         return Aims(metrics, modes, self._limits)
 
     def _confirm_space(self, space: SearchSpace) -> None:
-        """Take the tuner's space in place of a restored one; raises `StateFileError` if it is another one."""
+        """Take the tuner's space instead of a restored one; raises `StateFileError` if it is another one."""
         assert self._space is not None
         if space.dimension:
             state = {"metric": None, "mode": None, "space": self._space.describe()}
@@ -408,20 +408,20 @@ class BayesOptSearch(Searcher):
         return True
 
     def _predictions(self, space: SearchSpace) -> dict[str, Any]:
-        """Return how trials are expected to go on, for those who look at the search; it reads none of it."""
+        """Return how trials are expected to continue, for display only."""
         try:
             with one_thread():
                 curves = self._optimizer.predicted_curves(space, self._history, self._aims())
         except np.linalg.LinAlgError as error:
             # Nothing that is only looked at keeps a search from being saved.
-            logger.warning("how trials are expected to go on cannot be worked out: %s", error)
+            logger.warning("cannot predict how trials continue: %s", error)
             curves = []
         return {"time_attr": self._time_attr, "curves": [curve.as_json() for curve in curves]}
 
     def _say_no_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
         self._say_once(
             "time",
-            f"trial {trial_id} made a report without a number for the time_attr {self._time_attr!r}, so the "
+            f"trial {trial_id} reported no number for the time_attr {self._time_attr!r}, so the "
             f"search does not know when it was; it reported {sorted(flat)}",
         )
 

@@ -17,7 +17,7 @@ class TuneBOHB(bohb.TuneBOHB):
 
     Four things differ. Configurations hold Python's own numbers and strings, where ConfigSpace 1.x gives
     NumPy's (`np.str_`, `np.int64`), which neither compare by type nor go into JSON. A report without the
-    metric, or with one that is not a finite number, counts as infinitely bad in place of ending the search.
+    metric, or with one that is not a finite number, counts as infinitely bad instead of ending the search.
     A trial that this search did not suggest, as Tune makes when it restarts one, may end. With a `seed`, the
     same results lead to the same suggestions: hpbandster draws from NumPy's global generator, which is seeded
     for each suggestion and put back after it.
@@ -51,7 +51,7 @@ class TuneBOHB(bohb.TuneBOHB):
 
 
 def _plain(value: Any) -> Any:
-    """Return nested dictionaries and lists with Python's scalars in place of NumPy's."""
+    """Return nested dictionaries and lists with Python's scalars instead of NumPy's."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -17,7 +17,7 @@ from horovod_tune.search.history import Ending, Trial
 
 #: Times in this ratio are at distance 1 for the model.
 _RATIO = 50.0
-#: How curves go on from a time is known where so many trials have been trained for longer.
+#: How curves continue from a time is known once this many trials have been trained for longer.
 _KNOWN = 3
 #: Reports that are kept for each doubling of the time.
 _PER_DOUBLING = 1.0
@@ -35,12 +35,12 @@ class CurveRows:
 
 
 def has_curves(trials: Iterable[Trial]) -> bool:
-    """Whether a trial reported at two different times."""
+    """Return True if a trial reported at two different times."""
     return any(len(trial.curve) > 1 for trial in trials)
 
 
 def is_unfinished(trial: Trial, target: float) -> bool:
-    """Whether a trial has reported, but not up to `target` on the model's axis."""
+    """Return True if a trial has reported, but not up to `target` on the model's axis."""
     last = max(trial.curve, default=0.0)
     return last > 0 and axis(last) < target - 1e-9
 
@@ -69,7 +69,7 @@ def those_ahead(trials: list[Trial], target: float, mode: str) -> list[Trial]:
 
 
 def _got_worse(curve: Mapping[float, float], since: float, mode: str) -> bool:
-    """Whether the last report of a curve is worse than that at a time, or the first one after it."""
+    """Return True if the last report of a curve is worse than that at a time, or the first one after it."""
     times = sorted(curve) or [math.inf]
     if math.isinf(times[-1]):
         return False
@@ -100,7 +100,7 @@ def rows_of(trials: list[Trial], horizon: float | None) -> CurveRows:
 
 
 def axis(time: float) -> float:
-    """Return where a time lies for the model."""
+    """Return a time's coordinate in the model."""
     return math.log(max(time, 1e-9)) / math.log(_RATIO)
 
 

@@ -27,7 +27,7 @@ class Demand:
         batch_size: samples that one rank takes at a time.
         noise_scale: its gradient noise scale in samples, where its global batch grows with the ranks; 0
             where that is not known.
-        global_batch_size: samples of an optimiser step, whatever the ranks, which share them; None where the
+        global_batch_size: samples of an optimiser step, whatever the ranks, which share them; None if the
             global batch grows with the ranks.
     """
 
@@ -37,7 +37,7 @@ class Demand:
     global_batch_size: float | None = None
 
     def gain(self, more: int) -> float:
-        r"""Return how much faster it learns with ``more`` ranks, as a share; 0 where it cannot use them.
+        r"""Return how much faster it learns with ``more`` ranks, as a share; 0 if it cannot use them.
 
         n ranks of b samples each learn at a rate of :math:`1 / (1 + B_{noise} / (n b))` a step (McCandlish
         et al. 2018, arXiv:1812.06162, equation 2.7). With a global batch that stays, a step is as much
@@ -70,7 +70,7 @@ def share_out(
 
     Args:
         demands: the trials.
-        free: ranks that nobody has.
+        free: ranks that no trial has.
         step: how many ranks a trial gets at a time.
         most: the most ranks of a trial.
 
@@ -105,7 +105,7 @@ class _FreeWorkers(ABC):
     def __call__(
         self, tune_controller: Any, trial: Any, result: Mapping[str, Any], scheduler: Any
     ) -> PlacementGroupFactory | None:
-        """Return the trial's new resources, or None where it keeps its own."""
+        """Return the trial's new resources, or None if it keeps its own."""
         spec: TrialSpec | None = getattr(trial.get_trainable_cls(), "_spec", None)
         if spec is None:
             raise SpecError(f"{type(self).__name__} gives ranks to distributed trials only, got {trial}")

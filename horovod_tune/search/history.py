@@ -15,7 +15,7 @@ from horovod_tune.search.space.search_space import Point
 
 
 class Ending(str, Enum):
-    """How a trial stands."""
+    """The state of a trial."""
 
     RUNNING = "running"
     #: It ended with a finite metric, in whatever way.
@@ -83,7 +83,7 @@ class History:
         *,
         error: bool = False,
     ) -> None:
-        """Add a trial that somebody else has evaluated, named after where it comes from."""
+        """Add a trial that was evaluated elsewhere, named after its source."""
         trial = Trial(f"{source}-{len(self.trials)}", point)
         trial.note(time, value)
         self.add(trial)
@@ -131,7 +131,7 @@ class History:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a metric as a float; None where it is not a number (a string, a list, None).
+    """Return a metric as a float; None if it is not a number (a string, a list, None).
 
     An integer that is too large for a float is infinite.
     """

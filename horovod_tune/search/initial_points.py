@@ -22,7 +22,7 @@ class Queued:
     exact: dict[Path, Any] = field(default_factory=dict)
 
     def is_whole(self, space: SearchSpace) -> bool:
-        """Whether it gives every parameter that exists where its options are chosen."""
+        """Return True if it gives every parameter that exists where its options are chosen."""
         missing = [i for i in range(space.dimension) if i not in self.coordinates]
         if not missing or not space.is_conditional:
             return not missing
@@ -94,8 +94,7 @@ def queue_points(
         value = None if isinstance(reward, bool) else as_number(reward)
         if value is None:
             raise SpaceError(
-                f"evaluated_rewards[{number}] must be a number, or None for a point that is to be run, "
-                f"got {reward!r}"
+                f"evaluated_rewards[{number}] must be a number, or None for a point to be run, got {reward!r}"
             )
         if not queued.is_whole(space):
             raise SpaceError(f"points_to_evaluate[{number}] has a reward, so it must give every parameter")

@@ -38,10 +38,10 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: Suggestions of the quasi-random start where trials report several times: one says more than its end.
 _CURVES_START = 4
-#: Results that are waited for before they are modelled beside an earlier experiment's. Until then its model
+#: Results to wait for before they are modelled together with an earlier experiment's. Until then its model
 #: and the quasi-random sequence suggest in turns: the difference shows how far it can be trusted.
 _TRANSFER_START = 3
-#: Unfinished trials that the model is told the expected ends of, the most promising ones: each is a row more.
+#: Unfinished trials whose expected ends are added to the model, the most promising ones: each is a row more.
 _MOST_EXPECTED = 200
 
 
@@ -195,7 +195,7 @@ class Optimizer:
             metric, *curve_data(space, points, rows, now.aims.modes[0]), timed=True, task=now.earlier
         )
         # Of those that have reported, most wait at a rung or were stopped there: what is expected of them is
-        # enough. As long as the end of a stopped trial is open, the search goes on asking for others like it.
+        # enough. As long as the end of a stopped trial is open, the search keeps suggesting others like it.
         begun = [trial for trial in usable if is_unfinished(trial, rows.target)]
         ends = model.condition().predict(_at(rows.target, features_of(space, begun)))[0][:, 0]
         begun = [begun[i] for i in np.sort(np.argsort(-ends, kind="stable")[:_MOST_EXPECTED])]
@@ -245,7 +245,7 @@ class Optimizer:
         )
 
     def predicted_curves(self, space: SearchSpace, history: History, aims: Aims) -> list[PredictedCurve]:
-        """Return how the trials are expected to go on that were not trained to the end.
+        """Return how trials are expected to continue that were not trained to the end.
 
         Nothing where suggestions are not made from learning curves, or none has been. The hyperparameters are
         those of the latest suggestion, so that asking changes none of the next ones.

@@ -1,6 +1,6 @@
 """Searchers of Ray that need a package of their own, imported in this one place.
 
-Each is Ray's class as it is, or a subclass that mends what current releases of its package broke. Where the
+Each is Ray's class as it is, or a subclass that repairs what current releases of its package broke. If the
 package is missing the error names the extra to install.
 """
 

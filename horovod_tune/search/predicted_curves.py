@@ -1,4 +1,4 @@
-"""How learning curves go on, as the model that chooses the next trial expects it."""
+"""How learning curves continue, as the model that chooses the next trial expects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMES = 8
 #: badly are trained to the end: 1.28 would hold 80 of 100 ends if it were right, and holds 58 on LCBench.
 #: These hold 82 on the eight tasks that they were chosen on, 77 on eight others (90 under Tune's ASHA).
 _REACH = 2.5
-#: More curves than this are not predicted: those of trials that may go on come first, the best of them.
+#: More curves than this are not predicted: those of the best trials that may continue come first.
 _MOST = 200
 
 
@@ -66,7 +66,7 @@ def predicted_curves(
     state: FitState,
     task: EarlierTask | None,
 ) -> list[PredictedCurve]:
-    """Return how those `trials` are expected to go on that have reported and are not at the end.
+    """Return how `trials` are expected to continue that have reported and are not at the end.
 
     `state` is the fit that the hyperparameters are taken from, unless there are few results.
     """

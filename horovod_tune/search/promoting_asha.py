@@ -1,4 +1,4 @@
-"""A scheduler that pauses trials at rungs and goes on with the best, whenever that shows."""
+"""A scheduler that pauses trials at rungs and continues the best as soon as they are known."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class PromotingASHA(TrialScheduler):
     Every trial pauses after `grace_period`, `grace_period * reduction_factor`, ... and goes on from its
     checkpoint once it is among the best `1 / reduction_factor` of all that have come so far (Li et al., 2020,
     "A System for Massively Parallel Hyperparameter Tuning"). Tune's `ASHAScheduler` decides once, when the
-    trial gets there: it lets too many of the first trials go on, and ends those that later ones would show to
-    be good. Pausing costs little with warm workers; learning curves are told to the search in both cases.
+    trial gets there: it continues too many of the first trials, and ends those that later ones would show to
+    be good. Pausing costs little with warm workers; the search learns from the curves in both cases.
 
         tune.run(trainable, search_alg=ConcurrencyLimiter(BayesOptSearch(), max_concurrent=4),
                  scheduler=PromotingASHA(max_t=52, grace_period=2), metric="loss", mode="min", ...)
 
     A trial that waits has no resources and no place under `max_concurrent`: another one runs. When the
-    search has no more trials, the best of those that wait goes on until one has been trained to the end, and
-    the others end. A trial whose function saves no checkpoints cannot be paused: it goes on where it is among
+    search has no more trials, the best of those that wait continues until one has been trained to the end;
+    the others end. A trial whose function saves no checkpoints cannot be paused: it continues if it is among
     the best of those before it, and ends otherwise. One whose metric is NaN or infinite at a rung ends.
     After `Tuner.restore` those that waited wait again.
 
     Args:
-        time_attr: what tells the progress of a trial in its reports.
+        time_attr: the metric that measures a trial's progress.
         metric: what to go by; may also come from the tuner.
         mode: whether less of it is better ("min") or more ("max"); may also come from the tuner.
         max_t: where a whole training ends, in units of `time_attr`.
         grace_period: the first rung.
-        reduction_factor: how many times more trials reach a rung than go on from it, and how many times
+        reduction_factor: how many times more trials reach a rung than continue from it, and how many times
             longer a trial has been trained at the next one.
 
     Raises:
@@ -90,7 +90,7 @@ class PromotingASHA(TrialScheduler):
             level *= reduction_factor
         self._rungs = Rungs(levels, reduction_factor)
         self._trials: dict[str, Trial] = {}
-        # Trials that are to go on and have not reported since.
+        # Trials that were continued and have not reported since.
         self._going_on: list[str] = []
         # Trials that were trained to the end, and those that ended at a rung.
         self._finished: set[str] = set()
@@ -140,8 +140,8 @@ class PromotingASHA(TrialScheduler):
         if time is None and not self._said_no_time:
             self._said_no_time = True
             logger.warning(
-                "trial %s made a report without a number for the time_attr %r, so PromotingASHA cannot tell "
-                "where it stands, and it goes on; it reported %s",
+                "trial %s reported no number for the time_attr %r, so PromotingASHA does not know "
+                "its rung and continues it; it reported %s",
                 trial_id,
                 self._time_attr,
                 sorted(flatten_dict(dict(result))),
@@ -187,7 +187,7 @@ class PromotingASHA(TrialScheduler):
         self._forget(trial.trial_id)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Return the trial that goes on, otherwise the next new one."""
+        """Return the trial to continue, otherwise the next new one."""
         self._end_those_without_checkpoint(tune_controller)
         while self._is_restored and (following := self._rungs.next()) is not None:
             self._go_on(tune_controller, following)
@@ -207,7 +207,7 @@ class PromotingASHA(TrialScheduler):
 
     @property
     def rung_times(self) -> tuple[str, list[float]]:
-        """What tells the progress, and where it is at the rungs: what `analyze` shows."""
+        """The metric that measures progress, and its values at the rungs, which `analyze` shows."""
         return self._time_attr, list(self._rungs.levels)
 
     def debug_string(self) -> str:
@@ -239,7 +239,7 @@ class PromotingASHA(TrialScheduler):
 
     def _go_on(self, controller: Any, trial_id: str) -> None:
         place, of = self._rungs.rank(trial_id)
-        logger.info("trial %s goes on: it is number %d of %d that came as far", trial_id, place, of)
+        logger.info("trial %s continues: it is number %d of %d that came as far", trial_id, place, of)
         acquire_slot(controller, trial_id)
         self._going_on.append(trial_id)
 
@@ -268,7 +268,7 @@ class PromotingASHA(TrialScheduler):
             controller.stop_trial(trial)
 
     def _after_the_last(self, controller: Any) -> Trial | None:
-        """Let the best go on where none has been trained to the end; otherwise end those that wait."""
+        """Continue the best trial if none has been trained to the end; otherwise end those that wait."""
         if not self._finished:
             best = self._rungs.best_waiting()
             assert best is not None
@@ -292,7 +292,7 @@ class PromotingASHA(TrialScheduler):
         self._rungs.waiting.discard(trial.trial_id)
         if trial.status == Trial.TERMINATED and time >= self._max_t:
             self._finished.add(trial.trial_id)
-        # One that had reported since the rung was going on.
+        # One that had reported since the rung was continuing.
         between = time / max(as_number(result.get(TRAINING_ITERATION)) or 1.0, 1.0)
         if trial.status != Trial.PENDING:
             return

@@ -1,4 +1,4 @@
-"""The rungs of successive halving with promotions: which trials wait, and which one goes on."""
+"""The rungs of successive halving with promotions: which trials wait, and which one continues."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 
 class Rungs:
-    """Asynchronous successive halving as Li et al. (2020) have it: trials wait, and the best go on later.
+    """Asynchronous successive halving as Li et al. (2020) have it: trials wait, and the best continue later.
 
-    A trial waits at each rung that it reaches. It goes on once it is among the best ``1 / factor`` of all
+    A trial waits at each rung that it reaches. It continues once it is among the best ``1 / factor`` of all
     that have reached that rung, those that came later included.
 
     Args:
         levels: the times of the rungs, growing; the end of a training is none of them.
-        factor: how many times more trials reach a rung than go on from it.
+        factor: how many times more trials reach a rung than continue from it.
 
     Example:
         >>> rungs = Rungs([2, 6], factor=2)
@@ -60,16 +60,16 @@ class Rungs:
         return 1 + sum(value > values[trial] for value in values.values()), len(values)
 
     def is_beyond(self, trial: str, time: float) -> bool:
-        """Whether a time is at the rung that a trial has reached last, or after it."""
+        """Return True if a time is at the rung that a trial has reached last, or after it."""
         return time >= self.levels[self._at[trial]]
 
     def is_good(self, trial: str) -> bool:
-        """Whether a trial is among the best where it waits; the first to come there is."""
+        """Return True if a trial is among the best where it waits; the first to come there is."""
         place, of = self.rank(trial)
         return place <= max(of / self._factor, 1)
 
     def next(self) -> str | None:
-        """Return the trial that is to go on, the one that has come furthest first, and let it go on."""
+        """Return and promote the next trial to continue, the one that has come furthest first."""
         for values, trials in self._furthest_first():
             best = sorted(values, key=lambda trial: values[trial], reverse=True)
             for trial in best[: int(len(values) / self._factor + 1e-9)]:
@@ -79,7 +79,7 @@ class Rungs:
         return None
 
     def best_waiting(self) -> str | None:
-        """Return the best trial of those that have come furthest, and let it go on."""
+        """Return and promote the best trial of those that have come furthest."""
         for values, trials in self._furthest_first():
             best = max(trials, key=lambda trial: values[trial], default=None)
             if best is not None:

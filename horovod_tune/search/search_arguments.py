@@ -15,7 +15,7 @@ logger = logging.getLogger("horovod_tune.search.bayesopt")
 _REMOVED = {
     "patience": (5, "no point is suggested twice before the space is exhausted, so nothing is waited for"),
     "skip_duplicate": (True, "no point is suggested twice before the space is exhausted"),
-    "repeat_float_precision": (5, "points are compared by what the training function gets, to the last bit"),
+    "repeat_float_precision": (5, "points are compared by the exact values that the function receives"),
     "verbose": (0, "set the level of the logger 'horovod_tune.search' instead"),
 }
 

@@ -10,7 +10,7 @@ from horovod_tune.search.history import History
 
 
 def seed_of(random_state: Any) -> int:
-    """Return the seed that a `random_state` stands for; None is another one each time.
+    """Return the seed of a `random_state`; None gives another one each time.
 
     Raises `ValueError` for anything but an integer of 0 or more, a NumPy generator or None.
     """

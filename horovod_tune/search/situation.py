@@ -25,7 +25,7 @@ class Situation:
     space: SearchSpace
     usable: list[Trial]
     aims: Aims
-    #: The probability that a trial neither fails nor breaks a limit, and the second alone.
+    #: The probability that a trial neither fails nor breaks a limit, and that it breaks none.
     chance: Chance | None
     within: Chance | None
     acquisition: AcquisitionFunction

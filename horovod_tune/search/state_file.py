@@ -35,7 +35,7 @@ def write(path: str, state: Mapping[str, Any]) -> None:
     target = Path(path)
     text = json.dumps({"format": FORMAT, "version": VERSION, **state})
     if target.name.startswith(".") and "-tmp-" in target.name:
-        # Tune's own temporary file, which it renames. Another one beside it, gone a moment later, makes
+        # Tune's own temporary file, which it renames. Another one next to it, gone a moment later, makes
         # Tune's upload of the folder fail.
         target.write_text(text, encoding="utf-8")
         return

@@ -94,7 +94,7 @@ def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if not config:
         # A table of one's own has the parameters' plain names.
         config = {str(k): v for k, v in row.items()}
-    # A table has every column in every row; not a number stands where a trial has no such parameter.
+    # A table has every column in every row; NaN if a trial has no such parameter.
     config = {k: v for k, v in config.items() if not (isinstance(v, float) and v != v)}
     return config, {str(k): v for k, v in row.items()}
 

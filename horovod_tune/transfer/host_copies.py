@@ -1,7 +1,7 @@
 """Copies of checkpoints on a host that cannot read the original: one for all its processes.
 
-A process holds a copy by a shared lock on a file beside it, so that the kernel lets go of it however the
-process ends. Whoever lets go last removes the copy; one that nobody was left to remove goes with the next.
+A process holds a copy by a shared lock on a file next to it, so that the kernel releases it however the
+process ends. The last holder deletes the copy; orphans are deleted by the next `hold()`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Copy:
         self._path, self._lock, self._pid = path, lock, os.getpid()
 
     def release(self) -> None:
-        """Let go of it, and remove it if nobody else holds it; twice is harmless."""
-        # A fork has the same lock as its parent, who goes on to hold it.
+        """Release it, and delete it if no other process holds it; twice is harmless."""
+        # A fork has the same lock as its parent, which continues to hold it.
         if self._lock < 0 or os.getpid() != self._pid:
             return
         lock, self._lock = self._lock, -1
@@ -72,7 +72,7 @@ class HostCopies:
     def hold(self, name: str, bring: Callable[[str], None]) -> Copy:
         """Return the copy of that name, which ``bring(path)`` makes if this host has none.
 
-        Whoever comes while another process brings it waits for that.
+        A call waits while another process fetches it.
         """
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,14 +87,14 @@ class HostCopies:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if _is_current(path, lock) and not path.is_dir():
                     bring(str(path))
-                # For a moment it is nobody's then, and may be removed: so it is looked at again.
+                # No process holds it for a moment, and it may be deleted: so check again.
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 if _is_current(path, lock) and path.is_dir():
                     undo.pop_all()
                     return self._hold(path, lock)
 
     def join(self, path: Path, *, wait: bool = False) -> Copy | None:
-        """Hold a copy that is there; None where there is none."""
+        """Hold a copy that is there; None if there is none."""
         try:
             lock = os.open(_lock_of(path), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -114,7 +114,7 @@ class HostCopies:
         return copy
 
     def release_all(self) -> None:
-        """Let go of all that this process holds: its trial is over."""
+        """Release all that this process holds: its trial is over."""
         held, self._held = self._held, []
         for copy in held:
             copy.release()
@@ -136,7 +136,7 @@ def _lock_of(path: Path) -> Path:
 
 
 def _is_current(path: Path, lock: int) -> bool:
-    """Whether the lock is still the copy's: whoever removes a copy removes its lock."""
+    """Return True if the lock is still the copy's: the process that deletes a copy deletes its lock."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(lock), os.stat(_lock_of(path)))
     return False
@@ -167,7 +167,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def readable_here(place: CheckpointPlace, node_id: str) -> bool:
-    """Whether a process on ``node_id`` can read the directory at ``place`` itself."""
+    """Return True if a process on ``node_id`` can read the directory at ``place`` itself."""
     if place.node_id in (None, node_id):
         return True
     here = fingerprint(place.path)
@@ -209,7 +209,7 @@ def open_checkpoint(place: CheckpointPlace, node_id: str, copies: HostCopies) ->
 def open_copy(path: Path, copies: HostCopies) -> Any:
     """Return a directory of this host as a ``ray.tune.Checkpoint``, held if it is a copy.
 
-    None where it is gone.
+    None if it is gone.
     """
     from ray.tune import Checkpoint
 

@@ -3,7 +3,7 @@
 The process that wants a copy reads or writes on its own node; on the other one an actor does. There is one
 such actor a node, which all of a job's processes share: a task would have to wait for a new Python process
 each time on a node without CPUs (Ray keeps none ready there). It takes no CPU and ends with the process that
-asked for it first, or with the job; whoever finds it gone asks for another.
+asked for it first, or with the job; a process that finds it gone requests another.
 
 Files travel in chunks, of which a few are on their way at a time, no port is opened, and Ray's authentication
 covers the way.
@@ -30,7 +30,7 @@ CHUNK_BYTES = 8 << 20
 # Chunks that may be on their way: bounds the object store's share.
 IN_FLIGHT = 4
 CALLS_AT_ONCE = 8
-# How long the part of a copy that was given up waits for the chunks that were on their way.
+# How long an abandoned copy waits for chunks that are in transit.
 DISCARD_TIMEOUT_S = 600.0
 # How often a copy may begin, should the actor on the other node end with the process that it belongs to.
 NEW_ACTORS = 4
@@ -96,7 +96,7 @@ class _Deadline:
         self._end = time.monotonic() + timeout_s
 
     def get(self, ref: Any) -> Any:
-        """Return what ``ref`` stands for.
+        """Return the value of ``ref``.
 
         Raises:
             ray.exceptions.GetTimeoutError: it is not there in time.
@@ -105,7 +105,7 @@ class _Deadline:
 
 
 def _with_actor(node: str, timeout_s: float, work: Callable[[Any, _Deadline], Result]) -> Result:
-    """Return ``work(actor, deadline)``, begun anew where the actor has ended with somebody else's process."""
+    """Return ``work(actor, deadline)``, begun again if the actor has ended with another process."""
     deadline = _Deadline(timeout_s)
     for attempt in range(NEW_ACTORS):
         try:

@@ -23,7 +23,7 @@ class CheckpointCache:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a rank waits for a checkpoint that is being copied."""
+        """True if a rank waits for a checkpoint that is being copied."""
         return self._bringing.locked()
 
     def note(self, place: CheckpointPlace) -> None:

@@ -21,7 +21,7 @@ LIMIT_BYTES = 2 << 30
 def directory_of(
     environ: Mapping[str, str], *, device: str, host: str, chip: str, version: str
 ) -> Path | None:
-    """Return the directory of a chip's compiled graphs; None where none is to be set.
+    """Return the directory of a chip's compiled graphs; None to set none.
 
     Args:
         environ: of the process.
@@ -57,7 +57,7 @@ def _of_this_user(environ: Mapping[str, str]) -> Path:
 
 
 def make_room(directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Make the directory, for this user alone; remove what was used longest ago beyond the limit.
+    """Make the directory, readable only by this user; remove what was used longest ago beyond the limit.
 
     Raises:
         OSError: it cannot be made.

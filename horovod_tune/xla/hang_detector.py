@@ -26,7 +26,7 @@ class HangDetector:
         self._stacks: Answers[StackDump] = Answers()
 
     def restart(self) -> None:
-        """Start counting anew."""
+        """Start counting again."""
         self._listened_s = 0.0
         self._inactivity.restart()
 
@@ -36,7 +36,7 @@ class HangDetector:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for a `look`."""
+        """True if it is time for a `look`."""
         return self._listened_s >= min(LOOK_S, self._limit_s / 6)
 
     def look(self, running: Collection[int]) -> tuple[int, str] | None:

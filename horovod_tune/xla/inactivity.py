@@ -1,7 +1,7 @@
-"""Whether a host's ranks hang, judged by their activity, and the error's text. Pure.
+"""Decides by their activity if a host's ranks hang, and writes the error's text. Pure.
 
-Nothing on a TPU tells that a collective waits for a rank that never comes. What is seen from outside is that
-nothing happens at all: no report, no torch_xla operation, no computation on the host. A compilation
+Nothing on a TPU reports that a collective waits for a rank that never comes. All that shows from outside is
+that nothing happens: no report, no torch_xla operation, no computation on the host. A compilation
 computes, and a step on the device is an operation, so a slow start is no hang.
 """
 
@@ -48,7 +48,7 @@ class Inactivity:
         self._inactive_s = 0.0
 
     def restart(self) -> None:
-        """Start counting anew."""
+        """Start counting again."""
         self._before = None
 
     def note(self, listened_s: float, work: Activity) -> bool:
@@ -88,7 +88,7 @@ def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int,
     """Return which rank hangs and the error's text, or None where every rank waits in its report.
 
     A rank that has reported waits for rank 0, which is on another host then, or for Tune. Of the others,
-    the one that stands where the fewest stand is named: mostly the others wait for it.
+    the one at the least common place is named: mostly the others wait for it.
 
     Args:
         where: by rank; None for one that did not answer.

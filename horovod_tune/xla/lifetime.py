@@ -13,7 +13,7 @@ _SEGMENTATION = (
     "On a TPU host this is mostly a lack of memory: let the ranks load less, or share one model "
     "(horovod_tune.with_parameters)."
 )
-_KILLED = "Either the kernel ended it since memory ran out (`dmesg` says so), or somebody killed it."
+_KILLED = "It was killed by the kernel since memory ran out (`dmesg` shows that), or by another process."
 
 
 def die_with_parent(parent: int, how: signal.Signals) -> None:

@@ -59,7 +59,7 @@ class Runtime(Protocol):
         """Return a function that lets another thread of this process act as this rank."""
 
     def lost_another(self, error: BaseException) -> bool:
-        """Whether a function raised because another rank ended, so that its traceback is not the cause."""
+        """Return True if a function raised because another rank ended: its traceback is not the cause."""
 
     def advice(self, error: BaseException) -> str:
         """Return advice to add to the traceback of the training function's error; may be empty."""

@@ -69,7 +69,7 @@ def cpu_placement(spec: TrialSpec) -> Placement:
 
 
 def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
-    """Return the bundle of a TPU trial: a host's chips, or the head of a slice, which stands for all of it.
+    """Return the bundle of a TPU trial: a host's chips, or the head of a slice, which represents all of it.
 
     The other hosts of a slice are asked for when it is known which slice it is (`rest_of_slice`): a
     placement group cannot say "hosts of the same slice".
@@ -116,7 +116,7 @@ def _bundle(spec: TrialSpec, chips: int) -> dict[str, float]:
 
 
 def is_undivided(pod_type: str | None) -> bool:
-    """Whether hosts of this type are taken whole: on v7x torch_xla 2.9 gives processes a fourth dimension."""
+    """Return True if hosts of this type are taken whole: on v7x torch_xla 2.9 adds a fourth dimension."""
     return generation_of(pod_type) == "v7x"
 
 

@@ -120,7 +120,7 @@ class Supervisor:
         try:
             self._supervise()
         except Exception:
-            # The ranks end with this thread, so that nobody waits for them.
+            # The ranks end with this thread, so nothing has to wait for them.
             text = traceback.format_exc()
             with self._changed:
                 self._exits = self._exits or {}

@@ -90,7 +90,7 @@ class TorchXla:
         return isinstance(error, RuntimeError) and (str(error).startswith(gone) or lost_peer(error))
 
     def advice(self, error: BaseException) -> str:
-        # torch_xla's messages where it is asked to launch processes and cannot.
+        # torch_xla's messages if it cannot launch processes.
         nested = isinstance(error, (RuntimeError, ValueError)) and str(error).startswith(
             ("Runtime is already initialized", "Unsupported nprocs")
         )
@@ -137,7 +137,7 @@ class TorchXla:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether torch.distributed raised since a connection to another rank broke."""
+    """Return True if torch.distributed raised since a connection to another rank broke."""
     import torch
 
     if not torch.distributed.is_available():

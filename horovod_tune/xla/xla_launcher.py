@@ -31,7 +31,7 @@ def placement(spec: TrialSpec) -> Placement:
     """Return the bundles of a TPU trial on the cluster as it is now. Runs in the driver.
 
     Raises:
-        SpecError: the trial contradicts itself, or does not say what the cluster does not tell.
+        SpecError: arguments conflict, or lack what the cluster does not determine.
         ResourcesUnavailable: the cluster has TPU slices, but none of this shape.
     """
     if os.environ.get("PJRT_DEVICE") == "CPU":

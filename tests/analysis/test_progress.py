@@ -185,7 +185,7 @@ def test_a_paused_trial_is_said_to_be_and_to_go_on():
     trials[0].status = "RUNNING"
     callback.on_trial_start(2, trials, trials[0])
     callback.on_step_end(2, trials)
-    assert "a goes on after iteration 2" in stream.getvalue()
+    assert "a continues after iteration 2" in stream.getvalue()
     assert "2 running ·" in callback._progress.summary(0.0)
 
 
@@ -224,7 +224,7 @@ def test_a_resumed_search_begins_from_the_restored_trials():
     callback.on_trial_complete(1, trials, trials[2])
     callback.on_experiment_end(trials)
     said = stream.getvalue()
-    assert "c goes on after iteration 4" in said and "new" not in callback._progress.trials
+    assert "c continues after iteration 4" in said and "new" not in callback._progress.trials
     assert "search ended: 3 of 3 trials ended" in said
     assert "best loss 0.5 (a)" in said
     assert "best trial   a, loss 1 at its last report" in said

@@ -124,7 +124,7 @@ def test_a_disk_that_is_full_in_mid_copy_keeps_no_part_of_it(source, tmp_path, m
 
 
 def test_a_directory_that_holds_the_storage_is_refused(tmp_path):
-    with pytest.raises(MetricsError, match="storage lies in it"):
+    with pytest.raises(MetricsError, match="contains the trial's storage"):
         directories.copy(str(tmp_path), str(tmp_path / "storage" / "checkpoint_000001"))
     assert list(tmp_path.iterdir()) == []
 

@@ -376,7 +376,7 @@ def test_a_function_given_to_tune_without_the_factory_is_told_so(tune_run: Any) 
         report(loss=1.0)
 
     (trial,) = tune_run(train, raise_on_failed_trial=False).trials
-    assert "Give Tune DistributedTrainableCreator(train, num_slots=...) in place of train" in error_of(trial)
+    assert "Give Tune DistributedTrainableCreator(train, num_slots=...) instead of train" in error_of(trial)
 
 
 class KillOnce(tune.Callback):

@@ -91,7 +91,7 @@ def as_text(words: object) -> str:
 
 
 def label(words: str, longest: int = 32) -> str:
-    """Return a name as the label of an axis, cut where it is long."""
+    """Return a name as the label of an axis, truncated if it is long."""
     return as_text(words if len(words) <= longest else words[: longest - 1] + "…")
 
 

@@ -1,7 +1,7 @@
-"""An experiment's folder wherever it lies: a local path or any URI that Tune's storage takes (pyarrow.fs).
+"""An experiment's folder: a local path or any URI that Tune's storage takes (pyarrow.fs).
 
-A folder may come from somebody else. Only regular files are read, none that a link leads to from outside the
-folder, and none beyond a given size.
+A folder may come from an untrusted source. Only regular files are read, no link is followed out of the
+folder, and no file beyond a given size is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class UnusableFile(OSError):
 class Entry:
     """One file or folder directly below another; `modified` is Unix time in seconds, None where not known.
 
-    `odd_name` says that the name is not text (UTF-8); `name` then stands for it, and cannot be opened.
+    `odd_name` is True if the name is not text (UTF-8); `name` then replaces it, and cannot be opened.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Folder:
         return self.path.rstrip("/").rsplit("/", 1)[-1]
 
     def entries(self) -> list[Entry]:
-        """What lies directly in the folder, sorted by name; empty where the folder does not exist."""
+        """The entries directly in the folder, sorted by name; empty if the folder does not exist."""
         local = _on_this_machine(self.filesystem, self.path)
         if local is not None:
             return self._local_entries(local)
@@ -97,7 +97,7 @@ class Folder:
         return self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory
 
     def read(self, name: str, at_most: int = LARGEST) -> bytes | None:
-        """A file's bytes, or None where there is no such file.
+        """A file's bytes, or None if there is no such file.
 
         Raises:
             UnusableFile: it is larger than `at_most` bytes, no regular file, or a link that leads outside.
@@ -132,7 +132,7 @@ class Folder:
         return head + b"\n[... %d bytes are left out here ...]\n" % (size - 2 * half) + tail
 
     def size(self, name: str) -> int:
-        """A file's size in bytes; 0 where there is no such file."""
+        """A file's size in bytes; 0 if there is no such file."""
         local = _on_this_machine(self.filesystem, self._inside(name))
         if local is None:
             return self.filesystem.get_file_info(self._inside(name)).size or 0

@@ -69,14 +69,14 @@ class TrialRecord:
 
     @property
     def folder_name(self) -> str:
-        """The trial's folder without its place; empty where it has none."""
+        """The trial's folder without its place; empty if it has none."""
         place = self.directory.partition("?")[0] if "://" in self.directory else self.directory
         return place.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
 class PredictedCurve:
-    """How `BayesOptSearch` expected a trial's metric to go on, from the last report it knew of to the end.
+    """How `BayesOptSearch` expected a trial's metric to continue, from the last report it knew of to the end.
 
     `times` are in units of `Predictions.time_attr`; about 80 of 100 reports are between `low` and `high`.
     """
@@ -112,12 +112,12 @@ class RungTimes:
 class ExperimentRecord:
     """One search as Tune's files have it.
 
-    `run` names it (None where its state file is lost), `runs` all searches of the same folder, oldest first.
+    `run` names it (None if its state file is lost), `runs` all searches of the same folder, oldest first.
     `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` says
     that the folder was copied, so that its files' times say nothing about the search.
-    `rung_times` are those at which ASHA or `PromotingASHA` decides, None where no such scheduler is known.
-    `domains` is None where the space is not written down anywhere. `limits`, and the metrics with their modes
-    in `front`, are those that `BayesOptSearch` was given; `predictions` are its own, None where it learned
+    `rung_times` are those at which ASHA or `PromotingASHA` decides, None if no such scheduler is known.
+    `domains` is None if the space is not written down anywhere. `limits`, and the metrics with their modes
+    in `front`, are those that `BayesOptSearch` was given; `predictions` are its own, None if it learned
     from no curves.
     """
 
@@ -147,7 +147,7 @@ class ExperimentRecord:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """The iterations at which the scheduler decides; empty where it goes by another time."""
+        """The iterations at which the scheduler decides; empty if it goes by another time."""
         known = self.rung_times
         if known is None or known.time_attr != TRAINING_ITERATION:
             return ()

@@ -51,7 +51,7 @@ class RunFiles:
         return data or (self.staged.read(name, _LARGEST) if self.staged is not None else None)
 
     def _is_of_this_run(self, name: str) -> bool:
-        """Whether a searcher's state has the stamp of one of this run's drivers."""
+        """Return True if a searcher's state has the stamp of one of this run's drivers."""
         if len(self.runs) < 2 or self.chosen is None:
             return True
         return any(stamp in name for stamp in self.chosen.stamps)

@@ -1,7 +1,7 @@
 """Which search of an experiment's folder is meant: a second one of the same name writes into the same folder.
 
 Each driver writes `experiment_state-<its start>.json`. A restored search writes a new one that speaks of the
-earlier trials too; a search that was started anew speaks of other trials.
+earlier trials too; a search that was started again lists other trials.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def folder_name_of(trial: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class StateFile:
-    """One driver's account of its search. `written` is Unix time in seconds, None where it is not known."""
+    """One driver's account of its search. `written` is Unix time in seconds, None if it is not known."""
 
     name: str
     state: dict[str, Any]
@@ -101,7 +101,7 @@ class Run:
 
 
 def runs_of(files: Iterable[StateFile]) -> list[Run]:
-    """Return the searches that state files tell of, the oldest first.
+    """Return the searches that have state files, the oldest first.
 
     Two files belong to one search when they have a trial in common.
     """
@@ -118,7 +118,7 @@ def runs_of(files: Iterable[StateFile]) -> list[Run]:
 def choose(
     runs: Sequence[Run], name: str | None = None, trial_ids: Collection[str] | None = None
 ) -> Run | None:
-    """Return the run of that name, or that of these trials, or the newest; None where there is none.
+    """Return the run of that name, or that of these trials, or the newest; None if there is none.
 
     Raises `ValueError` for a name that no run has.
     """

@@ -107,7 +107,7 @@ def _rows(data: bytes, files: _TrialFiles) -> list[dict[str, Any]]:
 
 
 def _csv_rows(files: _TrialFiles) -> list[dict[str, Any]]:
-    """The reports in `progress.csv`, which Tune writes beside result.json, with nested names flat."""
+    """The reports in `progress.csv`, which Tune writes next to result.json, with nested names flat."""
     data = files.longer("progress.csv")
     if not data:
         return []

@@ -66,7 +66,7 @@ def _trial_of_state(
 
 
 def _directory(folder: Folder, name: Any, cut: list[str]) -> str:
-    """A trial's folder, which lies directly below the experiment's."""
+    """A trial's folder, which is directly below the experiment's."""
     if not name:
         return ""
     if not isinstance(name, str) or "/" in name or name in (".", "..") or "\0" in name:

@@ -29,7 +29,7 @@ TUNES_OWN = frozenset(
 
 
 def iteration_of(report: Mapping[str, Any]) -> int | None:
-    """The report's training_iteration; None where it is not a whole number.
+    """The report's training_iteration; None if it is not a whole number.
 
     >>> iteration_of({"training_iteration": 3}), iteration_of({"training_iteration": "x"})
     (3, None)

@@ -70,7 +70,7 @@ def read_experiment(
     chosen = choose(runs, run, trial_ids)
     others: frozenset[str] = frozenset().union(*(other.trial_ids for other in runs if other is not chosen))
     state = chosen.newest.state if chosen is not None else None
-    # A state file that cannot be read is known by its name alone: its driver may run here.
+    # A state file that cannot be read is known only by its name: its driver may run here.
     names = [chosen.newest.name] if chosen is not None else [e.name for e in entries if _is_state(e)][-1:]
     staged = _staged(folder, names, state)
     if staged is not None:
@@ -217,7 +217,7 @@ def _trials_without_state(
 
 
 def _is_older(trial: TrialRecord, run: Run | None) -> bool:
-    """Whether a trial ended before the search began, so that it belongs to one whose state is lost."""
+    """Return True if a trial ended before the search began, so that it belongs to one whose state is lost."""
     began = run.start_time if run is not None else None
     return began is not None and trial.end_time is not None and trial.end_time < began - 1.0
 

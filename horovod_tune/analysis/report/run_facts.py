@@ -16,7 +16,7 @@ NOT_KNOWN = "not written down"
 
 @dataclass(frozen=True)
 class Usage:
-    """What the trials held, in hours: `cpu` and `gpu` are None where no trial's resources are known.
+    """What the trials held, in hours: `cpu` and `gpu` are None if no trial's resources are known.
 
     They are the sums over `counted` trials.
     """
@@ -89,7 +89,7 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def run_text(analysis: Analysis) -> str:
-    """Which of its folder's searches an experiment is, in brackets; nothing where there is only one."""
+    """Which of its folder's searches an experiment is, in brackets; nothing if there is only one."""
     runs = analysis.runs
     if len(runs) < 2 or analysis.run is None:
         return ""

@@ -178,7 +178,7 @@ def _children() -> list[int]:
 
 
 def _child(pid: int) -> psutil.Process | None:
-    """Return a child of the trial's own; None where it is gone, or is Python's own resource tracker."""
+    """Return a child of the trial's own; None if it is gone, or is Python's own resource tracker."""
     try:
         process = psutil.Process(pid)
         # Started once a process by multiprocessing; it holds nothing of a trial.

@@ -171,7 +171,7 @@ def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
 
 
 def _contents_of(owner: Any, top: str = "") -> Any:
-    """Return the dict, list or set of what ``owner`` holds; None where it is not watched."""
+    """Return the dict, list or set of what ``owner`` holds; None if it is not watched."""
     kind = type(owner)
     if issubclass(kind, ModuleType):
         return vars(owner)

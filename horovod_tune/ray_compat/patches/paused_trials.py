@@ -85,7 +85,7 @@ def _forget_stops_of_paused_trials() -> None:
     """Allow a trial that pauses while it is being saved to continue later.
 
     PopulationBasedTraining(synch=True) pauses a weak trial when the last of the others reports, which may be
-    while the weak one is still being saved. Tune then notes that the trial is to stop once that is over, and
+    while the weak one is still being saved. Tune then records that the trial must stop once that is over, and
     drops the save: the note stops the trial at its next checkpoint, and the others wait for it forever.
     """
     if not _STOPS.is_due:
@@ -177,7 +177,7 @@ def _perturb_populations_whose_trials_all_wait() -> None:
         alive = tune_controller.get_live_trials()
         alive.difference_update([trial for trial in alive if trial.is_finished()])
         last = max(alive, key=lambda trial: self._trial_state[trial].last_result[self._time_attr])
-        # As if the trial that got furthest reported once more: now it is the last of the population.
+        # As if the trial that got furthest reported again: now it is the last of the population.
         self.on_trial_result(tune_controller, last, self._trial_state[last].last_result)
         return original(self, tune_controller)
 

@@ -2,7 +2,7 @@
 
 Without `prepare_runs` a search of distributed trials prints every result as a table (1,700 lines for the
 README's example), and accepts arguments that mean nothing to it. Without `without_reporter` Tune prints a
-box and a table even at ``verbose=0``. Without `shorten_errors` a rank's error stands below 35 frames of Ray
+box and a table even at ``verbose=0``. Without `shorten_errors` a rank's error is below 35 frames of Ray
 and of this package.
 """
 
@@ -149,7 +149,7 @@ def metric_and_mode(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
-    """Whether the user has chosen what Tune prints."""
+    """Return True if the user has chosen what Tune prints."""
     from ray.tune.experimental.output import AirVerbosity, get_air_verbosity
 
     verbose = arguments.get("verbose")
@@ -161,7 +161,7 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
 
 @contextmanager
 def without_reporter() -> Iterator[None]:
-    """Let Tune print nothing of a search that this thread runs: at ``verbose=0`` it prints what fails."""
+    """Silence Tune for a search that this thread runs: at ``verbose=0`` it still prints failures."""
     if _REPORTER.is_due:
         _let_reporter_be_silent()
     token = _IS_SILENT.set(True)
@@ -217,7 +217,7 @@ def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
 
 
 def shorten_errors(is_ours: Callable[[type], bool]) -> None:
-    """Let a distributed trial's error begin with its cause, in the log and in error.txt; once a process."""
+    """Make a distributed trial's error begin with its cause, in the log and error.txt; once per process."""
     if not _ERRORS.is_due:
         return
     from ray.tune.execution.tune_controller import TuneController

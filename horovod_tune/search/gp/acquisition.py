@@ -94,7 +94,7 @@ def log_probability_below(threshold: float, mean: FloatArray, std: FloatArray) -
 
 
 def is_scale_free(acquisition: AcquisitionFunction) -> bool:
-    """Whether only the order of the results matters to it: it has no number on the objective's scale."""
+    """Return True if only the order of the results matters to it: no number is on the objective's scale."""
     return type(acquisition) is LogExpectedImprovement and not acquisition.xi
 
 
@@ -118,7 +118,7 @@ def acquisition_of(
     if isinstance(acquisition_function, ConstantLiar):
         raise TypeError(
             "acquisition_function cannot be a ConstantLiar: trials in flight are drawn from the model. "
-            "Give its base_acquisition alone"
+            "Pass only its base_acquisition"
         )
     if isinstance(acquisition_function, GPHedge):
         raise TypeError("acquisition_function cannot be a GPHedge; give one of its functions")

@@ -43,7 +43,7 @@ class AllOf:
 class LimitKept:
     """The probability that a limit is kept (Gardner et al., 2014).
 
-    `model` is one of the `room` that is left, so that the limit lies at 0.
+    `model` is one of the remaining `room`, so that the limit is at 0.
     """
 
     def __init__(self, model: FittedModel) -> None:

@@ -5,9 +5,9 @@ the new task is
 
 .. math:: f(x) = w\,m(x) + d(x),\qquad w \sim N(0, 1)
 
-with a Gaussian process :math:`d` of its own: a linear kernel on :math:`m` beside the usual one (Rasmussen &
-Williams, 2006, section 2.7, with one basis function). Where the tasks are related a few results give
-:math:`w` away; where they are not it shrinks to 0, and the search goes on as if it had started anew.
+with a Gaussian process :math:`d` of its own: a linear kernel on :math:`m` added to the usual one (Rasmussen &
+Williams, 2006, section 2.7, with one basis function). If the tasks are related, a few results give
+:math:`w` away; if they are not, it shrinks to 0, and the search continues as if it had no earlier results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from horovod_tune.search.gp.process import Conditioned
 
 
 class EarlierTask:
-    """The mean of an earlier experiment's process, over the parameters alone.
+    """The mean of an earlier experiment's process, over the parameters only.
 
     ``context`` are features that its queries share after the parameters': the time at which its learning
     curves are looked at.

@@ -53,7 +53,7 @@ _TOLERATED, _BLUR = 0.3, 0.05
 _SIGNAL, _NOISE = 0.25, 0.01
 #: Length scales begin at the first times the square root of the number of parameters; their logarithms have a
 #: normal prior of the second as deviation. Only they are learned. They shrink to no less than the third times
-#: that: a wall that is steep between two trials would make all that lies behind it unknown.
+#: that: a wall that is steep between two trials would make everything behind it unknown.
 _LENGTH, _LENGTH_STD, _LEAST_LENGTH = 0.5, 0.7, 0.7
 #: So many results and as many failures, evenly over time, are learned from: a suggestion has little time.
 _LEARNED_FROM, _STEPS = 50, 30
@@ -110,7 +110,7 @@ def _lengths(scored: FloatArray, failed: FloatArray, groups: NDArray[np.int_]) -
         np.concatenate([scored, failed]),
         (labels - labels.mean()) / unit,
         groups,
-        # The signal stays where it is.
+        # The signal is kept.
         Priors(length_mean=math.log(_LENGTH), length_std=_LENGTH_STD, signal_std=1e-3),
         fixed_noise=noise,
         warm=np.concatenate([np.full(count, usual), [0.0, math.log(noise)]]),

@@ -2,7 +2,7 @@
 
 The hyperparameters maximise the marginal likelihood times log-normal priors; the length scales' prior grows
 with the dimension as in Hvarfner et al. (2024), without which a maximum-likelihood fit to a few dozen points
-is overconfident. A kernel of the user's own is fitted by scikit-learn, to the marginal likelihood alone.
+is overconfident. A kernel of the user's own is fitted by scikit-learn, only to the marginal likelihood.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def fit(
 
     `features` has the shape (points, features), `groups` names the parameter of each feature. `starts` are
     the numbers of the places to start from, of 4; `warm`, the `theta` of an earlier fit, is the only one
-    where it is given. `bendable`, shape (parameters,), are the parameters whose axes may be bent.
+    if it is given. `bendable`, shape (parameters,), are the parameters whose axes may be bent.
     `task`, shape (points,), is an earlier task there, whose weight is integrated out (see `earlier_task`).
     """
     objective = MarginalLikelihood(
@@ -178,7 +178,7 @@ class MarginalLikelihood:
         return (features / h.lengths[self._groups] if self._count else features), slopes
 
     def log_likelihood(self, theta: FloatArray) -> float:
-        """Return the marginal likelihood's logarithm alone, but for a constant; -inf beyond the bounds."""
+        """Return the log marginal likelihood up to a constant; -inf beyond the bounds."""
         low, high = np.asarray(self.bounds).T
         if np.any(theta < low) or np.any(theta > high):
             return -math.inf

@@ -39,7 +39,7 @@ class ModelOptions:
     #: Joint draws of what is in flight and what is noisy; 0 takes the posterior mean (kriging believer).
     draws: int = 16
     #: Hyperparameters that expected improvement is averaged over: the most probable ones and draws; with more
-    #: rows than `drawn_rows` the most probable ones alone.
+    #: rows than `drawn_rows` only the most probable ones.
     hyperparameters: int = 4
     drawn_rows: int = 150
     #: More points than this are thinned out for the fit of the hyperparameters, and for the process.
@@ -47,7 +47,7 @@ class ModelOptions:
     process_points: int = 500
     #: How far below the median, in units of median to best, targets are taken as they are.
     linear_depth: float = 3.0
-    #: The warped scales that are tried beside the results' own, see `warping`; not for acquisition functions
+    #: The warped scales that are tried besides the results' own, see `warping`; not for acquisition functions
     #: that have a number on the objective's scale. A `kernel` and `fixed_noise` have one too: none are tried.
     softnesses: tuple[float, ...] = ()
 
@@ -62,7 +62,7 @@ def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
     return np.sort(np.concatenate([best, spread]))
 
 
-#: The noise beside a kernel of the user's own, bayesian-optimization's default.
+#: The noise added to a kernel of the user's own, bayesian-optimization's default.
 _KERNEL_ALPHA = 1e-6
 
 
@@ -87,7 +87,7 @@ _BEND_LEAD, _LINEAR_LEAD = 5.0, 1.0
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
 #: Otherwise it does when there are this many times the results of the last one that did.
 _FRESH_GROWTH = 1.25
-#: Steps of a fit that goes on from an earlier one: to tell the scales apart, and on the scale that is used.
+#: Steps of a fit that continues an earlier one: to compare the scales, and on the scale that is used.
 _WARM_STEPS, _WARM_STEPS_BEST = 2, 6
 #: Steps of a fit from scratch, to few results, and to more, which has less to gain from the last digits.
 _FRESH_STEPS, _FRESH_STEPS_MANY = 60, 30
@@ -196,7 +196,7 @@ class FittedModel:
                 if rows > always_fresh and not grown:
                     warm, fresh_at = theta, earlier.fresh_at
         is_linear = is_linear and warm is not None
-        # One start tells scales apart well enough; the others are for the scale that is used.
+        # One start is enough to compare scales; the others are for the scale that is used.
         steps = _FRESH_STEPS if rows <= _ALWAYS_FRESH else _FRESH_STEPS_MANY
         bent = bent and warm is not None
         fits = [fit(scale, range(1), warm, steps if warm is None else _WARM_STEPS, bent) for scale in found]
@@ -263,7 +263,7 @@ class FittedModel:
         return self._back(self.offset + self.scale * targets)
 
     def condition(self) -> Conditioned:
-        """Return the process given the results alone, its targets standardised."""
+        """Return the process given only the results, its targets standardised."""
         noise = np.full(len(self.features), self.covariance.noise)
         # What comes from outside is fitted without a mean, as scikit-learn does it.
         mean = None if self.options.kernel is None else 0.0

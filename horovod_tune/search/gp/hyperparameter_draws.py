@@ -1,7 +1,7 @@
 """Draws of a Gaussian process's hyperparameters from their posterior, by elliptical slice sampling.
 
-A few results leave open which parameters matter; the most probable hyperparameters alone are too sure of it
-(Snoek et al., 2012, integrate expected improvement over them).
+A few results leave open which parameters matter; the single most probable hyperparameters would be
+overconfident (Snoek et al., 2012, integrate expected improvement over them).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from horovod_tune.search.gp.kernels import FloatArray
 
 #: Steps of the chain from one draw to the next.
 _STEPS = 3
-#: A step that has found nothing after so many tries stays where it is: the likelihood is too narrow there.
+#: A step that has found nothing after so many tries keeps its position: the likelihood is too narrow there.
 _TRIES = 30
 
 

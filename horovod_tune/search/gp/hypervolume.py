@@ -16,7 +16,7 @@ from horovod_tune.search.gp.kernels import FloatArray
 
 #: Pairs of a direction and of a draw at the query, for each draw of the results.
 _PAIRS = 16
-#: The reference lies this share of the front's range below its worst values.
+#: The reference is this share of the front's range below its worst values.
 _BELOW = 0.1
 #: Gains are smoothed over this share of what the front dominates along a direction, to be climbed from afar.
 _SMOOTHING = 1e-3
@@ -29,12 +29,12 @@ class HypervolumeGain:
     :math:`\lambda` of the unit sphere's positive part of :math:`\max_y (\min_m (y_m - r_m)/\lambda_m)^M`
     (Golovin and Zhang, 2020, lemma 5), so its gain at a point is the mean, over directions and over the
     metrics' joint draws there, of how far the point's own value exceeds that maximum. Works for any number of
-    metrics and of points in flight. All metrics are to be maximised here.
+    metrics and of points in flight. All metrics are maximised here.
 
-    `drawn` has a belief for each metric, on the same points; `allowed`, shape (points,), tells which of them
+    `drawn` has a belief for each metric, on the same points; `allowed`, shape (points,), selects those that
     may belong to the front, at least one. The reference is below the worst value of each metric on the front,
     the one that is expected among `pool`, shape (queries, features), included: a front that is known in part
-    only is to grow at its ends too.
+    is also to grow at its ends.
     """
 
     def __init__(

@@ -213,7 +213,7 @@ _STEP = 1e-5
 
 
 class KernelCovariance:
-    """A fitted kernel of scikit-learn; `alpha` is the noise's variance beside the kernel's own.
+    """A fitted kernel of scikit-learn; `alpha` is the noise variance in addition to the kernel's own.
 
     A `WhiteKernel` in it is noise, not a part of the objective. `points`, shape (points, features), are some
     places to tell the two apart at.

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.floating[Any]]
 
-#: The softnesses that are tried beside the results' own scale, where the acquisition function allows it.
+#: The softnesses that are tried besides the results' own scale, if the acquisition function allows it.
 SOFTNESSES = (1.0, 0.1)
 #: What a scale must be ahead by: this times log10(10 / softness) is taken from its log posterior. Without it
 #: warped scales win by chance, which costs most where results are noisy.

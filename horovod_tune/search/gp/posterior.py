@@ -1,6 +1,6 @@
 """What is believed about the objective when a suggestion is made: results, failures and points in flight.
 
-Targets are to be maximised here, whatever the search's mode.
+Targets are maximised here, whatever the search's mode.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Posterior:
 
     `pending` has the shape (points, features). `context` are features that every query shares, after its own:
     the time at which learning curves are looked at. `draw_results` and `expected` as `Drawn` has them.
-    What is to be beaten is the best of `rivals`, shape (points, features and context); if None, of the
-    model's own points and those in flight. `allowed` tells which of them, at least one, count; all, if None.
+    The value to beat is the best of `rivals`, shape (points, features and context); if None, of the
+    model's own points and those in flight. `allowed` selects at least one that counts; None selects all.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class Choice:
         return np.minimum(np.searchsorted(self._shares, quantiles, side="right"), self.cardinality - 1)
 
     def complaint(self, value: Any) -> str | None:
-        """Say why `value` does not belong here, or return None where it does."""
+        """Say why `value` does not belong here, or return None if it does."""
         if self._find(value) is not None:
             return None
         return f"must be one of {spelled(self._given)}, got {value!r}"
@@ -111,7 +111,7 @@ class _Spelled:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value equals those of its type that have its hash, and no others."""
+    """Return True if a value equals exactly those of its type that have its hash."""
     return type(value) in (bool, int, str, bytes) or (type(value) is float and value == value)
 
 
@@ -169,7 +169,7 @@ class Levels(Choice):
 
     @staticmethod
     def fits(values: Sequence[Any]) -> bool:
-        """Whether `values` are at least three different finite numbers, True and False not among them."""
+        """Return True if `values` are at least three different finite numbers, without True and False."""
         kinds = (int, float, np.integer, np.floating)
         return (
             all(isinstance(v, kinds) and not isinstance(v, bool) and np.isfinite(float(v)) for v in values)

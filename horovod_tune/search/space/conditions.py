@@ -2,7 +2,7 @@
 
 `tune.choice([{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}])` at `opt` has two nodes: the
 choice, `opt`, and `opt[0]/momentum`, which exists where the first option is chosen. In a configuration it
-stands at `opt/momentum`.
+is at `opt/momentum`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _GRID_CURE = (
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A domain of the space; `parameter` is None where it is sampled beside the model."""
+    """A domain of the space; `parameter` is None if it is sampled outside the model."""
 
     path: Path
     domain: Domain
     parameter: Parameter | None
-    #: The choices that it stands in, outermost first, each with the option that it belongs to.
+    #: The choices that contain it, outermost first, each with the option that it belongs to.
     conditions: tuple[tuple[Node, int], ...] = ()
     #: For a choice with domains in its options, the options as they were given.
     options: tuple[Any, ...] | None = None
@@ -49,7 +49,7 @@ class Node:
         return "/".join(parts)
 
     def is_chosen(self, chosen: Mapping[int, int]) -> bool:
-        """Whether it exists where `chosen`, by the identity of a choice, is the option that was chosen."""
+        """Return True if it exists when `chosen`, by the identity of a choice, is the chosen option."""
         return all(chosen.get(id(choice), 0) == option for choice, option in self.conditions)
 
 

@@ -1,4 +1,4 @@
-"""Hyperparameters with numbers as values, as the model sees them: which exist, and where each lies.
+"""Hyperparameters with numbers as values, as the model sees them: which exist, and the coordinate of each.
 
 A `FloatRange` is continuous; a `Grid` is a finite, ordered set of evenly spaced numbers (integers and
 quantised values). With those of `choices` they are all the kinds that there are. Each translates between
@@ -26,7 +26,7 @@ FloatArray = NDArray[np.floating[Any]]
 
 
 #: A linear range from a positive number to so many times as much is taken for one over powers of ten. A lower
-#: end that is smaller still stands for 0.
+#: smaller end counts as 0.
 FEWEST_TIMES, MOST_TIMES = 1e3, 1e8
 
 
@@ -34,7 +34,7 @@ class FloatRange:
     """Every float from `lower` to `upper`, both included, on a linear or a log scale.
 
     A linear range of positive numbers whose ends are `FEWEST_TIMES` to `MOST_TIMES` apart, such as
-    `uniform(1e-5, 1)`, is on a log scale too: who writes 1e-5 in place of 0 thinks of powers of ten. Half of
+    `uniform(1e-5, 1)`, is on a log scale too: 1e-5 instead of 0 suggests powers of ten. Half of
     what is drawn from it is drawn as it says, half from the powers, and the model makes it linear again where
     results ask for it.
 
@@ -87,7 +87,7 @@ class FloatRange:
         raise ValueError("a continuous parameter has no list of values")
 
     def complaint(self, value: Any) -> str | None:
-        """Say why `value` does not belong here, or return None where it does."""
+        """Say why `value` does not belong here, or return None if it does."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             return f"must be a number, got {value!r}"
         if not self.lower <= value <= self.upper:
@@ -120,7 +120,7 @@ class Grid:
     def __init__(self, first: int, last: int, step: float = 1, log: bool = False) -> None:
         self.first, self.last, self.step, self.log = int(first), int(last), step, log
         self.cardinality: float = self.last - self.first + 1
-        # Floats do not tell neighbours apart there, so a narrow grid's are counted from its first; over so
+        # Floats cannot distinguish neighbours there, so a narrow grid's are counted from its first; over so
         # little a log scale is a linear one.
         is_far = max(abs(self.first), abs(self.last)) > _EXACT and self.cardinality < _EXACT
         self._base = self.first if is_far and (not log or self.cardinality < self.first * 1e-6) else 0
@@ -181,7 +181,7 @@ class Grid:
         return self._coordinate(np.unique(k[k != here]))
 
     def complaint(self, value: Any) -> str | None:
-        """Say why `value` does not belong here, or return None where it does."""
+        """Say why `value` does not belong here, or return None if it does."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             return f"must be a number, got {value!r}"
         low, high = self._value(self.first), self._value(self.last)

@@ -175,7 +175,7 @@ def _domain_of_bounds(name: str, bounds: Any) -> Domain:
 
 
 def parameter_of(name: str, domain: Domain) -> Parameter | None:
-    """Return the modelled parameter for a Tune domain; None where it is to be sampled beside the model.
+    """Return the modelled parameter for a Tune domain; None if it is sampled outside the model.
 
     Bounds are Tune's: an integer's upper bound is left out, unless it is quantised with q > 1.
     """

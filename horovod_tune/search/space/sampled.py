@@ -1,4 +1,4 @@
-"""What stands in a space beside the model: `tune.randn`, `tune.sample_from`, drawn reproducibly."""
+"""The part of a space outside the model: `tune.randn`, `tune.sample_from`, sampled reproducibly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovod_tune.search.space.domains import Path, SpaceError, path_name, put_a
 
 
 def draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: int) -> None:
-    """Draw what stands beside the model, in an order that respects what refers to what."""
+    """Sample what is outside the model, in an order that respects references."""
     waiting = dict(domains)
     generator = np.random.default_rng(seed)
     while waiting:
@@ -36,7 +36,7 @@ def draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: i
 
 
 class _Resolved(dict):
-    """A configuration as a `sample_from` function sees it: reading what is not drawn yet is told apart."""
+    """A configuration as a `sample_from` function sees it: reading what is not sampled yet is detected."""
 
     def __getitem__(self, key: Any) -> Any:
         value = super().__getitem__(key)

@@ -3,7 +3,7 @@
 A *point* is a tuple with one coordinate for each modelled parameter (see `dimensions`); many points are an
 array of shape (points, parameters). Parameters inside the options of a `tune.choice` exist where their
 option is chosen (see `conditions`); elsewhere they are inactive: their coordinate is 0 and the model does
-not see it. What the model cannot use (`tune.randn`, `tune.sample_from`) is sampled beside it whenever a
+not see it. What the model cannot use (`tune.randn`, `tune.sample_from`) is sampled separately whenever a
 configuration is made.
 """
 
@@ -36,7 +36,7 @@ _STRAIGHT = 16
 
 
 class SearchSpace:
-    """What is searched: the modelled parameters, what is sampled beside them, and the constants.
+    """What is searched: the modelled parameters, what is sampled outside the model, and the constants.
 
     `spec` is a nested Tune search space. With `include_constants` a configuration holds the constants too;
     Tune itself adds them when the space came as `param_space`.
@@ -76,7 +76,7 @@ class SearchSpace:
         return cls(decode(state["spec"]), state["include_constants"])
 
     def as_json(self) -> dict[str, Any] | None:
-        """Return the space for a saved search, None where it holds what JSON cannot say."""
+        """Return the space for a saved search, None if it holds what JSON cannot say."""
         try:
             return {"spec": encode(self._spec), "include_constants": self._include_constants}
         except TypeError:
@@ -89,7 +89,7 @@ class SearchSpace:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether something is drawn beside the model, so that one point has many configurations."""
+        """True if something is sampled outside the model, so that one point has many configurations."""
         return bool(self._sampled)
 
     @property
@@ -111,7 +111,7 @@ class SearchSpace:
         )
 
     def has_key(self, key: str) -> bool:
-        """Whether the space itself has the key at its top, which may have a `/` in it."""
+        """Return True if the space itself has the key at its top, which may have a `/` in it."""
         return key in self._spec
 
     def column(self, index: int) -> Parameter:
@@ -200,7 +200,7 @@ class SearchSpace:
         coordinates = dict(zip(map(id, self.nodes), point, strict=True))
         chosen = {identity: round(coordinate) for identity, coordinate in coordinates.items()}
         sampled: dict[Path, Domain] = {}
-        # A choice comes before what stands in its options.
+        # A choice comes before the parameters in its options.
         for node in self._all:
             if not node.is_chosen(chosen) or node.path in given:
                 continue
@@ -261,7 +261,7 @@ class SearchSpace:
                 raise SpaceError(f"'{node.shown}' {complaint}")
             coordinates[index] = column.to_coordinate(value)
             if isinstance(column, FloatRange):
-                # Its coordinate leads back to it but for the last bits; it is to be run as it is.
+                # Its coordinate leads back to it but for the last bits; it must be run as it is.
                 given[node.path] = float(value)
         return coordinates, given, missing
 

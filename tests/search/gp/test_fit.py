@@ -329,7 +329,7 @@ def test_the_acquisitions_gradient_is_that_of_finite_differences(acquisition: ob
 def test_what_cannot_be_used_as_an_acquisition_function_is_said() -> None:
     with pytest.raises(TypeError, match="cannot be a GPHedge; give one of its functions"):
         acquisition_of(GPHedge([UpperConfidenceBound()]), None)
-    with pytest.raises(TypeError, match=r"cannot be a ConstantLiar.*Give its base_acquisition alone"):
+    with pytest.raises(TypeError, match=r"cannot be a ConstantLiar.*Pass only its base_acquisition"):
         acquisition_of(ConstantLiar(UpperConfidenceBound()), None)
     with pytest.raises(TypeError, match=r"acquisition_function must be one of.* got 'ucb'"):
         acquisition_of("ucb", None)  # type: ignore[arg-type]

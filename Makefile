@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12     the Python to make the environment with (3.10 or newer)
 #   VENV=DIR              another place for the environment
-#   TORCH=auto|cpu|pip    the build of torch: auto is a CPU build where there is no GPU; pip is what pip takes
+#   TORCH=auto|cpu|pip    the build of torch: auto is a CPU build if there is no GPU; pip is what pip takes
 #   PIP_EXTRA="..."       more arguments for pip install; pip's own PIP_... variables are honoured as well
 #   PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS    passed on
 
@@ -31,7 +31,7 @@ help: ## Show this list
 	@echo "make typecheck   mypy"
 	@echo "make docs     the documentation site, in build/site; a warning is an error"
 	@echo "make wheel    build the wheel in dist/, install it into an empty environment and try it"
-	@echo "make debian-packages   what some tests need beside Python, where this may be done"
+	@echo "make debian-packages   what some tests need besides Python, if permitted"
 	@echo "make soak     searches under random harm, ten minutes each   make soak SOAK_ARGS='--seconds 3600'"
 	@echo "make bench    what the README claims            make bench BENCH_ARGS=turnaround"
 	@echo "make test-matrix   a core of the tests with other releases of Ray, pandas, bayesian-optimization"

@@ -33,7 +33,7 @@ TIMEOUT_S = 10.0
 PAUSE_S = 3.0
 FIELDS = ("fault", "status", "s_to_error", "s_to_next_report", "error")
 
-# Settings of the trainable, where they are not the defaults; all else that a fault is stands in `harm`.
+# Settings of the trainable, where they are not the defaults; all else of a fault is in `harm`.
 FAULTS: dict[str, dict[str, Any]] = {
     "raise": {},
     "memory": {},

@@ -1,4 +1,4 @@
-"""What is measured: which programs run in turns, and which ratio of their figures is to reach what."""
+"""What is measured: which programs run in turns, and the target of each ratio of their figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Bound:
-    """A figure of one way that is to be at most ``at_most`` in itself."""
+    """A figure of one way that should be at most ``at_most`` in itself."""
 
     text: str
     figure: str

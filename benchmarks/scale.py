@@ -56,7 +56,7 @@ def _reports(way: str, size: int) -> dict[str, float]:
 
 
 def write(rows: Sequence[tuple[str, str, int, str, float]], path: Path) -> None:
-    """Put the rows into the file, in place of those of the same part, way and number of ranks."""
+    """Put the rows into the file, instead of those of the same part, way and number of ranks."""
     kept = {}
     if path.exists():
         with path.open() as file:

@@ -74,7 +74,7 @@ class Client:
 
 
 def play(client: Client, mine: list[Group], *, gathers: bool) -> None:
-    """Let ranks meet in one Gloo context each."""
+    """Make ranks connect in one Gloo context each."""
     for group in mine:
         if not gathers:
             client.ask("PUT", f"{group.scope}/rank_{group.rank}", b"host")

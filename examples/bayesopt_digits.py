@@ -3,7 +3,7 @@
 python examples/bayesopt_digits.py
 python examples/bayesopt_digits.py --num-slots 4 --num-samples 32 --max-concurrent 2 --use-gpu
 python examples/bayesopt_digits.py --address auto --num-hosts 3      # on a Ray cluster
-python examples/bayesopt_digits.py --resume mine       # a second time: goes on where it was
+python examples/bayesopt_digits.py --resume mine       # a second time: continues
 """
 
 import argparse
@@ -124,7 +124,7 @@ def main():
     parser.add_argument("--max-concurrent", type=int, default=1, help="trials at a time")
     parser.add_argument("--epochs", type=int, default=SPACE["epochs"])
     parser.add_argument("--use-gpu", action="store_true", help="one GPU a rank")
-    parser.add_argument("--address", help="of a Ray cluster, e.g. auto; default: this machine alone")
+    parser.add_argument("--address", help="of a Ray cluster, e.g. auto; default: only this machine")
     parser.add_argument("--storage-path", help="where results go, a directory or URI (default ~/ray_results)")
     parser.add_argument("--at-least", type=float, default=0.0, help="fail where the accuracy is below this")
     parser.add_argument("--resume", metavar="NAME", help="continue the experiment of this name, or start it")

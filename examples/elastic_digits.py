@@ -1,4 +1,4 @@
-"""A trial that shrinks and grows: one of 3 ranks is killed, the others go on, and it comes back.
+"""A trial that shrinks and grows: one of 3 ranks is killed, the others continue, and it comes back.
 
 python examples/elastic_digits.py
 """

@@ -1,6 +1,6 @@
 """The first example of Horovod's guide to Ray Tune, as printed there, apart from its first lines.
 
-What the guide leaves undefined stands at the top: `use_gpu` and `Model`. The parser and `ray.init` are ours too. `best_config` needs to know the
+What the guide leaves undefined is at the top: `use_gpu` and `Model`. The parser and `ray.init` are ours too. `best_config` needs to know the
 metric and its mode, so `tune.run` names them.
 
     python examples/horovod_simple.py

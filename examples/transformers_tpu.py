@@ -4,7 +4,7 @@ pip install 'horovod_tune[tpu,transformers,hyperopt]'
 python examples/transformers_tpu.py                       on TPU hosts, in a Ray cluster of them
 PJRT_DEVICE=CPU python examples/transformers_tpu.py       anywhere, on torch_xla's CPU device
 
-The model is made from a configuration and reads the text beside this file, by bytes: no download.
+The model is made from a configuration and reads the text next to this file, by bytes: no download.
 """
 
 import argparse

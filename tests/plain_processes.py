@@ -1,4 +1,4 @@
-"""Processes with ordinals in place of torch_xla's: several ranks and hosts on real code, without a TPU."""
+"""Processes with ordinals instead of torch_xla's: several ranks and hosts on real code, without a TPU."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def resolved(node: ast.expr, names: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_names_and_arguments_in_python_blocks_exist(page: Path) -> None:
-    names: dict[str, Any] = {}  # A block may go on where the one above it ended.
+    names: dict[str, Any] = {}  # A block may continue where the one above it ended.
     for _, text in blocks(page, "python"):
         tree = ast.parse(text)
         names |= imported(tree)
@@ -131,7 +131,7 @@ def searches() -> Iterator[Any]:
 
 
 def starts_a_search(text: str) -> bool:
-    """Whether a program calls `tune.run` or makes a tuner: then it is one that starts Ray, or joins it."""
+    """Return True if a program calls `tune.run` or makes a tuner, and so starts Ray or joins it."""
     called = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
     return not called.isdisjoint({"tune.run", "tune.Tuner", "resume_or_start"})
 

@@ -114,7 +114,7 @@ def test_a_script_runs_to_its_end(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def example(monkeypatch: Any, ray_session: Any) -> Iterator[Any]:
-    """Import an example as a script beside its siblings would be."""
+    """Import an example as a script next to its siblings would be."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     loaded = []
 
@@ -201,7 +201,7 @@ def test_bohb_pauses_trials_and_resumes_them_from_their_checkpoints(
     )
     assert_all_trained(analysis)
     histories = [epochs_of(trial) for trial in analysis.trials]
-    # Paused trials lose their ranks; each goes on with the epoch after its checkpoint's, none twice.
+    # Paused trials lose their ranks; each continues with the epoch after its checkpoint's, none twice.
     assert all(history == list(range(1, len(history) + 1)) for history in histories)
     assert len({len(history) for history in histories}) > 1, "some were given a larger budget than others"
     for trial in analysis.trials:
@@ -225,7 +225,7 @@ def test_population_based_training_clones_the_strong(
     assert clonings, "nobody was cloned"
     for target, source, *_ in clonings:
         assert target != source
-    # A clone goes on at its donor's epoch: all have trained to the end, with the donors' weights.
+    # A clone continues at its donor's epoch: all have trained to the end, with the donors' weights.
     assert {epochs_of(trial)[-1] for trial in analysis.trials} == {3}
     exploited = {trial.trial_id for trial in analysis.trials if len(set(_rates(trial))) > 1}
     assert exploited, "no trial went on with another learning rate"

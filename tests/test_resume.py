@@ -1,4 +1,4 @@
-"""An experiment that is started a second time goes on where it was."""
+"""An experiment that is started a second time continues where it was."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def pids_before_and_after(runner: TrialRunner, train: Any, **arguments: Any) -> 
 
 
 def is_kept(runner: TrialRunner, train: Any, **arguments: Any) -> bool:
-    """Whether the trial after ``train`` runs in the same processes; no reason is given then."""
+    """Return True if the trial after ``train`` runs in the same processes; no reason is given then."""
     before, after = pids_before_and_after(runner, train, **arguments)
     print("replaced because:", runner.replaced_because)
     assert (before == after) == (runner.replaced_because == "")

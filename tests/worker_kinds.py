@@ -46,7 +46,7 @@ class Workers:
         elif kind == "plain":
             import plain_processes
 
-            # A worker of Ray's cannot import what stands beside a test.
+            # A worker of Ray's cannot import what is next to a test.
             ray.cloudpickle.register_pickle_by_value(plain_processes)
             launcher = plain_processes.PlainLauncher(spec, self._placement_group, **where)
         else:

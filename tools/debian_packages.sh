@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what some tests need beside Python, where this may be done: a browser, sshd, Slurm. Never fails.
+# Installs what some tests need besides Python, if permitted: a browser, sshd, Slurm. Never fails.
 set -uo pipefail
 
 # COMMAND:PACKAGE that has it

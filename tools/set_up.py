@@ -51,7 +51,7 @@ SAYS_HOW = (
 
 
 class SetUpError(Exception):
-    """The set-up cannot go on; the message names the cause and the cure."""
+    """The set-up cannot continue; the message names the cause and the cure."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def main() -> int:
         print(f"\nset-up: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nset-up: interrupted; run it again to go on", file=sys.stderr)
+        print("\nset-up: interrupted; run it again to continue", file=sys.stderr)
         return 130
     return 0
 
@@ -185,7 +185,7 @@ def sees_gpu() -> bool:
 
 
 def make_environment(venv: Path) -> None:
-    """Make an empty environment where there is none, another Python's, or one whose set-up was interrupted.
+    """Make an empty environment if there is none, another Python's, or one whose set-up was interrupted.
 
     pip does not promise to mend a package that it was interrupted in; downloads are kept by pip itself.
     """
@@ -289,7 +289,7 @@ def run_pip(command: list[str]) -> None:
 
 
 def run_quietly(command: list[str]) -> str | None:
-    """Return what a command prints to stdout, or None where it fails."""
+    """Return what a command prints to stdout, or None if it fails."""
     ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return ran.stdout if ran.returncode == 0 else None
 

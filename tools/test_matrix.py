@@ -3,7 +3,7 @@
     python tools/test_matrix.py [--quick] [NAME...]
 
 A combination with another Ray, pandas or bayesian-optimization is a copy (of hard links) of the environment
-that this runs in, with one release changed. One with another Python or torch is made anew, as a user's is:
+that this runs in, with one release changed. One with another Python or torch is made again, as a user's is:
 `pip install`, then `horovod-tune install-horovod`, which compiles Horovod for it (some seven minutes of CPU
 each, unless a wheel was kept). A Python that this machine does not have is said to be missing.
 """
@@ -33,7 +33,7 @@ class Combination:
 
     @property
     def is_anew(self) -> bool:
-        """Whether Horovod has to be compiled for it."""
+        """Return True if Horovod must be compiled for it."""
         return self.python is not None or any(each.startswith("torch") for each in self.requirements)
 
 
@@ -61,7 +61,7 @@ QUICK = [
 ]
 # The reader of experiments, whose files Tune writes, and the search.
 CORE = [*QUICK, "tests/analysis/test_results.py", "tests/search/test_bayesopt.py"]
-# What the core needs beside the package.
+# What the core needs besides the package.
 TEST_PACKAGES = ["pytest>=8", "pytest-timeout", "plotly>=6", "rich>=13"]
 INSTALL_TIMEOUT_S = 1800
 COMPILE_TIMEOUT_S = 3600

@@ -1,6 +1,6 @@
 """The same loss in Horovod's own elastic mode: `horovodrun --min-np 2`, with a script that names the hosts.
 
-The lost rank is alone on what Horovod takes for a host of its own, which it then never uses again.
+The lost rank is the only one on what Horovod takes for a host, which it then never uses again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One of 3 ranks is killed: seconds from its death to the next step of a trial with 10 MB of state.
 
-``elastic``: the others go on; ``fixed``: the trial starts again from its last checkpoint.
+``elastic``: the others continue; ``fixed``: the trial starts again from its last checkpoint.
 """
 
 from __future__ import annotations

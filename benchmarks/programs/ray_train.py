@@ -45,6 +45,6 @@ def trial(config: dict[str, Any]) -> None:
 if __name__ == "__main__":
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     options = trials.arguments(__doc__, trials=2)
-    trials.start_ray(num_cpus=12)  # a trial's workers are beside it, so nothing reserves them in advance
+    trials.start_ray(num_cpus=12)  # a trial's workers are outside it, so nothing reserves them in advance
     placed = tune.with_resources(trial, {"cpu": 1})
     trials.publish(trials.search(placed, options.kind, options.trials))

@@ -1,4 +1,4 @@
-"""A trial with 10 MB of state gets 4 ranks in place of 2: from the decision to the first report of all."""
+"""A trial with 10 MB of state gets 4 ranks instead of 2: from the decision to the first report of all."""
 
 from __future__ import annotations
 

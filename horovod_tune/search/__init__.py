@@ -7,13 +7,13 @@
 from typing import Any
 
 from horovod_tune.search.bayesopt import BayesOptSearch
-from horovod_tune.search.free_workers import DistributeByGlobalBatch, DistributeByNoiseScale
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
 from horovod_tune.search.optional import OPTIONAL, MissingExtra, load
 from horovod_tune.search.promoting_asha import PromotingASHA
 from horovod_tune.search.scaling_space import large_batch_space
 from horovod_tune.search.space.domains import SpaceError
 from horovod_tune.search.state_file import StateFileError
+from horovod_tune.search.worker_allocation import DistributeByGlobalBatch, DistributeByNoiseScale
 
 __all__ = [
     "BayesOptSearch",

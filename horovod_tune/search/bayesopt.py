@@ -19,13 +19,13 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
 
 from horovod_tune.search import state_file
-from horovod_tune.search.aims import Aims, check_metrics, parse_limits
 from horovod_tune.search.blas import one_thread
 from horovod_tune.search.gp.acquisition import acquisition_of
 from horovod_tune.search.gp.fitted_model import FitState
 from horovod_tune.search.gp.gp_options import check_kernel, model_options
 from horovod_tune.search.history import Ending, History, Trial, as_number
 from horovod_tune.search.initial_points import Queued, queue_points
+from horovod_tune.search.objectives import Objectives, check_metrics, parse_limits
 from horovod_tune.search.optimizer import Optimizer
 from horovod_tune.search.search_arguments import check_arguments, refuse_removed
 from horovod_tune.search.seeds import seed_for, seed_of
@@ -118,9 +118,9 @@ class BayesOptSearch(Searcher):
                 "of hypervolume is what counts"
             )
         # Ray's class is declared for one metric; it takes lists too.
-        aims: tuple[Any, Any] = (list(metric or ()), list(mode or ())) if several else (metric, mode)
-        super().__init__(*aims)
-        self._metric, self._mode = aims
+        objectives: tuple[Any, Any] = (list(metric or ()), list(mode or ())) if several else (metric, mode)
+        super().__init__(*objectives)
+        self._metric, self._mode = objectives
         self._limits = parse_limits(limits)
         self._seed = seed_of(random_state)
         acquisition = acquisition_of(
@@ -178,7 +178,7 @@ class BayesOptSearch(Searcher):
             point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
             with one_thread():
-                point = self._optimizer.next_point(space, self._history, self._seed, self._aims())
+                point = self._optimizer.next_point(space, self._history, self._seed, self._objectives())
             if self._optimizer.learns_from_curves:
                 # A warning: messages at level INFO are not shown by default.
                 self._say_once(
@@ -199,9 +199,9 @@ class BayesOptSearch(Searcher):
         """Learn from a report of a running trial."""
         trial = self._history.trials.get(trial_id)
         if trial is not None:
-            aims = self._aims()
-            trial.last = as_number(result.get(aims.metrics[0]))
-            trial.others.update(aims.others_in(result))
+            objectives = self._objectives()
+            trial.last = as_number(result.get(objectives.metrics[0]))
+            trial.others.update(objectives.others_in(result))
             time = as_number(result.get(self._time_attr))
             trial.note(time, trial.last)
             if time is None and self._time_attr != TRAINING_ITERATION:
@@ -218,12 +218,12 @@ class BayesOptSearch(Searcher):
         if trial_id not in self._history.trials and not self._adopt(trial_id, flat):
             return
         trial = self._history.trials[trial_id]
-        aims = self._aims()
-        value = as_number(flat.get(aims.metrics[0]))
-        if value is None and aims.metrics[0] not in flat:
+        objectives = self._objectives()
+        value = as_number(flat.get(objectives.metrics[0]))
+        if value is None and objectives.metrics[0] not in flat:
             value = trial.last
-        trial.others.update(aims.others_in(flat))
-        self._history.end(trial_id, aims.value_of_all(trial, value), error)
+        trial.others.update(objectives.others_in(flat))
+        self._history.end(trial_id, objectives.value_of_all(trial, value), error)
         time = as_number(flat.get(self._time_attr))
         trial.note(time, value)
         if not result:
@@ -234,10 +234,10 @@ class BayesOptSearch(Searcher):
             self._say_once(
                 "metric",
                 f"trial {trial_id} ended without a number for the metric {self._metric!r}, so the search "
-                f"learned nothing from it; it reported {_told(flat, aims.metrics)}",
+                f"learned nothing from it; it reported {_told(flat, objectives.metrics)}",
             )
         for limit in self._limits if trial.ending is Ending.SCORED else ():
-            if aims.latest(trial, limit.metric) is None:
+            if objectives.latest(trial, limit.metric) is None:
                 self._say_once(
                     str(limit),
                     f"trial {trial_id} ended without a number for {limit.metric!r}, so it does not keep the "
@@ -343,10 +343,10 @@ class BayesOptSearch(Searcher):
             )
         return self._space
 
-    def _aims(self) -> Aims:
+    def _objectives(self) -> Objectives:
         metrics = (self._metric,) if isinstance(self._metric, str) else tuple(self._metric or ("None",))
         modes = (self._mode,) if isinstance(self._mode, str) else tuple(self._mode or ("min",))
-        return Aims(metrics, modes, self._limits)
+        return Objectives(metrics, modes, self._limits)
 
     def _confirm_space(self, space: SearchSpace) -> None:
         """Take the tuner's space instead of a restored one; raises `StateFileError` if it is another one."""
@@ -411,7 +411,7 @@ class BayesOptSearch(Searcher):
         """Return how trials are expected to continue, for display only."""
         try:
             with one_thread():
-                curves = self._optimizer.predicted_curves(space, self._history, self._aims())
+                curves = self._optimizer.predicted_curves(space, self._history, self._objectives())
         except np.linalg.LinAlgError as error:
             # Nothing that is only looked at keeps a search from being saved.
             logger.warning("cannot predict how trials continue: %s", error)
@@ -434,7 +434,7 @@ class BayesOptSearch(Searcher):
 def _told(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
     """Return the names of what a trial reported, and the values of the metrics that are among them."""
     wrong = [f"{name}={flat[name]!r}" for name in metrics if name in flat and as_number(flat[name]) is None]
-    return f"{', '.join(wrong)} beside {sorted(set(flat) - set(metrics))}" if wrong else str(sorted(flat))
+    return f"{', '.join(wrong)} besides {sorted(set(flat) - set(metrics))}" if wrong else str(sorted(flat))
 
 
 def _fit_states(saved: Mapping[str, Sequence[Any]]) -> dict[str, FitState]:

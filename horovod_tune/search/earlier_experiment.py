@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
 
-from horovod_tune.search.aims import Aims
 from horovod_tune.search.curve_rows import rows_of
-from horovod_tune.search.gp.chances import Chance
 from horovod_tune.search.gp.earlier_task import EarlierTask
+from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.history import Trial
+from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import SearchSpace
 
@@ -32,12 +32,12 @@ class EarlierExperiment:
         self,
         space: SearchSpace,
         trials: Sequence[Trial],
-        aims: Aims,
+        objectives: Objectives,
         horizon: float | None,
         options: ModelOptions,
     ) -> None:
         points = np.asarray([trial.point for trial in trials])
-        gains = np.asarray([aims.gain(trial, aims.metrics[0]) for trial in trials], dtype=float)
+        gains = np.asarray([objectives.gain(trial, objectives.metrics[0]) for trial in trials], dtype=float)
         features, groups, axes = space.features(points), space.feature_groups, space.axes
         self._context = np.empty(0)
         timed = len({time for trial in trials for time in trial.curve}) > 1
@@ -53,12 +53,12 @@ class EarlierExperiment:
         #: The points that were the best, in the model's view.
         self.best: FloatArray = points[np.argsort(-self.task(space.features(points)), kind="stable")[:5]]
 
-    def belief(
-        self, tried: FloatArray, chance: Chance | None, acquisition: AcquisitionFunction, draws: int
+    def as_acquisition(
+        self, tried: FloatArray, feasibility: Feasibility | None, acquisition: AcquisitionFunction, draws: int
     ) -> Posterior:
         """Return what is believed as if this were the same task; `tried` are the features of new points."""
         pending = np.concatenate([tried, np.tile(self._context, (len(tried), 1))], axis=1)
         timed = len(self._context) > 0
         return Posterior(
-            self._model, pending, chance, acquisition, draws, self._context, draw_results=not timed
+            self._model, pending, feasibility, acquisition, draws, self._context, draw_results=not timed
         )

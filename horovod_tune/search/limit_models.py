@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from horovod_tune.search.aims import Aims
-from horovod_tune.search.gp.chances import AllOf, LimitKept, room
+from horovod_tune.search.gp.feasibility import AllOf, LimitKept, room
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions
 from horovod_tune.search.history import Trial
+from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.search_space import SearchSpace
 
 
@@ -23,14 +23,14 @@ class LimitModels:
         self.states: dict[str, FitState] = {}
 
     def fit(
-        self, space: SearchSpace, trials: Sequence[Trial], aims: Aims, options: ModelOptions
+        self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives, options: ModelOptions
     ) -> AllOf | None:
         """Return the probability that all limits are kept; None where too little is known of any."""
         # The scale has the limit at 0, and no part of it may be bent.
         plain = replace(options, kernel=None, fixed_noise=None, linear_depth=math.inf, softnesses=())
-        chances = []
-        for limit in aims.limits:
-            told = [(trial, aims.latest(trial, limit.metric)) for trial in trials]
+        feasibilities = []
+        for limit in objectives.limits:
+            told = [(trial, objectives.latest(trial, limit.metric)) for trial in trials]
             known = [
                 (trial.point, value) for trial, value in told if value is not None and math.isfinite(value)
             ]
@@ -43,5 +43,5 @@ class LimitModels:
             model = FittedModel(features, left, space.feature_groups, plain, space.axes, earlier)
             assert model.state is not None
             self.states[str(limit)] = model.state
-            chances.append(LimitKept(model))
-        return AllOf(chances) if chances else None
+            feasibilities.append(LimitKept(model))
+        return AllOf(feasibilities) if feasibilities else None

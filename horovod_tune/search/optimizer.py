@@ -13,28 +13,28 @@ from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
 from horovod_tune.analysis.dominance import non_dominated
-from horovod_tune.search.aims import Aims
 from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, those_ahead
 from horovod_tune.search.earlier_experiment import EarlierExperiment
-from horovod_tune.search.free_points import leftover_point, quasi_random_point, safety_of
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
 from horovod_tune.search.gp.averaged import Averaged
 from horovod_tune.search.gp.axes import Axes
-from horovod_tune.search.gp.chances import AllOf, Chance, ChancesAlone
 from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.earlier_task import EarlierTask
+from horovod_tune.search.gp.feasibility import AllOf, Feasibility, FeasibilityOnly
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
 from horovod_tune.search.gp.posterior import Posterior
-from horovod_tune.search.gp.proposal import Belief, candidates, propose
+from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
 from horovod_tune.search.history import Ending, History
+from horovod_tune.search.initial_design import leftover_point, quasi_random_point, safety_of
 from horovod_tune.search.limit_models import LimitModels
+from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.predicted_curves import PredictedCurve, curve_data, predicted_curves
 from horovod_tune.search.seeds import seed_for
-from horovod_tune.search.situation import Situation, features_of, running, sorted_out
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
+from horovod_tune.search.suggest_state import SuggestState, features_of, running, sorted_out
 
 #: Suggestions of the quasi-random start where trials report several times: one says more than its end.
 _CURVES_START = 4
@@ -70,21 +70,21 @@ class Optimizer:
         """The model of the first metric at the latest suggestion, None before the first one it made."""
         return next((model for _, model in self._fitted.values()), None)
 
-    def next_point(self, space: SearchSpace, history: History, seed: int, aims: Aims) -> Point:
+    def next_point(self, space: SearchSpace, history: History, seed: int, objectives: Objectives) -> Point:
         """Return the next point, one that has been suggested no more often than any other."""
         rounds = history.rounds(space.size)
 
         def taken(point: Point) -> bool:
             return history.counts[point] > rounds
 
-        usable, failed = sorted_out(history, aims)
+        usable, failed = sorted_out(history, objectives)
         scored = [trial for trial in usable if trial.ending is Ending.SCORED]
-        by_curves = self._goes_by_curves(history, aims)
+        by_curves = self._uses_learning_curves(history, objectives)
         known = [trial for trial in usable if trial.curve] if by_curves else scored
         fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
         steps = self._steps if self._steps is not None else fewest
         safety = safety_of(space, failed, known)
-        earlier = self._look_back(space, history, aims)
+        earlier = self._transfer_prior(space, history, objectives)
         begins, asks_earlier = len(history.trials) < steps or len(known) < 2 or space.dimension == 0, False
         if earlier is not None and self._steps is None:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
@@ -95,13 +95,15 @@ class Optimizer:
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else leftover_point(space, taken, None, seed)
         self.learns_from_curves = by_curves
-        within = self.limits.fit(space, usable, aims, self.options) if aims.limits else None
-        chances: list[Chance] = [chance for chance in (safety, within) if chance is not None]
-        now = Situation(
+        within = self.limits.fit(space, usable, objectives, self.options) if objectives.limits else None
+        feasibilities: list[Feasibility] = [
+            feasibility for feasibility in (safety, within) if feasibility is not None
+        ]
+        state = SuggestState(
             space,
             usable,
-            aims,
-            AllOf(chances) if chances else None,
+            objectives,
+            AllOf(feasibilities) if feasibilities else None,
             within,
             decayed(self._acquisition, len(history.trials)),
             seed_for(seed, history, "draws"),
@@ -110,27 +112,33 @@ class Optimizer:
         if asks_earlier:
             assert earlier is not None
             tried = features_of(space, usable)
-            belief: Belief = earlier.belief(tried, now.chance, now.acquisition, now.draws)
+            acquisition: Acquisition = earlier.as_acquisition(
+                tried, state.feasibility, state.acquisition, state.draws
+            )
             centres: FloatArray = earlier.best
-        elif within is not None and not any(aims.keeps_limits(trial) for trial in known):
-            belief = ChancesAlone(AllOf(chances), len(known))
+        elif within is not None and not any(objectives.keeps_limits(trial) for trial in known):
+            acquisition = FeasibilityOnly(AllOf(feasibilities), len(known))
             centres = np.empty((0, space.dimension))
         elif by_curves:
-            belief, centres = self._look_at_curves(now)
-        elif len(aims.metrics) == 1:
-            belief, centres = self._look_at_results(now)
+            acquisition, centres = self._model_curves(state)
+        elif len(objectives.metrics) == 1:
+            acquisition, centres = self._model_final(state)
         else:
-            belief, centres = self._look_at_front(now)
-        found = propose(belief, space, centres, taken, seed_for(seed, history, "proposal"))
-        return found if found is not None else leftover_point(space, taken, belief, seed)
+            acquisition, centres = self._model_pareto(state)
+        found = propose(acquisition, space, centres, taken, seed_for(seed, history, "proposal"))
+        return found if found is not None else leftover_point(space, taken, acquisition, seed)
 
-    def _look_back(self, space: SearchSpace, history: History, aims: Aims) -> EarlierExperiment | None:
+    def _transfer_prior(
+        self, space: SearchSpace, history: History, objectives: Objectives
+    ) -> EarlierExperiment | None:
         """Return the earlier experiment that the search begins with, if there is one."""
-        if len(history.earlier) < 2 or space.dimension == 0 or len(aims.metrics) > 1:
+        if len(history.earlier) < 2 or space.dimension == 0 or len(objectives.metrics) > 1:
             return None
         key = [(trial.point, trial.value) for trial in history.earlier]
         if self._earlier is None or self._earlier[0] != key:
-            found = EarlierExperiment(space, history.earlier, aims, self.horizon, self._options_with_scales)
+            found = EarlierExperiment(
+                space, history.earlier, objectives, self.horizon, self._options_with_scales
+            )
             self._earlier = (key, found)
         return self._earlier[1]
 
@@ -141,58 +149,63 @@ class Optimizer:
             return replace(self.options, softnesses=SOFTNESSES)
         return self.options
 
-    def _look_at_results(self, now: Situation) -> tuple[Belief, FloatArray]:
+    def _model_final(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
         """Return what is known from the trials' last results, and the best points."""
-        scored = [trial for trial in now.usable if trial.ending is Ending.SCORED]
-        gains = now.gains(scored, now.aims.metrics[0])
+        scored = [trial for trial in state.usable if trial.ending is Ending.SCORED]
+        gains = state.gains(scored, state.objectives.metrics[0])
         points = np.asarray([trial.point for trial in scored])
         model = self._fit(
-            now.aims.metrics[0],
-            now.space.features(points),
+            state.objectives.metrics[0],
+            state.space.features(points),
             gains,
-            now.space.feature_groups,
-            now.space.axes,
-            task=now.earlier,
+            state.space.feature_groups,
+            state.space.axes,
+            task=state.earlier,
         )
-        pending = features_of(now.space, running(now.usable))
-        allowed = now.allowed([scored[i] for i in model.kept], pending)
-        belief = Posterior(model, pending, now.chance, now.acquisition, now.draws, allowed=allowed)
-        return belief, points[np.argsort(-now.within_first(scored, gains), kind="stable")[:5]]
+        pending = features_of(state.space, running(state.usable))
+        allowed = state.allowed([scored[i] for i in model.kept], pending)
+        acquisition = Posterior(
+            model, pending, state.feasibility, state.acquisition, state.draws, allowed=allowed
+        )
+        return acquisition, points[np.argsort(-state.within_first(scored, gains), kind="stable")[:5]]
 
-    def _look_at_front(self, now: Situation) -> tuple[Belief, FloatArray]:
+    def _model_pareto(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
         """Return what several metrics are believed to be, and the points that are good in one of them."""
-        space, aims = now.space, now.aims
-        scored = [trial for trial in now.usable if trial.ending is Ending.SCORED]
-        each = [now.gains(scored, metric) for metric in aims.metrics]
+        space, objectives = state.space, state.objectives
+        scored = [trial for trial in state.usable if trial.ending is Ending.SCORED]
+        each = [state.gains(scored, metric) for metric in objectives.metrics]
         ranks = np.mean([np.argsort(np.argsort(gains, kind="stable")) for gains in each], axis=0)
         # All metrics keep the same trials where there are too many.
         kept = thin(ranks, self.options.process_points)
         points = np.asarray([scored[i].point for i in kept])
-        features, pending = space.features(points), features_of(space, running(now.usable))
+        features, pending = space.features(points), features_of(space, running(state.usable))
         drawn = [
             Drawn(
                 self._fit(metric, features, gains[kept], space.feature_groups, space.axes, scales=False),
                 pending,
-                now.draws + number,
+                state.draws + number,
             )
-            for number, (metric, gains) in enumerate(zip(aims.metrics, each, strict=True))
+            for number, (metric, gains) in enumerate(zip(objectives.metrics, each, strict=True))
         ]
-        allowed = now.allowed([scored[i] for i in kept], pending)
+        allowed = state.allowed([scored[i] for i in kept], pending)
         if allowed is None:
             allowed = np.ones(len(points) + len(pending), dtype=bool)
         front = non_dominated(np.stack([gains[kept] for gains in each], axis=1), ["max"] * len(each))
         centres = points[front][:10]
-        pool = space.features(candidates(space, centres, 256, np.random.default_rng(now.draws)))
-        return HypervolumeGain(drawn, allowed, now.chance, now.draws, pool), centres
+        pool = space.features(candidates(space, centres, 256, np.random.default_rng(state.draws)))
+        return HypervolumeGain(drawn, allowed, state.feasibility, state.draws, pool), centres
 
-    def _look_at_curves(self, now: Situation) -> tuple[Belief, FloatArray]:
+    def _model_curves(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
         """Return what is known from every report about the ends of trainings, and the best points."""
-        space, usable = now.space, now.usable
+        space, usable = state.space, state.usable
         rows = rows_of(usable, self.horizon)
         points = features_of(space, usable)
-        metric = now.aims.metrics[0]
+        metric = state.objectives.metrics[0]
         model = self._fit(
-            metric, *curve_data(space, points, rows, now.aims.modes[0]), timed=True, task=now.earlier
+            metric,
+            *curve_data(space, points, rows, state.objectives.modes[0]),
+            timed=True,
+            task=state.earlier,
         )
         # Of those that have reported, most wait at a rung or were stopped there: what is expected of them is
         # enough. As long as the end of a stopped trial is open, the search keeps suggesting others like it.
@@ -206,23 +219,23 @@ class Optimizer:
         # Ends are compared with ends: a report from before a curve turned bad is nothing that can be beaten.
         # While it is open whether curves turn bad, the latest reports count as well.
         reported = [usable[i] for i in sorted(set(rows.trials))]
-        ahead = those_ahead(reported, rows.target, now.aims.modes[0])
+        ahead = those_ahead(reported, rows.target, state.objectives.modes[0])
         rivals = np.concatenate(
             [
                 np.column_stack([features_of(space, ahead), [axis(max(trial.curve)) for trial in ahead]]),
                 _at(rows.target, features_of(space, reported + silent)),
             ]
         )
-        allowed = now.allowed(ahead + reported, features_of(space, silent))
+        allowed = state.allowed(ahead + reported, features_of(space, silent))
         few = len(model.features) + len(pending) <= self.options.drawn_rows
         posterior = Averaged(
             [
                 Posterior(
                     each,
                     pending,
-                    now.chance,
-                    now.acquisition,
-                    now.draws + number,
+                    state.feasibility,
+                    state.acquisition,
+                    state.draws + number,
                     context,
                     draw_results=False,
                     expected=len(begun),
@@ -230,36 +243,38 @@ class Optimizer:
                     rivals=rivals,
                 )
                 for number, each in enumerate(
-                    model.drawn(self.options.hyperparameters if few else 1, now.draws)
+                    model.drawn(self.options.hyperparameters if few else 1, state.draws)
                 )
             ]
         )
-        order = np.argsort(-now.within_first(usable, posterior.means(points)), kind="stable")[:5]
+        order = np.argsort(-state.within_first(usable, posterior.means(points)), kind="stable")[:5]
         return posterior, np.asarray([usable[i].point for i in order])
 
-    def _goes_by_curves(self, history: History, aims: Aims) -> bool:
+    def _uses_learning_curves(self, history: History, objectives: Objectives) -> bool:
         return (
-            len(aims.metrics) == 1
+            len(objectives.metrics) == 1
             and is_scale_free(self._acquisition)
             and has_curves(history.trials.values())
         )
 
-    def predicted_curves(self, space: SearchSpace, history: History, aims: Aims) -> list[PredictedCurve]:
+    def predicted_curves(
+        self, space: SearchSpace, history: History, objectives: Objectives
+    ) -> list[PredictedCurve]:
         """Return how trials are expected to continue that were not trained to the end.
 
         Nothing where suggestions are not made from learning curves, or none has been. The hyperparameters are
         those of the latest suggestion, so that asking changes none of the next ones.
         """
-        state = self.fit_states.get(aims.metrics[0])
-        if state is None or not self._goes_by_curves(history, aims):
+        state = self.fit_states.get(objectives.metrics[0])
+        if state is None or not self._uses_learning_curves(history, objectives):
             return []
-        usable, _ = sorted_out(history, aims)
-        earlier = self._look_back(space, history, aims)
+        usable, _ = sorted_out(history, objectives)
+        earlier = self._transfer_prior(space, history, objectives)
         return predicted_curves(
             space,
             usable,
             rows_of(usable, self.horizon),
-            aims.modes[0],
+            objectives.modes[0],
             self._options_with_scales,
             state,
             None if earlier is None else earlier.task,

@@ -14,8 +14,8 @@ from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions
 from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.history import Ending, Trial
-from horovod_tune.search.situation import features_of
 from horovod_tune.search.space.search_space import SearchSpace
+from horovod_tune.search.suggest_state import features_of
 
 #: Times at which a curve is predicted, evenly on the model's axis.
 _TIMES = 8

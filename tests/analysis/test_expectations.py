@@ -55,7 +55,7 @@ def test_a_real_search_leaves_what_it_expects_and_where_its_trials_stand(experim
     assert found.record.rungs == (1, 2, 4)
     expected, stands = expectations(found), standings(found)
     ended = {number for number, trial in enumerate(found.trials) if len(trial.rows) < 6}
-    # How many go on to the end is a matter of the order in which they report.
+    # How many continue to the end is a matter of the order in which they report.
     assert set(expected) == set(stands) == ended and len(ended) >= 4
     misses = []
     for number in ended:

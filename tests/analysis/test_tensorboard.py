@@ -1,4 +1,4 @@
-"""Tune's own TensorBoard logger goes on working with what distributed trials report."""
+"""Tune's own TensorBoard logger keeps working with what distributed trials report."""
 
 from __future__ import annotations
 

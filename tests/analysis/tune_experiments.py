@@ -45,7 +45,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 class Distributed(tune.Trainable):
-    """Stands for a distributed trial: what its reports say beside the metrics."""
+    """Stands for a distributed trial: what its reports say besides the metrics."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.steps = 0
@@ -82,7 +82,7 @@ class KillDriver(tune.Callback):
 
 
 def plan(name: str) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The trainable, its space, and what its TuneConfig and RunConfig are given beside the usual."""
+    """The trainable, its space, and what its TuneConfig and RunConfig are given besides the usual."""
     lr = {"lr": SPACE["lr"]}
     if name == "random":
         return train, SPACE, {"num_samples": 4}, {}

@@ -108,7 +108,7 @@ def words_of(errors: list[str], expected: str) -> str:
 
 
 def fails(training: Training, told: int) -> bool:
-    """Wait until the trial fails or goes on; return whether it failed."""
+    """Wait until the trial fails or continues; return whether it failed."""
     reports = len(training.seen())
     until = training.in_time_s
     wait_until(

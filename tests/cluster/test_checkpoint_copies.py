@@ -1,4 +1,4 @@
-"""A checkpoint on a disk that only the driver's host reads, and ranks on two others that go on from it."""
+"""A checkpoint on a disk that only the driver's host reads, and ranks on two others that continue from it."""
 
 from __future__ import annotations
 

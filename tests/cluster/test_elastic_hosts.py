@@ -1,4 +1,4 @@
-"""An elastic trial on three hosts: whatever happens to one of them, the others go on, and it grows again."""
+"""An elastic trial on three hosts: whatever happens to one, the others continue, and it grows again."""
 
 from __future__ import annotations
 

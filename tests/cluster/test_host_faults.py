@@ -1,4 +1,4 @@
-"""A host that is lost, cut off or shut in mid-training: the trial goes on, or fails with its name in time."""
+"""A host that is lost, cut off or shut in mid-training: the trial continues, or fails naming it in time."""
 
 from __future__ import annotations
 

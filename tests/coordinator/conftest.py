@@ -18,7 +18,7 @@ from horovod_tune.messages import WorkerInfo
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock in place of the real one, and what the group needs of Ray in terms of it."""
+    """A clock instead of the real one, and what the group needs of Ray in terms of it."""
     clock = Clock()
     receive = EventQueue.wait
 

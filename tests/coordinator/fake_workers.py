@@ -129,7 +129,7 @@ class FakeActor:
 
     @property
     def can_speak(self) -> bool:
-        """Whether what it says now arrives now."""
+        """Return True if what it says now arrives now."""
         return self._poll is not None and not self.is_silent
 
     def give_sign_of_life(self) -> None:
@@ -373,7 +373,7 @@ class Elastic:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every rank that lives is in one world, in which none is that does not."""
+        """Return True if every rank that lives is in one world, in which none is that does not."""
         members = {worker.actor for worker in self.group.workers}
         return self.launcher.alive == members and not any(actor.has_left for actor in members)
 

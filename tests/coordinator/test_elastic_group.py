@@ -41,7 +41,7 @@ def test_a_report_that_is_sent_again_across_a_world_change_is_taken_once(
     first.say(report)  # on its way when the world is left, and so in front of what the rank says then
     other.die()
     first.leave()
-    trial.clock.at(5.0, lambda: first.say(report))  # and once more in the next world
+    trial.clock.at(5.0, lambda: first.say(report))  # and again in the next world
     trial.clock.at(6.0, lambda: first.say(Report(2, {"size": 1})))
     assert trial.group.next_event() == Report(2, {"size": 1})
     assert len(trial.group.world.changes) == 1

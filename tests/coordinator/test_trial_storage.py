@@ -132,7 +132,7 @@ def test_a_trial_that_goes_on_frees_what_its_kill_left_before_its_first_checkpoi
 
 
 def test_another_checkpoint_at_the_same_place_is_another_copy(tmp_path, made, other_disk):
-    """A trial that starts again may write its checkpoint 3 anew."""
+    """A trial that starts again may write its checkpoint 3 again."""
     storage, _ = make_storage(tmp_path)
     checkpoint, _ = storage.persist(made, {})
     assert Path(storage.bring_here(checkpoint).path, "sub", "weights").read_text() == "w"

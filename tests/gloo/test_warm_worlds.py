@@ -40,7 +40,7 @@ def test_a_trial_that_reports_on_all_ranks_and_is_stopped_leaves_its_workers(run
 
 
 def test_a_trial_that_reports_on_rank_zero_and_is_stopped_leaves_its_workers(runner):
-    """Rank 1 waits in a collective that rank 0 never enters: it is thrown out, and the world made anew."""
+    """Rank 1 waits in a collective that rank 0 never enters: it is thrown out, and the world made again."""
 
     def train(config):
         import horovod.torch as hvd
@@ -149,7 +149,7 @@ def test_process_sets_of_a_trial_are_gone_after_it(runner):
 
 
 def test_a_trial_gets_the_world_that_its_environment_asks_for(runner):
-    """A new world counts its collectives from 1; a kept one goes on counting."""
+    """A new world counts its collectives from 1; a kept one keeps counting."""
 
     def first_number(config):
         import horovod.torch as hvd

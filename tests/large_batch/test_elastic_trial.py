@@ -70,7 +70,7 @@ def die_once(folder: str) -> None:
 
 
 def train(config: dict[str, Any]) -> None:
-    """Called again in each new world: everything is made anew, and goes on from what was committed."""
+    """Called again in each new world: everything is made again, and continues from what was committed."""
     import horovod.torch as hvd
 
     hvd.init()
@@ -180,7 +180,7 @@ def test_the_same_local_batch_takes_the_rate_with_the_world(tune_run: Any, tmp_p
 
 
 def train_with_checkpoints(config: dict[str, Any]) -> None:
-    """Started again in each new size: everything is made anew, and goes on from the checkpoint."""
+    """Started again in each new size: everything is made again, and continues from the checkpoint."""
     import horovod.torch as hvd
 
     hvd.init()

@@ -1,4 +1,4 @@
-"""What stands below the traceback of an error whose cause lies in how a rank runs."""
+"""What is below the traceback of an error whose cause lies in how a rank runs."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_leak_is_undone_or_the_process_is_replaced(observed, leak):
     assert problems or after == before
     if leak in RESTORED:
         assert problems == []
-    # Python's and NumPy's generators draw anew.
+    # Python's and NumPy's generators draw again.
     assert drawn != drawn_later
 
 

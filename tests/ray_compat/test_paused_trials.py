@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-# For an experiment of seconds; one that waits for ever ends then, as if it had been meant to.
+# For an experiment of seconds; one that waits forever ends then, as if it had been meant to.
 PATIENCE_S = 200
 
 

@@ -143,7 +143,7 @@ def test_a_region_that_fails_is_avoided() -> None:
 
 
 def in_the_middle(config: dict[str, Any]) -> bool:
-    """Whether it is the middle of `mixed_space`, whose layers are 1 to 5."""
+    """Return True if it is the middle of `mixed_space`, whose layers are 1 to 5."""
     numbers = (math.log10(config["lr"]), config["momentum"], config["layers"])
     return numbers == pytest.approx((-3.0, 0.495, 3))
 
@@ -195,7 +195,7 @@ def test_a_missing_metric_is_said_once_with_what_there_was(caplog: Any) -> None:
 
 def test_a_metric_that_is_a_text_is_said_with_its_value(caplog: Any) -> None:
     Loop(searcher(), mixed_space()).run(2, lambda config: "good")
-    assert f"it reported {METRIC}='good' beside" in caplog.text
+    assert f"it reported {METRIC}='good' besides" in caplog.text
 
 
 def test_a_trial_stopped_while_paused_counts_with_its_last_result() -> None:

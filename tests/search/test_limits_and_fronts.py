@@ -15,8 +15,8 @@ from ray import tune
 
 from horovod_tune.analysis.dominance import hypervolume
 from horovod_tune.search import BayesOptSearch
-from horovod_tune.search.gp.chances import AllOf, LimitKept, room
 from horovod_tune.search.gp.drawn import Drawn
+from horovod_tune.search.gp.feasibility import AllOf, LimitKept, room
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 
@@ -66,7 +66,7 @@ def test_the_best_within_a_limit_is_found(seed: int, in_flight: int) -> None:
     by_chance = [narrow(point) for point in random_points(30, seed)]
     assert best - max(kept) < 0.01
     assert max(kept) > max(r["accuracy"] for r in by_chance if r["latency_ms"] <= 30)
-    # It knows the edge: it does not run into it for ever.
+    # It knows the edge: it does not run into it forever.
     assert len(kept) >= 12
 
 

@@ -83,7 +83,7 @@ class Controller:
         # A trial that fails while it is saved in order to wait has to run until its next report.
         waiting = self.scheduler._rungs.waiting | self.scheduler._failed_waiting
         trains = [t for t in self.trials if t.status == "RUNNING" and t.trial_id not in waiting]
-        # Those that failed so and had been tried again when the search was interrupted run beside the others.
+        # Those that failed so and had been tried again when the search was interrupted run with the others.
         assert len(trains) <= AT_ONCE * (2 if self.interrupted and self.failures else 1)
         runs = [trial for trial in self.trials if trial.status == "RUNNING"]
         self.most_paused = max(self.most_paused, sum(trial.status == "PAUSED" for trial in self.trials))

@@ -1,4 +1,4 @@
-"""Which trials wait at rungs, and which go on."""
+"""Which trials wait at rungs, and which continue."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def test_about_as_many_go_on_as_should(seed):
     reached = [len(values) for values in rungs.values]
     assert reached[0] == 300
     assert 100 <= reached[1] <= 130 and reached[1] / factor - 1 <= reached[2] <= reached[1] / factor * 1.6
-    # Nobody who should go on is left waiting.
+    # Nobody who should continue is left waiting.
     while (trial := rungs.next()) is not None:
         assert done.get(trial, 0) == 2, "after the last rung this test lets none go on"

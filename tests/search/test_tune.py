@@ -108,7 +108,7 @@ def plain_train(config: dict[str, Any]) -> None:
 
 
 def test_tuner_restore_continues_the_model(ray_session: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    """A search whose driver died at the 3rd trial goes on as the one whose driver did not."""
+    """A search whose driver died at the 3rd trial continues as the one whose driver did not."""
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
     # The model takes over at the 3rd suggestion.
     settings: dict[str, Any] = {"metric": METRIC, "mode": "min", "random_state": 3, "random_search_steps": 2}

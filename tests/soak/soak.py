@@ -144,7 +144,7 @@ class Harm:
 
 
 def is_of_this_soak(pid: int) -> bool:
-    """Whether a process carries this soak's mark: pids are used again."""
+    """Return True if a process carries this soak's mark: pids are used again."""
     try:
         return f"{MARK}={os.environ[MARK]}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""The driver is interrupted, or killed: nothing stays, and the experiment goes on where it was."""
+"""The driver is interrupted, or killed: nothing stays, and the experiment continues where it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elastic trials: what is left of a world goes on when a rank is lost, and grows again."""
+"""Elastic trials: what is left of a world continues when a rank is lost, and grows again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def die_once(folder: str, name: str) -> None:
 
 
 def is_over(epoch: int, size: int, until: int) -> bool:
-    """Whether a trial has trained long enough: some epochs, the last one on ``until`` ranks."""
+    """Return True if a trial has trained long enough: some epochs, the last one on ``until`` ranks."""
     if epoch > EPOCHS:
         time.sleep(0.02)  # others are starting
     return epoch >= EPOCHS and (size >= until or epoch > 5000)
@@ -181,7 +181,7 @@ def test_a_lost_rank_comes_back(run: Run, function: Any) -> None:
 
 
 def hang_once(config: dict[str, Any]) -> None:
-    """Train, with a rank that sleeps for ever in the fourth epoch while the others wait in an allreduce."""
+    """Train, with a rank that sleeps forever in the fourth epoch while the others wait in an allreduce."""
     import horovod.torch as hvd
     import torch
 

@@ -44,7 +44,7 @@ def die(config: dict[str, Any], name: str = "died", *, by: int = signal.SIGKILL)
             file.write(str(os.getpid()))
     except FileExistsError:
         return
-    # To this thread: `os.kill` to a process wakes its main thread, and this one may go on until that runs.
+    # To this thread: `os.kill` to a process wakes its main thread, and this one may continue until that runs.
     signal.pthread_kill(threading.get_ident(), by)
 
 

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 STEPS, SAMPLES = 9, 10
-# All but the last two trials are given, as a search that gets better and better lets nearly every one go on.
-# The good ones come early: of these at most four go on from the first rung, whichever of two comes first.
+# All but the last two trials are given: a search that keeps improving continues nearly every one.
+# The good ones come early: of these at most four continue from the first rung, whichever of two comes first.
 POINTS = [{"x": x} for x in (0.05, 0.95, 0.5, 0.6, 0.1, 0.7, 0.8, 0.3)]
 
 

@@ -127,7 +127,7 @@ def test_resources_that_make_no_sense_end_the_search_and_say_why(tune_run: Run) 
 
 
 def train_with_commits(config: dict[str, Any]) -> None:
-    """The same, with no checkpoint: what was committed is what goes on."""
+    """The same, with no checkpoint: what was committed is what continues."""
     import horovod.torch as hvd
     import torch
 

@@ -10,8 +10,8 @@ from scipy.special import log_expit
 from scipy.stats import norm, qmc
 
 from horovod_tune.analysis.dominance import non_dominated
-from horovod_tune.search.gp.chances import Chance
 from horovod_tune.search.gp.drawn import Drawn
+from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.kernels import FloatArray
 
 #: Pairs of a direction and of a draw at the query, for each draw of the results.
@@ -41,11 +41,11 @@ class HypervolumeGain:
         self,
         drawn: Sequence[Drawn],
         allowed: NDArray[np.bool_],
-        chance: Chance | None,
+        feasibility: Feasibility | None,
         seed: int,
         pool: FloatArray,
     ) -> None:
-        self._drawn, self._chance = drawn, chance
+        self._drawn, self._feasibility = drawn, feasibility
         self.rows = len(drawn[0].values)
         values = np.stack([one.values for one in drawn])  # (metrics, points, draws)
         count, _, draws = values.shape
@@ -57,8 +57,8 @@ class HypervolumeGain:
         mean = values.mean(axis=2)
         seen = mean[:, allowed]
         expected = np.stack([one.process.predict(pool)[0].mean(axis=1) for one in drawn])
-        if chance is not None:
-            expected = expected[:, chance.log_probability(pool) > np.log(0.5)]
+        if feasibility is not None:
+            expected = expected[:, feasibility.log_probability(pool) > np.log(0.5)]
         known = np.concatenate([seen, expected], axis=1).T
         front = known[non_dominated(known, ["max"] * count)].T
         best, worst = front.max(axis=1), front.min(axis=1)
@@ -83,7 +83,7 @@ class HypervolumeGain:
         # In pieces, since each query has hundreds of draws.
         pieces = [self._log_gain(features[i : i + 256])[0] for i in range(0, len(features), 256)]
         gain = np.concatenate(pieces) if pieces else np.empty(0)
-        return gain if self._chance is None else gain + self._chance.log_probability(features)
+        return gain if self._feasibility is None else gain + self._feasibility.log_probability(features)
 
     def _log_gain(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         values = []
@@ -121,7 +121,7 @@ class HypervolumeGain:
             moved = by_least / self._units[number, 0] / self._directions[number]
             moved = np.where(ratios[number] == least, moved, 0.0)
             slope += mean_slopes[number] @ moved.sum(axis=1) + std_slopes[number] * (moved * normal).sum()
-        if self._chance is None:
+        if self._feasibility is None:
             return float(gain[0]), slope
-        value, chance_slope = self._chance.with_slope(query)
-        return float(gain[0]) + value, slope + chance_slope
+        value, feasibility_slope = self._feasibility.with_slope(query)
+        return float(gain[0]) + value, slope + feasibility_slope

@@ -10,8 +10,8 @@ from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement, Prob
 from numpy.typing import NDArray
 
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
-from horovod_tune.search.gp.chances import Chance
 from horovod_tune.search.gp.drawn import Drawn
+from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
 
@@ -31,7 +31,7 @@ class Posterior:
         self,
         model: FittedModel,
         pending: FloatArray,
-        safety: Chance | None,
+        safety: Feasibility | None,
         acquisition: AcquisitionFunction,
         seed: int,
         context: FloatArray = _NOTHING,

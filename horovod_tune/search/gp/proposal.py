@@ -19,7 +19,7 @@ CLIMBABLE = 16
 _FEW_ROWS, _MANY_ROWS = (1024, 4), (384, 2)
 
 
-class Belief(Protocol):
+class Acquisition(Protocol):
     """How much a point is worth: larger is better."""
 
     #: Results and points in flight that it knows; each query costs the square of it.
@@ -33,7 +33,7 @@ class Belief(Protocol):
 
 
 def propose(
-    belief: Belief,
+    acquisition: Acquisition,
     space: SearchSpace,
     centres: FloatArray,
     taken: Callable[[Point], bool],
@@ -44,11 +44,11 @@ def propose(
     `centres`, shape (points, parameters), are good points whose surroundings are searched more closely.
     """
     generator = np.random.default_rng(seed)
-    number, climbs = _MANY_ROWS if belief.rows > 80 else _FEW_ROWS
+    number, climbs = _MANY_ROWS if acquisition.rows > 80 else _FEW_ROWS
     pool = candidates(space, centres, number, generator)
-    values = belief(space.features(pool))
+    values = acquisition(space.features(pool))
     starts = pool[_distinct(pool, values, climbs)]
-    climbed = [_climb(belief, space, start) for start in starts]
+    climbed = [_climb(acquisition, space, start) for start in starts]
     pool = np.concatenate([np.stack([point for point, _ in climbed]), pool])
     values = np.concatenate([[value for _, value in climbed], values])
     for index in np.argsort(-values, kind="stable"):
@@ -87,19 +87,19 @@ def _distinct(pool: FloatArray, values: FloatArray, number: int) -> list[int]:
     return chosen
 
 
-def _climb(belief: Belief, space: SearchSpace, start: FloatArray) -> tuple[FloatArray, float]:
+def _climb(acquisition: Acquisition, space: SearchSpace, start: FloatArray) -> tuple[FloatArray, float]:
     """Alternate between gradient steps on the numbers and best single steps on grids and categories."""
     stepped = [i for i in range(space.dimension) if not space.column(i).is_continuous]
     point = start
-    value = float(belief(space.features(point[None, :]))[0])
+    value = float(acquisition(space.features(point[None, :]))[0])
     for _ in range(3):
         before = value
         smooth = _smooth(space, point)
         if smooth:
-            point, value = _climb_smooth(belief, space, point, value, smooth)
+            point, value = _climb_smooth(acquisition, space, point, value, smooth)
         if not stepped:
             break
-        point, value = _climb_steps(belief, space, point, value, stepped)
+        point, value = _climb_steps(acquisition, space, point, value, stepped)
         if not smooth or value <= before + 1e-6 * abs(before):
             break
     return point, value
@@ -120,14 +120,14 @@ def _smooth(space: SearchSpace, point: FloatArray) -> list[int]:
 
 
 def _climb_smooth(
-    belief: Belief, space: SearchSpace, point: FloatArray, value: float, smooth: list[int]
+    acquisition: Acquisition, space: SearchSpace, point: FloatArray, value: float, smooth: list[int]
 ) -> tuple[FloatArray, float]:
     columns = [space.feature_column(i) for i in smooth]
     features = space.features(point[None, :])[0]
 
     def objective(coordinates: FloatArray) -> tuple[float, FloatArray]:
         features[columns] = coordinates
-        here, slope = belief.with_slope(features)
+        here, slope = acquisition.with_slope(features)
         return -here, -slope[columns]
 
     found = minimize(
@@ -141,12 +141,12 @@ def _climb_smooth(
     moved = point.copy()
     moved[smooth] = found.x
     moved = space.snap(moved[None, :])[0]
-    reached = float(belief(space.features(moved[None, :]))[0])
+    reached = float(acquisition(space.features(moved[None, :]))[0])
     return (moved, reached) if reached > value else (point, value)
 
 
 def _climb_steps(
-    belief: Belief, space: SearchSpace, point: FloatArray, value: float, stepped: list[int]
+    acquisition: Acquisition, space: SearchSpace, point: FloatArray, value: float, stepped: list[int]
 ) -> tuple[FloatArray, float]:
     for _ in range(20):
         options = []
@@ -155,7 +155,7 @@ def _climb_steps(
                 option = point.copy()
                 option[i] = coordinate
                 options.append(option)
-        values = belief(space.features(np.stack(options)))
+        values = acquisition(space.features(np.stack(options)))
         best = int(np.argmax(values))
         if values[best] <= value:
             break

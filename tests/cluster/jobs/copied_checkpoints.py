@@ -1,4 +1,4 @@
-"""A trial whose rank is killed far from rank 0; all go on from a checkpoint that no host of theirs can read.
+"""A trial whose rank is killed far from rank 0; all continue from a checkpoint that their hosts cannot read.
 
 Then copies that time out.
 

@@ -25,13 +25,13 @@ class Fault:
     rank: int = 1
     # After how many seconds it is over; None: when the trial has come to terms with it.
     lasts_s: float | None = None
-    # What the error must say; None: the trial goes on with its ranks.
+    # What the error must say; None: the trial continues with its ranks.
     error: str | None = None
     # Going on is right as well: it lasts about as long as Ray waits for a machine.
     may_go_on: bool = False
     # A rank is killed under the fault: a new world has to be started there.
     new_start: bool = False
-    # The trial goes on without the host, whose Ray has to be started again.
+    # The trial continues without the host, whose Ray has to be started again.
     loses_host: bool = False
 
 

@@ -58,7 +58,7 @@ def test_results_that_are_mostly_the_best_stay_on_their_own_scale() -> None:
 
 
 def is_warped(results: np.ndarray, options: ModelOptions) -> bool:
-    """Whether the model of `results` is on another scale than their own."""
+    """Return True if the model of `results` is on another scale than their own."""
     model = FittedModel(X, results, GROUPS, options)
     return not np.array_equal(model.targets, next(scales(results, options.linear_depth, ())).targets)
 

@@ -1,4 +1,4 @@
-"""A module of the user's own, beside the script."""
+"""A module of the user's own, next to the script."""
 
 from pathlib import Path
 

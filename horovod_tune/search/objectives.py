@@ -12,7 +12,7 @@ from horovod_tune.search.history import Trial, as_number
 
 
 @dataclass(frozen=True)
-class Aims:
+class Objectives:
     """`metrics` with the mode of each, "min" or "max"; the first is what `Trial.value` holds."""
 
     metrics: tuple[str, ...]

@@ -9,25 +9,25 @@ import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
-from horovod_tune.search.aims import Aims
-from horovod_tune.search.gp.chances import Chance
 from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.failure_model import diverged
+from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.history import Ending, History, Trial
+from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import SearchSpace
 
 
 @dataclass(frozen=True)
-class Situation:
+class SuggestState:
     """What a suggestion is made from: the trials that count, what is looked for and what may go wrong."""
 
     space: SearchSpace
     usable: list[Trial]
-    aims: Aims
+    objectives: Objectives
     #: The probability that a trial neither fails nor breaks a limit, and that it breaks none.
-    chance: Chance | None
-    within: Chance | None
+    feasibility: Feasibility | None
+    within: Feasibility | None
     acquisition: AcquisitionFunction
     draws: int
     #: What an earlier experiment says, to be weighed against what is seen.
@@ -35,7 +35,7 @@ class Situation:
 
     def gains(self, trials: Sequence[Trial], metric: str) -> FloatArray:
         """Return the values of a metric, larger being better, shape (trials,)."""
-        return np.asarray([self.aims.gain(trial, metric) for trial in trials], dtype=float)
+        return np.asarray([self.objectives.gain(trial, metric) for trial in trials], dtype=float)
 
     def allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_] | None:
         """Return which of these trials, and of the points in flight, keep the limits; None without limits.
@@ -44,7 +44,7 @@ class Situation:
         """
         if self.within is None:
             return None
-        results = np.asarray([self.aims.keeps_limits(trial) for trial in trials], dtype=bool)
+        results = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
         in_flight = self.within.log_probability(pending) > np.log(0.5) if len(pending) else results[:0]
         found = np.concatenate([results, in_flight])
         # With more results than a model takes, those that keep the limits may all be left out.
@@ -54,7 +54,7 @@ class Situation:
         """Return `gains` with those that break a limit far behind all others."""
         if self.within is None:
             return gains
-        allowed = np.asarray([self.aims.keeps_limits(trial) for trial in trials], dtype=bool)
+        allowed = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
         return np.where(allowed, gains, gains - 1e3 * (np.ptp(gains) + 1.0))
 
 
@@ -67,13 +67,13 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.ending is Ending.RUNNING]
 
 
-def sorted_out(history: History, aims: Aims) -> tuple[list[Trial], list[Trial]]:
+def sorted_out(history: History, objectives: Objectives) -> tuple[list[Trial], list[Trial]]:
     """Return the trials that say something about the metrics, and those that failed or have diverged."""
     failed = history.with_ending(Ending.FAILED)
     others = [trial for trial in history.trials.values() if trial.ending is not Ending.FAILED]
     lost: set[int] = set()
-    for metric in aims.metrics:
-        gains = [aims.gain(trial, metric) for trial in others]
+    for metric in objectives.metrics:
+        gains = [objectives.gain(trial, metric) for trial in others]
         known = [i for i, gain in enumerate(gains) if gain is not None and np.isfinite(gain)]
         beyond = diverged(-np.asarray([gains[i] for i in known], dtype=float))
         lost |= {known[i] for i in np.flatnonzero(beyond)}

@@ -8,10 +8,10 @@ import numpy as np
 from scipy.stats import qmc
 
 from horovod_tune.search.gp.failure_model import Safety
-from horovod_tune.search.gp.proposal import Belief
+from horovod_tune.search.gp.proposal import Acquisition
 from horovod_tune.search.history import History, Trial
-from horovod_tune.search.situation import features_of
 from horovod_tune.search.space.search_space import Point, SearchSpace
+from horovod_tune.search.suggest_state import features_of
 
 #: A quasi-random point is passed over where the logarithm of the probability that it does not fail is less
 #: than this, up to so many times.
@@ -55,10 +55,10 @@ def quasi_random_point(
             continue
         if safety is None or not space.dimension:
             return point
-        chance = float(safety.log_probability(space.features(np.asarray([point])))[0])
-        if chance > _SAFE_ENOUGH:
+        log_p = float(safety.log_probability(space.features(np.asarray([point])))[0])
+        if log_p > _SAFE_ENOUGH:
             return point
-        best = max(best or (chance, point), (chance, point))
+        best = max(best or (log_p, point), (log_p, point))
         tried += 1
         if tried == _PASSED_OVER:
             break
@@ -66,9 +66,9 @@ def quasi_random_point(
 
 
 def leftover_point(
-    space: SearchSpace, taken: Callable[[Point], bool], belief: Belief | None, seed: int
+    space: SearchSpace, taken: Callable[[Point], bool], acquisition: Acquisition | None, seed: int
 ) -> Point:
-    """Return a free point of a space that is nearly used up, the most promising if there is a belief."""
+    """Return a free point of a nearly exhausted space, the most promising one if there is an acquisition."""
     if space.size <= _ENUMERABLE:
         pool = np.asarray(list(space.every_point()))
     else:
@@ -78,6 +78,6 @@ def leftover_point(
     if not free:
         # A range of a few neighbouring floats: they are repeated, as in a space that is used up.
         free = [space.canonical(pool[0])]
-    if belief is None:
+    if acquisition is None:
         return free[0]
-    return free[int(np.argmax(belief(space.features(np.asarray(free)))))]
+    return free[int(np.argmax(acquisition(space.features(np.asarray(free)))))]

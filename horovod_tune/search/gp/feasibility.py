@@ -1,4 +1,4 @@
-"""What lowers the worth of a point whatever its objective may be: the chance to fail, or to break a limit."""
+"""What lowers the worth of a point whatever its objective: the probability to fail or to break a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
 
 
-class Chance(Protocol):
+class Feasibility(Protocol):
     """The logarithm of a probability over the model's features."""
 
     def log_probability(self, features: FloatArray) -> FloatArray:
@@ -26,17 +26,17 @@ class Chance(Protocol):
 class AllOf:
     """The probability that several independent things go well."""
 
-    def __init__(self, chances: Sequence[Chance]) -> None:
-        self._chances = tuple(chances)
+    def __init__(self, feasibilities: Sequence[Feasibility]) -> None:
+        self._feasibilities = tuple(feasibilities)
 
     def log_probability(self, features: FloatArray) -> FloatArray:
         total = np.zeros(len(features))
-        for chance in self._chances:
-            total += chance.log_probability(features)
+        for feasibility in self._feasibilities:
+            total += feasibility.log_probability(features)
         return total
 
     def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
-        each = [chance.with_slope(query) for chance in self._chances]
+        each = [feasibility.with_slope(query) for feasibility in self._feasibilities]
         return sum(value for value, _ in each), np.sum([slope for _, slope in each], axis=0)
 
 
@@ -75,14 +75,14 @@ def room(values: FloatArray, bound: float, upwards: bool) -> FloatArray:
     return np.arcsinh(distances / unit)
 
 
-class ChancesAlone:
+class FeasibilityOnly:
     """What is looked for while no result keeps the limits: the point that most probably does."""
 
-    def __init__(self, chance: Chance, rows: int) -> None:
-        self._chance, self.rows = chance, rows
+    def __init__(self, feasibility: Feasibility, rows: int) -> None:
+        self._feasibility, self.rows = feasibility, rows
 
     def __call__(self, features: FloatArray) -> FloatArray:
-        return self._chance.log_probability(features)
+        return self._feasibility.log_probability(features)
 
     def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
-        return self._chance.with_slope(query)
+        return self._feasibility.with_slope(query)

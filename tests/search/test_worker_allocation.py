@@ -11,8 +11,8 @@ import pytest
 
 from horovod_tune.errors import MetricsError, SpecError
 from horovod_tune.resizing import request_for, with_workers
-from horovod_tune.search import DistributeByGlobalBatch, DistributeByNoiseScale, free_workers
-from horovod_tune.search.free_workers import Demand, share_out
+from horovod_tune.search import DistributeByGlobalBatch, DistributeByNoiseScale, worker_allocation
+from horovod_tune.search.worker_allocation import Demand, share_out
 from horovod_tune.spec import TrialSpec, make_spec
 
 
@@ -92,7 +92,7 @@ def ask(allocate: Any, trial: FakeTrial, *others: FakeTrial) -> Any:
 
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_workers.ray, "cluster_resources", lambda: {"CPU": 6.0})
+    monkeypatch.setattr(worker_allocation.ray, "cluster_resources", lambda: {"CPU": 6.0})
 
 
 NOISY = {"noise_scale_low": 1e6, "batch_size": 32}

@@ -14,6 +14,7 @@ Each checks the shape that it was written for (`compatibility`).
 """
 
 from horovod_tune.ray_compat.patches.actor_reuse import reuse_actors_of
+from horovod_tune.ray_compat.patches.drawn_values import draw_with
 from horovod_tune.ray_compat.patches.failure_count import count_each_death_once
 from horovod_tune.ray_compat.patches.idle_processes import start_in_idle_processes
 from horovod_tune.ray_compat.patches.paused_trials import (
@@ -65,6 +66,7 @@ __all__ = [
     "describe_scheduler",
     "describe_searcher",
     "draining_nodes",
+    "draw_with",
     "driver_node_id",
     "end_waits_of_paused_trials",
     "free_on_staying_nodes",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ray.tune.search import Searcher
 from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
 
+from horovod_tune import ray_compat
 from horovod_tune.search import state_file
 from horovod_tune.search.blas import one_thread
 from horovod_tune.search.gp.acquisition import acquisition_of
@@ -30,6 +32,7 @@ from horovod_tune.search.optimizer import Optimizer
 from horovod_tune.search.search_arguments import check_arguments, refuse_removed
 from horovod_tune.search.seeds import seed_for, seed_of
 from horovod_tune.search.space.domains import SpaceError, from_mixed, to_pbounds
+from horovod_tune.search.space.sampled import seeded
 from horovod_tune.search.space.search_space import SearchSpace
 from horovod_tune.search.warm_start import PreviousResults, read_previous
 
@@ -102,6 +105,10 @@ class BayesOptSearch(Searcher):
         **removed: Any,
     ) -> None:
         refuse_removed(removed)
+        if space is not None and not isinstance(space, Mapping):
+            raise SpaceError(
+                f"space must be a dictionary of names to Tune domains or bounds, got {type(space).__name__}"
+            )
         several = metric is not None and not isinstance(metric, str)
         check_metrics(metric, mode)
         check_arguments(random_search_steps, time_attr, max_t)
@@ -148,6 +155,7 @@ class BayesOptSearch(Searcher):
         self, metric: str | None, mode: str | None, config: Mapping[str, Any], **spec: Any
     ) -> bool:
         """Take metric, mode and space from the tuner; False if there are two different spaces."""
+        ray_compat.draw_with(_seeding)
         if not isinstance(self._metric, list):
             self._metric, self._mode = metric or self._metric, mode or self._mode
         stop = spec.get("stop")
@@ -439,3 +447,10 @@ def _told(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
 
 def _fit_states(saved: Mapping[str, Sequence[Any]]) -> dict[str, FitState]:
     return {name: FitState(*state) for name, state in saved.items()}
+
+
+def _seeding(searcher: Any, tag: str) -> AbstractContextManager[None]:
+    """Return in what Tune draws what stands beside a search: each trial of one with a seed has its own."""
+    if not isinstance(searcher, BayesOptSearch):
+        return nullcontext()
+    return seeded(int(np.random.SeedSequence([searcher._seed, *tag.encode()]).generate_state(1)[0]))

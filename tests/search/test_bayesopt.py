@@ -303,6 +303,12 @@ def test_bounds_that_are_none_are_named(value: Any) -> None:
         BayesOptSearch({"x": (0, 1.0), "name": value}, metric=METRIC, mode="min")
 
 
+@pytest.mark.parametrize("space", [[{"name": "x", "type": "range", "bounds": [0, 1]}], "x", 3, {"x"}])
+def test_a_space_that_is_no_dictionary_is_refused(space: Any) -> None:
+    with pytest.raises(SpaceError, match=r"space must be a dictionary .* got (list|str|int|set)"):
+        BayesOptSearch(space, metric=METRIC, mode="min")
+
+
 @pytest.mark.parametrize("x", [(0, 1.0), tune.uniform(0, 1)])
 def test_bounds_may_be_nested(x: Any) -> None:
     config = BayesOptSearch({"x": x, "model": {"y": (2, 3.0)}}, metric=METRIC, mode="min").suggest("t")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import conformance
+import numpy as np
 import pytest
 from conformance import METRIC, Loop, loss, mixed_space
 from ray import cloudpickle, tune
@@ -129,6 +131,36 @@ def test_tuner_restore_continues_the_model(ray_session: Any, tmp_path: Path, mon
     assert sorted(restored[i].config["lr"] for i in range(len(restored))) == sorted(
         config["lr"] for config in uninterrupted
     )
+
+
+@pytest.mark.slow
+def test_what_sample_from_draws_beside_the_search_follows_its_seed(ray_session: Any, tmp_path: Path) -> None:
+    """Tune calls such functions itself, also for the trials of a search that it restores."""
+
+    def width(config: dict[str, Any]) -> float:
+        return float(np.random.uniform() + random.random())
+
+    def drawn(results: tune.ResultGrid) -> list[float]:
+        return sorted(results[i].config["width"] for i in range(len(results)))  # type: ignore[index]
+
+    def search(name: str, seed: int) -> list[float]:
+        tuner = tune.Tuner(
+            plain_train,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                metric=METRIC, mode="min", num_samples=3, search_alg=BayesOptSearch(random_state=seed)
+            ),
+            run_config=tune.RunConfig(name=name, storage_path=str(tmp_path), verbose=0),
+        )
+        return drawn(tuner.fit())
+
+    space = mixed_space() | {"width": tune.sample_from(width)}
+    first = search("first", 7)
+    assert len(set(first)) == 3
+    assert search("again", 7) == first
+    assert not set(search("other", 8)) & set(first)
+    restored = tune.Tuner.restore(str(tmp_path / "first"), plain_train, param_space=space)
+    assert drawn(restored.fit()) == first
 
 
 def test_a_front_within_a_limit_under_asha(ray_session: Any, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def enter(context: AbstractContextManager[Any]) -> None:
 # How the driver installs what is in each module of `patches`.
 INSTALL: dict[str, list[Callable[[], object]]] = {
     "actor_reuse": [lambda: ray_compat.reuse_actors_of(is_ours)],
+    "drawn_values": [lambda: ray_compat.draw_with(lambda searcher, tag: contextlib.nullcontext())],
     "failure_count": [lambda: ray_compat.count_each_death_once(is_ours)],
     "idle_processes": [lambda: ray_compat.start_in_idle_processes(is_ours)],
     "paused_trials": [
@@ -47,9 +48,12 @@ INSTALL: dict[str, list[Callable[[], object]]] = {
     ],
     "result_files": [ray_compat.keep_longer_results],
     "tune_run": [
-        lambda: ray_compat.prepare_runs(lambda trainable, arguments: contextlib.nullcontext(arguments)),
+        lambda: ray_compat.prepare_runs(
+            lambda trainable, arguments: contextlib.nullcontext(arguments), __name__
+        ),
         lambda: enter(ray_compat.without_reporter()),
         lambda: ray_compat.shorten_errors(is_ours),
+        lambda: ray_compat.name_missing_metric(is_ours),
         lambda: metric_and_mode({"search_alg": object(), "scheduler": object()}),
     ],
 }

@@ -1,0 +1,45 @@
+"""Patches how Tune draws what `tune.sample_from` stands for: after the search has suggested, without a seed.
+
+Tune takes such functions out of the space before a search sees it, and calls them when a trial is added,
+again when an experiment is restored.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from horovod_tune.compatibility import Patch, part
+
+_CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
+_PATCH = Patch(
+    "drawn values",
+    "what tune.sample_from draws beside a search with a seed is another value in each run",
+    (
+        part(f"{_CONTROLLER}.add_trial", "self", "trial", uses="resolve_config_placeholders"),
+        part(_CONTROLLER, uses="_search_alg"),
+        part("ray.tune.search.search_generator:SearchGenerator", uses="searcher"),
+        part("ray.tune.experiment.trial:Trial", uses="experiment_tag"),
+    ),
+)
+
+
+def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> None:
+    """Add each trial inside ``seeding(searcher, tag)``, its number and what was suggested; once a process."""
+    if not _PATCH.is_due:
+        return
+    from ray.tune.execution.tune_controller import TuneController
+
+    original = TuneController.add_trial
+
+    @functools.wraps(original)
+    def add_trial(self: Any, trial: Any) -> None:
+        searcher = self._search_alg
+        while hasattr(searcher, "searcher"):  # of a SearchGenerator, a ConcurrencyLimiter
+            searcher = searcher.searcher
+        with seeding(searcher, trial.experiment_tag or ""):
+            original(self, trial)
+
+    TuneController.add_trial = add_trial  # type: ignore[method-assign]

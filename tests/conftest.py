@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "2")
+# Ray's own is 15: trials would wait for the tests that compute in other processes of pytest.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 HERE = Path(__file__).parent
 

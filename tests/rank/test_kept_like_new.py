@@ -62,14 +62,13 @@ def run(runner: TrialRunner, folder: Path, program: str, number: int) -> dict[st
 )
 def test_later_trials_see_what_the_first_one_saw(kept, new, folder, program):
     seen, pids, reasons = [], [], []
-    for number in range(3):
+    for number in range(2):
         told = run(kept, folder, program, number)
         seen.append(told["seen"])
         pids.append(told["pid"])
         reasons.append(kept.replaced_because)
     print(program, pids, reasons)
-    expected = [run(new, folder, program, number)["seen"] for number in range(3)]
-    assert seen == expected
+    assert seen == [run(new, folder, program, 1)["seen"]] * 2
     if program in KEPT:
-        assert reasons == ["", "", ""]
+        assert reasons == ["", ""]
         assert len(set(pids)) == 1

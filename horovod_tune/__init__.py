@@ -4,7 +4,7 @@ train(config)                                    the user's Horovod function
  └ trainable.py         the trial, as Tune sees it     ── step() ─► Tune ─► search/
     └ coordinator/      one actor per trial      ▲ messages.py:
        └ gloo/          N training actors        │   Report    rank 0
-       └ xla/           one actor a TPU host,    │   Finished  every rank
+       └ xla/           one actor per TPU host,  │   Finished  every rank
           │             torch_xla ranks inside   │   Failed    any rank
           └ session.py  report(), checkpoints  ──┘ called by train(config)
 """

@@ -1,4 +1,4 @@
-"""Runs in every rank: `commit()` and `get_state()`, what a function keeps when its world changes size."""
+"""Runs in every rank: `commit()` and `get_state()`, the state that survives a change of the world."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ class CommittedState:
             raise NotInitialized(f"call hvd.init() before {caller}, which is a collective of all ranks")
 
     def dump(self) -> bytes | None:
-        """Return what was committed, for ranks of a later start of the trial; None where nothing was."""
+        """Return what was committed, for ranks of a later start of the trial; None if nothing was."""
         states = self._states.dump()
         if not self._number and states is None:
             return None
         return cloudpickle.dumps((self._number, self._state, states))
 
     def load_stored(self) -> None:
-        """Take up what an earlier start of the trial had committed, once."""
+        """Load what an earlier start of the trial had committed, once."""
         if self._stored is None:
             return
         stored, self._stored = self._stored(), None
@@ -122,9 +122,9 @@ def commit(state: Any) -> None:
 
     A collective: every rank calls it at the same point, after `hvd.init()`. It costs a copy of ``state`` and
     one allreduce of one number. When the world changes, the training function is called again in each rank
-    that is left and in those that join, and `get_state()` returns there what was committed last. So report
-    an epoch before it is committed: what comes after a commit may not be reached any more. Without
-    ``min_workers`` it keeps the state all the same, and the trial fails when a rank is lost.
+    that remains and in those that join, and `get_state()` returns there what was committed last. So report
+    an epoch before committing it: code after a commit may not be reached. Without
+    ``min_workers`` it keeps the state too, but the trial fails when a rank is lost.
 
     Args:
         state: anything that `copy.deepcopy` copies and pickle can carry to a rank that joins, such as
@@ -139,7 +139,7 @@ def commit(state: Any) -> None:
 
 
 def get_state() -> Any:
-    """Return what the trial has committed last, the same on every rank; None where nothing was committed.
+    """Return what the trial has committed last, the same on every rank; None if nothing was committed.
 
     A collective: every rank calls it at the same point, after `hvd.init()`.
 

@@ -1,14 +1,14 @@
-"""What can go wrong, as the caller meets it; each is also the builtin kind that a reader would expect."""
+"""Exceptions raised by horovod_tune; each also derives from the matching builtin."""
 
 from __future__ import annotations
 
 
 class HorovodTuneError(Exception):
-    """The base of every error that this package raises on purpose."""
+    """Base class of all errors that this package raises."""
 
 
 class SpecError(HorovodTuneError, ValueError):
-    """An argument of the factory names something that cannot be: says the name, the bound and the value."""
+    """An argument is invalid; the message has its name, bound and value."""
 
 
 class TrainingFunctionError(HorovodTuneError, TypeError):
@@ -16,11 +16,11 @@ class TrainingFunctionError(HorovodTuneError, TypeError):
 
 
 class SerializationError(HorovodTuneError, ValueError):
-    """The training function or its config cannot be pickled, or is too large: names the variable."""
+    """The training function or its config cannot be pickled, or is too large; names the variable."""
 
 
 class OutsideTune(HorovodTuneError, RuntimeError):
-    """A search was started wrongly: without Tune, or several times by a launcher. Says how to start it."""
+    """A search was started without Tune, or several times by a launcher."""
 
 
 class NotInTraining(HorovodTuneError, RuntimeError):
@@ -28,7 +28,7 @@ class NotInTraining(HorovodTuneError, RuntimeError):
 
 
 class NotSynchronised(HorovodTuneError, RuntimeError):
-    """The ranks' models differ, or would: says which parameter, or the line that is missing."""
+    """The ranks' models differ, or would differ; names the parameter, or the missing line."""
 
 
 class NotInitialized(HorovodTuneError, RuntimeError):
@@ -36,27 +36,27 @@ class NotInitialized(HorovodTuneError, RuntimeError):
 
 
 class MetricsError(HorovodTuneError, TypeError):
-    """A reported metric or checkpoint cannot be sent to Tune: says which one and why."""
+    """A reported metric or checkpoint cannot be sent to Tune; names it and the reason."""
 
 
 class MetricNotReported(HorovodTuneError, ValueError):
-    """The search's metric is not among those that trials report: names these."""
+    """The search's metric is not among those that trials report; names these."""
 
 
 class BackendMissing(HorovodTuneError, RuntimeError):
-    """Horovod (or torch_xla) is not there, or built without what a trial needs: says what to type."""
+    """Horovod (or torch_xla) is not installed, or built without what a trial needs; names the command."""
 
 
 class UnsupportedRay(HorovodTuneError, ImportError):
-    """This release of Ray lacks a part that trials cannot do without: says which."""
+    """This release of Ray lacks a private API that trials require; names it."""
 
 
 class ResourcesUnavailable(HorovodTuneError, RuntimeError):
-    """No cluster like this one can ever hold the trial: says what it asks for and what there is."""
+    """This cluster can never hold the trial; names the request and the resources."""
 
 
 class PreflightFailed(HorovodTuneError, RuntimeError):
-    """A machine of the cluster cannot take part in a trial on several: says which one, why, and the cure."""
+    """A machine cannot take part in a trial on several machines; names it, the reason and the cure."""
 
 
 class NotElastic(HorovodTuneError, RuntimeError):
@@ -64,7 +64,7 @@ class NotElastic(HorovodTuneError, RuntimeError):
 
 
 class StartFailed(HorovodTuneError, RuntimeError):
-    """The training actors of a trial did not start: says in which phase, and which ranks."""
+    """The training actors of a trial did not start; names the phase and the ranks."""
 
     # The trial's slots whose actors died, or did not answer in time.
     lost_slots: tuple[int, ...] = ()

@@ -15,7 +15,7 @@ class TrialRequest:
     ``checkpoint`` is a directory that a restored trial starts from; ``resources`` is Tune's
     PlacementGroupFactory and ``storage`` its StorageContext, both pickled. ``parameters`` is where the rank
     finds the objects of `with_parameters`: a Ray ObjectRef, or a path of its host. ``run`` counts the trials
-    of one worker group, so that a late message of one is not taken for the next one's. ``reports`` is how
+    of one worker group, so that a late message is not taken for one of the next trial. ``reports`` is how
     often the trial has reported before a rank joins it, ``world_number`` counts the worlds that an elastic
     trial has formed.
     """
@@ -42,7 +42,7 @@ class CheckpointPlace:
     """Where a checkpoint is stored: a path on a pyarrow filesystem (``None``: the local disk of ``node_id``).
 
     ``node_id`` is set when only that Ray node can read it; other nodes fetch a copy from there. ``report``
-    is the report of this trial's rank 0 that brought it, 0 for one that the trial starts from.
+    is the number of the report that it came with, 0 for one that the trial starts from.
     """
 
     path: str
@@ -88,7 +88,7 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank was lost. ``traceback`` is the rank's own where it still had one to give."""
+    """A rank was lost. ``traceback`` is the rank's own if it could still send one."""
 
     rank: int
     host: str
@@ -112,8 +112,8 @@ class LogChunk:
 class NeedsWorld:
     """The rank has left its world, which changes or is broken, and waits for its place in the next one.
 
-    ``error`` is what it left with, empty if it left to let others join. ``stalled`` is the traceback where
-    it waited in a collective that not all ranks entered.
+    ``error`` is why it left, empty if it left to let others join. ``stalled`` is the traceback if it waited
+    in a collective that not all ranks entered.
     """
 
     rank: int
@@ -125,7 +125,7 @@ class NeedsWorld:
 class AwaitedRanks:
     """The ranks that collectives have long waited for, each with the collectives' names.
 
-    What has become known since the poll before; the first poll of a trial has none.
+    Only what is new since the last poll; empty in a trial's first poll.
     """
 
     names: dict[int, str]
@@ -149,7 +149,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class ResetResult:
-    """What a worker's reset could not restore; where ``problems`` is empty, it can run the next trial."""
+    """What a worker's reset could not restore; if ``problems`` is empty, it can run the next trial."""
 
     ranks: tuple[int, ...]
     problems: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ class World:
 class Assignment:
     """What one worker gets before its first trial: its ranks and their environment.
 
-    ``defaults`` are variables that are set where the process has none of that name. ``channel_token`` (a
+    ``defaults`` are variables that are set only if the process has none of that name. ``channel_token`` (a
     `channel.listener.ChannelToken`) lets a rank on the coordinator's host report without Ray.
     """
 

@@ -1,4 +1,4 @@
-"""Runs in each rank: the session behind `report()` and `get_checkpoint()`; ray.tune's own land here too.
+"""Runs in each rank: the session behind `report()`, `get_checkpoint()` and those of ray.tune.
 
 First stop of a report: `Session.report()` sends it on (2: `gloo/training_actor.py` or
 `xla/host_actor.py`) and waits until Tune has decided.
@@ -98,7 +98,7 @@ class Session:
             self._sent = Report(self._reports, plain, path)
             self._send(self._sent)
         with self._condition:
-            # No timeout here: the coordinator lets go of every rank when the trial ends in any way, and
+            # No timeout here: the coordinator releases every rank when the trial ends in any way, and
             # this process dies with the coordinator.
             self._condition.wait_for(
                 lambda: self._stopped or self._world_is_broken or self._allowed >= self._reports
@@ -116,7 +116,7 @@ class Session:
                 del self._stored[report]
 
     def send_again(self) -> None:
-        """Send the report that waits a second time: a connection was lost, and it perhaps with it."""
+        """Send the pending report again: it may have been lost with a connection."""
         with self._condition:  # never after this rank has said that it needs another world
             is_waiting = self._sent is not None and self._allowed < self._sent.index
             if is_waiting and not (self._stopped or self._world_is_broken):
@@ -124,7 +124,7 @@ class Session:
                 self._send(self._sent)
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
-        """Let reports up to ``index`` return; ``checkpoint`` is where the newest one is stored."""
+        """Release reports up to ``index``; ``checkpoint`` is where the newest one is stored."""
         with self._condition:
             self._allowed = max(self._allowed, index)
             if checkpoint is not None and (self._place is None or checkpoint.report > self._place.report):
@@ -132,13 +132,13 @@ class Session:
             self._condition.notify_all()
 
     def break_world(self) -> None:
-        """Make a report that waits raise `world_error`: a rank of this world is gone."""
+        """Make a pending report raise `world_error`: a rank of this world is gone."""
         with self._condition:
             self._world_is_broken = True
             self._condition.notify_all()
 
     def wait_for_world(self, error: str = "", stalled: str = "") -> None:
-        """Give up this rank's world, because of ``error``, and return with a place in the next one.
+        """Leave this rank's world, because of ``error``, and wait for a place in the next one.
 
         ``stalled`` is as in `NeedsWorld`.
 
@@ -155,7 +155,7 @@ class Session:
             left = self.world_number
         self._send(NeedsWorld(self.world.rank, encodable(error), encodable(stalled)))
         with self._condition:
-            # No timeout here either: the coordinator forms the next world within its own limits, or ends us.
+            # No timeout here either: the coordinator forms the next world within its own limits, or kills us.
             self._condition.wait_for(lambda: self._stopped or self.world_number > left)
             if self._stopped:
                 raise StopTraining
@@ -189,7 +189,7 @@ class Session:
         return checkpoint
 
     def stored_commit(self) -> bytes | None:
-        """Return what ranks of an earlier start had committed, where the trial's checkpoint is made of it."""
+        """Return what ranks of an earlier start had committed, if the trial's checkpoint holds it."""
         checkpoint = self._newest_checkpoint()
         if checkpoint is None:
             return None
@@ -216,9 +216,9 @@ _of_thread = threading.local()
 
 
 def activate(session: Session | None) -> None:
-    """Make ``session`` the one of `report()` in this thread; None ends the one that this thread has.
+    """Set the session that `report()` uses in this thread; None ends the thread's session.
 
-    A thread without one, which a training function has started, uses the session that began last.
+    A thread without one (started by a training function) uses the session that began last.
     """
     ended: Session | None = getattr(_of_thread, "session", None)
     if ended in _active:
@@ -300,15 +300,14 @@ class TrialWorld:
     changes: int
 
     def check_synchronised(self, model: torch.nn.Module) -> None:
-        """Raise `NotSynchronised` unless all ranks have the same parameters; every rank has to call this.
+        """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.
 
         One collective of eight bytes for each parameter. Cheap enough for once per epoch, and it finds a
         forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`. Buffers (the running mean of batch
         normalization) are not compared: they differ under Horovod.
 
         Raises:
-            NotSynchronised: names the first parameter that differs, and the ranks that have another than rank
-            0.
+            NotSynchronised: names the first parameter that differs from rank 0's, and the ranks.
         """
         import zlib
 
@@ -333,7 +332,7 @@ class TrialWorld:
 
 
 def get_world() -> TrialWorld:
-    """Return this rank's world as it is now; works before `hvd.init()` too, and is no collective.
+    """Return this rank's current world; works before `hvd.init()` too, and is not a collective.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs.

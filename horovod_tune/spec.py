@@ -42,7 +42,7 @@ class TrialSpec:
     ``num_slots`` is ``None`` for all chips of a host.
 
     Raises:
-        SpecError: an argument has the wrong type, is out of bounds, or contradicts another.
+        SpecError: an argument has the wrong type, is out of bounds, or conflicts with another.
     """
 
     num_hosts: int | None = None
@@ -84,7 +84,7 @@ class TrialSpec:
         self._check_range()
 
     def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # it is frozen once it has been made
+        object.__setattr__(self, name, value)  # the dataclass is frozen
 
     def _set_hosts_and_slots(self) -> None:
         if self.tpu_type is not None:
@@ -105,8 +105,8 @@ class TrialSpec:
             )
         if self.num_slots is not None:
             raise SpecError(
-                "num_workers (a total) and num_slots (a number per host) contradict each other; give one of "
-                f"them, got num_workers={total} and num_slots={self.num_slots}"
+                "num_workers (a total) and num_slots (a number per host) are mutually exclusive, got "
+                f"num_workers={total} and num_slots={self.num_slots}"
             )
         if self.num_hosts is not None and total % self.num_hosts:
             raise SpecError(
@@ -141,7 +141,7 @@ class TrialSpec:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The number of ranks in each bundle: one a host, or one a rank where hosts do not matter."""
+        """The number of ranks in each bundle: one bundle per host, or one per rank if hosts do not matter."""
         if self.resized_slots is not None:
             return self.resized_slots
         if self.num_hosts is None:
@@ -161,14 +161,14 @@ class TrialSpec:
 
     @property
     def slot_resources(self) -> dict[str, float]:
-        """Return what one rank holds."""
+        """Return the resources of one rank."""
         resources = {"CPU": float(self.num_cpus_per_slot)}
         if self.use_gpu:
             resources["GPU"] = 1.0
         return resources
 
     def placement(self) -> Placement:
-        """Return the training actors' bundles: one a host, or one a rank where hosts do not matter.
+        """Return the training actors' bundles: one per host, or one per rank if hosts do not matter.
 
         >>> make_spec(num_hosts=2, num_slots=3).placement()
         Placement(bundles=({'CPU': 3.0}, {'CPU': 3.0}), strategy='STRICT_SPREAD')
@@ -183,7 +183,7 @@ class TrialSpec:
 
 
 def make_spec(*, num_cpus_per_worker: float | None = None, **arguments: Any) -> TrialSpec:
-    """Return the spec for arguments of `DistributedTrainableCreator`, an older name of one included.
+    """Return the spec for arguments of `DistributedTrainableCreator`, including an older name.
 
     Raises:
         SpecError: see TrialSpec.

@@ -150,9 +150,9 @@ class DistributedTrainable(FunctionTrainable):
         return metrics
 
     def resize(self, resources: PlacementGroupFactory) -> bool:
-        """Let the ranks become as many as ``resources`` hold, in this process; False if that cannot be.
+        """Change the number of ranks to what ``resources`` hold, in this process; False if impossible.
 
-        Ranks that stay keep their processes. It takes an elastic trial whose function has committed.
+        Remaining ranks keep their processes. Only for elastic trials whose function has committed.
         """
         if self._spec.num_hosts not in (None, 1):
             return False  # every host would have to keep as many ranks as the others
@@ -177,7 +177,7 @@ class DistributedTrainable(FunctionTrainable):
             self._last_training_result.metrics = result
 
     def save(self, checkpoint_dir: str | None = None) -> TrainingResult:
-        """Return a result with its checkpoint; store the trial's artifacts with it if Tune is asked to."""
+        """Return a result with its checkpoint; store the trial's artifacts with it if requested."""
         assert self._storage is not None
         if self._storage.sync_config.sync_artifacts_on_checkpoint:
             self._store_artifacts()
@@ -185,14 +185,14 @@ class DistributedTrainable(FunctionTrainable):
 
     # FunctionTrainable uses these two in its own way too: with a result instead of a directory.
     def save_checkpoint(self, checkpoint_dir: str = "") -> TrainingResult | None:  # type: ignore[override]
-        """Return the last report's checkpoint; where ranks only commit, one made of their last commit."""
+        """Return the last report's checkpoint, or one of the last commit if ranks only commit."""
         last = self._last_training_result
         if last is not None and last.checkpoint is None and not self._saves_itself:
             last.checkpoint = self._coordinator.store_commit(last.metrics)
         return last
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Let the trial start from a checkpoint that this host, or else the driver's, can read."""
+        """Make the trial start from a checkpoint that this host, or else the driver's, can read."""
         result = checkpoint_path
         if isinstance(result, str):
             result = ray.tune.Checkpoint.from_directory(result)
@@ -207,7 +207,7 @@ class DistributedTrainable(FunctionTrainable):
         self._coordinator.restore(self._restored_from)
 
     def reset(self, *args: Any, **keywords: Any) -> bool:
-        """Take the next trial, also where this process is in a directory that the one before has removed."""
+        """Take the next trial, even if the previous one has removed this process's working directory."""
         try:
             os.getcwd()
         except FileNotFoundError:
@@ -215,7 +215,7 @@ class DistributedTrainable(FunctionTrainable):
         return super().reset(*args, **keywords)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next trial on the same workers, or on new ones where these are not fit for it."""
+        """Take the next trial on the same workers, or on new ones if these cannot be reused."""
         self._coordinator.end_trial()
         self._store_artifacts()  # of a trial that was stopped
         if self._coordinator.replaced_because:
@@ -234,8 +234,7 @@ class DistributedTrainable(FunctionTrainable):
         self._store_artifacts()
 
     def _store_artifacts(self) -> None:
-        """Bring the files of the trial's working directory to its storage, with
-        SyncConfig(sync_artifacts=True).
+        """Store the files of the trial's working directory, with SyncConfig(sync_artifacts=True).
 
         Tune does this for its own functions. Files that cannot be stored are not a reason to fail a trial.
         """
@@ -248,7 +247,7 @@ class DistributedTrainable(FunctionTrainable):
 
 
 def patch_tune(reuse_workers: bool) -> None:
-    """Change Tune in this process, once, where it must do something else for distributed trials."""
+    """Apply the patches of Tune that distributed trials need to this process, once."""
     ray_compat.keep_longer_results()
     ray_compat.end_waits_of_paused_trials()
     ray_compat.write_down_ends_of_paused_trials()

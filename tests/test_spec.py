@@ -41,7 +41,7 @@ def test_a_total_on_named_hosts_is_split_evenly():
         ({"num_slots": 2.0}, ["num_slots", "integer", "2.0", "float"]),
         ({"num_hosts": True}, ["num_hosts", "integer", "True"]),
         ({"num_workers": -1}, ["num_workers", "at least 1", "-1"]),
-        ({"num_workers": 4, "num_slots": 2}, ["num_workers=4", "num_slots=2", "contradict"]),
+        ({"num_workers": 4, "num_slots": 2}, ["num_workers=4", "num_slots=2", "mutually exclusive"]),
         ({"num_workers": 3, "num_hosts": 2}, ["num_workers", "multiple of num_hosts (2)", "3"]),
         ({"num_cpus_per_slot": 1, "num_cpus_per_worker": 1}, ["num_cpus_per_slot", "num_cpus_per_worker"]),
         ({"num_cpus_per_slot": 0}, ["num_cpus_per_slot", "above 0", "0"]),

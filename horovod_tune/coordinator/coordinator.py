@@ -145,7 +145,7 @@ class Coordinator:
         self._start_s = round(time.monotonic() - asked, 4)
 
     def _world_facts(self) -> dict[str, Any]:
-        """Return what a result says of the world that it comes from."""
+        """Return the metrics that describe the world of a result."""
         hosts = self._group.hosts
         return {
             "world_size": len(hosts),
@@ -176,7 +176,7 @@ class Coordinator:
         return self._group.world.may_end_soon(node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
-        """Let the trial have as many ranks from its next commit on; False if it has to start again."""
+        """Change the number of ranks at the next commit; False if the trial must restart."""
         return self._started and self._group.world.resize(workers, resources)
 
     @property
@@ -196,10 +196,10 @@ class Coordinator:
         return checkpoint
 
     def _keep_logs(self, *, publish: bool = False, at_end: bool = False) -> None:
-        """Bring what the ranks have printed to the trial's storage.
+        """Store what the ranks have printed.
 
-        A log is never a reason to fail a trial, nor to hide why one failed: where the storage is full, cannot
-        be written to or is gone, that is told once a trial.
+        A log is never a reason to fail a trial, nor to hide why one failed: if the storage is full,
+        read-only or gone, one warning per trial is logged.
         """
         assert self._storage is not None
         chunks = self._group.take_logs()

@@ -1,7 +1,7 @@
 """Decides what becomes of a trial whose ranks are lost, join or leave. Pure: no Ray, no clock, no processes.
 
-A trial of fixed size is the policy that fails on the first loss. `world` describes the situation, and does
-what `decide` returns.
+A trial of fixed size is the policy that fails on the first loss. `world` describes the situation and carries
+out what `decide` returns.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known of a world when it is looked at.
+    """What is known of a world when it is checked.
 
     Args:
         members: workers that are not lost.

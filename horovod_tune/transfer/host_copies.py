@@ -23,7 +23,7 @@ from horovod_tune.files.directories import fingerprint
 from horovod_tune.messages import CheckpointPlace
 from horovod_tune.transfer import node_transfer
 
-# An end for a copy between hosts that share no file system, far above what a checkpoint takes.
+# A limit for a copy between hosts without a shared file system, far above what a checkpoint takes.
 TRANSFER_TIMEOUT_S = 6 * 3600.0
 LOOK_TIMEOUT_S = 60.0
 _of_thread = threading.local()
@@ -42,7 +42,7 @@ class Copy:
         if self._lock < 0 or os.getpid() != self._pid:
             return
         lock, self._lock = self._lock, -1
-        # Where this thread has the folder's lock, this is the garbage collector's call: the copy is left.
+        # If this thread has the folder's lock, the garbage collector called this: the copy is left.
         if not getattr(_of_thread, "holds_folder", False):
             with contextlib.suppress(FileNotFoundError), _one_at_a_time(self._path.parent):
                 _remove_if_free(self._path, lock)
@@ -65,7 +65,7 @@ class HostCopies:
     def folder(self) -> Path:
         if self._folder is None:
             private = ray_compat.private_directory()
-            # Without one, a process has its copies to itself.
+            # Without one, each process has copies of its own.
             self._folder = private / "checkpoints" if private else Path(tempfile.mkdtemp("_checkpoints"))
         return self._folder
 
@@ -94,7 +94,7 @@ class HostCopies:
                     return self._hold(path, lock)
 
     def join(self, path: Path, *, wait: bool = False) -> Copy | None:
-        """Hold a copy that is there; None if there is none."""
+        """Hold an existing copy; None if there is none."""
         try:
             lock = os.open(_lock_of(path), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -120,7 +120,7 @@ class HostCopies:
             copy.release()
 
     def remove_left(self) -> None:
-        """Remove copies whose last holder was killed, and what killed copying has left."""
+        """Remove copies whose last holder was killed, and partial ones."""
         if not self.folder.is_dir():
             return
         with _one_at_a_time(self.folder):
@@ -155,7 +155,7 @@ def _remove_if_free(path: Path, lock: int) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two that let go at once would each find the other still there."""
+    """Exclude other processes: two that release at once would each find the copy still held."""
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -195,7 +195,7 @@ def hold_copy(copies: HostCopies, place: CheckpointPlace) -> Copy:
 def open_checkpoint(place: CheckpointPlace, node_id: str, copies: HostCopies) -> Any:
     """Return ``place`` as a ``ray.tune.Checkpoint`` that a process on ``node_id`` can read.
 
-    A copy of this host is held as long as the object lives, until ``copies.release_all()`` at the latest.
+    A copy is held while the object lives, until ``copies.release_all()`` at the latest.
     """
     from ray.tune import Checkpoint
 

@@ -31,7 +31,7 @@ class WorkerActor(Protocol):
         """Return new messages, after ``wait_s`` seconds at the latest: the worker's heartbeat."""
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
-        """Let the reports up to ``index`` return on every rank of the worker."""
+        """Release the reports up to ``index`` on every rank of the worker."""
 
     def stop_training(self) -> None:
         """Make the current or next report unwind the training function."""
@@ -46,7 +46,7 @@ class WorkerActor(Protocol):
         """Return what the worker's rank has committed last; None if it has committed nothing."""
 
     def send_logs(self) -> None:
-        """Let `poll` answer now, with what each rank of the worker has printed, even if that is nothing."""
+        """Make `poll` answer now, with what each rank of the worker has printed, even if that is nothing."""
 
     def reset(self, join_s: float) -> ResetResult:
         """Wait ``join_s`` for the training function to end, then restore the process to a new one's state."""
@@ -88,12 +88,12 @@ class ElasticLauncher(Launcher, Protocol):
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Create the actor of a slot and return its handle, without waiting for it.
 
-        ``elsewhere``: not on the host that the slot has been on, which is about to go. ``again``: in place of
-        one that has died on its start, in the same group.
+        ``elsewhere``: not on the slot's previous host, which is draining. ``again``: instead of one that
+        died on its start, in the same group.
         """
 
     def abandon_world(self) -> None:
-        """Let ranks that are still on their way into the latest world give up at once: it lacks a rank."""
+        """Make ranks that are still entering the latest world abandon it at once: it lacks a rank."""
 
     def assign(
         self, workers: Sequence[Any], facts: Sequence[WorkerInfo], *, first_node: str | None = None

@@ -59,7 +59,7 @@ class TrialStorage:
         return None if here == there else driver
 
     def begin(self) -> None:
-        """Let what copies files to another node start, so that the first checkpoint need not wait for it."""
+        """Start what copies files to another node, so that the first checkpoint need not wait for it."""
         driver = ray_compat.driver_node_id() if self.is_local else None
         if driver is not None and driver != self._node_id:
             node_transfer.begin(driver)

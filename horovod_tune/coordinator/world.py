@@ -436,7 +436,7 @@ class World:
     # -- Others that join, and members that must leave.
 
     def _offer_change_if_due(self, are_ready: bool) -> None:
-        """Let the next commit end this world if others are ready to join, or some must leave.
+        """End this world at the next commit if others are ready to join, or some must leave.
 
         It is repeated, since ranks that have only just entered their world may not have received it.
         """
@@ -465,7 +465,7 @@ class World:
         return self.slots.may_end_soon(self.members, node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
-        """Let the trial have so many ranks from its next commit on; False if it has to start again instead.
+        """Change the number of ranks at the next commit; False if the trial must restart instead.
 
         ``resources`` is what its function sees then, as in `TrialRequest`.
         """

@@ -106,7 +106,7 @@ def _name_of_remote(remote: Any) -> str:
 
 def _refuse_tunes_parameters(func: Any, name: str) -> None:
     # Tune's references into the object store are made for its own pickling: a rank that asks for them waits
-    # for ever, or is no Ray worker at all.
+    # forever, or is no Ray worker at all.
     for cell in getattr(func, "__closure__", None) or ():
         try:
             kind = type(cell.cell_contents).__name__

@@ -35,8 +35,8 @@ class TuneReporterCallback(TrainerCallback):
 
     Args:
         checkpoint: whether the Trainer saves at each evaluation, and the checkpoint goes to the trial's
-            storage with the metrics. ``trainer.train(resume_from_checkpoint=get_checkpoint().path)`` goes on
-            from it.
+            storage with the metrics. ``trainer.train(resume_from_checkpoint=get_checkpoint().path)``
+            continues from it.
 
     Example:
         >>> def train(config):

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class PromotingASHA(TrialScheduler):
     """Asynchronous successive halving that promotes: a scheduler for Tune.
 
-    Every trial pauses after `grace_period`, `grace_period * reduction_factor`, ... and goes on from its
+    Every trial pauses after `grace_period`, `grace_period * reduction_factor`, ... and continues from its
     checkpoint once it is among the best `1 / reduction_factor` of all that have come so far (Li et al., 2020,
     "A System for Massively Parallel Hyperparameter Tuning"). Tune's `ASHAScheduler` decides once, when the
     trial gets there: it continues too many of the first trials, and ends those that later ones would show to

@@ -55,8 +55,8 @@ class Inactivity:
         """Take the activity so far; return whether the ranks have been inactive for the whole limit.
 
         Args:
-            listened_s: for how long the coordinator has listened since the last call. While Tune decides,
-                nobody listens, and ranks that wait for it have every right to.
+            listened_s: seconds that the coordinator has listened since the last call. While Tune decides, it
+                does not listen, and the ranks rightly wait.
         """
         before = self._before  # `restart` may come from another thread
         if before is None or self._has_moved(before, work, self._window_s + listened_s):

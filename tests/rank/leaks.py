@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copyreg
+import csv
 import ctypes
 import decimal
 import gc
@@ -30,6 +32,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
+
+
+class _OwnDict(dict):
+    """Like matplotlib's rcParams; and like Transformers' mappings, which import models when read."""
+
+    def values(self) -> Any:
+        raise AssertionError("read by its own method")
+
+
+yaml.SafeLoader.mine = _OwnDict(a=1)
+_OwnDict.__module__ = "yaml"
 
 LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a new environment variable": (
@@ -140,6 +154,54 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         torch.multiprocessing.get_sharing_strategy,
         lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
     ),
+    "a kernel library of torch": (
+        torch._C._get_nnpack_enabled,
+        lambda: torch.backends.nnpack.set_flags(False),
+    ),
+    "TorchScript's fusion": (lambda: _fusion(), lambda: torch.jit.set_fusion_strategy([("STATIC", 1)])),
+    "a default argument of torch's": (
+        lambda: torch.nn.BatchNorm2d.__init__.__defaults__,
+        lambda: setattr(torch.nn.BatchNorm2d.__init__, "__defaults__", (1e-3, 0.01, True, True, None, None)),
+    ),
+    "the code of a function of torch": (
+        lambda: torch.nn.functional.relu(torch.tensor(-1.0)).item(),
+        lambda: setattr(torch.nn.functional.relu, "__code__", (lambda input, inplace=False: input).__code__),
+    ),
+    "constants of a class of torch": (
+        lambda: len(torch.nn.Linear.__constants__),
+        lambda: torch.nn.Linear.__constants__.append("mine"),
+    ),
+    "NumPy's bit generator": (
+        lambda: type(np.random.get_bit_generator()).__name__,
+        lambda: np.random.set_bit_generator(np.random.PCG64(1)),
+    ),
+    "a dict subclass of a library": (
+        lambda: yaml.SafeLoader.mine["a"],
+        lambda: yaml.SafeLoader.mine.update(a=2),
+    ),
+    "callbacks of the garbage collector": (
+        lambda: len(gc.callbacks),
+        lambda: gc.callbacks.append(lambda *_: None),
+    ),
+    "decimal's default context": (
+        lambda: decimal.DefaultContext.prec,
+        lambda: setattr(decimal.DefaultContext, "prec", 4),
+    ),
+    "a dialect of csv": (csv.list_dialects, lambda: csv.register_dialect("mine", delimiter="|")),
+    "what copyreg pickles": (lambda: len(copyreg.dispatch_table), lambda: copyreg.pickle(range, repr)),
+    "json's encoder": (
+        lambda: json._default_encoder.indent,
+        lambda: setattr(json._default_encoder, "indent", 3),
+    ),
+    "the longest int in text": (sys.get_int_max_str_digits, lambda: sys.set_int_max_str_digits(0)),
+    "a profiling timer": (
+        lambda: signal.getitimer(signal.ITIMER_PROF)[0] > 0,
+        lambda: signal.setitimer(signal.ITIMER_PROF, 3600),
+    ),
+    "the name of the process": (
+        lambda: multiprocessing.current_process().name,
+        lambda: setattr(multiprocessing.current_process(), "name", "mine"),
+    ),
     "a patched method of torch": (
         lambda: torch.nn.Linear.forward.__module__,
         lambda: setattr(torch.nn.Linear, "forward", lambda self, x: x),
@@ -192,6 +254,12 @@ def _set_time_zone() -> None:
 def _other_locale() -> None:
     now = locale.setlocale(locale.LC_ALL)
     locale.setlocale(locale.LC_ALL, "C" if "UTF-8" in now else "C.UTF-8")
+
+
+def _fusion() -> Any:
+    now = torch.jit.set_fusion_strategy([])
+    torch.jit.set_fusion_strategy(now)
+    return now
 
 
 def _decimal() -> None:

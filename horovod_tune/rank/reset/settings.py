@@ -7,23 +7,32 @@ autocast, the default device, NumPy's error state, decimal's context) is new wit
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import decimal
 import functools
 import gc
 import locale
 import logging
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.managers  # registers what it pickles
 import os
 import random
+import re
 import resource
 import signal
 import socket
 import sys
 import threading
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
+
+import psutil
 
 _OF_LIBRARIES = ("os.environ", "warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
 
@@ -127,6 +136,13 @@ def _python_settings() -> Iterator[Setting]:
     yield Setting("the time zone", lambda: time.tzname, lambda _: time.tzset())
     yield Setting("the switch interval", sys.getswitchinterval)
     yield Setting("the recursion limit", sys.getrecursionlimit)
+    yield Setting("the longest int in text", sys.get_int_max_str_digits)
+    yield Setting("tracemalloc", tracemalloc.is_tracing, lambda _: tracemalloc.stop())
+    yield Setting("decimal's default context", lambda: repr(decimal.DefaultContext))
+    yield Setting("csv's settings", lambda: (csv.field_size_limit(), csv.list_dialects()))
+    yield Setting("NumPy's bit generator", _bit_generator)
+    yield _contents("gc.callbacks", gc.callbacks)
+    yield Setting("multiprocessing", _multiprocessing)
     yield Setting("threading.stack_size", threading.stack_size)
     yield Setting("the garbage collector", lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()))
     yield Setting("the locale", lambda: locale.setlocale(locale.LC_ALL))
@@ -136,10 +152,12 @@ def _python_settings() -> Iterator[Setting]:
         lambda: multiprocessing.get_start_method(allow_none=True),
         lambda value: multiprocessing.set_start_method(value, force=True),
     )
-    yield Setting("the alarm timer", lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0)
+    for name in ("ITIMER_REAL", "ITIMER_PROF", "ITIMER_VIRTUAL"):
+        yield Setting(name, functools.partial(_is_running, getattr(signal, name)))
     yield Setting("the CPUs of the process", lambda: os.sched_getaffinity(0))
     yield Setting("the priority", lambda: os.getpriority(os.PRIO_PROCESS, 0))
-    for name in ("RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_STACK"):
+    yield Setting("the I/O priority", psutil.Process().ionice)
+    for name in [each for each in dir(resource) if each.startswith("RLIMIT_")]:
         yield Setting(name, functools.partial(resource.getrlimit, getattr(resource, name)))
     yield Setting("signal handlers", _signal_masks)
 
@@ -170,17 +188,40 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
         yield _attribute(torch.backends.cudnn, name)
     yield _attribute(torch.backends.cuda.matmul, "allow_tf32")
     yield Setting("the number of torch's inter-op threads", torch.get_num_interop_threads)
-    yield Setting("torch.set_warn_always", torch.is_warn_always_enabled)
     yield Setting("torch's sharing strategy", torch.multiprocessing.get_sharing_strategy)
     yield Setting("torch's profiler", torch.autograd._profiler_enabled)
-    for name in ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled"):
-        yield Setting(name, getattr(torch.backends.cuda, name))
+    if torch.distributed.is_available():
+        read, write = torch.distributed.get_debug_level, torch.distributed.set_debug_level
+        yield Setting("torch.distributed's debug level", read, write)
+    yield Setting("TorchScript's fusion", lambda: _read_by_setting(torch))
+    # All others that torch's C++ code keeps: which kernels are used, for example.
+    for name in filter(_TORCHS_GETTERS.fullmatch, dir(torch._C)):
+        getter = getattr(torch._C, name)
+        with contextlib.suppress(Exception):  # any: it is not for this build, or takes arguments
+            if isinstance(getter(), bool | int | str | tuple | list) or name.endswith("_backend"):
+                yield Setting(f"torch._C.{name}()", getter)
     for name in [each for each in sys.modules if each.startswith("torch.backends.")]:
         module = sys.modules[name]
         for attribute, value in list(vars(type(module)).items()):
             # torch's kind of property: its value is in C.
             if type(value).__name__ == "ContextProp":
                 yield Setting(f"{name}.{attribute}", functools.partial(getattr, module, attribute))
+
+
+# Left out: constants, what belongs to a thread, and what CUDA would be started for.
+_TORCHS_GETTERS = re.compile(
+    r"_get_(?!all_|accelerator|max_|operator_|upgraders_|thread|DTensor|caught_|torch_function|tracing)\w+"
+    r"|_jit_(get_(?!all|custom|num)|can_fuse|texpr|llga)\w+|_is_(multithreading|view_replay|fwd_grad)_enabled"
+)
+
+
+def _read_by_setting(torch: Any) -> tuple[Any, ...]:
+    """Return what torch tells only when it is set."""
+    profiles = torch._C._jit_set_profiling_executor(True)
+    torch._C._jit_set_profiling_executor(profiles)
+    strategy = torch._C._jit_set_fusion_strategy([])
+    torch._C._jit_set_fusion_strategy(strategy)
+    return profiles, strategy
 
 
 def _rng_writer(torch: Any) -> Callable[[bytes], Any]:
@@ -200,6 +241,20 @@ def _write_environment(value: dict[str, str]) -> None:
     for name in set(os.environ) - set(value):
         del os.environ[name]
     os.environ.update(value)
+
+
+def _bit_generator() -> int:
+    return id(sys.modules["numpy"].random.mtrand._rand._bit_generator) if "numpy" in sys.modules else 0
+
+
+def _multiprocessing() -> tuple[Any, ...]:
+    process = multiprocessing.current_process()
+    server: Any = multiprocessing.forkserver._forkserver
+    return process.name, bytes(process.authkey), list(server._preload_modules)
+
+
+def _is_running(timer: int) -> bool:
+    return signal.getitimer(timer)[0] > 0
 
 
 def _working_directory() -> str:

@@ -8,8 +8,9 @@ back. Whatever else differs it returns: the process is then replaced.
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import sys
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -17,6 +18,22 @@ from typing import Any, NamedTuple
 # Of Ray, ours and what Ray talks with: they change all the time, and no training function sets them.
 UNWATCHED = {"ray", "horovod_tune", "google", "grpc", "msgpack", "psutil", "cloudpickle", "__main__"}
 UNWATCHED |= {"sympy", "mpmath"}
+# Tables of thousands of constants.
+UNWATCHED |= {"charset_normalizer", "wcwidth", "torchgen", "_ast"}
+# Containers of the standard library that programs register in or set. The others are mostly caches.
+_STANDARD: tuple[str, ...] = (
+    "calendar",
+    "copyreg",
+    "csv",
+    "gettext",
+    "json",
+    "mimetypes",
+    "shutil",
+    "urllib",
+)
+_STANDARD += ("multiprocessing.reduction",)
+# The modules with functions whose defaults, code or attributes programs change.
+_WITH_FUNCTIONS = ("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions", "horovod")
 # What libraries note down for themselves as they work; its loss or stay is not seen by a training function.
 # A name that is missing here costs new processes, not a wrong result.
 OWN_NOTES = {
@@ -30,6 +47,24 @@ _NO_SPACE = (*_PLAIN, FunctionType, BuiltinFunctionType, ModuleType, property, s
 _OPERATORS = ("OpOverload", "OpOverloadPacket", "ufunc", "_ArrayFunctionDispatcher", "Library", "Logger")
 # From a module to what a dict in one of its objects holds.
 _DEPTH = 2
+_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+# Whose classes only torch itself changes; they are a third of what a fresh worker has.
+_COMPILER: tuple[str, ...] = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch._higher_order_ops",
+    "torch.testing",
+)
+_COMPILER += (
+    "torch._refs",
+    "torch._numpy",
+    "torch._subclasses",
+    "torch.distributed.tensor",
+    "torch.utils._sympy",
+)
+# A container of more elements is a table of torch's or Python's own.
+_MOST = 1500
 _MISSING = object()
 
 
@@ -42,14 +77,13 @@ class _Space(NamedTuple):
     read: Callable[[], Iterable[Any]]
 
     def now(self) -> _Space:
-        keys = None if self.keys is None else list(_contents_of(self.owner))
+        keys = None if self.keys is None else list(_keys(_contents_of(self.owner)))
         return self._replace(keys=keys, values=list(self.read()))
 
     def all(self) -> list[Any]:
         """Return the elements, keys and values."""
-        if self.keys is None:
-            return list(self.owner)
-        return [*self.keys, *self.values]
+        elements = self.values[0] if issubclass(type(self.owner), set) else self.values
+        return [*(self.keys or ()), *elements]
 
     def items(self) -> dict[Any, Any]:
         return dict(zip(self.keys or (), self.values, strict=False))
@@ -60,6 +94,8 @@ class Watch:
 
     def __init__(self) -> None:
         self._spaces: dict[int, _Space] = {}
+        self._functions: dict[int, FunctionType] = {}
+        self._parts: list[tuple[Any, ...]] = []
         # What imports of libraries put into spaces that were there before.
         self.registered: list[Any] = []
 
@@ -75,24 +111,24 @@ class Watch:
             top = module.__name__.partition(".")[0]
             if top not in UNWATCHED:
                 self._add(module, module.__name__, top, _DEPTH)
+        self._parts += map(_PARTS, [*self._functions.values()][len(self._parts) :])
 
     def _add(self, owner: Any, name: str, top: str, depth: int) -> None:
-        contents = _contents_of(owner, top)
+        contents = _contents_of(owner, top, name)
         if id(owner) in self._spaces or contents is None:
             return
-        if isinstance(contents, list | set):
-            # A set's order is not that of its copy.
-            read = contents.copy if isinstance(contents, list) else lambda: (set(contents),)
-            space = _Space(name, owner, None, list(read()), read)
-        else:
-            space = _Space(name, owner, list(contents), list(contents.values()), contents.values)
-        self._spaces[id(owner)] = space
+        keys = None if isinstance(contents, list | set) else list(_keys(contents))
+        read = _reader(contents)
+        space = self._spaces[id(owner)] = _Space(name, owner, keys, list(read()), read)
+        for value in space.values:
+            if type(value) is FunctionType and str(value.__module__).startswith(_WITH_FUNCTIONS):
+                self._functions[id(value)] = value
         if depth == 0:
             return
         for key, value in zip(space.keys or range(len(space.values)), space.values, strict=True):
             is_pythons = isinstance(key, str) and (key.startswith("__") or key.endswith("member_map_"))
             # Not isinstance(): a proxy may raise when it is asked for its class.
-            if not issubclass(type(value), _NO_SPACE) and not is_pythons:
+            if not issubclass(type(value), _NO_SPACE) and (not is_pythons or key == "__constants__"):
                 self._add(value, f"{name}.{key}", top, depth - 1)
 
     def forget(self, modules: Iterable[Any]) -> None:
@@ -134,6 +170,11 @@ class Watch:
     def restore(self) -> list[str]:
         """Put back what can be; return what else was changed."""
         problems = []
+        earlier, self._parts = self._parts, list(map(_PARTS, self._functions.values()))
+        if earlier != self._parts:
+            all_three = zip(self._functions.values(), earlier, self._parts, strict=True)
+            changed = [function for function, before, now in all_three if before != now]
+            problems += [f"{each.__module__}.{each.__qualname__} was changed" for each in changed]
         for number, now in self.differing().items():
             known = self._spaces[number]
             if now.keys is None:
@@ -170,7 +211,7 @@ def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
     return True
 
 
-def _contents_of(owner: Any, top: str = "") -> Any:
+def _contents_of(owner: Any, top: str = "", name: str = "") -> Any:
     """Return the dict, list or set of what ``owner`` holds; None if it is not watched."""
     kind = type(owner)
     if issubclass(kind, ModuleType):
@@ -179,22 +220,39 @@ def _contents_of(owner: Any, top: str = "") -> Any:
         module = owner.__dict__.get("__module__")
         is_tops = isinstance(module, str) and _belongs(module, top)
         # torch.cuda.FloatTensor and some hundred like it, with hundreds of attributes each.
-        is_watched = is_tops and kind.__name__ != "tensortype"
+        is_watched = is_tops and kind.__name__ != "tensortype" and not name.startswith(_COMPILER)
         return vars(owner) if not top or is_watched else None
-    if top in sys.stdlib_module_names or top == "horovod" or owner is sys.modules:
-        # Python's are mostly caches: what matters of them is a setting. Horovod's are its world's.
-        return None
-    if kind in (dict, OrderedDict, defaultdict, list, set):
-        return owner
-    if top and (not _belongs(str(kind.__module__), top) or kind.__name__ in _OPERATORS):
+    if top == "horovod" or owner is sys.modules:
+        return None  # Horovod's are its world's
+    if top in sys.stdlib_module_names and not name.startswith(_STANDARD):
         return None
     if issubclass(kind, dict | list | set):
-        return None  # to read a subclass may run its code: that of Transformers imports every model
+        return None if top and len([*_reader(owner)()]) > _MOST else owner
+    if top and (not _belongs(str(kind.__module__), top) or kind.__name__ in _OPERATORS):
+        return None
     try:
         attributes = object.__getattribute__(owner, "__dict__")
     except Exception:  # any: classes decide themselves how they are asked
         return None
     return attributes if type(attributes) is dict else None
+
+
+def _keys(contents: Any) -> Any:
+    return dict.keys(contents) if isinstance(contents, dict) else contents.keys()
+
+
+def _reader(contents: Any) -> Callable[[], Any]:
+    """Return what reads ``contents`` by the built-in types' own methods.
+
+    Those of a subclass may do anything: Transformers' import every model.
+    """
+    if isinstance(contents, list):
+        return functools.partial(list.copy, contents)
+    if isinstance(contents, set):
+        return lambda: (set.copy(contents),)  # a set's order is not that of its copy
+    if isinstance(contents, dict):
+        return functools.partial(dict.values, contents)
+    return contents.values  # type: ignore[no-any-return]  # of a class
 
 
 def _belongs(module: str, top: str) -> bool:

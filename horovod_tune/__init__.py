@@ -14,9 +14,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from horovod_tune.elastic import commit, get_state
-from horovod_tune.session import get_checkpoint, get_world, report
-from horovod_tune.with_parameters import with_parameters
+from horovod_tune.function.with_parameters import with_parameters
+from horovod_tune.session.committed_state import commit, get_state
+from horovod_tune.session.session import get_checkpoint, get_world, report
 
 if TYPE_CHECKING:
     from horovod_tune.analysis import analyze

@@ -9,7 +9,7 @@ import ray
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.gloo import gloo_backend
-from horovod_tune.spec import TrialSpec
+from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.xla import xla_backend
 
 

@@ -15,10 +15,10 @@ from horovod_tune.backends import placement_of, require_installed
 from horovod_tune.function.driver_slips import refuse_launcher
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
+from horovod_tune.function.with_parameters import parameters_of
 from horovod_tune.run_settings import settings_for
-from horovod_tune.spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
+from horovod_tune.spec.trial_spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
 from horovod_tune.trainable import DistributedTrainable, is_distributed, patch_tune, wants_reuse
-from horovod_tune.with_parameters import parameters_of
 
 
 def DistributedTrainableCreator(

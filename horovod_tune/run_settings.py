@@ -16,9 +16,9 @@ from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
 
 from horovod_tune import ray_compat
+from horovod_tune.analysis.experiment_metadata import space_metadata, write_metadata
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError
-from horovod_tune.experiment_metadata import space_metadata, write_metadata
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
 from horovod_tune.function.variables import find_unpicklable
 

@@ -24,13 +24,13 @@ from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import OutsideTune, SpecError, TrainingFailed, TrainingFunctionError
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
+from horovod_tune.function.with_parameters import ShippedParameters
 from horovod_tune.messages import TrialRequest
-from horovod_tune.placement import fits
 from horovod_tune.ray_compat.preemption import HostPreempted
 from horovod_tune.ray_compat.training_result import TrainingResult
-from horovod_tune.resizing import request_for, resized, resized_request
-from horovod_tune.spec import TrialSpec
-from horovod_tune.with_parameters import ShippedParameters
+from horovod_tune.spec.placement import fits
+from horovod_tune.spec.resizing import request_for, resized, resized_request
+from horovod_tune.spec.trial_spec import TrialSpec
 
 logger = logging.getLogger(__name__)
 

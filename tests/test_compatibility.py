@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from horovod_tune import compatibility
-from horovod_tune.compatibility import Part, Patch, part
+from horovod_tune.ray_compat import compatibility
+from horovod_tune.ray_compat.compatibility import Part, Patch, part
 
 HERE = __name__
 

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from horovod_tune import error_text
+from horovod_tune import errors as error_text
 
 
 def test_a_huge_message_is_cut_with_its_two_ends_and_the_chain_around_it_kept():

@@ -3,8 +3,8 @@
 import pytest
 
 from horovod_tune.errors import ResourcesUnavailable
-from horovod_tune.placement import check_fits
-from horovod_tune.spec import make_spec
+from horovod_tune.spec.placement import check_fits
+from horovod_tune.spec.trial_spec import make_spec
 
 
 def test_a_trial_that_can_never_fit_is_an_error_that_says_both_sides():

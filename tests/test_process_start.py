@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from horovod_tune.coordinator.actor_processes import end_processes
-from horovod_tune.process_start import process_start
+from horovod_tune.files.process_start import process_start
 
 
 @pytest.fixture

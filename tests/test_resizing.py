@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from horovod_tune.errors import SpecError
-from horovod_tune.resizing import resized
-from horovod_tune.spec import make_spec
+from horovod_tune.spec.resizing import resized
+from horovod_tune.spec.trial_spec import make_spec
 
 
 @pytest.mark.parametrize(

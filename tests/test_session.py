@@ -16,13 +16,13 @@ import ray.tune
 import torch
 
 import horovod_tune
-from horovod_tune import session as session_module
 from horovod_tune.channel.packing import pack, unpack
 from horovod_tune.errors import MetricsError, NotInTraining
 from horovod_tune.messages import CheckpointPlace, Report, TrialRequest, World
 from horovod_tune.ray_compat import tune_session
-from horovod_tune.reported_values import MAX_DEPTH, plain_metrics
-from horovod_tune.session import Session, StopTraining
+from horovod_tune.session import session as session_module
+from horovod_tune.session.reported_values import MAX_DEPTH, plain_metrics
+from horovod_tune.session.session import Session, StopTraining
 
 
 def make_session(rank=0):

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from horovod_tune.errors import SpecError
-from horovod_tune.placement import Placement
-from horovod_tune.spec import make_spec
+from horovod_tune.spec.placement import Placement
+from horovod_tune.spec.trial_spec import make_spec
 
 
 def test_the_default_is_one_rank():

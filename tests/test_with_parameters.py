@@ -15,7 +15,7 @@ import torch
 import horovod_tune
 from horovod_tune import DistributedTrainableCreator, with_parameters
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
-from horovod_tune.with_parameters import load_values, pack_values, parameters_of
+from horovod_tune.function.with_parameters import load_values, pack_values, parameters_of
 
 pytestmark = pytest.mark.processes
 

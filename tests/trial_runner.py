@@ -19,7 +19,7 @@ from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function import shipping
 from horovod_tune.gloo.gloo_launcher import GlooLauncher
 from horovod_tune.messages import TrialRequest
-from horovod_tune.spec import make_spec
+from horovod_tune.spec.trial_spec import make_spec
 
 
 class LogsInMemory:

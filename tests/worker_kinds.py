@@ -15,7 +15,7 @@ import ray
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
-from horovod_tune.spec import make_spec
+from horovod_tune.spec.trial_spec import make_spec
 
 NEEDS = {"gloo": "horovod", "plain": "torch", "torch_xla": "torch_xla"}
 # torch_xla's CPU device is one.

@@ -55,7 +55,7 @@ TRICKS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "channel": ("horovod_tune.channel.listener", reports_through_ray),
     "early_reset": ("horovod_tune.coordinator.worker_group", reset_when_next_trial_comes),
     "idle_processes": ("horovod_tune.ray_compat.patches.idle_processes", new_actor_processes),
-    "warm_workers": ("horovod_tune.spec", new_workers),
+    "warm_workers": ("horovod_tune.spec.trial_spec", new_workers),
 }
 
 

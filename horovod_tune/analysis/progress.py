@@ -12,6 +12,7 @@ from typing import Any
 
 from ray.tune import Callback
 
+from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen, searched_for
 from horovod_tune.analysis.printable import one_line, printable
 from horovod_tune.analysis.report.run_facts import duration
@@ -19,7 +20,6 @@ from horovod_tune.analysis.scoring import is_better, value_of
 from horovod_tune.analysis.sparkline import sparkline
 from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
-from horovod_tune.experiment_metadata import write_metadata
 
 _ROWS = 16  # running trials in the live table; the others are counted
 # New best values, and the summary, are printed at most this often: short trials have many of both.

@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import WorkerInfo
-from horovod_tune.process_start import process_start
 
 # How long a killed actor's process may take to be gone before it is killed by its pid.
 GONE_S = 3.0

@@ -19,7 +19,7 @@ from horovod_tune.coordinator.host_slots import write_slots
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
-from horovod_tune.session import COMMIT_FILE
+from horovod_tune.session.session import COMMIT_FILE
 
 if TYPE_CHECKING:
     from ray.tune import Checkpoint

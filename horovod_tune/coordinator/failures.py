@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from horovod_tune.error_text import encodable
+from horovod_tune.errors import encodable
 from horovod_tune.messages import Failed, FailureKind
 
 _CONSEQUENCES = (FailureKind.DISCONNECTED,)

@@ -18,7 +18,7 @@ from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import WorkerInfo
-from horovod_tune.spec import START_S_PER_WORKER, start_timeout_s
+from horovod_tune.spec.trial_spec import START_S_PER_WORKER, start_timeout_s
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from horovod_tune import error_text, ray_compat
+from horovod_tune import errors as error_text
+from horovod_tune import ray_compat
 from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.events import EventQueue
@@ -38,7 +39,7 @@ from horovod_tune.coordinator.slots import Slots
 from horovod_tune.coordinator.workers import Worker, call_all, end_workers
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, Failed, FailureKind, NeedsWorld, TrialRequest
-from horovod_tune.spec import PROCESS_START_FACTOR, start_timeout_s
+from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
 # From how many bytes on a request goes to each host once, through Ray's object store, not to each worker.
 SHARED_REQUEST_BYTES = 1_000_000

@@ -13,8 +13,8 @@ from horovod_tune.best_effort import best_effort_callback
 from horovod_tune.doctor.nodes import check
 from horovod_tune.errors import PreflightFailed, ResourcesUnavailable
 from horovod_tune.function.shipping import ShippedFunction
-from horovod_tune.placement import Placement, fits_one_node
-from horovod_tune.spec import TrialSpec
+from horovod_tune.spec.placement import Placement, fits_one_node
+from horovod_tune.spec.trial_spec import TrialSpec
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 from horovod_tune.errors import OutsideTune, TrainingFunctionError
 from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import parts_of
-from horovod_tune.outside_training import RANK_VARIABLE
+from horovod_tune.session.outside_training import RANK_VARIABLE
 
 # The number of processes, as horovodrun, Open MPI (mpirun, horovodrun --mpi) and torchrun set it.
 _SIZES = {"HOROVOD_SIZE": "horovodrun", "OMPI_COMM_WORLD_SIZE": "mpirun", "TORCHELASTIC_RUN_ID": "torchrun"}

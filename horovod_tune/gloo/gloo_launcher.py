@@ -16,7 +16,7 @@ from horovod_tune.gloo import ranks
 from horovod_tune.gloo.rendezvous import Rendezvous
 from horovod_tune.gloo.training_actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.messages import Assignment, WorkerInfo
-from horovod_tune.spec import TrialSpec
+from horovod_tune.spec.trial_spec import TrialSpec
 
 # How long ranks of an elastic trial wait for a peer that does not respond.
 ELASTIC_GLOO_S = 20.0

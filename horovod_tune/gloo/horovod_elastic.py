@@ -19,9 +19,9 @@ from typing import Any
 
 import cloudpickle
 
-from horovod_tune import session
-from horovod_tune.compatibility import Patch, part
 from horovod_tune.errors import NotElastic
+from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.session import session
 
 logger = logging.getLogger(__name__)
 

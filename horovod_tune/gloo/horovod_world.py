@@ -20,9 +20,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from horovod_tune.compatibility import Patch, part
 from horovod_tune.gloo import sockets
 from horovod_tune.rank.reset.settings import horovod_settings
+from horovod_tune.ray_compat.compatibility import Patch, part
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")

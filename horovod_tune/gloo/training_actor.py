@@ -21,7 +21,7 @@ import ray
 
 from horovod_tune import ray_compat
 from horovod_tune.channel.report_channel import RankChannel
-from horovod_tune.elastic import CommittedState
+from horovod_tune.files.process_start import process_start
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.gloo.horovod_world import HorovodWorld, is_call_before_init, is_collective_error
 from horovod_tune.gloo.output_reader import OutputReader, missing_ranks
@@ -39,12 +39,12 @@ from horovod_tune.messages import (
     WorkerInfo,
     World,
 )
-from horovod_tune.process_start import process_start
 from horovod_tune.rank.allocator import keep_freed_memory
 from horovod_tune.rank.exit_handlers import end_process
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.rank.training import Training
-from horovod_tune.session import Session
+from horovod_tune.session.committed_state import CommittedState
+from horovod_tune.session.session import Session
 from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
 
 if TYPE_CHECKING:

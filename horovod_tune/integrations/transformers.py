@@ -6,9 +6,9 @@ import logging
 import os
 from typing import Any
 
-from horovod_tune import session
 from horovod_tune.errors import NotSynchronised
-from horovod_tune.outside_training import refuse_below_a_rank
+from horovod_tune.session import session
+from horovod_tune.session.outside_training import refuse_below_a_rank
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

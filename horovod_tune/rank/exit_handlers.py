@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune import session
-from horovod_tune.session import Session
+from horovod_tune.session import session
+from horovod_tune.session.session import Session
 
 _real_register, _real_unregister = atexit.register, atexit.unregister
 # Top-level packages that were there before the first trial: they outlive every trial, and so do what they

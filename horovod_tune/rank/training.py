@@ -12,14 +12,15 @@ from typing import Any
 
 import cloudpickle
 
-from horovod_tune import ray_compat, session
-from horovod_tune.elastic import WorldChanges
-from horovod_tune.error_text import encodable, traceback_text
+from horovod_tune import ray_compat
+from horovod_tune.errors import encodable, traceback_text
+from horovod_tune.function.with_parameters import forget
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialRequest
 from horovod_tune.rank import exit_handlers
 from horovod_tune.rank.advice import advice_on
-from horovod_tune.session import Session, StopTraining
-from horovod_tune.with_parameters import forget
+from horovod_tune.session import session
+from horovod_tune.session.committed_state import WorldChanges
+from horovod_tune.session.session import Session, StopTraining
 
 # How a function fails where another rank is the cause.
 _LOSSES = (FailureKind.DISCONNECTED, FailureKind.STALLED)

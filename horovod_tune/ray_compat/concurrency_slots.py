@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from horovod_tune.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part
 
 _LIMITERS = Patch(
     "concurrency slots of paused trials",

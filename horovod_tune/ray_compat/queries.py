@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from horovod_tune.compatibility import Patch, part
-from horovod_tune.placement import Placement, check_fits
+from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.spec.placement import Placement, check_fits
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod_tune.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part
 
 _SCHEDULES = Patch(
     "schedules",

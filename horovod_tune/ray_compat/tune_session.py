@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import ray
 
-from horovod_tune.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part
 from horovod_tune.ray_compat.patches.idle_processes import LIGHTNING_VARIABLE
-from horovod_tune.reported_values import merge_metrics
-from horovod_tune.session import Session, current
+from horovod_tune.session.reported_values import merge_metrics
+from horovod_tune.session.session import Session, current
 
 _SESSION_MODULE = "ray.train._internal.session"
 _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from horovod_tune.errors import MetricsError, SpecError
-from horovod_tune.resizing import request_for, resized, with_workers
-from horovod_tune.spec import TrialSpec
+from horovod_tune.spec.resizing import request_for, resized, with_workers
+from horovod_tune.spec.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory

@@ -19,6 +19,7 @@ from typing import Any
 import cloudpickle
 import ray
 
+from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
     Assignment,
     CheckpointPlace,
@@ -34,7 +35,6 @@ from horovod_tune.messages import (
     WorkerInfo,
     World,
 )
-from horovod_tune.process_start import process_start
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.xla.answers import Answers
 from horovod_tune.xla.checkpoint_cache import CheckpointCache

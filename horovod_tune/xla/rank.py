@@ -19,11 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from horovod_tune import session
 from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.report_channel import place_of
 from horovod_tune.channel.schema import HOST_MESSAGES
-from horovod_tune.error_text import encodable
+from horovod_tune.errors import encodable
+from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
     CheckpointPlace,
     Failed,
@@ -35,11 +35,11 @@ from horovod_tune.messages import (
     TrialRequest,
     World,
 )
-from horovod_tune.process_start import process_start
 from horovod_tune.rank import training
 from horovod_tune.rank.streams import flush_streams
 from horovod_tune.rank.training import Training
-from horovod_tune.session import Session
+from horovod_tune.session import session
+from horovod_tune.session.session import Session
 from horovod_tune.transfer.host_copies import HostCopies, open_copy
 from horovod_tune.xla.inactivity import StackDump
 from horovod_tune.xla.lifetime import die_with_parent

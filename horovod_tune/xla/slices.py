@@ -13,9 +13,9 @@ from typing import Any
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
 from horovod_tune.messages import WorkerInfo
-from horovod_tune.placement import Placement
-from horovod_tune.spec import TrialSpec
-from horovod_tune.tpu_types import generation_of, shape_of
+from horovod_tune.spec.placement import Placement
+from horovod_tune.spec.tpu_types import generation_of, shape_of
+from horovod_tune.spec.trial_spec import TrialSpec
 
 # What Ray lets one actor ask for: TPU_VALID_CHIP_OPTIONS.
 CHIP_COUNTS = (1, 2, 4, 8)
@@ -74,7 +74,7 @@ def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
     The other hosts of a slice are asked for when it is known which slice it is (`rest_of_slice`): a
     placement group cannot say "hosts of the same slice".
 
-    >>> from horovod_tune.spec import make_spec
+    >>> from horovod_tune.spec.trial_spec import make_spec
     >>> slice = [TpuHost("a", 4, "s", 0, "v4-16"), TpuHost("b", 4, "s", 1, "v4-16")]
     >>> tpu_placement(make_spec(use_tpu=True, num_hosts=2), slice).bundles
     ({'CPU': 4.0, 'TPU': 4.0, 'TPU-v4-16-head': 1.0},)

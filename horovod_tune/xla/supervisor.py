@@ -21,7 +21,7 @@ import psutil
 from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.schema import RANK_MESSAGES
-from horovod_tune.process_start import process_start
+from horovod_tune.files.process_start import process_start
 from horovod_tune.xla.inactivity import Activity
 from horovod_tune.xla.lifetime import describe_exit, first_to_die
 from horovod_tune.xla.rank_process import RankProcess, family_cpu_s, last_output

@@ -12,12 +12,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from horovod_tune import error_text
+from horovod_tune import errors as error_text
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, WorkerInfo
-from horovod_tune.placement import Placement
-from horovod_tune.spec import TrialSpec
+from horovod_tune.spec.placement import Placement
+from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.xla import slices, topology
 from horovod_tune.xla.host_actor import METHODS_AT_ONCE, HostActor
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals

@@ -58,7 +58,7 @@ def own_workers(ray_session: Any, kind: str, tmp_path: Path) -> Iterator[Callabl
 
 def note_rank(config: dict[str, Any]) -> None:
     """Write down who this rank is. What a rank other than 0 knows, reaches the test through its file."""
-    from horovod_tune import session
+    from horovod_tune.session import session
 
     live = session.current()
     assert live is not None
@@ -72,7 +72,7 @@ def noted(directory: Path) -> dict[int, dict[str, Any]]:
 
 
 def rank_here() -> int:
-    from horovod_tune import session
+    from horovod_tune.session import session
 
     live = session.current()
     assert live is not None

@@ -11,7 +11,7 @@ from fake_workers import ORDER, TIMEOUT_S, Clock, FakeActor, Group, error_of, fa
 from horovod_tune.channel.framing import frame
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import FailureKind, Finished, LogChunk, NeedsWorld, Report
-from horovod_tune.spec import PROCESS_START_FACTOR, start_timeout_s
+from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
 LOST = "HorovodInternalError: connection closed"
 

@@ -10,8 +10,8 @@ from horovod_tune import ray_compat
 from horovod_tune.doctor import Finding, Report, preflight
 from horovod_tune.doctor.preflight import Preflight
 from horovod_tune.errors import PreflightFailed
-from horovod_tune.placement import Placement
-from horovod_tune.spec import TrialSpec, make_spec
+from horovod_tune.spec.placement import Placement
+from horovod_tune.spec.trial_spec import TrialSpec, make_spec
 
 
 class Shipped:

@@ -13,7 +13,7 @@ import ray
 from horovod_tune.gloo.gloo_launcher import GlooLauncher
 from horovod_tune.gloo.training_actor import TrainingActor
 from horovod_tune.messages import Assignment, WorkerInfo
-from horovod_tune.spec import make_spec
+from horovod_tune.spec.trial_spec import make_spec
 
 INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
 

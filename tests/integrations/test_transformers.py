@@ -61,8 +61,9 @@ def make_trainer(max_steps: int, checkpoint: bool, *, use_cpu: bool = False) -> 
 def train(config: dict[str, Any]) -> None:
     import os
 
-    from horovod_tune import get_checkpoint, session
+    from horovod_tune import get_checkpoint
     from horovod_tune.integrations.transformers import distribute
+    from horovod_tune.session import session
 
     if config["count_processes"]:
         # As any script that `accelerate launch` or torchrun starts: RANK and its friends join the ranks.

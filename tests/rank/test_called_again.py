@@ -10,11 +10,11 @@ import cloudpickle
 import pytest
 
 from horovod_tune import commit, report
-from horovod_tune.elastic import CommittedState
 from horovod_tune.errors import NotInitialized
 from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, Report, TrialRequest, World
 from horovod_tune.rank.training import Training
-from horovod_tune.session import Session, WorldBroken
+from horovod_tune.session.committed_state import CommittedState
+from horovod_tune.session.session import Session, WorldBroken
 
 
 class Stalled(Exception):

@@ -15,7 +15,7 @@ import pytest
 
 from horovod_tune.messages import Failed, FailureKind, Finished, TrialRequest, World
 from horovod_tune.rank import exit_handlers, training
-from horovod_tune.session import Session
+from horovod_tune.session.session import Session
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -13,12 +13,12 @@ import pytest
 from ray import tune
 
 import horovod_tune
-from horovod_tune import session
 from horovod_tune.errors import NotInTraining
+from horovod_tune.function.with_parameters import pack_values, provided
 from horovod_tune.messages import FailureKind, Finished, Report, TrialRequest, World
 from horovod_tune.rank.training import Training
-from horovod_tune.session import Session
-from horovod_tune.with_parameters import pack_values, provided
+from horovod_tune.session import session
+from horovod_tune.session.session import Session
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

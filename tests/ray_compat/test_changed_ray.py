@@ -16,7 +16,8 @@ import pytest
 
 import horovod_tune.gloo.horovod_elastic
 import horovod_tune.gloo.horovod_world
-from horovod_tune import compatibility, ray_compat
+from horovod_tune import ray_compat
+from horovod_tune.ray_compat import compatibility
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from horovod_tune.errors import MetricsError, SpecError
-from horovod_tune.resizing import request_for, with_workers
 from horovod_tune.search import DistributeByGlobalBatch, DistributeByNoiseScale, worker_allocation
 from horovod_tune.search.worker_allocation import Demand, share_out
-from horovod_tune.spec import TrialSpec, make_spec
+from horovod_tune.spec.resizing import request_for, with_workers
+from horovod_tune.spec.trial_spec import TrialSpec, make_spec
 
 
 def test_the_noisy_trial_gets_the_free_workers() -> None:

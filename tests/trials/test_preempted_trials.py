@@ -14,7 +14,7 @@ import pytest
 from sessions import drain_node, simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
-from horovod_tune.session import COMMIT_FILE
+from horovod_tune.session.session import COMMIT_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 

@@ -287,7 +287,7 @@ def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(clus
     from horovod_tune.coordinator.worker_group import WorkerGroup
     from horovod_tune.gloo.gloo_launcher import GlooLauncher
     from horovod_tune.messages import Report, TrialRequest
-    from horovod_tune.spec import make_spec
+    from horovod_tune.spec.trial_spec import make_spec
 
     spec = make_spec(num_hosts=2, num_slots=2)
     placement = spec.placement()

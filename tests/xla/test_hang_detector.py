@@ -112,7 +112,7 @@ def workers(ray_session: Any, request: pytest.FixtureRequest, tmp_path: Path) ->
 
 
 def rank_here() -> int:
-    from horovod_tune import session
+    from horovod_tune.session import session
 
     live = session.current()
     assert live is not None

@@ -27,10 +27,10 @@ import horovod_tune
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function.shipping import ShippedFunction
-from horovod_tune.placement import Placement
-from horovod_tune.spec import make_spec
+from horovod_tune.function.with_parameters import parameters_of, with_parameters
+from horovod_tune.spec.placement import Placement
+from horovod_tune.spec.trial_spec import make_spec
 from horovod_tune.trainable import DistributedTrainable
-from horovod_tune.with_parameters import parameters_of, with_parameters
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 

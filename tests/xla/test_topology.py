@@ -9,8 +9,8 @@ import pytest
 
 from horovod_tune.errors import ResourcesUnavailable, SpecError, StartFailed
 from horovod_tune.messages import WorkerInfo
-from horovod_tune.spec import make_spec
-from horovod_tune.tpu_types import shape_of
+from horovod_tune.spec.tpu_types import shape_of
+from horovod_tune.spec.trial_spec import make_spec
 from horovod_tune.xla import slices, topology
 from horovod_tune.xla.runtime import Ordinals
 from horovod_tune.xla.slices import TpuHost

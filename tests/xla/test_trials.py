@@ -16,7 +16,7 @@ from xla_processes import rank_processes, see_them_gone
 
 import horovod_tune
 from horovod_tune import DistributedTrainableCreator
-from horovod_tune.with_parameters import with_parameters
+from horovod_tune.function.with_parameters import with_parameters
 
 pytest.importorskip("torch_xla")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from horovod_tune.analysis.experiment_metadata import METADATA_PREFIX, METADATA_SUFFIX
 from horovod_tune.analysis.reader.folders import Entry, Folder
 from horovod_tune.analysis.reader.metadata import Metadata, run_metadata, searcher_metadata
 from horovod_tune.analysis.reader.plain_values import read_json
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 from horovod_tune.analysis.reader.runs import Run
-from horovod_tune.experiment_metadata import METADATA_PREFIX, METADATA_SUFFIX
 
 _SEARCHER = "searcher-state-*"
 _LARGEST = 64 * 2**20

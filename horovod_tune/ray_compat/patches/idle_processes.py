@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part
 
 _PATCH = Patch(
     "idle processes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from horovod_tune.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _STOPS = Patch(

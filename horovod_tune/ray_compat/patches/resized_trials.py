@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part
 
 _SCHEDULER = "ray.tune.schedulers:ResourceChangingScheduler"
 _TRIAL = "ray.tune.experiment:Trial"

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from horovod_tune.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part
 
 _PATCH = Patch(
     "result files",

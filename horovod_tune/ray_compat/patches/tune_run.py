@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from horovod_tune.compatibility import Patch, part
 from horovod_tune.errors import HorovodTuneError, MetricNotReported, TrainingFailed
+from horovod_tune.ray_compat.compatibility import Patch, part
 
 logger = logging.getLogger(__name__)
 

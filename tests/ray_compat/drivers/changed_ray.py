@@ -84,7 +84,8 @@ def main() -> None:
     import ray
     from ray import tune
 
-    from horovod_tune import DistributedTrainableCreator, compatibility
+    from horovod_tune import DistributedTrainableCreator
+    from horovod_tune.ray_compat import compatibility
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     analysis = tune.run(

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from horovod_tune import compatibility, ray_compat
-from horovod_tune.ray_compat import patches
+from horovod_tune import ray_compat
+from horovod_tune.ray_compat import compatibility, patches
 from horovod_tune.ray_compat.patches.tune_run import metric_and_mode
 
 

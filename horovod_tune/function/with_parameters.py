@@ -20,7 +20,7 @@ import cloudpickle
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
 from horovod_tune.function.training_function import function_name, unwrapped
 from horovod_tune.function.variables import find_unpicklable, type_name
-from horovod_tune.session import Session, current
+from horovod_tune.session.session import Session, current
 
 
 class ShippedParameters:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from horovod_tune.errors import SpecError
-from horovod_tune.placement import Placement
-from horovod_tune.spec import TrialSpec
+from horovod_tune.spec.placement import Placement
+from horovod_tune.spec.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory
@@ -27,7 +27,7 @@ def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpe
         SpecError: the bundles are not those of a whole number of ranks, or of more or fewer than the trial
             may have.
 
-    >>> from horovod_tune.spec import make_spec
+    >>> from horovod_tune.spec.trial_spec import make_spec
     >>> resized(make_spec(num_slots=2), [{"CPU": 4.0}]).world_size
     4
     >>> resized(make_spec(num_slots=2), [{"CPU": 2.0}, {"CPU": 1.0}]).slots
@@ -67,7 +67,7 @@ def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpe
 def with_workers(spec: TrialSpec, workers: int) -> TrialSpec:
     """Return the spec of a trial with as many ranks, on as many hosts as it has.
 
-    >>> from horovod_tune.spec import make_spec
+    >>> from horovod_tune.spec.trial_spec import make_spec
     >>> with_workers(make_spec(num_hosts=2, num_slots=1), 4).slots
     (2, 2)
     """

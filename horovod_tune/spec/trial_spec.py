@@ -9,8 +9,8 @@ from numbers import Real
 from typing import Any
 
 from horovod_tune.errors import SpecError
-from horovod_tune.placement import Placement
-from horovod_tune.tpu_types import shape_of
+from horovod_tune.spec.placement import Placement
+from horovod_tune.spec.tpu_types import shape_of
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STALL_TIMEOUT_S = 1800.0

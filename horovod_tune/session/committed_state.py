@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import cloudpickle
 
 from horovod_tune.errors import HorovodTuneError, NotInitialized, NotInTraining
-from horovod_tune.outside_training import refuse_below_a_rank
-from horovod_tune.session import Session, current
+from horovod_tune.session.outside_training import refuse_below_a_rank
+from horovod_tune.session.session import Session, current
 
 
 class WorldChanges(BaseException):

@@ -13,16 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from horovod_tune.error_text import encodable
-from horovod_tune.errors import MetricsError, NotElastic, NotInTraining, NotSynchronised
+from horovod_tune.errors import MetricsError, NotElastic, NotInTraining, NotSynchronised, encodable
 from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialRequest, World
-from horovod_tune.outside_training import (
+from horovod_tune.session.outside_training import (
     RANK_VARIABLE,
     is_plain_tune_function,
     of_another_process,
     refuse_below_a_rank,
 )
-from horovod_tune.reported_values import checkpoint_path, merge_metrics, plain_metrics
+from horovod_tune.session.reported_values import checkpoint_path, merge_metrics, plain_metrics
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,1 @@
+"""What a training function calls: `report()`, checkpoints, commits."""

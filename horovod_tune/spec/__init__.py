@@ -1,0 +1,1 @@
+"""What one trial asks for, validated once."""

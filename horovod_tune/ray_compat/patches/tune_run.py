@@ -77,7 +77,11 @@ _ERRORS = Patch(
 _METRICS = Patch(
     "missing metrics",
     "the error of a metric that no trial reports is Ray's, with the whole result",
-    (part(f"{_CONTROLLER}._validate_result_metrics", "self", "result", uses="_metric"),),
+    (
+        part(f"{_CONTROLLER}._validate_result_metrics", "self", "result", uses="_metric"),
+        part("ray.tune.registry:get_trainable_cls", "trainable_name"),
+        part("ray.tune.result:AUTO_RESULT_KEYS"),
+    ),
 )
 _KNOW_RUN = ("ray.tune.tune", "ray.tune", "ray.tune.impl.tuner_internal")
 

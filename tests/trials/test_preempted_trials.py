@@ -64,7 +64,9 @@ def train(config: dict[str, Any]) -> None:
         if epoch == 3 and hvd.rank() == hvd.size() - 1 and not marker.exists():  # it may be done again
             marker.write_text(node)
             drain_this_node()
-        drained = hvd.broadcast_object(marker.read_text() if marker.exists() else None, hvd.size() - 1)
+        mine = marker.read_text() if marker.exists() else None
+        # Named: Horovod names it by the object's type, and None is another one.
+        drained = hvd.broadcast_object(mine, hvd.size() - 1, name="drained")
         state = {"epoch": epoch, "sum": state["sum"] + mean}
         is_away = drained is not None and drained not in nodes
         report(epoch=epoch, sum=state["sum"], size=hvd.size(), pid=os.getpid(), is_away=is_away)

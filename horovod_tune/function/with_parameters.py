@@ -89,7 +89,7 @@ class _Slot:
 def with_parameters(func: Callable[..., Any], **parameters: Any) -> Callable[[dict[str, Any]], Any]:
     """Bind large objects (a model, a data set) to ``func(config, **parameters)``; returns ``bound(config)``.
 
-    In place of ``ray.tune.with_parameters``, whose objects only a Ray worker can fetch: the ranks of a TPU
+    Instead of ``ray.tune.with_parameters``, whose objects only a Ray worker can fetch: the ranks of a TPU
     trial are none. There, the tensors of a ``parameters`` value are one memory for all ranks of a host: a
     model made in the notebook is not copied per rank. A rank that changes a tensor changes its own pages
     only, and the next trial finds the values that were given.

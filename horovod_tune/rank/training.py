@@ -30,6 +30,8 @@ _LOSSES = (FailureKind.DISCONNECTED, FailureKind.STALLED)
 # and that it has failed: the other ranks have lost this one meanwhile and must not be taken for the cause.
 EXIT_S = 30.0
 FAILED_EXIT_S = 1.0
+# How many of a hung function's innermost calls are in the error.
+STACK_FRAMES = 50
 
 
 class Training:
@@ -78,7 +80,7 @@ class Training:
         frame = sys._current_frames().get(self.thread.ident or 0)
         lines = traceback.extract_stack(frame) if frame is not None else []
         ours = [number for number, line in enumerate(lines) if line.filename == __file__]
-        return "".join(traceback.format_list(lines[ours[-1] + 1 :] if ours else []))
+        return "".join(traceback.format_list(lines[ours[-1] + 1 :][-STACK_FRAMES:] if ours else []))
 
     def _run(self) -> None:
         ending: Message

@@ -450,7 +450,7 @@ def _fit_states(saved: Mapping[str, Sequence[Any]]) -> dict[str, FitState]:
 
 
 def _seeding(searcher: Any, tag: str) -> AbstractContextManager[None]:
-    """Return in what Tune draws what stands beside a search: each trial of one with a seed has its own."""
+    """Return a context in which Tune draws `tune.sample_from`, seeded if the search is."""
     if not isinstance(searcher, BayesOptSearch):
         return nullcontext()
     return seeded(int(np.random.SeedSequence([searcher._seed, *tag.encode()]).generate_state(1)[0]))

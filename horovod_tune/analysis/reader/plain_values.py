@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 DEEPEST = 32
-# In place of what Tune could only write as a pickle.
+# Instead of what Tune could only write as a pickle.
 OBJECT = "<object>"
 _MOST = 20_000
 _LONGEST = 200_000

@@ -16,7 +16,7 @@ from horovod_tune.ray_compat.compatibility import Patch, part
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _PATCH = Patch(
     "drawn values",
-    "what tune.sample_from draws beside a search with a seed is another value in each run",
+    "tune.sample_from draws other values in each run, also if the search has a seed",
     (
         part(f"{_CONTROLLER}.add_trial", "self", "trial", uses="resolve_config_placeholders"),
         part(_CONTROLLER, uses="_search_alg"),

@@ -83,7 +83,7 @@ _BOUNDS = (FloatParameter, IntParameter, CategoricalParameter)
 def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Tune space for what a user gives: a Tune space, `pbounds`, or one with some of both.
 
-    Beside Tune domains a tuple `(low, high)` of numbers is a range, as in Ray's BayesOptSearch; every other
+    Besides Tune domains a tuple `(low, high)` of numbers is a range, as in Ray's BayesOptSearch; every other
     value is a constant.
 
     >>> sorted(from_mixed({"a": Float(5, 6).uniform(), "b": (8, 9), "c": 3}))

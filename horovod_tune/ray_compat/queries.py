@@ -42,6 +42,8 @@ _GROWTH = Patch(
     (
         part("ray._private.ray_constants:DEBUG_AUTOSCALING_STATUS"),
         part("ray.experimental.internal_kv:_internal_kv_get", "key", "namespace"),
+        part("ray._private.worker:_global_node"),
+        part("ray._private.node:Node.is_head"),
     ),
 )
 _FUNCTION_SIZE = Patch(
@@ -136,9 +138,10 @@ def cluster_can_grow() -> bool:
     """Return True if an autoscaler may add nodes: then today's nodes do not limit what can ever fit.
 
     Ray has no question for that. Under an autoscaler of the second version nodes carry their type as a label,
-    the head of `ray up` from the start; one of the first publishes the types of its nodes. A head without a
-    cluster file has a monitor too, which calls its nodes ``node_`` and their id; the provider ``local`` has
-    the machines that its file names and no more.
+    the head of `ray up` from the start; one of the first publishes the types of its nodes, and which are on
+    their way. A head without a cluster file has a monitor too, which calls its nodes ``node_`` and their id;
+    the provider ``local`` has the machines that its file names and no more, but `ray up` returns before they
+    are there. A head that has just started has not published anything yet.
     """
     if not _GROWTH.fits:
         return True
@@ -148,8 +151,19 @@ def cluster_can_grow() -> bool:
 
     types = {node.get("Labels", {}).get("ray.io/node-group") for node in ray.nodes() if node["Alive"]}
     status = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or b"{}")
-    types.update((status.get("autoscaler_report") or {}).get("active_nodes") or {})
+    report = status.get("autoscaler_report") or {}
+    if report.get("pending_nodes") or report.get("pending_launches"):
+        return True
+    if not report and not _started_by_this_process():
+        return True
+    types.update(report.get("active_nodes") or {})
     return any(name and name != "local.cluster.node" and not name.startswith("node_") for name in types)
+
+
+def _started_by_this_process() -> bool:
+    from ray._private import worker
+
+    return worker._global_node is not None and worker._global_node.is_head()
 
 
 def most_bytes_of_a_function() -> float:

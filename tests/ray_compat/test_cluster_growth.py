@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import ray
 
 from horovod_tune.ray_compat.queries import cluster_can_grow
+
+
+@pytest.fixture(autouse=True)
+def head_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray._private.worker._global_node", SimpleNamespace(is_head=lambda: True))
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, status: str | None) -> None:
@@ -43,3 +49,28 @@ def test_an_autoscaler_that_has_not_reported_yet_is_none(monkeypatch: pytest.Mon
     report = json.dumps({"autoscaler_report": None})
     publish(monkeypatch, report)
     assert not cluster_can_grow()
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {
+            "active_nodes": {"local.cluster.node": 1},
+            "pending_nodes": [["10.0.0.12", "local.cluster.node", "setting-up"]],
+        },
+        {"active_nodes": {"local.cluster.node": 1}, "pending_launches": {"local.cluster.node": 2}},
+    ],
+)
+def test_nodes_on_their_way_are_growth(report: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {}}])
+    publish(monkeypatch, json.dumps({"autoscaler_report": report}))
+    assert cluster_can_grow()
+
+
+def test_a_cluster_that_another_process_started_may_grow_until_it_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ray._private.worker._global_node", SimpleNamespace(is_head=lambda: False))
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {}}])
+    publish(monkeypatch, None)
+    assert cluster_can_grow()

@@ -235,6 +235,7 @@ def test_a_stall_is_named_behind_its_warnings_and_a_rank_that_never_stops_printi
         report(step=0)
 
         def chat():
+            sys.stderr.write("1: [chatter.that.looks.like.a.rank]\n" * 600_000)  # more than a log holds
             while True:
                 sys.stderr.write("1: [chatter.that.looks.like.a.rank]\n" * 2000)
                 time.sleep(0.05)

@@ -1,6 +1,6 @@
 # Sourced by .ci/run: runs make targets one after the other, and tells at the end what failed and what was left out.
 
-begin_by_s=3900 # no step begins later,
+begin_by_s=4600 # no step begins later,
 end_by_s=5280   # and none goes on longer, so that all ends within 90 minutes
 cpus=$(env -u OMP_NUM_THREADS nproc) # nproc counts OpenMP's threads where their number is set
 logs=$(mktemp -d)

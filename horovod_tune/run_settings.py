@@ -114,7 +114,7 @@ def settings_for(
                 yield changed
         except Exception as error:
             if isinstance(error.__context__, MetricNotReported):  # within a TuneError with its traceback
-                raise error.__context__ from None
+                raise error.__context__.with_traceback(None) from None
             _name_unpicklable_value(config, error)
             raise
 

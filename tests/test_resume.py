@@ -61,7 +61,14 @@ def bucket() -> Iterator[str]:
         server.stop()
 
 
-@pytest.mark.parametrize("query", ["endpoint_override=http://{}", "endpoint_override={}&scheme=http", None])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "endpoint_override=http://{}",
+        pytest.param("endpoint_override={}&scheme=http", marks=pytest.mark.slow),
+        pytest.param(None, marks=pytest.mark.slow),
+    ],
+)
 def test_an_experiment_is_found_again_at_a_uri(
     bucket: str, ray_session: Any, tmp_path: Path, query: str | None
 ) -> None:

@@ -91,6 +91,7 @@ def fails(config):
     raise ValueError("on purpose")
 
 
+@pytest.mark.slow
 def test_a_search_without_output_prints_nothing_of_a_failure_either(
     ray_session, new_output, tmp_path, capsys
 ):
@@ -99,6 +100,7 @@ def test_a_search_without_output_prints_nothing_of_a_failure_either(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_tuner_prints_as_little_and_the_next_search_of_another_kind_as_ever(
     ray_session, new_output, tmp_path, capsys
 ):
@@ -115,6 +117,7 @@ def test_a_tuner_prints_as_little_and_the_next_search_of_another_kind_as_ever(
     assert "View detailed results here" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_tune_prints_on_request_is_tunes_own(ray_session, new_output, tmp_path, capsys):
     tune.run(
         DistributedTrainableCreator(lambda config: {"loss": 1.0}),
@@ -137,6 +140,7 @@ def test_a_config_that_cannot_be_sent_is_named(ray_session, tmp_path):
         tune.run(trainable, config=config, storage_path=str(tmp_path), verbose=0)
 
 
+@pytest.mark.slow
 def test_a_function_that_never_reports_is_warned_of_once(ray_session, tmp_path, caplog):
     trainable = DistributedTrainableCreator(lambda config: None, num_slots=1)
     results = tune.run(trainable, num_samples=2, storage_path=str(tmp_path), verbose=0)

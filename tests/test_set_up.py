@@ -38,12 +38,14 @@ def test_a_second_call_sets_up_nothing_again(tmp_path: Path, filled: list[Path])
     assert filled == [tmp_path / "venv"]
 
 
+@pytest.mark.slow
 def test_another_torch_choice_sets_up_again(tmp_path: Path, filled: list[Path]) -> None:
     set_up.set_up(MAIN, tmp_path / "venv", {})
     set_up.set_up(MAIN, tmp_path / "venv", {"TORCH": "pip"})
     assert len(filled) == 2
 
 
+@pytest.mark.slow
 def test_an_interrupted_set_up_is_repeated_from_an_empty_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: list[Path]
 ) -> None:

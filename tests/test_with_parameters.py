@@ -70,6 +70,7 @@ def test_parameters_are_found_below_partial() -> None:
     assert parameters_of(train) is None
 
 
+@pytest.mark.slow
 def test_a_function_of_tunes_own_with_parameters_is_refused_with_the_cure(ray_session: Any) -> None:
     from ray import tune
 

@@ -15,6 +15,7 @@ from horovod_tune.analysis import ProgressCallback, analyze, series
 pytestmark = pytest.mark.usefixtures("ray_session")
 
 
+@pytest.mark.slow
 def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run, tmp_path):
     def train(config):
         import horovod.torch as hvd

@@ -163,6 +163,7 @@ def test_limits_that_nothing_keeps_or_nobody_reported_are_said():
         _ = unknown.best_trial
 
 
+@pytest.mark.slow
 def test_the_report_has_a_section_on_several_metrics(tmp_path):
     text = render(with_latency(), pareto=AIMS)
     assert (

@@ -267,6 +267,7 @@ def test_the_callback_travels_as_tune_pickles_it():
     assert copied._stream is None
 
 
+@pytest.mark.slow
 def test_a_real_search_tells_its_progress_in_plain_lines_beside_tunes_reporter(searches):
     folder, said, _ = searches
     lines = said.splitlines()

@@ -118,8 +118,7 @@ def keep_screenshot(browser: Any, name: str) -> bytes:
     return picture
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)], ids=["wide, light", "narrow, dark"])
 def test_every_chart_is_drawn_and_nothing_overflows(opened, width, dark):
     browser = opened(made_experiment(10), width=width, dark=dark)
     marks = drawn(browser)
@@ -132,6 +131,7 @@ def test_every_chart_is_drawn_and_nothing_overflows(opened, width, dark):
     assert len(keep_screenshot(browser, f"{width}-{'dark' if dark else 'light'}")) > 10_000
 
 
+@pytest.mark.slow
 def test_five_thousand_trials_are_drawn(opened):
     browser = opened(made_experiment(5000))
     assert all(drawn(browser))
@@ -181,6 +181,7 @@ def test_hostile_names_and_values_are_text(opened):
     assert complaints(browser) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_odd_values_are_drawn_without_complaint(opened, tmp_path, seed):
     browser = opened(analyze(odd_experiment(tmp_path, seed), metric="loss", mode="min"))
@@ -190,12 +191,14 @@ def test_odd_values_are_drawn_without_complaint(opened, tmp_path, seed):
     keep_screenshot(browser, f"odd-{seed}")
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched(opened):
     browser = opened(made_experiment(10))
     fetched = browser.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
     assert fetched == []
 
 
+@pytest.mark.slow
 def test_it_prints_in_light_on_paper(opened, tmp_path):
     browser = opened(made_experiment(60), dark=True)
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]

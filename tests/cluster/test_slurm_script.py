@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SBATCH = Path(__file__).resolve().parents[2] / "cluster" / "slurm.sbatch"
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 SRUN = """
 trap 'exit 0' TERM
@@ -48,7 +48,7 @@ def commands(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("announces", [True, False])
 @pytest.mark.parametrize("resumes", [True, False])
-@pytest.mark.parametrize("slowly", [False, True])
+@pytest.mark.parametrize("slowly", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
     tmp_path: Path, commands: Path, announces: bool, resumes: bool, slowly: bool
 ) -> None:

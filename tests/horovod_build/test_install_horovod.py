@@ -113,6 +113,7 @@ def test_a_source_that_the_patches_do_not_fit_is_an_error_before_anything_is_com
         install_horovod(request(tmp_path, source=other))
 
 
+@pytest.mark.slow
 def test_an_ended_build_ends_its_compilers_and_is_simply_run_again(tmp_path: Path) -> None:
     slow = source_archive(tmp_path, "import time; time.sleep(120)")
     command = [sys.executable, "-m", "horovod_tune.cli", "install-horovod", "--no-install"]

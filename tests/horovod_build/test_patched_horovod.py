@@ -161,6 +161,7 @@ def worlds() -> dict[str, World]:
     return dict(zip(CONNECTED, run_worlds(*CONNECTED, program=WORK), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", CONNECTED)
 def test_every_group_is_connected_once(worlds: dict[str, World], hosts: str) -> None:
     scopes = worlds[hosts].scopes

@@ -38,6 +38,7 @@ def test_the_moments_are_unbiased_for_passes_of_any_sizes(sizes: list[int]) -> N
     assert np.all(np.abs(moments.mean(0) - [SQUARED_GRADIENT, TRACE]) < 4 * errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[8, 8], [4, 12, 16]])
 @pytest.mark.parametrize("decay", [0.9, 0.99])
 def test_the_truth_is_in_the_interval_as_often_as_it_says(sizes: list[int], decay: float) -> None:

@@ -117,6 +117,7 @@ def test_an_optimiser_that_does_not_average_is_refused(ranks) -> None:
     assert ranks[1]["refusals"]["plain"] == message
 
 
+@pytest.mark.slow
 def test_one_training_through_worlds_of_3_2_and_3_ranks_is_that_of_one_rank(changing) -> None:
     """20 samples a step, 40 after the growth: no world divides them into equal passes."""
     reference = changing[0]["alone"]

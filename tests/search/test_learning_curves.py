@@ -325,6 +325,7 @@ def test_a_saved_search_says_how_unfinished_trials_are_expected_to_go_on(mode: s
     assert np.mean(inside) >= 0.65 and np.mean(nearer) >= 0.9
 
 
+@pytest.mark.slow
 def test_asking_what_is_expected_changes_no_suggestion(tmp_path: Path) -> None:
     class Asked(BayesOptSearch):
         def on_trial_result(self, trial_id: str, result: Any) -> None:
@@ -398,6 +399,7 @@ COURSES: dict[str, Callable[[int], float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("course", COURSES)
 def test_curves_of_any_course_lead_to_the_best(course: str, mode: str) -> None:
@@ -420,6 +422,7 @@ def test_curves_of_any_course_lead_to_the_best(course: str, mode: str) -> None:
 
 
 # At the rungs, a curve that goes up and down looks like noise.
+@pytest.mark.slow
 @pytest.mark.parametrize("course", [name for name in COURSES if name != "up and down"])
 def test_curves_of_any_course_lead_to_the_best_where_many_are_stopped(course: str) -> None:
     def curve(config: dict[str, Any]) -> list[float]:
@@ -429,6 +432,7 @@ def test_curves_of_any_course_lead_to_the_best_where_many_are_stopped(course: st
     assert sum(distance(config) < 0.01 for config in found[-15:]) >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "last"),
     [(range(9, 0, -1), None), (range(1, 10), 1), (range(1, 10), 5)],

@@ -54,6 +54,7 @@ def narrow(config: dict[str, float]) -> dict[str, float]:
     return {"accuracy": 0.6 * x + 0.4 * y, "latency_ms": 5 * np.exp(2.2 * x * x + y)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", [1, 4])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_best_within_a_limit_is_found(seed: int, in_flight: int) -> None:
@@ -86,6 +87,7 @@ def trade_off(config: dict[str, float]) -> dict[str, float]:
     return {"first": config["x"], "second": g * (1 - (config["x"] / g) ** 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", [1, 4])
 def test_the_front_of_two_metrics_is_found(in_flight: int) -> None:
     def volume(results: list[dict[str, float]]) -> float:
@@ -107,6 +109,7 @@ def test_a_front_within_a_limit() -> None:
     assert sum(result["memory"] >= 4 for _, result in late) >= 8
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_metric_itself_and_three_metrics() -> None:
     def outcome(config: dict[str, float]) -> dict[str, float]:
         return {**trade_off(config), "third": abs(config["x"] - config["y"])}

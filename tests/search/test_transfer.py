@@ -58,6 +58,7 @@ def test_a_related_experiment_saves_trials() -> None:
     assert np.median(ours) < 0.02 and np.median(ours) < 0.2 * np.median(anew)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("misleading", [elsewhere, lambda config: -valley(config)])
 def test_a_misleading_experiment_does_no_harm_beyond_the_first_trials(misleading: Loss) -> None:
     ours = [min(losses(searcher(results_of(misleading, seed=s), s), 18)) for s in range(5)]

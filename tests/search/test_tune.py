@@ -109,6 +109,7 @@ def plain_train(config: dict[str, Any]) -> None:
     tune.report({METRIC: loss(config)})
 
 
+@pytest.mark.slow
 def test_tuner_restore_continues_the_model(ray_session: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """A search whose driver died at the 3rd trial continues as the one whose driver did not."""
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
@@ -163,6 +164,7 @@ def test_what_sample_from_draws_beside_the_search_follows_its_seed(ray_session: 
     assert drawn(restored.fit()) == first
 
 
+@pytest.mark.slow
 def test_a_front_within_a_limit_under_asha(ray_session: Any, tmp_path: Path) -> None:
     def train(config: dict[str, float]) -> None:
         first, second = config["x"], (1 - config["x"] ** 2) * (1 + config["y"])

@@ -36,15 +36,25 @@ def train(config):
             report(loss=config["x"] / step, step=step, ranks=ranks, checkpoint=folder)
 
 
-@pytest.mark.contract
 @pytest.mark.parametrize(
     "scheduler",
     [
-        HyperBandScheduler(max_t=STEPS, reduction_factor=2),
-        ResourceChangingScheduler(ASHAScheduler(max_t=STEPS, grace_period=2)),
-        ResourceChangingScheduler(HyperBandScheduler(max_t=STEPS, reduction_factor=2)),
+        pytest.param(
+            HyperBandScheduler(max_t=STEPS, reduction_factor=2),
+            marks=pytest.mark.contract,
+            id="trials that pause",
+        ),
+        pytest.param(
+            ResourceChangingScheduler(ASHAScheduler(max_t=STEPS, grace_period=2)),
+            marks=pytest.mark.slow,
+            id="trials that get more CPUs",
+        ),
+        pytest.param(
+            ResourceChangingScheduler(HyperBandScheduler(max_t=STEPS, reduction_factor=2)),
+            marks=pytest.mark.slow,
+            id="trials that do both",
+        ),
     ],
-    ids=["trials that pause", "trials that get more CPUs", "trials that do both"],
 )
 def test_trials_go_on_where_they_were(tune_run, scheduler):
     from ray import tune

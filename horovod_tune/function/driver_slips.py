@@ -10,7 +10,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
-from horovod_tune.errors import OutsideTune, TrainingFunctionError
+from horovod_tune.errors import OutsideTune, SerializationError
 from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import parts_of
 from horovod_tune.session.outside_training import RANK_VARIABLE
@@ -52,10 +52,10 @@ def warn_of_horovod_in_driver() -> None:
 
 
 def refuse_horovod_of_driver(function: Any) -> None:
-    """Raise TrainingFunctionError if the function uses a `DistributedOptimizer` that the driver has made."""
+    """Raise SerializationError if the function uses a `DistributedOptimizer` that the driver has made."""
     for where, value in _parts(function):
         if type(value).__module__ == "horovod.torch.optimizer":
-            raise TrainingFunctionError(
+            raise SerializationError(
                 f"{function_name(function)} uses a hvd.DistributedOptimizer that was made outside of "
                 f"it ({where}), "
                 "where Horovod has no ranks. Make the model and the optimizer in the function, after "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class HorovodTuneError(Exception):
@@ -101,6 +101,15 @@ def shorten(text: str, limit: int) -> str:
 def traceback_text(pieces: Sequence[str]) -> str:
     """Return a traceback in one text: each exception's message, and the whole, no longer than is read."""
     return shorten("".join(shorten(piece, MAX_TEXT) for piece in pieces), MAX_TRACEBACK)
+
+
+def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from or while handling; ``raise e from e`` is a cycle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def encodable(text: str) -> str:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from horovod_tune.errors import exception_chain
 from horovod_tune.gloo import sockets
 from horovod_tune.rank.reset.settings import horovod_settings
 from horovod_tune.ray_compat.compatibility import Patch, part
@@ -332,10 +333,7 @@ def is_collective_error(error: BaseException) -> bool:
     internal = sys.modules.get("horovod.common.exceptions")
     names = ("HorovodInternalError", "HostsUpdatedInterrupt")
     kinds = tuple(getattr(internal, name) for name in names if hasattr(internal, name))
-    chain: BaseException | None = error
-    while chain is not None:
-        if kinds and isinstance(chain, kinds):
-            return True
-        chain = chain.__cause__ or chain.__context__
+    if any(isinstance(each, kinds) for each in exception_chain(error)):
+        return True
     # hvd.init() that cannot reach the others raises a plain ValueError.
     return isinstance(error, ValueError) and "Horovod initialization failed" in str(error)

@@ -6,7 +6,8 @@ import argparse
 import os
 import pickle
 import traceback
-from collections.abc import Iterator
+
+from horovod_tune.errors import exception_chain
 
 
 def advice_on(error: BaseException) -> str:
@@ -23,7 +24,7 @@ def advice_on(error: BaseException) -> str:
             f"\nThe training function called sys.exit({error.code!r}), which ends no trial as a success. "
             "To end one early, return from the function.\n"
         )
-    for each in _chain(error):
+    for each in exception_chain(error):
         if isinstance(each, FileNotFoundError):
             return _advice_on_missing_file(each)
         if isinstance(each, ValueError) and "signal only works in main thread" in str(each):
@@ -53,15 +54,6 @@ def _is_about_main(text: str) -> bool:
 
 def _comes_from(error: BaseException, file: str) -> bool:
     return any(frame.f_code.co_filename == file for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Give the error, and those that it was raised from or while handling."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _advice_on_missing_file(error: FileNotFoundError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
@@ -98,9 +99,11 @@ class Training:
             ending = Stopped(self.session.world.rank)
         except BaseException as error:
             # The coordinator raises it. SystemExit too: a function that exits has not finished its training.
-            kind, more = self._describe_failure(error)
-            text = encodable(_own_traceback(error) + more + advice_on(error))
-            ending = Failed(self.session.world.rank, self._host, kind, text)
+            kind, text = FailureKind.RAISED, _own_traceback(error)
+            with contextlib.suppress(Exception):  # of the user's own error: its __str__ may raise
+                kind, more = self._describe_failure(error)
+                text += more + advice_on(error)
+            ending = Failed(self.session.world.rank, self._host, kind, encodable(text))
         sending = _Once(self._send, ending)
         bound = threading.Timer(FAILED_EXIT_S if isinstance(ending, Failed) else EXIT_S, sending)
         bound.daemon = True

@@ -11,6 +11,7 @@ import pytest
 
 from horovod_tune import commit, report
 from horovod_tune.errors import NotInitialized
+from horovod_tune.gloo.horovod_world import is_collective_error
 from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, Report, TrialRequest, World
 from horovod_tune.rank.training import Training
 from horovod_tune.session.committed_state import CommittedState
@@ -22,6 +23,7 @@ class Stalled(Exception):
 
 
 def describe_failure(error: BaseException) -> tuple[FailureKind, str]:
+    assert not is_collective_error(error)  # of a cause that is its own it has to find an end
     if isinstance(error, Stalled):
         return FailureKind.STALLED, "Missing ranks: 1"
     return FailureKind.DISCONNECTED if isinstance(error, WorldBroken) else FailureKind.RAISED, ""
@@ -169,6 +171,27 @@ def test_the_text_of_an_error_can_be_encoded_whatever_it_holds(run: Any) -> None
     assert left.error == r"WorldBrokenOverBadName: a rank is gone: caf\udce9.txt"
     left, _ = run(Breaks(keep, error=StalledOverBadName), is_elastic=True)
     assert r"caf\udce9.txt" in left.stalled and left.stalled.encode()
+
+
+def without_text() -> None:
+    class WithoutText(ValueError):
+        def __str__(self) -> str:
+            raise AttributeError("no text")
+
+    raise WithoutText
+
+
+def from_itself() -> None:
+    try:
+        raise OSError("a file is gone")
+    except OSError as error:
+        raise error from error
+
+
+@pytest.mark.parametrize("fail", [without_text, from_itself])
+def test_how_it_ended_is_sent_whatever_it_raises(run: Any, fail: Any) -> None:
+    (ending,) = run(Breaks(fail), is_elastic=False)
+    assert isinstance(ending, Failed) and f"in {fail.__name__}" in ending.traceback
 
 
 @pytest.mark.parametrize(("call", "name"), [(CommittedState.get, "get_state"), (keep_in, "commit")])

@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo
 import yaml
 
 
@@ -162,6 +163,14 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a default argument of torch's": (
         lambda: torch.nn.BatchNorm2d.__init__.__defaults__,
         lambda: setattr(torch.nn.BatchNorm2d.__init__, "__defaults__", (1e-3, 0.01, True, True, None, None)),
+    ),
+    "a keyword's default of torch's": (
+        lambda: torch.optim.SGD.__init__.__kwdefaults__["maximize"],
+        lambda: torch.optim.SGD.__init__.__kwdefaults__.update(maximize=True),
+    ),
+    "a setting of torch's compiler": (
+        lambda: torch._dynamo.config.suppress_errors,
+        lambda: setattr(torch._dynamo.config, "suppress_errors", True),
     ),
     "the code of a function of torch": (
         lambda: torch.nn.functional.relu(torch.tensor(-1.0)).item(),

@@ -44,7 +44,7 @@ class Baseline:
         gc.disable()
         self._watch = Watch()
         self._imports = Imports(self._watch, self._settings)
-        self._watch.add_all()
+        self._watch.add(list(sys.modules.values()))
         if was_on:
             gc.enable()
         self._horovod = horovod_settings()

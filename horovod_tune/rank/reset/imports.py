@@ -122,7 +122,7 @@ class Imports:
             del sys.modules[name]
         self._before |= {name: module for name, module in new.items() if name not in forgotten}
         self._packages |= stay
-        self._watch.forget(module for name, module in new.items() if name in forgotten)
+        self._watch.forget({_top(name) for name in forgotten})
         if forgotten:
             linecache.checkcache()
         self._installed.clear()

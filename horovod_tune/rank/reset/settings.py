@@ -104,17 +104,8 @@ def reseed() -> None:
 
 
 # Where a rank is in its world; ours, and others in each world of an elastic trial.
-_PLACE = (
-    "RANK",
-    "SIZE",
-    "LOCAL_RANK",
-    "LOCAL_SIZE",
-    "CROSS_RANK",
-    "CROSS_SIZE",
-    "HOSTNAME",
-    "GLOO_RENDEZVOUS_ADDR",
-    "GLOO_IFACE",
-)
+_PLACE = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
+_PLACE |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
 
 
 def horovod_settings() -> set[tuple[str, str]]:
@@ -131,35 +122,38 @@ def _python_settings() -> Iterator[Setting]:
     for name in ("stdin", "stdout", "stderr"):
         yield _attribute(sys, name)
     yield _contents("warnings.filters", warnings.filters)
+    yield _contents("gc.callbacks", gc.callbacks)
     yield Setting("logging", _logging, _write_logging)
     yield Setting("the umask", _umask, os.umask)
     yield Setting("the time zone", lambda: time.tzname, lambda _: time.tzset())
-    yield Setting("the switch interval", sys.getswitchinterval)
-    yield Setting("the recursion limit", sys.getrecursionlimit)
-    yield Setting("the longest int in text", sys.get_int_max_str_digits)
     yield Setting("tracemalloc", tracemalloc.is_tracing, lambda _: tracemalloc.stop())
-    yield Setting("decimal's default context", lambda: repr(decimal.DefaultContext))
-    yield Setting("csv's settings", lambda: (csv.field_size_limit(), csv.list_dialects()))
-    yield Setting("NumPy's bit generator", _bit_generator)
-    yield _contents("gc.callbacks", gc.callbacks)
-    yield Setting("multiprocessing", _multiprocessing)
-    yield Setting("threading.stack_size", threading.stack_size)
-    yield Setting("the garbage collector", lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()))
-    yield Setting("the locale", lambda: locale.setlocale(locale.LC_ALL))
-    yield Setting("the default socket timeout", socket.getdefaulttimeout)
     yield Setting(
         "the start method of multiprocessing",
         lambda: multiprocessing.get_start_method(allow_none=True),
         lambda value: multiprocessing.set_start_method(value, force=True),
     )
+    only_read: dict[str, Callable[[], Any]] = {
+        "the switch interval": sys.getswitchinterval,
+        "the recursion limit": sys.getrecursionlimit,
+        "the longest int in text": sys.get_int_max_str_digits,
+        "decimal's default context": lambda: repr(decimal.DefaultContext),
+        "csv's settings": lambda: (csv.field_size_limit(), csv.list_dialects()),
+        "NumPy's bit generator": _bit_generator,
+        "multiprocessing": _multiprocessing,
+        "threading.stack_size": threading.stack_size,
+        "the garbage collector": lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+        "the locale": lambda: locale.setlocale(locale.LC_ALL),
+        "the default socket timeout": socket.getdefaulttimeout,
+        "the CPUs of the process": lambda: os.sched_getaffinity(0),
+        "the priority": lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        "the I/O priority": psutil.Process().ionice,
+        "signal handlers": lambda: _status("self", "SigIgn", "SigCgt"),
+    }
     for name in ("ITIMER_REAL", "ITIMER_PROF", "ITIMER_VIRTUAL"):
-        yield Setting(name, functools.partial(_is_running, getattr(signal, name)))
-    yield Setting("the CPUs of the process", lambda: os.sched_getaffinity(0))
-    yield Setting("the priority", lambda: os.getpriority(os.PRIO_PROCESS, 0))
-    yield Setting("the I/O priority", psutil.Process().ionice)
+        only_read[name] = functools.partial(_is_running, getattr(signal, name))
     for name in [each for each in dir(resource) if each.startswith("RLIMIT_")]:
-        yield Setting(name, functools.partial(resource.getrlimit, getattr(resource, name)))
-    yield Setting("signal handlers", _signal_masks)
+        only_read[name] = functools.partial(resource.getrlimit, getattr(resource, name))
+    yield from (Setting(name, read) for name, read in only_read.items())
 
 
 def _torch_settings(torch: Any) -> Iterator[Setting]:
@@ -265,15 +259,15 @@ def _working_directory() -> str:
 
 
 def _umask() -> int:
-    with open("/proc/thread-self/status") as file:
-        # os.umask() can be asked only by setting it, which is a race with other threads.
-        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
+    # os.umask() can be asked only by setting it, which is a race with other threads.
+    return int(_status("thread-self", "Umask")[0], 8)
 
 
-def _signal_masks() -> tuple[str, ...]:
-    """Return which signals this process ignores and catches, also where C code has asked for it."""
-    with open("/proc/self/status") as file:
-        return tuple(line for line in file if line.startswith(("SigIgn:", "SigCgt:")))
+def _status(process: str, *names: str) -> list[str]:
+    """Return what the kernel says of a process; of its signals also those that C code has asked for."""
+    with open(f"/proc/{process}/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return [fields[name] for name in names]
 
 
 def _logging() -> dict[str, Any]:

@@ -26,8 +26,8 @@ class LimitModels:
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives, options: ModelOptions
     ) -> AllOf | None:
         """Return the probability that all limits are kept; None where too little is known of any."""
-        # The scale has the limit at 0, and no part of it may be bent.
-        plain = replace(options, kernel=None, fixed_noise=None, linear_depth=math.inf, softnesses=())
+        # The scale has the limit at 0 and is kept as it is.
+        plain = replace(options, kernel=None, fixed_noise=None, softnesses=())
         feasibilities = []
         for limit in objectives.limits:
             told = [(trial, objectives.latest(trial, limit.metric)) for trial in trials]
@@ -40,7 +40,7 @@ class LimitModels:
             values = np.asarray([value for _, value in known])
             left = room(values, limit.bound, upwards=limit.sense.startswith(">"))
             earlier = self.states.get(str(limit))
-            model = FittedModel(features, left, space.feature_groups, plain, space.axes, earlier)
+            model = FittedModel(features, left, space.feature_groups, plain, space.powers, earlier)
             assert model.state is not None
             self.states[str(limit)] = model.state
             feasibilities.append(LimitKept(model))

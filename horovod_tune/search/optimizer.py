@@ -17,7 +17,6 @@ from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
 from horovod_tune.search.gp.averaged import Averaged
-from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.feasibility import AllOf, Feasibility, FeasibilityOnly
@@ -159,7 +158,7 @@ class Optimizer:
             state.space.features(points),
             gains,
             state.space.feature_groups,
-            state.space.axes,
+            state.space.powers,
             task=state.earlier,
         )
         pending = features_of(state.space, running(state.usable))
@@ -181,7 +180,7 @@ class Optimizer:
         features, pending = space.features(points), features_of(space, running(state.usable))
         drawn = [
             Drawn(
-                self._fit(metric, features, gains[kept], space.feature_groups, space.axes, scales=False),
+                self._fit(metric, features, gains[kept], space.feature_groups, space.powers, scales=False),
                 pending,
                 state.draws + number,
             )
@@ -286,7 +285,7 @@ class Optimizer:
         features: FloatArray,
         gains: FloatArray,
         groups: NDArray[np.int_],
-        axes: Axes,
+        powers: FloatArray,
         timed: bool = False,
         scales: bool = True,
         task: EarlierTask | None = None,
@@ -295,7 +294,7 @@ class Optimizer:
         key = (features.tobytes(), gains.tobytes(), options)
         if metric not in self._fitted or self._fitted[metric][0] != key:
             model = FittedModel(
-                features, gains, groups, options, axes, self.fit_states.get(metric), timed, task=task
+                features, gains, groups, options, powers, self.fit_states.get(metric), timed, task=task
             )
             self._fitted[metric] = (key, model)
             if model.state is not None:

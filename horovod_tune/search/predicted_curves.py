@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_tune.search.curve_rows import CurveRows, axis, is_unfinished, time_at
-from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions
 from horovod_tune.search.gp.kernels import FloatArray
@@ -47,14 +46,14 @@ class PredictedCurve:
 
 def curve_data(
     space: SearchSpace, points: FloatArray, rows: CurveRows, mode: str
-) -> tuple[FloatArray, FloatArray, NDArray[np.int_], Axes]:
-    """Return what a model of learning curves is fitted to: features, gains, feature groups and axes.
+) -> tuple[FloatArray, FloatArray, NDArray[np.int_], FloatArray]:
+    """Return what a model of learning curves is fitted to: features, gains, feature groups and powers.
 
     `points`, shape (trials, features), are the trials' places. The last feature of a row is its time.
     """
     features = np.concatenate([points[rows.trials], rows.times[:, None]], axis=1)
     gains = rows.values if mode == "max" else -rows.values
-    return features, gains, np.append(space.feature_groups, space.dimension), space.axes.with_time()
+    return features, gains, np.append(space.feature_groups, space.dimension), np.append(space.powers, 0.0)
 
 
 def predicted_curves(
@@ -74,8 +73,8 @@ def predicted_curves(
     if not unfinished:
         return []
     points = features_of(space, trials)
-    features, gains, groups, axes = curve_data(space, points, rows, mode)
-    model = FittedModel(features, gains, groups, options, axes, state, timed=True, refit=False, task=task)
+    features, gains, groups, powers = curve_data(space, points, rows, mode)
+    model = FittedModel(features, gains, groups, options, powers, state, timed=True, refit=False, task=task)
     process = model.condition()
 
     def at(indices: list[int], times: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.reader.records import TRAINING_ITERATION, PredictedCurve, TrialRecord
-from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.results import Analysis, once
 from horovod_tune.analysis.scoring import value_of
 

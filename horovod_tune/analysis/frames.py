@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.reader.records import TrialRecord
-from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.scoring import Score
 from horovod_tune.analysis.trial_facts import (
     attempts,

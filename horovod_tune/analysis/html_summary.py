@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from horovod_tune.analysis.printable import one_line
-from horovod_tune.analysis.report.config_text import python_text
+from horovod_tune.analysis.printable import one_line, python_text, sparkline
 from horovod_tune.analysis.report.run_facts import (
     comparison_text,
     duration,
@@ -16,7 +15,6 @@ from horovod_tune.analysis.report.run_facts import (
 )
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.series import curves
-from horovod_tune.analysis.sparkline import sparkline
 from horovod_tune.analysis.trial_facts import error_line
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 

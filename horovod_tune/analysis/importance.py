@@ -14,7 +14,7 @@ METHOD = "permutation importance on a random forest (scikit-learn), out of fold"
 MIN_TRIALS = 10
 _MAX_TRIALS = 1000  # more are sampled: the order of importances no longer changes, the time does
 _TREES, _FOLDS, _REPEATS, _SEED = 50, 5, 3, 0
-_GRID, _AVERAGED = 20, 40  # points of an axis, and trials whose other hyperparameters are averaged over
+_GRID = 20  # points of an axis of the ground
 
 
 @dataclass(frozen=True)
@@ -108,33 +108,23 @@ def expected_over(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Return a grid over two parameters' positions and the metric that a random forest expects there.
 
-    That is its partial dependence (Friedman, 2001) over some trials' other hyperparameters; shapes (x,),
-    (y,), (x, y). None with fewer than 10 trials. The metric is cut off at `limits`: trials that diverged
-    would hide everything else.
+    That is its partial dependence (Friedman, 2001) over the other hyperparameters; shapes (x,), (y,), (x, y).
+    None with fewer than 10 trials. The metric is cut off at `limits`: trials that diverged would hide
+    everything else.
     """
     found, features, target = design(analysis)
     if len(target) < MIN_TRIALS:
         return None
     from sklearn.ensemble import RandomForestRegressor
+    from sklearn.inspection import partial_dependence
 
     names = [parameter.name for parameter in found]
-    rng = np.random.default_rng(0)
-    picked = rng.permutation(len(target))[:_MAX_TRIALS]
-    target = np.clip(target, *limits)[picked]
-    forest = RandomForestRegressor(_TREES, min_samples_leaf=2, random_state=0, n_jobs=1)
-    forest.fit(features[picked], target)
-    columns = (names.index(one.name), names.index(two.name))
-    xs, ys = (_grid(parameter) for parameter in (one, two))
-    points = np.repeat(features[picked[:_AVERAGED], None, :], len(xs) * len(ys), axis=1)
-    points[:, :, columns[0]] = np.repeat(xs, len(ys))
-    points[:, :, columns[1]] = np.tile(ys, len(xs))
-    expected = forest.predict(points.reshape(-1, features.shape[1])).reshape(-1, len(xs), len(ys))
-    return xs, ys, expected.mean(axis=0)
-
-
-def _grid(parameter: Parameter) -> np.ndarray:
-    if parameter.kind == "category":
-        return np.arange(len(parameter.categories), dtype=float)
-    low, high = parameter.limits()
-    pad = 0.03 * (high - low)
-    return np.linspace(low - pad, high + pad, _GRID)
+    picked = np.random.default_rng(_SEED).permutation(len(target))[:_MAX_TRIALS]
+    forest = RandomForestRegressor(_TREES, min_samples_leaf=2, random_state=_SEED, n_jobs=1)
+    forest.fit(features[picked], np.clip(target, *limits)[picked])
+    columns = [names.index(one.name), names.index(two.name)]
+    made = partial_dependence(
+        forest, features[picked], columns, percentiles=(0, 1), grid_resolution=_GRID, kind="average"
+    )
+    xs, ys = made["grid_values"]
+    return xs, ys, made["average"][0]

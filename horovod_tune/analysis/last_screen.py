@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.dominance import non_dominated
-from horovod_tune.analysis.limits import kept
 from horovod_tune.analysis.reader.metadata import Metadata, searcher_metadata
-from horovod_tune.analysis.scoring import Score, best_index, value_of
+from horovod_tune.analysis.scoring import Score, best_index, kept, non_dominated, value_of
 from horovod_tune.analysis.trial_facts import error_line
 
 if TYPE_CHECKING:

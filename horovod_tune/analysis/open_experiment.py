@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from horovod_tune.analysis.limits import Limit, parse_limit
 from horovod_tune.analysis.reader.folders import open_folder
 from horovod_tune.analysis.reader.records import ExperimentRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment, result_of
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.scoring import SCOPES
+from horovod_tune.analysis.scoring import SCOPES, Limit, parse_limit
 
 
 def analyze(

@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 
 from horovod_tune.analysis import frames
-from horovod_tune.analysis.dominance import hypervolume, non_dominated
-from horovod_tune.analysis.limits import kept, known_values
-from horovod_tune.analysis.reader.tune_fields import iteration_of
+from horovod_tune.analysis.reader.plain_values import iteration_of
+from horovod_tune.analysis.scoring import hypervolume, kept, known_values, non_dominated
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.results import Analysis

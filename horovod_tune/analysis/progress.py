@@ -14,10 +14,9 @@ from ray.tune import Callback
 
 from horovod_tune.analysis.experiment_metadata import write_metadata
 from horovod_tune.analysis.last_screen import last_screen, searched_for
-from horovod_tune.analysis.printable import one_line, printable
+from horovod_tune.analysis.printable import one_line, printable, sparkline
 from horovod_tune.analysis.report.run_facts import duration
 from horovod_tune.analysis.scoring import is_better, value_of
-from horovod_tune.analysis.sparkline import sparkline
 from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
 

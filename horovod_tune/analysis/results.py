@@ -12,14 +12,13 @@ import numpy as np
 import pandas as pd
 
 from horovod_tune.analysis import frames
-from horovod_tune.analysis.limits import Limit, kept
 from horovod_tune.analysis.pareto import ParetoFront, pareto_front
 from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.reader.folders import Folder
+from horovod_tune.analysis.reader.plain_values import TUNES_OWN
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
-from horovod_tune.analysis.reader.tune_fields import TUNES_OWN
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.scoring import Score, best_index, score
+from horovod_tune.analysis.scoring import Limit, Score, best_index, kept, score
 from horovod_tune.analysis.trial_facts import config_changes, plain_text
 from horovod_tune.errors import HorovodTuneError
 

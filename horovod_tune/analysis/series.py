@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.reader.records import TrialRecord
-from horovod_tune.analysis.reader.tune_fields import iteration_of
 from horovod_tune.analysis.results import Analysis, once
 from horovod_tune.analysis.scoring import is_better, value_of
 from horovod_tune.analysis.trial_facts import attempts, hosts_of, ranks_of, report_times, session_gaps, spans

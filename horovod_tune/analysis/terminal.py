@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_tune.analysis.expectations import Expectation, at_time, expectations, standings
 from horovod_tune.analysis.open_experiment import several_runs
-from horovod_tune.analysis.printable import one_line, printable
-from horovod_tune.analysis.reader.tune_fields import iteration_of
-from horovod_tune.analysis.report.config_text import python_text
+from horovod_tune.analysis.printable import one_line, printable, python_text, sparkline
+from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.report.run_facts import (
     comparison_text,
     duration,
@@ -22,7 +21,6 @@ from horovod_tune.analysis.report.run_facts import (
 )
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.series import Curve, curves
-from horovod_tune.analysis.sparkline import sparkline
 from horovod_tune.analysis.trial_facts import error_line
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from horovod_tune.analysis.reader.plain_values import iteration_of, seconds
 from horovod_tune.analysis.reader.records import TrialRecord
-from horovod_tune.analysis.reader.tune_fields import iteration_of, seconds
 from horovod_tune.coordinator.host_slots import read_slots
 
 # The first line of TrainingFailed (`coordinator/failures.py`).

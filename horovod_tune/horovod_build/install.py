@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from horovod_tune.horovod_build import BuildError, build, patches, prerequisites
-from horovod_tune.horovod_build.build import Plan, run_pip
+from horovod_tune.horovod_build import BuildError, build, installed, patches
+from horovod_tune.horovod_build.build import Plan, apply, run_pip
 from horovod_tune.horovod_build.installed import InstalledTorch, installed_horovod, installed_torch
-from horovod_tune.horovod_build.patching import apply
 
 # How long a build waits for another build of the same wheel. A build takes minutes.
 LOCK_TIMEOUT_S = 1800.0
@@ -105,8 +104,8 @@ def is_installed(plan: Plan) -> bool:
 
 
 def _build(plan: Plan, torch: InstalledTorch, request: Request, lock: int) -> Path:
-    machine = prerequisites.find_machine(os.environ)
-    prerequisites.check(machine, torch, request.gpu)
+    machine = installed.find_machine(os.environ)
+    installed.check(machine, torch, request.gpu)
     work = request.cache / "building" / plan.key  # An interrupted build may have left files there.
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -118,7 +117,7 @@ def _build(plan: Plan, torch: InstalledTorch, request: Request, lock: int) -> Pa
     if machine.nvcc and machine.nccl and plan.gpu == "nccl":
         plan = replace(
             plan,
-            cuda_home=prerequisites.cuda_home_of(machine.nvcc, os.environ),
+            cuda_home=installed.cuda_home_of(machine.nvcc, os.environ),
             nccl=build.link_nccl(machine.nccl, work / "nccl"),
         )
     print(f"Fetching Horovod {build.HOROVOD_VERSION} ...", flush=True)

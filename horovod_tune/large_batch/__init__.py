@@ -1,11 +1,10 @@
 """What changes when training scales out, as small pieces for a training function.
 
-scaling.py, curves.py, lr_scheduler.py     learning rates for a global batch of any size
-layer_groups.py, lars.py, lamb.py          layer-wise optimisers
-batches.py, accumulation.py                a global batch in several passes, communication in the last
-global_batch.py                            passes, rate and schedule when the batch or the world changes
-noise_scale.py, growth.py, curvature.py    which batch size is enough, and batches that grow
-configuration.py, recipe.py                a configuration as optimiser, schedule and accumulation
+curves.py, lr_scheduler.py        learning rates for a global batch of any size
+layer_wise.py, lars.py, lamb.py   layer-wise optimisers
+batches.py, accumulation.py       a global batch in several passes; what follows when batch or world change
+noise_scale.py, growth.py         which batch size is enough, and batches that grow
+configuration.py, recipe.py       a configuration as optimiser, schedule and accumulation
 
 All of it runs in each rank, under `horovodrun` as in a trial, and without Horovod as one rank.
 """
@@ -16,19 +15,23 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "global_batch": ["GlobalBatch"],
     "bounds": ["HyperparameterError"],
-    "curvature": ["Curvature", "largest_eigenvalue"],
-    "growth": ["BatchGrowth", "CurvatureGrowth", "FixedGrowth", "GrowthPolicy", "NoiseScaleGrowth"],
+    "growth": [
+        "BatchGrowth",
+        "Curvature",
+        "CurvatureGrowth",
+        "FixedGrowth",
+        "GrowthPolicy",
+        "NoiseScaleGrowth",
+        "largest_eigenvalue",
+    ],
     "recipe": ["TrainingSetup", "from_config"],
     "lamb": ["Lamb", "lamb_trust_ratio"],
     "lars": ["Lars", "lars_trust_ratio"],
-    "layer_wise": ["TrustRatioError"],
-    "layer_groups": ["is_excluded", "parameter_groups"],
-    "scaling": ["AdamHyperparameters", "scaled_adam", "scaling_factor"],
+    "layer_wise": ["TrustRatioError", "is_excluded", "parameter_groups"],
     "accumulation": ["GradientAccumulator", "StepResult"],
     "noise_scale": ["NoiseEstimate", "NoiseScale"],
-    "batches": ["BatchSplit", "rank_passes", "split_batch", "steps_per_epoch"],
+    "batches": ["BatchSplit", "GlobalBatch", "rank_passes", "split_batch", "steps_per_epoch"],
     "curves": [
         "Constant",
         "Cosine",
@@ -40,7 +43,7 @@ _HOME = {
         "Schedule",
         "Warmup",
     ],
-    "lr_scheduler": ["LargeBatchLR"],
+    "lr_scheduler": ["AdamHyperparameters", "LargeBatchLR", "scaled_adam", "scaling_factor"],
 }
 _LAZY = {name: module for module, names in _HOME.items() for name in names}
 

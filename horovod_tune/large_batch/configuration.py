@@ -11,8 +11,8 @@ import torch
 from horovod_tune.large_batch import bounds, curves
 from horovod_tune.large_batch.lamb import Lamb
 from horovod_tune.large_batch.lars import Lars
-from horovod_tune.large_batch.layer_groups import parameter_groups
-from horovod_tune.large_batch.scaling import RULE_OF_OPTIMIZER, RULES
+from horovod_tune.large_batch.layer_wise import parameter_groups
+from horovod_tune.large_batch.lr_scheduler import RULE_OF_OPTIMIZER, RULES
 
 # What `relative_lr` is relative to, for batches of some dozens to some hundreds of samples: SGD as in Goyal
 # et al. (2017), AdamW as in torch. With LARS (times `trust`) and LAMB it is about the part of its weights

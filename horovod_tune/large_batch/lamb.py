@@ -14,8 +14,6 @@ from horovod_tune.large_batch.layer_wise import (
     State,
     Tensor,
     Tensors,
-    TrustClip,
-    clipped,
     norm,
 )
 
@@ -51,10 +49,6 @@ class Lamb(LayerWiseOptimizer):
         betas: β₁ and β₂.
         eps: ε.
         weight_decay: λ.
-        bias_correction: Whether m and v are divided by :math:`1-\beta^t`, as in the paper.
-        trust_clip: (lowest, highest) value of the trust ratio; None for no bounds.
-        decoupled: Whether weight decay is a step :math:`w \leftarrow (1 - \eta\lambda) w` of its own,
-            outside u.
 
     Raises:
         HyperparameterError: An option is out of bounds, or `step` meets a sparse gradient.
@@ -77,9 +71,6 @@ class Lamb(LayerWiseOptimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
         *,
-        bias_correction: bool = True,
-        trust_clip: TrustClip = None,
-        decoupled: bool = False,
         layer_wise: bool = True,
     ) -> None:
         super().__init__(params, locals())
@@ -98,33 +89,19 @@ class Lamb(LayerWiseOptimizer):
     def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
         beta1, beta2 = group["betas"]
         state["step"] += 1
-        factor, eps = _corrections(group, state["step"])
+        first, second = (1 - beta ** state["step"] for beta in (beta1, beta2))
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        update = square.sqrt().mul_(factor).add_(eps)
+        # m / (a sqrt(v) + b) is Adam's step with both corrections of the bias.
+        update = square.sqrt().mul_(first / math.sqrt(second)).add_(group["eps"] * first)
         torch.div(mean, update, out=update)
-        decay = group["weight_decay"]
-        if decay and not group["decoupled"]:
-            update.add_(weight, alpha=decay)
-        rate = self._rate(group, weight, prepared, float(norm(update)) if group["layer_wise"] else 1.0)
-        if decay and group["decoupled"]:
-            weight.mul_(1 - float(group["lr"]) * decay)
-        weight.sub_(update, alpha=rate)
-
-    def _rate(self, group: Group, weight: Tensor, weight_norm: float, update_norm: float) -> float:
-        """Return what the update is multiplied by."""
+        if group["weight_decay"]:
+            update.add_(weight, alpha=group["weight_decay"])
         rate = float(group["lr"])
-        if not group["layer_wise"]:
-            return rate
-        if not math.isfinite(update_norm):
-            self.refuse(weight, f"update norm {update_norm:g} with eps={group['eps']:g}")
-        return rate * clipped(lamb_trust_ratio(weight_norm, update_norm), group["trust_clip"])
-
-
-def _corrections(group: Group, step: int) -> tuple[float, float]:
-    """Return a and b of m / (a sqrt(v) + b), which is Adam's step."""
-    if not group["bias_correction"]:
-        return 1.0, group["eps"]
-    first, second = (1 - beta**step for beta in group["betas"])
-    return first / math.sqrt(second), group["eps"] * first
+        if group["layer_wise"]:
+            update_norm = float(norm(update))
+            if not math.isfinite(update_norm):
+                self.refuse(weight, f"update norm {update_norm:g} with eps={group['eps']:g}")
+            rate *= lamb_trust_ratio(prepared, update_norm)
+        weight.sub_(update, alpha=rate)

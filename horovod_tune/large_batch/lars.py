@@ -13,8 +13,6 @@ from horovod_tune.large_batch.layer_wise import (
     State,
     Tensor,
     Tensors,
-    TrustClip,
-    clipped,
 )
 
 
@@ -55,12 +53,6 @@ class Lars(LayerWiseOptimizer):
         trust: The trust coefficient.
         eps: Added to the denominator of r.
         nesterov: Whether to step by :math:`\mu v + \gamma r (g + \lambda w)` instead of v.
-        trust_clip: (lowest, highest) value of r; None for no bounds.
-        decoupled: Whether weight decay is a step :math:`w \leftarrow (1 - \gamma\lambda) w` of its own, in
-            neither r nor v.
-        rate_in_momentum: Whether the rate is inside v, as in the paper. False is torch's form,
-            :math:`v \leftarrow \mu v + r (g + \lambda w),\ w \leftarrow w - \gamma v`; the two differ
-            where the rate changes.
 
     Raises:
         HyperparameterError: An option is out of bounds, or `step` meets a sparse gradient.
@@ -84,9 +76,6 @@ class Lars(LayerWiseOptimizer):
         trust: float = 0.001,
         eps: float = 0.0,
         nesterov: bool = False,
-        trust_clip: TrustClip = None,
-        decoupled: bool = False,
-        rate_in_momentum: bool = True,
         layer_wise: bool = True,
     ) -> None:
         super().__init__(params, locals())
@@ -106,33 +95,18 @@ class Lars(LayerWiseOptimizer):
         """Return each layer's trust ratio."""
         if not group["layer_wise"]:
             return [1.0] * len(params)
-        options = {
-            "trust": group["trust"],
-            "weight_decay": 0.0 if group["decoupled"] else group["weight_decay"],
-            "eps": group["eps"],
-        }
-        ratios = [lars_trust_ratio(*each, **options) for each in self.finite_norms(params, grads)]
-        return [clipped(ratio, group["trust_clip"]) for ratio in ratios]
+        options = {name: group[name] for name in ("trust", "weight_decay", "eps")}
+        return [lars_trust_ratio(*each, **options) for each in self.finite_norms(params, grads)]
 
     def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
-        buffer = state["momentum_buffer"]
-        decay, momentum = group["weight_decay"], group["momentum"]
-        inside, outside = _factors(group, prepared)
-        if group["decoupled"]:
-            weight.mul_(1 - float(group["lr"]) * decay)
-            decay = 0.0
-        buffer.mul_(momentum).add_(gradient, alpha=inside)
+        buffer, momentum = state["momentum_buffer"], group["momentum"]
+        rate, decay = float(group["lr"]) * prepared, group["weight_decay"]
+        buffer.mul_(momentum).add_(gradient, alpha=rate)
         if decay:
-            buffer.add_(weight, alpha=inside * decay)
+            buffer.add_(weight, alpha=rate * decay)
         if not group["nesterov"]:
-            weight.sub_(buffer, alpha=outside)
+            weight.sub_(buffer)
             return
         if decay:
-            weight.mul_(1 - outside * inside * decay)
-        weight.sub_(buffer, alpha=outside * momentum).sub_(gradient, alpha=outside * inside)
-
-
-def _factors(group: Group, ratio: float) -> tuple[float, float]:
-    """Return what gradients are multiplied by on their way into the buffer, and the buffer on its way out."""
-    rate = float(group["lr"])
-    return (rate * ratio, 1.0) if group["rate_in_momentum"] else (ratio, rate)
+            weight.mul_(1 - rate * decay)
+        weight.sub_(buffer, alpha=momentum).sub_(gradient, alpha=rate)

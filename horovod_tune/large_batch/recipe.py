@@ -10,12 +10,16 @@ import torch
 
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.accumulation import GradientAccumulator, StepResult
-from horovod_tune.large_batch.batches import BatchSplit, rank_passes, split_batch, steps_per_epoch
+from horovod_tune.large_batch.batches import (
+    BatchSplit,
+    GlobalBatch,
+    rank_passes,
+    split_batch,
+    steps_per_epoch,
+)
 from horovod_tune.large_batch.configuration import checked_values, optimizer_of, schedule_of
-from horovod_tune.large_batch.global_batch import GlobalBatch
-from horovod_tune.large_batch.lr_scheduler import LargeBatchLR
+from horovod_tune.large_batch.lr_scheduler import LargeBatchLR, scaling_factor
 from horovod_tune.large_batch.noise_scale import NoiseScale
-from horovod_tune.large_batch.scaling import scaling_factor
 from horovod_tune.large_batch.world import horovod, rank, world_size
 
 

@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,25 +19,32 @@ from ray.tune.result import DEFAULT_METRIC, TRAINING_ITERATION
 from ray.tune.search import Searcher
 from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
+from threadpoolctl import ThreadpoolController
 
 from horovod_tune import ray_compat
 from horovod_tune.search import state_file
-from horovod_tune.search.blas import one_thread
+from horovod_tune.search.earlier_experiment import PreviousResults, read_previous
 from horovod_tune.search.gp.acquisition import acquisition_of
 from horovod_tune.search.gp.fitted_model import FitState
-from horovod_tune.search.gp.gp_options import check_kernel, model_options
-from horovod_tune.search.history import Ending, History, Trial, as_number
+from horovod_tune.search.history import Ending, History, Trial, as_number, seed_for, seed_of
 from horovod_tune.search.initial_points import Queued, queue_points
 from horovod_tune.search.objectives import Objectives, check_metrics, parse_limits
 from horovod_tune.search.optimizer import Optimizer
-from horovod_tune.search.search_arguments import check_arguments, refuse_removed
-from horovod_tune.search.seeds import seed_for, seed_of
-from horovod_tune.search.space.domains import SpaceError, from_mixed, to_pbounds
-from horovod_tune.search.space.sampled import seeded
+from horovod_tune.search.search_arguments import check_arguments, check_kernel, model_options, refuse_removed
+from horovod_tune.search.space.domains import SpaceError, from_mixed, seeded, to_pbounds
 from horovod_tune.search.space.search_space import SearchSpace
-from horovod_tune.search.warm_start import PreviousResults, read_previous
 
 logger = logging.getLogger(__name__)
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """Return the loaded BLAS libraries, which use one thread while a suggestion is made.
+
+    Threads that wait for one another on cores that trials use make a suggestion of 40 ms take seconds. One
+    thread also adds in one order whatever the number of cores, so that suggestions do not depend on it.
+    """
+    return ThreadpoolController()
 
 
 class BayesOptSearch(Searcher):
@@ -185,7 +193,7 @@ class BayesOptSearch(Searcher):
             queued = self._queue.pop(0)
             point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
-            with one_thread():
+            with _blas().limit(limits=1, user_api="blas"):
                 point = self._optimizer.next_point(space, self._history, self._seed, self._objectives())
             if self._optimizer.learns_from_curves:
                 # A warning: messages at level INFO are not shown by default.
@@ -418,7 +426,7 @@ class BayesOptSearch(Searcher):
     def _predictions(self, space: SearchSpace) -> dict[str, Any]:
         """Return how trials are expected to continue, for display only."""
         try:
-            with one_thread():
+            with _blas().limit(limits=1, user_api="blas"):
                 curves = self._optimizer.predicted_curves(space, self._history, self._objectives())
         except np.linalg.LinAlgError as error:
             # Nothing that is only looked at keeps a search from being saved.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_tune.analysis.limits import Limit, parse_limit
+from horovod_tune.analysis.scoring import Limit, parse_limit
 from horovod_tune.search.history import Trial, as_number
 
 

@@ -12,28 +12,32 @@ import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
-from horovod_tune.analysis.dominance import non_dominated
-from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, those_ahead
+from horovod_tune.analysis.scoring import non_dominated
+from horovod_tune.search.curve_rows import (
+    PredictedCurve,
+    axis,
+    curve_data,
+    has_curves,
+    is_unfinished,
+    predicted_curves,
+    rows_of,
+    those_ahead,
+)
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
-from horovod_tune.search.gp.averaged import Averaged
-from horovod_tune.search.gp.drawn import Drawn
-from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.feasibility import AllOf, Feasibility, FeasibilityOnly
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
-from horovod_tune.search.gp.posterior import Posterior
+from horovod_tune.search.gp.posterior import Averaged, Drawn, Posterior
+from horovod_tune.search.gp.process import EarlierTask
 from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
-from horovod_tune.search.history import Ending, History
-from horovod_tune.search.initial_design import leftover_point, quasi_random_point, safety_of
-from horovod_tune.search.limit_models import LimitModels
+from horovod_tune.search.history import Ending, History, seed_for
+from horovod_tune.search.initial_points import leftover_point, quasi_random_point, safety_of
 from horovod_tune.search.objectives import Objectives
-from horovod_tune.search.predicted_curves import PredictedCurve, curve_data, predicted_curves
-from horovod_tune.search.seeds import seed_for
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
-from horovod_tune.search.suggest_state import SuggestState, features_of, running, sorted_out
+from horovod_tune.search.suggest_state import LimitModels, SuggestState, features_of, running, sorted_out
 
 #: Suggestions of the quasi-random start where trials report several times: one says more than its end.
 _CURVES_START = 4

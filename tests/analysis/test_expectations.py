@@ -16,7 +16,7 @@ from made_experiments import RUNGS, made_experiment, written
 from horovod_tune.analysis import analyze, plots
 from horovod_tune.analysis.expectations import expectations, standings
 from horovod_tune.analysis.reader.records import PredictedCurve, Predictions, RungTimes
-from horovod_tune.analysis.report.trials_table import trials_table
+from horovod_tune.analysis.report.sections import trials_table
 from horovod_tune.analysis.results import Analysis
 
 

@@ -10,10 +10,9 @@ import pytest
 from made_experiments import made_experiment, written
 
 from horovod_tune.analysis import analyze, write_report
-from horovod_tune.analysis.dominance import hypervolume, non_dominated
-from horovod_tune.analysis.limits import Limit, kept, parse_limit
 from horovod_tune.analysis.report import render
 from horovod_tune.analysis.results import Analysis, MetricUnknown
+from horovod_tune.analysis.scoring import Limit, hypervolume, kept, non_dominated, parse_limit
 
 AIMS = {"accuracy": "max", "latency_ms": "min"}
 

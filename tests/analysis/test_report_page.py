@@ -14,8 +14,8 @@ import yaml
 from made_experiments import made_experiment
 
 from horovod_tune.analysis import analyze, plots, write_report
+from horovod_tune.analysis.printable import python_text, yaml_text
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.config_text import python_text, yaml_text
 from horovod_tune.analysis.report.run_facts import facts, usage
 from horovod_tune.analysis.results import Analysis
 

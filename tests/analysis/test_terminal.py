@@ -17,9 +17,9 @@ from made_experiments import made_experiment, written
 
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.analysis_commands import add_parsers
-from horovod_tune.analysis.limits import parse_limit
+from horovod_tune.analysis.printable import sparkline
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.sparkline import sparkline
+from horovod_tune.analysis.scoring import parse_limit
 
 pytest.importorskip("rich")
 from horovod_tune.analysis import terminal

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from horovod_tune.horovod_build import BuildError, build, patches, prerequisites
+from horovod_tune.horovod_build import BuildError, build, installed, patches
 from horovod_tune.horovod_build.build import Plan, first_error, percent_done
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, installed_torch
 
 
-def machine(**changes: object) -> prerequisites.Machine:
+def machine(**changes: object) -> installed.Machine:
     given: dict[str, object] = {
         "compiler": "/usr/bin/c++",
         "make": "/usr/bin/make",
@@ -23,9 +23,9 @@ def machine(**changes: object) -> prerequisites.Machine:
         "pip": True,
         "nvcc": Path("/cuda/bin/nvcc"),
         "nvcc_release": "12.8",
-        "nccl": prerequisites.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
+        "nccl": installed.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
     }
-    return prerequisites.Machine(**(given | changes))  # type: ignore[arg-type]
+    return installed.Machine(**(given | changes))  # type: ignore[arg-type]
 
 
 CUDA_TORCH = InstalledTorch("2.13.0+cu128", "12.8")
@@ -49,17 +49,17 @@ def test_what_is_missing_is_named_with_its_cure(
     changes: dict[str, object], torch: InstalledTorch, gpu: str, said: str
 ) -> None:
     with pytest.raises(BuildError, match=said):
-        prerequisites.check(machine(**changes), torch, gpu)
+        installed.check(machine(**changes), torch, gpu)
 
 
 def test_a_complete_machine_may_build_and_a_cpu_build_needs_no_cuda() -> None:
-    prerequisites.check(machine(), CUDA_TORCH, "nccl")
-    prerequisites.check(machine(nvcc=None, nccl=None), CPU_TORCH, "none")
+    installed.check(machine(), CUDA_TORCH, "nccl")
+    installed.check(machine(nvcc=None, nccl=None), CPU_TORCH, "none")
 
 
 def test_all_that_is_missing_is_named_at_once() -> None:
     with pytest.raises(BuildError) as caught:
-        prerequisites.check(machine(compiler=None, nvcc=None, nccl=None), CUDA_TORCH, "nccl")
+        installed.check(machine(compiler=None, nvcc=None, nccl=None), CUDA_TORCH, "nccl")
     assert len(str(caught.value).splitlines()) == 4
 
 
@@ -68,15 +68,15 @@ def test_nccl_is_taken_from_torchs_own_packages_before_the_system(tmp_path: Path
     for name in ("include/nccl.h", "lib/libnccl.so.2"):
         (package / name).parent.mkdir(parents=True)
         (package / name).touch()
-    found = prerequisites.find_nccl({}, [tmp_path])
-    assert found == prerequisites.Nccl(package / "include", package / "lib/libnccl.so.2")
+    found = installed.find_nccl({}, [tmp_path])
+    assert found == installed.Nccl(package / "include", package / "lib/libnccl.so.2")
 
 
 def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
     old = tmp_path / "cmake"
     old.write_text("#!/bin/sh\necho cmake version 3.10.2\n")
     old.chmod(0o755)
-    assert prerequisites.find_cmake({"HOROVOD_CMAKE": str(old)}) != str(old)
+    assert installed.find_cmake({"HOROVOD_CMAKE": str(old)}) != str(old)
 
 
 def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
@@ -99,7 +99,7 @@ def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
         "2.13.0+cu128",
         gpu="nccl",
         cuda_home=Path("/cuda"),
-        nccl=prerequisites.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
+        nccl=installed.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
     )
     environment = build.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, cmake="cmake")
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"

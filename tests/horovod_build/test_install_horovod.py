@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from horovod_tune.horovod_build import BuildError, patches
-from horovod_tune.horovod_build.build import GPU_CHOICES, Plan
+from horovod_tune.horovod_build.build import GPU_CHOICES, Hunk, Plan, apply, hunks
 from horovod_tune.horovod_build.install import Request, build_lock, default_cache, install_horovod
-from horovod_tune.horovod_build.patching import Hunk, apply, hunks
 
 # Horovod's own setup prints what CMake prints, and puts the library into the package.
 SETUP = """\

@@ -19,9 +19,6 @@ def lars(
     trust: float = 0.001,
     eps: float = 0.0,
     nesterov: bool = False,
-    trust_clip: tuple[float, float] | None = None,
-    decoupled: bool = False,
-    rate_in_momentum: bool = True,
     layer_wise: bool = True,
 ) -> Arrays:
     """Return the weights after a step for each entry of `gradients`, with the rate of that step."""
@@ -30,23 +27,16 @@ def lars(
     for grads, rate in zip(gradients, rates, strict=True):
         for layer, gradient in enumerate(grads):
             weight = weights[layer]
-            decay = 0.0 if decoupled else weight_decay
             ratio = 1.0
             if layer_wise:
                 of_weight, of_gradient = np.sqrt(np.sum(weight**2)), np.sqrt(np.sum(gradient**2))
-                bottom = of_gradient + decay * of_weight + eps
+                bottom = of_gradient + weight_decay * of_weight + eps
                 if of_weight > 0 and bottom > 0:
                     ratio = trust * of_weight / bottom
-                if trust_clip is not None:
-                    ratio = np.clip(ratio, *trust_clip)
-            if decoupled:
-                weight = (1 - rate * weight_decay) * weight
-            step = ratio * (gradient + decay * weight)
-            if rate_in_momentum:
-                step = rate * step
+            step = rate * ratio * (gradient + weight_decay * weight)
             buffers[layer] = momentum * buffers[layer] + step
             move = momentum * buffers[layer] + step if nesterov else buffers[layer]
-            weights[layer] = weight - (move if rate_in_momentum else rate * move)
+            weights[layer] = weight - move
     return weights
 
 
@@ -58,9 +48,6 @@ def lamb(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-6,
     weight_decay: float = 0.0,
-    bias_correction: bool = True,
-    trust_clip: tuple[float, float] | None = None,
-    decoupled: bool = False,
     layer_wise: bool = True,
 ) -> Arrays:
     """Return the weights after a step for each entry of `gradients`, with the rate of that step."""
@@ -72,20 +59,12 @@ def lamb(
             weight = weights[layer]
             means[layer] = betas[0] * means[layer] + (1 - betas[0]) * gradient
             squares[layer] = betas[1] * squares[layer] + (1 - betas[1]) * gradient**2
-            mean, square = means[layer], squares[layer]
-            if bias_correction:
-                mean, square = mean / (1 - betas[0] ** number), square / (1 - betas[1] ** number)
-            update = mean / (np.sqrt(square) + eps)
-            if not decoupled:
-                update = update + weight_decay * weight
+            mean, square = means[layer] / (1 - betas[0] ** number), squares[layer] / (1 - betas[1] ** number)
+            update = mean / (np.sqrt(square) + eps) + weight_decay * weight
             ratio = 1.0
             if layer_wise:
                 of_weight, of_update = np.sqrt(np.sum(weight**2)), np.sqrt(np.sum(update**2))
                 if of_weight > 0 and of_update > 0:
                     ratio = of_weight / of_update
-                if trust_clip is not None:
-                    ratio = np.clip(ratio, *trust_clip)
-            if decoupled:
-                weight = (1 - rate * weight_decay) * weight
             weights[layer] = weight - rate * ratio * update
     return weights

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import itertools
 import random
 from typing import Any
 
@@ -61,33 +60,16 @@ def trained(kind: type, case: Any, **options: Any) -> list[np.ndarray]:
 def option_sets(kind: str) -> list[dict[str, Any]]:
     draw = random.Random(kind)
     sets: list[dict[str, Any]] = []
-    for decoupled, decay, clip in itertools.product([False, True], [0.0, 0.05], [None, (0.01, 2.0)]):
-        shared = {"decoupled": decoupled, "weight_decay": decay, "trust_clip": clip}
+    for decay in (0.0, 0.05):
         if kind == "lars":
-            for nesterov, inside in itertools.product([False, True], repeat=2):
-                momentum = draw.choice([0.5, 0.9, 0.99])
-                trust = 10 ** draw.uniform(-3, 0)
-                sets.append(
-                    {
-                        **shared,
-                        "nesterov": nesterov,
-                        "rate_in_momentum": inside,
-                        "momentum": momentum,
-                        "trust": trust,
-                    }
-                )
-            sets.append({**shared, "momentum": 0.0, "eps": 1e-3})
+            for nesterov in (False, True):
+                options = {"momentum": draw.choice([0.5, 0.9, 0.99]), "trust": 10 ** draw.uniform(-3, 0)}
+                sets.append({"weight_decay": decay, "nesterov": nesterov, **options})
+            sets.append({"weight_decay": decay, "momentum": 0.0, "eps": 1e-3})
         else:
-            for correction in (False, True):
+            for eps in (1e-8, 1e-3):
                 betas = (draw.choice([0.0, 0.5, 0.9]), draw.choice([0.9, 0.999]))
-                sets.append(
-                    {
-                        **shared,
-                        "betas": betas,
-                        "bias_correction": correction,
-                        "eps": 10 ** draw.uniform(-8, -3),
-                    }
-                )
+                sets.append({"weight_decay": decay, "betas": betas, "eps": eps})
     sets.append({"layer_wise": False, "weight_decay": 0.1})
     return sets
 
@@ -107,13 +89,15 @@ def test_every_option_equals_the_float64_reference(kind: str, options: dict[str,
 
 def test_lars_without_layers_is_torchs_sgd_and_lamb_torchs_adamw() -> None:
     case = random_case(1)
+    # SGD's form differs from the paper's where the rate changes.
+    steady = (*case[:2], [0.1] * STEPS)
     for ours, theirs in [
         (
-            trained(Lars, case, layer_wise=False, rate_in_momentum=False, nesterov=True, weight_decay=0.1),
-            trained(torch.optim.SGD, case, momentum=0.9, nesterov=True, weight_decay=0.1),
+            trained(Lars, steady, layer_wise=False, nesterov=True, weight_decay=0.1),
+            trained(torch.optim.SGD, steady, momentum=0.9, nesterov=True, weight_decay=0.1),
         ),
         (
-            trained(Lamb, case, layer_wise=False, decoupled=True, weight_decay=0.1),
+            trained(Lamb, case, layer_wise=False, weight_decay=0.1),
             trained(torch.optim.AdamW, case, eps=1e-6, weight_decay=0.1),
         ),
     ]:
@@ -298,16 +282,11 @@ def test_a_grad_scaler_skips_an_overflow_and_unscales_the_rest(kind: str) -> Non
         (lambda p: Lars(p, lr=-1), "lr must be at least 0, got -1"),
         (lambda p: Lars(p, momentum=1.0), "momentum must be at least 0 and less than 1, got 1.0"),
         (lambda p: Lars(p, momentum=0, nesterov=True), "momentum must be more than 0 with nesterov, got 0"),
-        (lambda p: Lamb(p, decoupled=2), "decoupled must be True or False, got 2"),
+        (lambda p: Lamb(p, layer_wise=2), "layer_wise must be True or False, got 2"),
         (lambda p: Lars(p, trust=0), "trust must be more than 0, got 0"),
         (lambda p: Lars(p, weight_decay=float("nan")), "weight_decay must be a finite number, got nan"),
         (lambda p: Lamb(p, betas=(0.9, 1.0)), r"betas\[1\] must be at least 0 and less than 1, got 1.0"),
         (lambda p: Lamb(p, eps=-1e-6), "eps must be at least 0, got -1e-06"),
-        (
-            lambda p: Lamb(p, trust_clip=(2.0, 1.0)),
-            r"trust_clip\[1\] must be .* \(2\), got 1.0",
-        ),
-        (lambda p: Lamb(p, trust_clip=10), r"trust_clip must be None or \(lowest, highest\), got 10"),
         (
             lambda p: Lars([torch.zeros(2, dtype=torch.complex64)]),
             "parameter 0 of group 0 must be real, got torch.complex64",

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from ray import tune
 
-from horovod_tune.analysis.dominance import hypervolume
+from horovod_tune.analysis.scoring import hypervolume
 from horovod_tune.search import BayesOptSearch
-from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.feasibility import AllOf, LimitKept, room
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
+from horovod_tune.search.gp.posterior import Drawn
 
 SQUARE = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
 Told = list[tuple[dict[str, Any], dict[str, float]]]

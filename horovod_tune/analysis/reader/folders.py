@@ -114,23 +114,6 @@ class Folder:
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
 
-    def read_ends(self, name: str, at_most: int) -> bytes | None:
-        """A file's bytes; of a file larger than `at_most` its beginning and its end, with a line between."""
-        size = self.size(name)
-        if size <= at_most:
-            return self.read(name, at_most)
-        half = at_most // 2
-        local = _on_this_machine(self.filesystem, self._inside(name))
-        if local is not None:
-            with self._open_local(local) as file:
-                head = file.read(half)
-                file.seek(size - half)
-                tail = file.read(half)
-        else:
-            with self.filesystem.open_input_file(self._inside(name)) as stream:
-                head, tail = stream.read_at(half, 0), stream.read_at(half, size - half)
-        return head + b"\n[... %d bytes are left out here ...]\n" % (size - 2 * half) + tail
-
     def size(self, name: str) -> int:
         """A file's size in bytes; 0 if there is no such file."""
         local = _on_this_machine(self.filesystem, self._inside(name))

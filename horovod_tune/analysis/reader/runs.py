@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from horovod_tune.analysis.reader.plain_values import mapping, parse_json, plain, text_or_none
-from horovod_tune.analysis.reader.tune_fields import seconds
+from horovod_tune.analysis.reader.plain_values import mapping, parse_json, plain, seconds, text_or_none
 
 STATE_PREFIX, STATE_SUFFIX = "experiment_state-", ".json"
 

@@ -1,6 +1,7 @@
-"""Reads one trial's folder: `result.json` (one report per line) or `progress.csv`, `params.json`, errors.
+"""Reads one trial: its entry in the state file (JSON within JSON) and its folder.
 
-A part of `tune_files.py`'s adapter to Tune's private files; checked against Ray 2.60.0.
+The folder has `result.json` (one report per line) or `progress.csv`, `params.json` and errors. A part of
+`tune_files.py`'s adapter to Tune's private files; checked against Ray 2.60.0.
 """
 
 from __future__ import annotations
@@ -12,10 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from horovod_tune.analysis.reader.folders import LARGEST, Folder
-from horovod_tune.analysis.reader.plain_values import OBJECT, mapping, read_json
-from horovod_tune.analysis.reader.records import Problem, TrialRecord
-from horovod_tune.analysis.reader.tune_fields import seconds
+from horovod_tune.analysis.reader.folders import Folder
+from horovod_tune.analysis.reader.plain_values import (
+    OBJECT,
+    mapping,
+    parse_json,
+    plain,
+    read_json,
+    seconds,
+    text_or_none,
+)
+from horovod_tune.analysis.reader.records import TRAINING_ITERATION, Problem, TrialRecord
+from horovod_tune.analysis.reader.runs import folder_name_of, id_of
 
 _LONGEST_TEXT = 200_000
 _LARGEST_ERROR = 200_000  # bytes: a traceback's two ends
@@ -42,8 +51,12 @@ def with_files(
         config = _params(files, rows) or config
     error = trial.error
     if error is not None:
-        text = files.longer("error.txt", _LARGEST_ERROR)
-        error = text.decode("utf-8", "replace") if text else "error.txt is missing"
+        text = files.longer("error.txt") or b"error.txt is missing"
+        if len(text) > _LARGEST_ERROR:
+            half = _LARGEST_ERROR // 2
+            left = b"\n[... %d bytes are left out here ...]\n" % (len(text) - 2 * half)
+            text = text[:half] + left + text[-half:]
+        error = text.decode("utf-8", "replace")
     return _completed(replace(trial, config=config, error=error), rows), files.problems
 
 
@@ -57,13 +70,13 @@ class _TrialFiles:
     def note(self, what: str) -> None:
         self.problems.append(Problem(self._where, what))
 
-    def longer(self, name: str, ends: int | None = None) -> bytes | None:
-        """The file from storage, or the driver's copy where that has more; with `ends`, its two ends only."""
+    def longer(self, name: str) -> bytes | None:
+        """The file from storage, or the driver's copy where that has more."""
         try:
             place = self._stored
             if self._staged is not None and self._staged.size(name) > self._stored.size(name):
                 place = self._staged
-            return place.read(name, LARGEST) if ends is None else place.read_ends(name, ends)
+            return place.read(name)
         except OSError as error:
             self.note(f"{name} cannot be read: {error}")
             return None
@@ -169,3 +182,67 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
         config=config,
         last_result={**(trial.last_result or {}), **last},
     )
+
+
+def trials_of_state(
+    folder: Folder, state: dict[str, Any] | None, problems: list[Problem]
+) -> list[TrialRecord]:
+    """Return the trials of a state file in the order of creation."""
+    trials = []
+    for number, pair in enumerate((state or {}).get("trial_data", [])):
+        try:
+            trial, run = (_object(part) for part in pair)
+            cut: list[str] = []
+            made = _trial_of_state(folder, number, trial, run, cut)
+        except (ValueError, TypeError, KeyError) as error:
+            what = f"{type(error).__name__}: {error}"[:300]
+            problems.append(Problem(f"trial {number} of the state file", what))
+            continue
+        trials.append(made)
+        problems.extend(Problem(made.trial_id, f"its state: {what} is left out") for what in cut)
+    return sorted(trials, key=lambda trial: trial.number)  # the file has them in no particular order
+
+
+def _object(part: Any) -> dict[str, Any]:
+    if not isinstance(part, str):
+        raise ValueError("no JSON text")
+    value = parse_json(part)
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    return value
+
+
+def _trial_of_state(
+    folder: Folder, number: int, trial: dict[str, Any], run: dict[str, Any], cut: list[str]
+) -> TrialRecord:
+    trial_id = id_of(trial)
+    name = text_or_none(trial.get("custom_trial_name"))
+    name = name or f"{text_or_none(trial.get('trainable_name')) or 'trial'}_{trial_id}"
+    # Before its first report, Tune has only the trial's names in it.
+    last = run.get("last_result") if TRAINING_ITERATION in mapping(run.get("last_result")) else None
+    config = plain(trial.get("config") or {}, cut)
+    tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1": the twelfth after the first
+    failures = run.get("num_failures")
+    return TrialRecord(
+        trial_id=trial_id,
+        number=int(tag) if tag.isascii() and tag.isdigit() and len(tag) < 10 else number,
+        name=name.replace("/", "_"),
+        config=config if isinstance(config, dict) else {},
+        status=text_or_none(trial.get("status")) or "UNKNOWN",
+        directory=_directory(folder, folder_name_of(trial), cut),
+        start_time=seconds(run.get("start_time")),
+        end_time=seconds(run.get("last_result_time") or mapping(last).get("timestamp")) if last else None,
+        last_result=mapping(plain(last, cut)) or None,
+        num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
+        error="" if run.get("error_filename") or run.get("error_file") else None,
+    )
+
+
+def _directory(folder: Folder, name: Any, cut: list[str]) -> str:
+    """A trial's folder, which is directly below the experiment's."""
+    if not name:
+        return ""
+    if not isinstance(name, str) or "/" in name or name in (".", "..") or "\0" in name:
+        cut.append(f"the folder {str(name)[:100]!r}")
+        return ""
+    return folder.below(name).shown

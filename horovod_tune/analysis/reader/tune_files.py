@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders
-from horovod_tune.analysis.reader.metadata import Metadata
+from horovod_tune.analysis.reader.metadata import Metadata, RunFiles
 from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, parse_json, text_or_none
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
-from horovod_tune.analysis.reader.run_files import RunFiles
 from horovod_tune.analysis.reader.runs import STATE_PREFIX, STATE_SUFFIX, Run, StateFile, choose, runs_of
-from horovod_tune.analysis.reader.trial_files import with_files
-from horovod_tune.analysis.reader.trial_states import trials_of_state
+from horovod_tune.analysis.reader.trial_files import trials_of_state, with_files
 
 _STATE = f"{STATE_PREFIX}*{STATE_SUFFIX}"
 _UNFINISHED = ("PENDING", "RUNNING", "PAUSED")

@@ -16,7 +16,7 @@ from horovod_tune.analysis import plots
 from horovod_tune.analysis.importance import TooFewTrials, importances
 from horovod_tune.analysis.plots.hyperparameters import draw_importances
 from horovod_tune.analysis.report import sections
-from horovod_tune.analysis.report.trials_table import trials_table
+from horovod_tune.analysis.report.sections import trials_table
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import varying_parameters
 

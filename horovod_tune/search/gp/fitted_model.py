@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_tune.search.gp import fit as gp_fit
-from horovod_tune.search.gp.earlier_task import EarlierTask, TransferCovariance
-from horovod_tune.search.gp.fit import Fit, MarginalLikelihood, Priors
-from horovod_tune.search.gp.hyperparameter_draws import draws
+from horovod_tune.search.gp.fit import Fit, MarginalLikelihood, Priors, draws
 from horovod_tune.search.gp.kernels import (
     Covariance,
     FloatArray,
@@ -22,7 +20,7 @@ from horovod_tune.search.gp.kernels import (
     linear,
 )
 from horovod_tune.search.gp.output_scales import Scale, scales
-from horovod_tune.search.gp.process import Conditioned
+from horovod_tune.search.gp.process import Conditioned, EarlierTask, TransferCovariance
 
 
 @dataclass(frozen=True)

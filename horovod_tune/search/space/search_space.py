@@ -22,9 +22,17 @@ from ray.tune.search.sample import Domain
 from horovod_tune.search.space.choices import Categories, Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
-from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, put_at, value_at
-from horovod_tune.search.space.encoding import decode, encode
-from horovod_tune.search.space.sampled import draw_sampled
+from horovod_tune.search.space.domains import (
+    MISSING,
+    Path,
+    SpaceError,
+    decode,
+    draw_sampled,
+    encode,
+    path_name,
+    put_at,
+    value_at,
+)
 
 Point = tuple[float, ...]
 

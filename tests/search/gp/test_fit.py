@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ke
 
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import acquisition_of, log_h
-from horovod_tune.search.gp.failure_model import Safety, diverged
+from horovod_tune.search.gp.feasibility import Safety, diverged
 from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit, fit_kernel
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, matern52

@@ -10,11 +10,9 @@ from scipy.special import logsumexp
 from sklearn.gaussian_process.kernels import Matern
 
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
-from horovod_tune.search.gp.averaged import Averaged
-from horovod_tune.search.gp.fit import MarginalLikelihood, Priors
+from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, draws
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
-from horovod_tune.search.gp.hyperparameter_draws import draws
-from horovod_tune.search.gp.posterior import Posterior
+from horovod_tune.search.gp.posterior import Averaged, Posterior
 
 
 class Normal:

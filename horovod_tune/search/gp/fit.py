@@ -73,7 +73,7 @@ def fit(
     `features` has the shape (points, features), `groups` names the parameter of each feature. `starts` are
     the numbers of the places to start from, of 4; `warm`, the `theta` of an earlier fit, is the only one
     if it is given. `task`, shape (points,), is an earlier task there, whose weight is integrated out (see
-    `earlier_task`).
+    `TransferCovariance`).
     """
     objective = MarginalLikelihood(features, targets, groups, priors or Priors(), fixed_noise, timed, task)
     places = objective.starts(starts.stop)[starts.start :] if warm is None else [warm]

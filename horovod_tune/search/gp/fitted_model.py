@@ -42,7 +42,7 @@ class ModelOptions:
     #: More points than this are thinned out for the fit of the hyperparameters, and for the process.
     fit_points: int = 150
     process_points: int = 500
-    #: The warped scales that are tried besides the results' own, see `warping`; not for acquisition functions
+    #: The warped scales that are tried besides the results' own, see `output_scales`; not for acquisition functions
     #: that have a number on the objective's scale. A `kernel` and `fixed_noise` have one too: none are tried.
     softnesses: tuple[float, ...] = ()
 

@@ -74,7 +74,7 @@ def test_the_search_shows_its_progress_in_one_output(executed):
 
 def test_the_last_value_of_a_cell_is_the_analysis(executed):
     shown = html(outputs(executed, "analyze(results)"))
-    assert "best loss <strong>" in shown and "<table>" in shown
+    assert "best loss " in shown and "curve" in shown
 
 
 @pytest.mark.parametrize("plot", ["learning_curves", "parallel_coordinates"])

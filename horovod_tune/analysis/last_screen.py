@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.reader.metadata import Metadata, searcher_metadata
+from horovod_tune.analysis.reader.metadata import searcher_metadata
+from horovod_tune.analysis.reader.records import Metadata
 from horovod_tune.analysis.scoring import Score, best_index, kept, non_dominated, value_of
 from horovod_tune.analysis.trial_facts import error_line
 

@@ -346,9 +346,9 @@ class Analysis:
         return pareto_front(self, self.record.front if metrics is None else metrics)
 
     def _repr_html_(self) -> str:
-        from horovod_tune.analysis.html_summary import html_summary
+        from horovod_tune.analysis.terminal import as_html
 
-        return html_summary(self)
+        return as_html(self)
 
     def errors(self) -> dict[str, str]:
         """The full text of each failed trial's error file, by trial_id."""

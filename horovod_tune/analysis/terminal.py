@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune.analysis.expectations import Expectation, at_time, expectations, standings
@@ -71,6 +73,17 @@ def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_facts: bo
     if with_facts:
         parts += [_safe(f"{name:<21} {text}", "dim") for name, text in facts(analysis)[4:]]
     return Group(*parts)
+
+
+def as_html(analysis: Analysis, *, rows: int = 10, width: int = 160) -> str:
+    """Return what `view` shows as HTML without scripts, for a notebook; without rich, one line."""
+    try:
+        screen = console(record=True, file=io.StringIO(), width=width, force_jupyter=False)
+    except ImportError:
+        return f"<pre>{escape(repr(analysis))}</pre>"
+    screen.print(view(analysis, rows=rows, width=width - 20, with_facts=False))
+    look = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
+    return screen.export_html(inline_styles=True, code_format=look)
 
 
 def _safe(text: str, style: str = "") -> Text:

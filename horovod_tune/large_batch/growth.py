@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,20 +17,19 @@ from horovod_tune.large_batch.noise_scale import NoiseEstimate
 from horovod_tune.large_batch.world import horovod, world_size
 
 
-class GrowthPolicy(Protocol):
+class GrowthPolicy(ABC):
     """What `BatchGrowth` asks. All ranks must get the same answer, so measures are those of all ranks."""
 
+    @abstractmethod
     def growth(self, epoch: float, global_batch_size: int, measure: Any) -> int:
         """Return the factor to multiply the global batch by now; 1 keeps it."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain numbers."""
-        ...
+        """Return the state as plain numbers; there is none by default."""
+        return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027
+        """Continue from `state_dict`."""
 
 
 class BatchGrowth:
@@ -90,7 +90,7 @@ class BatchGrowth:
         self.batch.load_state_dict(state_dict["batch"])
 
 
-class FixedGrowth:
+class FixedGrowth(GrowthPolicy):
     r"""Multiply the batch by `factor` at each milestone.
 
     AdaBatch (Devarakonda et al. 2017, arXiv:1712.02029) doubles it every so many epochs; Smith et al. (2018,
@@ -119,15 +119,13 @@ class FixedGrowth:
         return factor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain numbers."""
         return {"passed": self._passed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
         self._passed = state_dict["passed"]
 
 
-class NoiseScaleGrowth:
+class NoiseScaleGrowth(GrowthPolicy):
     r"""Multiply the batch by `factor` while the noise scale is surely beyond it (McCandlish et al. 2018).
 
     .. math:: B \leftarrow f B \quad \text{while } c\,\mathrm{low}(B_{simple}) \ge f B
@@ -159,15 +157,8 @@ class NoiseScaleGrowth:
             total *= self.factor
         return total
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: there is none."""
-        return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
-
-
-class CurvatureGrowth:
+class CurvatureGrowth(GrowthPolicy):
     r"""Multiply the batch by `factor` where the loss has become flatter (ABSA, Yao et al. 2018,
     arXiv:1810.01021).
 
@@ -205,11 +196,9 @@ class CurvatureGrowth:
         return self.factor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain numbers."""
         return {"reference": self._reference, "since": self._since}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
         self._reference, self._since = state_dict["reference"], state_dict["since"]
 
 
@@ -267,62 +256,37 @@ def largest_eigenvalue(
     chosen = [parameter for parameter in parameters if parameter.requires_grad]
     if not chosen:
         raise bounds.HyperparameterError("parameters must have one that requires a gradient, got none")
+    gradients = torch.autograd.grad(loss(), chosen, create_graph=True, materialize_grads=True)
+    flat = torch.cat([each.reshape(-1) for each in gradients])
     generator = torch.Generator().manual_seed(seed)
-    vector = [torch.randn(each.shape, generator=generator, dtype=torch.float64).to(each) for each in chosen]
-    _normalise(vector)
-    gradients = torch.autograd.grad(loss(), chosen, create_graph=True, allow_unused=True)
+    vector = torch.randn(len(flat), generator=generator, dtype=torch.float64).to(flat)
+    vector /= vector.norm()
     eigenvalue, products, converged = 0.0, 0, False
     while products < max_products and not converged:
-        product = _average(_hessian_product(gradients, chosen, vector))
+        product = _average(_hessian_product(flat, chosen, vector))
         products += 1
-        before, eigenvalue = eigenvalue, _dot(vector, product)
+        before, eigenvalue = eigenvalue, float(vector.double() @ product.double())
         bounds.number("the largest eigenvalue", eigenvalue)
-        converged = products > 1 and abs(eigenvalue - before) <= tolerance * abs(eigenvalue)
-        vector = product
-        if _normalise(vector) == 0:  # A linear loss.
-            converged = True
+        length = product.norm()
+        # It is 0 for a linear loss.
+        converged = not length or (products > 1 and abs(eigenvalue - before) <= tolerance * abs(eigenvalue))
+        vector = product / length
     return Curvature(eigenvalue, products, time.perf_counter() - started, converged)
 
 
 def _hessian_product(
-    gradients: tuple[torch.Tensor | None, ...], parameters: list[torch.Tensor], vector: list[torch.Tensor]
-) -> list[torch.Tensor]:
-    pairs = [
-        (gradient, each)
-        for gradient, each in zip(gradients, vector, strict=True)
-        if gradient is not None and gradient.requires_grad
-    ]
-    if not pairs:
-        return [torch.zeros_like(parameter) for parameter in parameters]
+    gradient: torch.Tensor, parameters: list[torch.Tensor], vector: torch.Tensor
+) -> torch.Tensor:
+    if not gradient.requires_grad:
+        return torch.zeros_like(vector)
     products = torch.autograd.grad(
-        [gradient for gradient, _ in pairs],
-        parameters,
-        grad_outputs=[each for _, each in pairs],
-        retain_graph=True,
-        allow_unused=True,
+        gradient, parameters, grad_outputs=vector, retain_graph=True, materialize_grads=True
     )
-    return [
-        torch.zeros_like(parameter) if product is None else product.detach().clone()
-        for product, parameter in zip(products, parameters, strict=True)
-    ]
+    return torch.cat([each.reshape(-1) for each in products])
 
 
-def _average(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _average(product: torch.Tensor) -> torch.Tensor:
     hvd = horovod()
     if hvd is None or world_size() == 1:
-        return tensors
-    averaged = hvd.grouped_allreduce(tensors, name="horovod_tune.large_batch.growth", op=hvd.Average)
-    return list(averaged)
-
-
-def _dot(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
-    return sum(float((a.double() * b.double()).sum()) for a, b in zip(one, other, strict=True))
-
-
-def _normalise(vector: list[torch.Tensor]) -> float:
-    """Make the vector's norm 1, and return what it was."""
-    norm = _dot(vector, vector) ** 0.5
-    if norm:
-        for part in vector:
-            part.div_(norm)
-    return norm
+        return product
+    return hvd.allreduce(product, name="horovod_tune.large_batch.curvature", op=hvd.Average)

@@ -6,7 +6,7 @@ Horovod is not imported for that: a training function that uses it has done so.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,22 +47,19 @@ def rank(process_set: Any = None) -> int:
     return int(hvd.rank() if process_set is None else process_set.rank())
 
 
-def gather(row: Sequence[float], name: str, process_set: Any = None) -> list[list[float]]:
-    """Return the row of every rank, by rank: the same everywhere, so that no rank decides differently.
+def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> Callable[[], list[list[float]]]:
+    """Return a function that waits for the row of every rank and returns them by rank.
+
+    They are the same everywhere, so that no rank decides differently.
 
     Args:
         row: Numbers, as many on every rank.
         name: Of the collective; one at a time may be under way.
         process_set: The ranks that take part, by default all.
 
-    >>> gather([1, 2.5], "losses")
+    >>> gather_async([1, 2.5], "losses")()
     [[1.0, 2.5]]
     """
-    return gather_async(row, name, process_set)()
-
-
-def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> Any:
-    """Return a function that waits for, and returns, what `gather` does."""
     hvd = horovod()
     if hvd is None or world_size(process_set) == 1:
         rows = [[float(value) for value in row]]

@@ -152,7 +152,7 @@ class BayesOptSearch(Searcher):
         #: What trials did between `restore` and the moment that the space is known.
         self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
         self._space_is_restored = False
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._space: SearchSpace | None = None
         if space:
             self._set_space(SearchSpace(from_mixed(space), include_constants=True))
@@ -197,13 +197,13 @@ class BayesOptSearch(Searcher):
                 point = self._optimizer.next_point(space, self._history, self._seed, self._objectives())
             if self._optimizer.learns_from_curves:
                 # A warning: messages at level INFO are not shown by default.
-                self._say_once(
+                self._warn_once(
                     "curves",
                     "the search learns from every report, of running and stopped trials too, over "
                     f"{self._time_attr!r}",
                 )
             if self._history.rounds(space.size) and not space.is_sampled:
-                self._say_once(
+                self._warn_once(
                     "exhausted",
                     f"all points of the search space have been suggested ({int(space.size)}); from here on "
                     "points are repeated, the most promising first",
@@ -219,9 +219,9 @@ class BayesOptSearch(Searcher):
             trial.last = as_number(result.get(objectives.metrics[0]))
             trial.others.update(objectives.others_in(result))
             time = as_number(result.get(self._time_attr))
-            trial.note(time, trial.last)
+            trial.add_report(time, trial.last)
             if time is None and self._time_attr != TRAINING_ITERATION:
-                self._say_no_time(trial_id, result)
+                self._warn_of_missing_time(trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -241,20 +241,20 @@ class BayesOptSearch(Searcher):
         trial.others.update(objectives.others_in(flat))
         self._history.end(trial_id, objectives.value_of_all(trial, value), error)
         time = as_number(flat.get(self._time_attr))
-        trial.note(time, value)
+        trial.add_report(time, value)
         if not result:
             return
         if time is None and self._time_attr != TRAINING_ITERATION:
-            self._say_no_time(trial_id, flat)
+            self._warn_of_missing_time(trial_id, flat)
         if trial.ending is Ending.UNKNOWN:
-            self._say_once(
+            self._warn_once(
                 "metric",
                 f"trial {trial_id} ended without a number for the metric {self._metric!r}, so the search "
                 f"learned nothing from it; it reported {_told(flat, objectives.metrics)}",
             )
         for limit in self._limits if trial.ending is Ending.SCORED else ():
             if objectives.latest(trial, limit.metric) is None:
-                self._say_once(
+                self._warn_once(
                     str(limit),
                     f"trial {trial_id} ended without a number for {limit.metric!r}, so it does not keep the "
                     f"limit {limit}; it reported {sorted(flat)}",
@@ -434,16 +434,16 @@ class BayesOptSearch(Searcher):
             curves = []
         return {"time_attr": self._time_attr, "curves": [curve.as_json() for curve in curves]}
 
-    def _say_no_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
-        self._say_once(
+    def _warn_of_missing_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
+        self._warn_once(
             "time",
             f"trial {trial_id} reported no number for the time_attr {self._time_attr!r}, so the "
             f"search does not know when it was; it reported {sorted(flat)}",
         )
 
-    def _say_once(self, topic: str, message: str) -> None:
-        if topic not in self._said:
-            self._said.add(topic)
+    def _warn_once(self, topic: str, message: str) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
             logger.warning(message)
 
 

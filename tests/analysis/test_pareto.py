@@ -212,8 +212,8 @@ def test_the_front_can_be_drawn():
 
 def test_an_experiment_shows_itself_in_a_notebook():
     text = with_latency()._repr_html_()
-    assert "best accuracy <strong>" in text and "<table>" in text and "config = " in text
-    assert "and 30 more trials" in text
+    assert "best accuracy 0." in text and "curve" in text and "config = " in text
+    assert "30 more trials" in text and "<script" not in text
     evil = "<img src=x onerror=alert(1)>"
     made = made_experiment(3)
     trials = tuple(replace(t, trial_id=evil, config={evil: evil + str(t.number)}) for t in made.trials)
@@ -222,7 +222,7 @@ def test_an_experiment_shows_itself_in_a_notebook():
             replace(made.record, trials=trials, metric=metric), made.folder, metric=metric, mode="min"
         )
         assert evil not in hostile._repr_html_()
-    assert "does not say its metric" in hostile._repr_html_()
+    assert "does not say its" in hostile._repr_html_()
 
 
 def test_an_experiment_that_looked_for_a_front_says_where_it_is():

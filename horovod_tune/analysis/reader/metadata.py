@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from horovod_tune.analysis.experiment_metadata import METADATA_PREFIX, METADATA_SUFFIX
@@ -14,6 +14,7 @@ from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, r
 from horovod_tune.analysis.reader.records import (
     TRAINING_ITERATION,
     Domain,
+    Metadata,
     PredictedCurve,
     Predictions,
     Problem,
@@ -22,34 +23,9 @@ from horovod_tune.analysis.reader.records import (
     TrialRecord,
 )
 from horovod_tune.analysis.reader.runs import Run
-from horovod_tune.analysis.scoring import Limit, parse_limit
+from horovod_tune.analysis.scoring import parse_limit
 
 _KINDS = ("float", "integer", "categorical", "other")
-
-
-@dataclass
-class Metadata:
-    """What is known of a search; what is not written stays None and is shown as not known."""
-
-    metric: str | None = None
-    mode: str | None = None
-    num_samples: int | None = None
-    time_budget_s: float | None = None
-    searcher: str | None = None
-    scheduler: str | None = None
-    rungs: RungTimes | None = None
-    domains: dict[str, Domain] | None = None
-    constants: dict[str, Any] = field(default_factory=dict)
-    resources: Resources | None = None
-    limits: tuple[Limit, ...] = ()
-    front: dict[str, str] = field(default_factory=dict)
-    predictions: Predictions | None = None
-
-    def add(self, other: Metadata) -> None:
-        """Take over what is not known yet."""
-        for name, value in vars(other).items():
-            if not getattr(self, name) and value:
-                setattr(self, name, value)
 
 
 def run_metadata(written: Mapping[str, Any]) -> Metadata:
@@ -64,7 +40,7 @@ def run_metadata(written: Mapping[str, Any]) -> Metadata:
         time_budget_s=number_or_none(written.get("time_budget_s")),
         searcher=text_or_none(written.get("searcher")),
         scheduler=text_or_none(written.get("scheduler")),
-        rungs=_rung_times(written.get("time_attr"), written.get("rungs")),
+        rung_times=_rung_times(written.get("time_attr"), written.get("rungs")),
         domains=domains or None,
         constants=mapping(written.get("constants")),
         resources=Resources(tuple(bundles)) if bundles else None,
@@ -177,7 +153,7 @@ class RunFiles:
             try:
                 data = self._read(name) or b""
                 if data[:1] != b"\x80":  # a pickle of one of Tune's own searchers, which is not opened
-                    known.add(searcher_metadata(data))
+                    known = known.filled_in(searcher_metadata(data))
             except (ValueError, OSError) as error:
                 problems.append(Problem(name, f"not readable ({error})"))
         return known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from horovod_tune.analysis.scoring import Limit
@@ -108,17 +108,43 @@ class RungTimes:
     times: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class ExperimentRecord:
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """What a search has written about itself; what is not written stays None or empty.
+
+    `rung_times` are those at which ASHA or `PromotingASHA` decides. `domains` are the search space's.
+    `limits`, and the metrics with their modes in `front`, are those that `BayesOptSearch` was given;
+    `predictions` are its own.
+    """
+
+    metric: str | None = None
+    mode: str | None = None
+    num_samples: int | None = None
+    time_budget_s: float | None = None
+    searcher: str | None = None
+    scheduler: str | None = None
+    rung_times: RungTimes | None = None
+    domains: dict[str, Domain] | None = None
+    constants: dict[str, Any] = field(default_factory=dict)
+    resources: Resources | None = None
+    limits: tuple[Limit, ...] = ()
+    front: dict[str, str] = field(default_factory=dict)
+    predictions: Predictions | None = None
+
+    def filled_in(self, other: Metadata) -> Metadata:
+        """Return this with what only `other` knows."""
+        return replace(
+            self, **{name: value for name, value in vars(other).items() if not getattr(self, name)}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentRecord(Metadata):
     """One search as Tune's files have it.
 
     `run` names it (None if its state file is lost), `runs` all searches of the same folder, oldest first.
     `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` says
     that the folder was copied, so that its files' times say nothing about the search.
-    `rung_times` are those at which ASHA or `PromotingASHA` decides, None if no such scheduler is known.
-    `domains` is None if the space is not written down anywhere. `limits`, and the metrics with their modes
-    in `front`, are those that `BayesOptSearch` was given; `predictions` are its own, None if it learned
-    from no curves.
     """
 
     name: str
@@ -127,22 +153,10 @@ class ExperimentRecord:
     run: str | None = None
     runs: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
-    metric: str | None = None
-    mode: str | None = None
     start_time: float | None = None
     last_write: float | None = None
     sessions: tuple[float, ...] = ()
     is_copy: bool = False
-    num_samples: int | None = None
-    domains: dict[str, Domain] | None = None
-    constants: dict[str, Any] = field(default_factory=dict)
-    searcher: str | None = None
-    scheduler: str | None = None
-    rung_times: RungTimes | None = None
-    time_budget_s: float | None = None
-    limits: tuple[Limit, ...] = ()
-    front: dict[str, str] = field(default_factory=dict)
-    predictions: Predictions | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -43,9 +43,9 @@ def with_files(
     rows = _rows(results, files) if results is not None else []
     rows = rows or _csv_rows(files)
     if not rows and trial.last_result is not None:
-        files.note("result.json is missing or empty; only its last report is known")
+        files.add_problem("result.json is missing or empty; only its last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
-        files.note("it has no reports")
+        files.add_problem("it has no reports")
     config = trial.config
     if trial.status == "UNKNOWN" or OBJECT in str(config):  # params.json has objects as text
         config = _params(files, rows) or config
@@ -67,7 +67,7 @@ class _TrialFiles:
         self._stored, self._staged, self._where = stored, staged, where
         self.problems: list[Problem] = []
 
-    def note(self, what: str) -> None:
+    def add_problem(self, what: str) -> None:
         self.problems.append(Problem(self._where, what))
 
     def longer(self, name: str) -> bytes | None:
@@ -78,7 +78,7 @@ class _TrialFiles:
                 place = self._staged
             return place.read(name)
         except OSError as error:
-            self.note(f"{name} cannot be read: {error}")
+            self.add_problem(f"{name} cannot be read: {error}")
             return None
 
 
@@ -86,15 +86,15 @@ def _params(files: _TrialFiles, rows: Sequence[dict[str, Any]]) -> dict[str, Any
     data = files.longer("params.json")
     if not data:
         if not rows or not mapping(rows[-1].get("config")):
-            files.note("params.json is missing")
+            files.add_problem("params.json is missing")
         return {}
     try:
         config, cut = read_json(data)
     except ValueError as error:
-        files.note(f"params.json is not readable ({error})")
+        files.add_problem(f"params.json is not readable ({error})")
         return {}
     for what in cut:
-        files.note(f"params.json: {what} is left out")
+        files.add_problem(f"params.json: {what} is left out")
     return mapping(config)
 
 
@@ -111,11 +111,11 @@ def _rows(data: bytes, files: _TrialFiles) -> list[dict[str, Any]]:
         except ValueError:
             half = number == len(lines)
             what = "ends in a half-written report" if half else f"line {number} is not a report"
-            files.note(f"result.json: {what}; that report is left out")
+            files.add_problem(f"result.json: {what}; that report is left out")
             continue
         rows.append(row)
         for what in cut:
-            files.note(f"result.json: line {number}: {what} is left out")
+            files.add_problem(f"result.json: line {number}: {what} is left out")
     return rows
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders
-from horovod_tune.analysis.reader.metadata import Metadata, RunFiles
+from horovod_tune.analysis.reader.metadata import RunFiles
 from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, parse_json, text_or_none
-from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
+from horovod_tune.analysis.reader.records import ExperimentRecord, Metadata, Problem, TrialRecord
 from horovod_tune.analysis.reader.runs import STATE_PREFIX, STATE_SUFFIX, Run, StateFile, choose, runs_of
 from horovod_tune.analysis.reader.trial_files import trials_of_state, with_files
 
@@ -258,23 +258,12 @@ def _assemble(
         runs=tuple(run.name for run in files.runs),
         trials=trials,
         problems=tuple(problems),
-        metric=metric,
-        mode=mode,
         start_time=min((*sessions, *starts), default=None),
         sessions=sessions,
         is_copy=is_copy,
         last_write=max(modified, default=None),
-        num_samples=known.num_samples,
-        domains=known.domains,
-        constants=known.constants,
-        searcher=known.searcher,
-        scheduler=known.scheduler,
-        rung_times=known.rungs,
-        time_budget_s=known.time_budget_s,
-        limits=known.limits,
-        front=known.front,
-        predictions=known.predictions,
         facts=written,
+        **vars(replace(known, metric=metric, mode=mode)),
     )
 
 

@@ -42,8 +42,8 @@ class ModelOptions:
     #: More points than this are thinned out for the fit of the hyperparameters, and for the process.
     fit_points: int = 150
     process_points: int = 500
-    #: The warped scales that are tried besides the results' own, see `output_scales`; not for acquisition functions
-    #: that have a number on the objective's scale. A `kernel` and `fixed_noise` have one too: none are tried.
+    #: The warped scales that are tried besides the results' own, see `output_scales`; not for acquisition
+    #: functions that have a number on the objective's scale. A `kernel` and `fixed_noise` have one too.
     softnesses: tuple[float, ...] = ()
 
 

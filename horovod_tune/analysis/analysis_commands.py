@@ -47,7 +47,7 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     export = subparsers.add_parser(
         "export",
         help="write an experiment's tables as CSV or Parquet",
-        description="Write one row a trial, or with --what history one row a report.",
+        description="Write one row per trial, or with --what history one row per report.",
     )
     _common(export)
     export.add_argument("--csv", metavar="FILE", help="write CSV to this file (- for standard output)")

@@ -13,24 +13,12 @@ import pandas as pd
 from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.results import Analysis
 
-_FORMULA = (
-    "=",
-    "+",
-    "-",
-    "@",
-    "\t",
-    "\r",
-    "\n",
-    *"\uff1d\uff0b\uff0d\uff20",
-)  # the last four: full-width ones
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: full-width ones
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-WHAT = ("trials", "history")
 
 
 def chosen_frame(analysis: Analysis, what: str) -> pd.DataFrame:
-    """Return one row a trial ("trials") or one row a report ("history"). Raises `ValueError` for others."""
-    if what not in WHAT:
-        raise ValueError(f'what must be "trials" or "history", got {what!r}')
+    """Return one row per trial ("trials") or one row per report ("history")."""
     return analysis.dataframe() if what == "trials" else analysis.history()
 
 

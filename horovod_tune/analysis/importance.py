@@ -21,8 +21,8 @@ _GRID = 20  # points of an axis of the ground
 class Importances:
     """What permuting each hyperparameter costs the model, largest first.
 
-    `drop` and `spread` have one entry a name: the mean loss of R² on trials that the model has not seen, and
-    its standard deviation over folds and repeats. `r2` is the model's R² there: near or below 0 the
+    `drop` and `spread` have one entry per name: the mean loss of R² on trials that the model has not seen,
+    and its standard deviation over folds and repeats. `r2` is the model's R² there: near or below 0 the
     hyperparameters do not explain the metric, and the importances mean nothing. `trials` is how many
     were used.
     """

@@ -80,7 +80,7 @@ def analyze(
 
 
 def several_runs(record: ExperimentRecord) -> str:
-    """Say which of a folder's searches this is, and how to choose another."""
+    """Return which of a folder's searches this is, and how to choose another."""
     others = ", ".join(name for name in record.runs if name != record.run)
     which = "the newest" if record.run == record.runs[-1] else "one"
     return (

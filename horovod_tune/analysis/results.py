@@ -305,7 +305,7 @@ class Analysis:
         return best_checkpoint_folder(self)
 
     def dataframe(self) -> pd.DataFrame:
-        """One row a trial, in the order of creation.
+        """One row per trial, in the order of creation.
 
         Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
         start and end (UTC), duration_s, ranks, hosts and start_s (NA where the reports do not say), error
@@ -319,7 +319,7 @@ class Analysis:
         return self.metric is not None and self.mode is not None and self.metric in self.reported_numbers
 
     def history(self) -> pd.DataFrame:
-        """One row a report, by trial and then in the order of reporting.
+        """One row per report, by trial and then in the order of reporting.
 
         Columns: trial_id, training_iteration, attempt (counts the trial's starts), time (UTC; Tune writes
         whole seconds), elapsed_s since the experiment's start, then whatever was reported. Configurations are

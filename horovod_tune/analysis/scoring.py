@@ -143,7 +143,7 @@ def parse_limit(text: str) -> Limit:
 def known_values(
     rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]
 ) -> Iterator[tuple[float | None, ...]]:
-    """Give, at each report, each metric's value as last reported: some metrics come with some reports only.
+    """Yield, at each report, each metric's value as last reported: some metrics come with some reports only.
 
     >>> list(known_values([{"a": 1}, {"b": 5}, {"a": 2}], ["a", "b"]))
     [(1.0, None), (1.0, 5.0), (2.0, 5.0)]

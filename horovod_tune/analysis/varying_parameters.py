@@ -25,7 +25,7 @@ _MANY = 12  # a choice among more numbers than this is drawn as a numeric axis
 class Parameter:
     """One hyperparameter over all trials.
 
-    `values` has one entry a trial, in the order of `Analysis.trials`; None if the trial lacks it. `kind`
+    `values` has one entry per trial, in the order of `Analysis.trials`; None if the trial lacks it. `kind`
     is "numeric" or "category". `categories` are a category's values as text, in the order of its axis.
     """
 

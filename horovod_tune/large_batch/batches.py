@@ -79,7 +79,7 @@ size 6, such as 4092 or 4098, got 4096
 
 
 def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterator[list[torch.Tensor]]:
-    """Give, for each optimiser step of an epoch, the indices of each pass of this rank.
+    """Yield, for each optimiser step of an epoch, the indices of each pass of this rank.
 
     The samples of a step are those of one rank with the whole batch. The last step may be smaller; it may
     leave a rank with fewer passes, or with none.
@@ -178,11 +178,11 @@ class GlobalBatch:
         self._even = even
 
     def resize(self, global_batch_size: int) -> None:
-        """Go on with another global batch, between two optimiser steps."""
+        """Continue with another global batch, between two optimiser steps."""
         self._share(global_batch_size, self.split.world_size)
 
     def follow_world(self) -> None:
-        """Go on in a world that has changed its size in this process, as under ``hvd.elastic.run``.
+        """Continue in a world that has changed its size in this process, as under ``hvd.elastic.run``.
 
         Every rank calls it. A group of passes that was under way is dropped.
 
@@ -199,7 +199,7 @@ class GlobalBatch:
         return {"global_batch_size": self.split.global_batch_size, "world_size": self.split.world_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`, in a world of any size; load the scheduler's state before."""
+        """Continue from `state_dict`, in a world of any size; load the scheduler's state before."""
         size, world = state_dict["global_batch_size"], state_dict["world_size"]
         self.resize(self._in_world(size, world, self.split.world_size))
 

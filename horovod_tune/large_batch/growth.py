@@ -85,7 +85,7 @@ class BatchGrowth:
         return {"batch": self.batch.state_dict(), "policy": self.policy.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`, in a world of any size; load the scheduler's state before."""
+        """Continue from `state_dict`, in a world of any size; load the scheduler's state before."""
         self.policy.load_state_dict(state_dict["policy"])
         self.batch.load_state_dict(state_dict["batch"])
 

@@ -108,7 +108,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         raise TrustRatioError(f"the trust ratio of {self.name_of(parameter)} must be finite, got {values}")
 
     def with_gradients(self) -> Iterator[tuple[Group, Tensors, Tensors]]:
-        """Give each group with its parameters that have gradients, and those."""
+        """Yield each group with its parameters that have gradients, and those."""
         found = []
         for group in self.param_groups:
             params = [parameter for parameter in group["params"] if parameter.grad is not None]

@@ -98,7 +98,7 @@ class LargeBatchLR(LRScheduler):
         return scaling_factor(self.global_batch_size, self.base_batch_size, self.rule)
 
     def step(self, epoch: int | None = None) -> None:
-        """Go on by one optimiser step.
+        """Advance by one optimiser step.
 
         Raises:
             HyperparameterError: `epoch` was given; the epoch follows from the steps.
@@ -125,7 +125,7 @@ class LargeBatchLR(LRScheduler):
         return [base * (factor * reduction) for base, reduction in groups]
 
     def change_batch(self, global_batch_size: int | None = None, *, steps_per_epoch: int) -> None:
-        """Go on at the same epoch with another global batch; the rate follows by the scaling rule.
+        """Continue at the same epoch with another global batch; the rate follows by the scaling rule.
 
         Args:
             global_batch_size: The new one; None keeps it.

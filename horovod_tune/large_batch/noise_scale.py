@@ -117,7 +117,7 @@ class NoiseScale:
         return {"sums": list(self._sums)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Continue from `state_dict`."""
         self._sums = [float(each) for each in state_dict["sums"]]
 
 

@@ -47,11 +47,11 @@ class TrainingSetup:
         return self.batch.split
 
     def follow_world(self) -> None:
-        """Go on in a world that has changed its size in this process; see `GlobalBatch.follow_world`."""
+        """Continue in a world that has changed its size in this process; see `GlobalBatch.follow_world`."""
         self.batch.follow_world()
 
     def batches(self, order: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-        """Give, for each optimiser step of an epoch, the indices of this rank's passes; see `rank_passes`."""
+        """Yield, for each optimiser step of an epoch, the indices of this rank's passes: `rank_passes`."""
         yield from rank_passes(order, self.split, rank(getattr(self.optimizer, "process_set", None)))
 
     def backward(self, loss: torch.Tensor, *, samples: int) -> None:
@@ -87,7 +87,7 @@ class TrainingSetup:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict` at the same epoch, with the rates and the batch of this configuration.
+        """Continue from `state_dict` at the same epoch, with the rates and the batch of this configuration.
 
         So a trial also continues after population based training has changed its configuration. An
         optimiser of another kind starts with a state of its own.

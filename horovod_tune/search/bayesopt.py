@@ -122,8 +122,7 @@ class BayesOptSearch(Searcher):
         check_arguments(random_search_steps, time_attr, max_t)
         if (several or limits) and evaluated_rewards is not None:
             raise ValueError(
-                "evaluated_rewards knows one value a point: leave it out where metric is a list or there are "
-                "limits"
+                "evaluated_rewards has one value per point: leave it out with several metrics or limits"
             )
         if several and analysis is not None:
             raise ValueError("analysis is for one metric: leave it out where metric is a list")
@@ -285,8 +284,8 @@ class BayesOptSearch(Searcher):
 
         `alpha` fixes the noise's variance, in standardised units, that otherwise is estimated;
         `n_restarts_optimizer` adds starting points (0 to 3) to the fit. `kernel` is a kernel of scikit-learn
-        that takes the place of the search's own (None), and with it of the priors on the hyperparameters and
-        of the estimate of the noise: scikit-learn fits it to the marginal likelihood, and the noise is
+        that replaces the search's own (None), the priors on the hyperparameters and the estimate of the
+        noise: scikit-learn fits it to the marginal likelihood, and the noise is
         `alpha` (1e-6 if not given) and what a `WhiteKernel` in it finds. It sees numbers as [0, 1], in the
         log for log domains and for ranges over powers of ten, and a choice as one column for each category,
         two categories at distance 1.

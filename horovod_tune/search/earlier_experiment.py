@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
 
-from horovod_tune.search.curve_rows import rows_of
 from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.process import EarlierTask
 from horovod_tune.search.history import Trial, as_number
+from horovod_tune.search.learning_curves import rows_of
 from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, value_at

@@ -95,11 +95,8 @@ class History:
         trial.add_report(time, value)
         self.earlier.append(trial)
 
-    def with_ending(self, ending: Ending) -> list[Trial]:
-        return [trial for trial in self.trials.values() if trial.ending is ending]
-
     def end(self, trial_id: str, value: float | None, error: bool) -> None:
-        """Note how a trial ended; a trial that is run again after a failure may end a second time."""
+        """Record how a trial ended; a trial that is run again after a failure may end a second time."""
         trial = self.trials[trial_id]
         if error or (value is not None and not math.isfinite(value)):
             trial.ending, trial.value = Ending.FAILED, None

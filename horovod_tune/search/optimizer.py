@@ -13,16 +13,6 @@ from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
 from horovod_tune.analysis.scoring import non_dominated
-from horovod_tune.search.curve_rows import (
-    PredictedCurve,
-    axis,
-    curve_data,
-    has_curves,
-    is_unfinished,
-    predicted_curves,
-    rows_of,
-    those_ahead,
-)
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
 from horovod_tune.search.gp.feasibility import AllOf, Feasibility, FeasibilityOnly
@@ -34,6 +24,16 @@ from horovod_tune.search.gp.process import EarlierTask
 from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
 from horovod_tune.search.history import Ending, History, seed_for
 from horovod_tune.search.initial_points import leftover_point, quasi_random_point, safety_of
+from horovod_tune.search.learning_curves import (
+    PredictedCurve,
+    axis,
+    curve_data,
+    has_curves,
+    is_unfinished,
+    predicted_curves,
+    rows_of,
+    those_ahead,
+)
 from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace

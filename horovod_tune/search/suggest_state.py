@@ -70,8 +70,9 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
 
 def sorted_out(history: History, objectives: Objectives) -> tuple[list[Trial], list[Trial]]:
     """Return the trials that say something about the metrics, and those that failed or have diverged."""
-    failed = history.with_ending(Ending.FAILED)
-    others = [trial for trial in history.trials.values() if trial.ending is not Ending.FAILED]
+    trials = list(history.trials.values())
+    failed = [trial for trial in trials if trial.ending is Ending.FAILED]
+    others = [trial for trial in trials if trial.ending is not Ending.FAILED]
     lost: set[int] = set()
     for metric in objectives.metrics:
         gains = [objectives.gain(trial, metric) for trial in others]

@@ -19,9 +19,9 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from horovod_tune.search import BayesOptSearch, optimizer
-from horovod_tune.search.curve_rows import axis, is_unfinished, kept_times, rows_of
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.history import Ending, Trial
+from horovod_tune.search.learning_curves import axis, is_unfinished, kept_times, rows_of
 
 METRIC = "loss"
 SPACE = {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0), "z": tune.uniform(0.0, 1.0)}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from horovod_tune.search.gp.acquisition import log_ndtr_slope, log_probability_below
+from horovod_tune.search.gp.acquisition import log_ndtr_slope
 from horovod_tune.search.gp.fit import Priors, fit
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance
@@ -161,17 +161,16 @@ class Safety:
     def log_probability(self, features: FloatArray) -> FloatArray:
         """Return the logarithm of the probability of not failing, shape (queries,)."""
         means, stds = self._process.predict(features)
-        return _CAUTION * log_probability_below(_TOLERATED, means[:, 0], np.sqrt(stds**2 + _BLUR**2))
+        return _CAUTION * log_ndtr((_TOLERATED - means[:, 0]) / np.sqrt(stds**2 + _BLUR**2))
 
     def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
         """Return the same at one query, and its gradient, shape (features,)."""
         mean, std, mean_slope, std_slope = self._process.predict_with_slopes(query)
         total = np.sqrt(std**2 + _BLUR**2)
         z = (_TOLERATED - mean[0]) / total
-        log_p = log_probability_below(_TOLERATED, mean[:1], np.asarray([total]))[0]
         ratio = float(log_ndtr_slope(np.asarray(z)))
         slope = ratio * (-mean_slope[:, 0] / total - z / total * (std / total) * std_slope)
-        return _CAUTION * float(log_p), _CAUTION * slope
+        return _CAUTION * float(log_ndtr(z)), _CAUTION * slope
 
 
 def _spread(points: FloatArray) -> FloatArray:

@@ -62,7 +62,7 @@ class Choice:
         return np.minimum(np.searchsorted(self._shares, quantiles, side="right"), self.cardinality - 1)
 
     def complaint(self, value: Any) -> str | None:
-        """Say why `value` does not belong here, or return None if it does."""
+        """Return why `value` does not belong here, None if it does."""
         if self._find(value) is not None:
             return None
         return f"must be one of {spelled(self._given)}, got {value!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
@@ -18,10 +19,12 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.scoring import Limit, Score, best_index, kept, score
+from horovod_tune.analysis.scoring import Limit, Score, best_index, is_better, kept, score, value_of
 from horovod_tune.analysis.trial_facts import config_changes, plain_text
 from horovod_tune.errors import HorovodTuneError
 
+# Not checkpoint_000001.part: a copy that a full disk or a kill has ended.
+_CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
 
 
@@ -300,9 +303,23 @@ class Analysis:
 
     @cached_property
     def _best_checkpoint_folder(self) -> Folder | None:
-        from horovod_tune.analysis.best_checkpoint import best_checkpoint_folder
-
-        return best_checkpoint_folder(self)
+        metric, mode = self.require_metric()
+        if not self.best_trial.directory:
+            return None
+        home = self.folder.below(self.best_trial.folder_name)
+        on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
+        # Ray adds the name to a report that came with a checkpoint.
+        measured = {
+            str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in self.best_trial.rows
+        }
+        chosen, best = None, math.nan
+        for name in sorted(on_disk):
+            value = measured.get(name)
+            if value is not None and is_better(value, best, mode):
+                chosen, best = name, value
+        # Reports of class trainables name no checkpoint: the newest is the nearest to the last result.
+        chosen = chosen or max(on_disk, default=None)
+        return None if chosen is None else home.below(chosen)
 
     def dataframe(self) -> pd.DataFrame:
         """One row per trial, in the order of creation.

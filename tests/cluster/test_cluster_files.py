@@ -275,7 +275,10 @@ def test_the_sky_task_ends_its_cluster_and_its_scripts_are_bash(tmp_path: Path) 
     subprocess.run(["bash", "-n", "-c", task["run"]], check=True, timeout=10)
     # What is started: the head, and the command once all nodes are there; a worker joins and returns.
     note = 'echo "$(basename $0) $*" >> "$NOTES"'
-    for name, text in {"ray": note, "python": f"{note}; cat > /dev/null", "tune": f"{note}; exit 3"}.items():
+    # As the program that waits for the nodes does: the head starts in the background.
+    until_ray = 'for _ in $(seq 300); do grep -q "^ray" "$NOTES" && exit; sleep 0.1; done; exit 1'
+    wait = f"{note}; cat > /dev/null; {until_ray}"
+    for name, text in {"ray": note, "python": wait, "tune": f"{note}; exit 3"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / ".horovod-tune").mkdir()

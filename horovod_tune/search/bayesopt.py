@@ -10,7 +10,6 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,32 +18,25 @@ from ray.tune.result import DEFAULT_METRIC, TRAINING_ITERATION
 from ray.tune.search import Searcher
 from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
-from threadpoolctl import ThreadpoolController
 
 from horovod_tune import ray_compat
 from horovod_tune.search import state_file
-from horovod_tune.search.earlier_experiment import PreviousResults, read_previous
+from horovod_tune.search.blas import one_thread
 from horovod_tune.search.gp.acquisition import acquisition_of
 from horovod_tune.search.gp.fitted_model import FitState
-from horovod_tune.search.history import Ending, History, Trial, as_number, seed_for, seed_of
+from horovod_tune.search.gp.gp_options import check_kernel, model_options
+from horovod_tune.search.history import Ending, History, Trial, as_number
 from horovod_tune.search.initial_points import Queued, queue_points
 from horovod_tune.search.objectives import Objectives, check_metrics, parse_limits
 from horovod_tune.search.optimizer import Optimizer
-from horovod_tune.search.search_arguments import check_arguments, check_kernel, model_options, refuse_removed
-from horovod_tune.search.space.domains import SpaceError, from_mixed, seeded, to_pbounds
+from horovod_tune.search.search_arguments import check_arguments, refuse_removed
+from horovod_tune.search.seeds import seed_for, seed_of
+from horovod_tune.search.space.domains import SpaceError, from_mixed, to_pbounds
+from horovod_tune.search.space.sampled import seeded
 from horovod_tune.search.space.search_space import SearchSpace
+from horovod_tune.search.warm_start import PreviousResults, read_previous
 
 logger = logging.getLogger(__name__)
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    """Return the loaded BLAS libraries, which use one thread while a suggestion is made.
-
-    Threads that wait for one another on cores that trials use make a suggestion of 40 ms take seconds. One
-    thread also adds in one order whatever the number of cores, so that suggestions do not depend on it.
-    """
-    return ThreadpoolController()
 
 
 class BayesOptSearch(Searcher):
@@ -122,7 +114,8 @@ class BayesOptSearch(Searcher):
         check_arguments(random_search_steps, time_attr, max_t)
         if (several or limits) and evaluated_rewards is not None:
             raise ValueError(
-                "evaluated_rewards has one value per point: leave it out with several metrics or limits"
+                "evaluated_rewards knows one value a point: leave it out where metric is a list or there are "
+                "limits"
             )
         if several and analysis is not None:
             raise ValueError("analysis is for one metric: leave it out where metric is a list")
@@ -151,7 +144,7 @@ class BayesOptSearch(Searcher):
         #: What trials did between `restore` and the moment that the space is known.
         self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
         self._space_is_restored = False
-        self._warned: set[str] = set()
+        self._said: set[str] = set()
         self._space: SearchSpace | None = None
         if space:
             self._set_space(SearchSpace(from_mixed(space), include_constants=True))
@@ -192,17 +185,17 @@ class BayesOptSearch(Searcher):
             queued = self._queue.pop(0)
             point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
-            with _blas().limit(limits=1, user_api="blas"):
+            with one_thread():
                 point = self._optimizer.next_point(space, self._history, self._seed, self._objectives())
             if self._optimizer.learns_from_curves:
                 # A warning: messages at level INFO are not shown by default.
-                self._warn_once(
+                self._say_once(
                     "curves",
                     "the search learns from every report, of running and stopped trials too, over "
                     f"{self._time_attr!r}",
                 )
             if self._history.rounds(space.size) and not space.is_sampled:
-                self._warn_once(
+                self._say_once(
                     "exhausted",
                     f"all points of the search space have been suggested ({int(space.size)}); from here on "
                     "points are repeated, the most promising first",
@@ -218,9 +211,9 @@ class BayesOptSearch(Searcher):
             trial.last = as_number(result.get(objectives.metrics[0]))
             trial.others.update(objectives.others_in(result))
             time = as_number(result.get(self._time_attr))
-            trial.add_report(time, trial.last)
+            trial.note(time, trial.last)
             if time is None and self._time_attr != TRAINING_ITERATION:
-                self._warn_of_missing_time(trial_id, result)
+                self._say_no_time(trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -240,20 +233,20 @@ class BayesOptSearch(Searcher):
         trial.others.update(objectives.others_in(flat))
         self._history.end(trial_id, objectives.value_of_all(trial, value), error)
         time = as_number(flat.get(self._time_attr))
-        trial.add_report(time, value)
+        trial.note(time, value)
         if not result:
             return
         if time is None and self._time_attr != TRAINING_ITERATION:
-            self._warn_of_missing_time(trial_id, flat)
+            self._say_no_time(trial_id, flat)
         if trial.ending is Ending.UNKNOWN:
-            self._warn_once(
+            self._say_once(
                 "metric",
                 f"trial {trial_id} ended without a number for the metric {self._metric!r}, so the search "
                 f"learned nothing from it; it reported {_told(flat, objectives.metrics)}",
             )
         for limit in self._limits if trial.ending is Ending.SCORED else ():
             if objectives.latest(trial, limit.metric) is None:
-                self._warn_once(
+                self._say_once(
                     str(limit),
                     f"trial {trial_id} ended without a number for {limit.metric!r}, so it does not keep the "
                     f"limit {limit}; it reported {sorted(flat)}",
@@ -284,8 +277,8 @@ class BayesOptSearch(Searcher):
 
         `alpha` fixes the noise's variance, in standardised units, that otherwise is estimated;
         `n_restarts_optimizer` adds starting points (0 to 3) to the fit. `kernel` is a kernel of scikit-learn
-        that replaces the search's own (None), the priors on the hyperparameters and the estimate of the
-        noise: scikit-learn fits it to the marginal likelihood, and the noise is
+        that takes the place of the search's own (None), and with it of the priors on the hyperparameters and
+        of the estimate of the noise: scikit-learn fits it to the marginal likelihood, and the noise is
         `alpha` (1e-6 if not given) and what a `WhiteKernel` in it finds. It sees numbers as [0, 1], in the
         log for log domains and for ranges over powers of ten, and a choice as one column for each category,
         two categories at distance 1.
@@ -425,7 +418,7 @@ class BayesOptSearch(Searcher):
     def _predictions(self, space: SearchSpace) -> dict[str, Any]:
         """Return how trials are expected to continue, for display only."""
         try:
-            with _blas().limit(limits=1, user_api="blas"):
+            with one_thread():
                 curves = self._optimizer.predicted_curves(space, self._history, self._objectives())
         except np.linalg.LinAlgError as error:
             # Nothing that is only looked at keeps a search from being saved.
@@ -433,16 +426,16 @@ class BayesOptSearch(Searcher):
             curves = []
         return {"time_attr": self._time_attr, "curves": [curve.as_json() for curve in curves]}
 
-    def _warn_of_missing_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
-        self._warn_once(
+    def _say_no_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
+        self._say_once(
             "time",
             f"trial {trial_id} reported no number for the time_attr {self._time_attr!r}, so the "
             f"search does not know when it was; it reported {sorted(flat)}",
         )
 
-    def _warn_once(self, topic: str, message: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
+    def _say_once(self, topic: str, message: str) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
             logger.warning(message)
 
 

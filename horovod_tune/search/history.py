@@ -1,4 +1,4 @@
-"""What a search remembers: every trial it suggested or received, how it ended, and the seeds of its draws."""
+"""What a search remembers: every trial it suggested or was told of, and how it ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Trial:
     #: The latest values of further metrics that the search looks at.
     others: dict[str, float] = field(default_factory=dict)
 
-    def add_report(self, time: float | None, value: float | None) -> None:
+    def note(self, time: float | None, value: float | None) -> None:
         """Add a report to the curve, where both of it are finite numbers."""
         if time is not None and math.isfinite(time) and value is not None and math.isfinite(value):
             self.curve[time] = value
@@ -85,18 +85,21 @@ class History:
     ) -> None:
         """Add a trial that was evaluated elsewhere, named after its source."""
         trial = Trial(f"{source}-{len(self.trials)}", point)
-        trial.add_report(time, value)
+        trial.note(time, value)
         self.add(trial)
         self.end(trial.trial_id, value, error)
 
     def add_earlier(self, point: Point, value: float, time: float | None) -> None:
         """Add a result of an earlier experiment, at the time at which its trial ended."""
         trial = Trial(f"earlier-{len(self.earlier)}", point, Ending.SCORED, value, value)
-        trial.add_report(time, value)
+        trial.note(time, value)
         self.earlier.append(trial)
 
+    def with_ending(self, ending: Ending) -> list[Trial]:
+        return [trial for trial in self.trials.values() if trial.ending is ending]
+
     def end(self, trial_id: str, value: float | None, error: bool) -> None:
-        """Record how a trial ended; a trial that is run again after a failure may end a second time."""
+        """Note how a trial ended; a trial that is run again after a failure may end a second time."""
         trial = self.trials[trial_id]
         if error or (value is not None and not math.isfinite(value)):
             trial.ending, trial.value = Ending.FAILED, None
@@ -142,31 +145,3 @@ def as_number(value: Any) -> float | None:
         (only,) = np.asarray(value, dtype=object).ravel()[:1]
         return math.inf if only > 0 else -math.inf
     return float(array.reshape(())) if array.size == 1 else None
-
-
-def seed_of(random_state: Any) -> int:
-    """Return the seed of a `random_state`; None gives another one each time.
-
-    Raises `ValueError` for anything but an integer of 0 or more, a NumPy generator or None.
-    """
-    if random_state is None:
-        return int(np.random.SeedSequence().generate_state(1)[0])
-    if isinstance(random_state, np.random.Generator):
-        return int(random_state.integers(2**32))
-    if isinstance(random_state, np.random.RandomState):
-        return int(random_state.randint(2**31))
-    if (
-        isinstance(random_state, (int, np.integer))
-        and not isinstance(random_state, bool)
-        and random_state >= 0
-    ):
-        return int(random_state)
-    raise ValueError(
-        f"random_state must be an integer of 0 or more, a NumPy generator or None, got {random_state!r}"
-    )
-
-
-def seed_for(seed: int, history: History, purpose: str) -> int:
-    """Return a seed of its own for each suggestion and each purpose in it."""
-    words = [seed, len(history.trials), *purpose.encode()]
-    return int(np.random.SeedSequence(words).generate_state(1)[0])

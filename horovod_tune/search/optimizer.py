@@ -13,31 +13,28 @@ from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
 from horovod_tune.analysis.scoring import non_dominated
+from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, those_ahead
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
+from horovod_tune.search.gp.averaged import Averaged
+from horovod_tune.search.gp.axes import Axes
+from horovod_tune.search.gp.drawn import Drawn
+from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.feasibility import AllOf, Feasibility, FeasibilityOnly
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
-from horovod_tune.search.gp.posterior import Averaged, Drawn, Posterior
-from horovod_tune.search.gp.process import EarlierTask
+from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
-from horovod_tune.search.history import Ending, History, seed_for
-from horovod_tune.search.initial_points import leftover_point, quasi_random_point, safety_of
-from horovod_tune.search.learning_curves import (
-    PredictedCurve,
-    axis,
-    curve_data,
-    has_curves,
-    is_unfinished,
-    predicted_curves,
-    rows_of,
-    those_ahead,
-)
+from horovod_tune.search.history import Ending, History
+from horovod_tune.search.initial_design import leftover_point, quasi_random_point, safety_of
+from horovod_tune.search.limit_models import LimitModels
 from horovod_tune.search.objectives import Objectives
+from horovod_tune.search.predicted_curves import PredictedCurve, curve_data, predicted_curves
+from horovod_tune.search.seeds import seed_for
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
-from horovod_tune.search.suggest_state import LimitModels, SuggestState, features_of, running, sorted_out
+from horovod_tune.search.suggest_state import SuggestState, features_of, running, sorted_out
 
 #: Suggestions of the quasi-random start where trials report several times: one says more than its end.
 _CURVES_START = 4
@@ -162,7 +159,7 @@ class Optimizer:
             state.space.features(points),
             gains,
             state.space.feature_groups,
-            state.space.powers,
+            state.space.axes,
             task=state.earlier,
         )
         pending = features_of(state.space, running(state.usable))
@@ -184,7 +181,7 @@ class Optimizer:
         features, pending = space.features(points), features_of(space, running(state.usable))
         drawn = [
             Drawn(
-                self._fit(metric, features, gains[kept], space.feature_groups, space.powers, scales=False),
+                self._fit(metric, features, gains[kept], space.feature_groups, space.axes, scales=False),
                 pending,
                 state.draws + number,
             )
@@ -289,7 +286,7 @@ class Optimizer:
         features: FloatArray,
         gains: FloatArray,
         groups: NDArray[np.int_],
-        powers: FloatArray,
+        axes: Axes,
         timed: bool = False,
         scales: bool = True,
         task: EarlierTask | None = None,
@@ -298,7 +295,7 @@ class Optimizer:
         key = (features.tobytes(), gains.tobytes(), options)
         if metric not in self._fitted or self._fitted[metric][0] != key:
             model = FittedModel(
-                features, gains, groups, options, powers, self.fit_states.get(metric), timed, task=task
+                features, gains, groups, options, axes, self.fit_states.get(metric), timed, task=task
             )
             self._fitted[metric] = (key, model)
             if model.state is not None:

@@ -32,7 +32,7 @@ class Rungs:
         self.waiting: set[str] = set()
 
     def reach(self, trial: str, time: float, value: float) -> bool:
-        """Record a report of a trial that does not wait; return whether it is one at which it waits."""
+        """Note a report of a trial that does not wait; return whether it is one at which it waits."""
         reached = sum(time >= level for level in self.levels) - 1
         before = self._at.setdefault(trial, -1)
         if reached <= before:
@@ -43,8 +43,8 @@ class Rungs:
         self.waiting.add(trial)
         return True
 
-    def restore(self, trial: str, reports: Iterable[tuple[float, float]]) -> bool:
-        """Record the reports of a trial of an interrupted search, by time; return whether it is at a rung."""
+    def take_up(self, trial: str, reports: Iterable[tuple[float, float]]) -> bool:
+        """Note the reports of a trial of an interrupted search, by time; return whether it is at a rung."""
         for time, value in reports:
             self.reach(trial, time, value)
         return trial in self.waiting

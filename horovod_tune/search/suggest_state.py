@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
-from horovod_tune.search.gp.feasibility import AllOf, Feasibility, LimitKept, diverged, room
-from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions
-from horovod_tune.search.gp.process import EarlierTask
+from horovod_tune.search.gp.earlier_task import EarlierTask
+from horovod_tune.search.gp.failure_model import diverged
+from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.history import Ending, History, Trial
 from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.dimensions import FloatArray
@@ -70,9 +69,8 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
 
 def sorted_out(history: History, objectives: Objectives) -> tuple[list[Trial], list[Trial]]:
     """Return the trials that say something about the metrics, and those that failed or have diverged."""
-    trials = list(history.trials.values())
-    failed = [trial for trial in trials if trial.ending is Ending.FAILED]
-    others = [trial for trial in trials if trial.ending is not Ending.FAILED]
+    failed = history.with_ending(Ending.FAILED)
+    others = [trial for trial in history.trials.values() if trial.ending is not Ending.FAILED]
     lost: set[int] = set()
     for metric in objectives.metrics:
         gains = [objectives.gain(trial, metric) for trial in others]
@@ -81,35 +79,3 @@ def sorted_out(history: History, objectives: Objectives) -> tuple[list[Trial], l
         lost |= {known[i] for i in np.flatnonzero(beyond)}
     usable = [trial for i, trial in enumerate(others) if i not in lost]
     return usable, failed + [others[i] for i in sorted(lost)]
-
-
-class LimitModels:
-    """A model for each limit; each fit starts from the one before."""
-
-    def __init__(self) -> None:
-        #: By the limit as written; a part of a saved search.
-        self.states: dict[str, FitState] = {}
-
-    def fit(
-        self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives, options: ModelOptions
-    ) -> AllOf | None:
-        """Return the probability that all limits are kept; None where too little is known of any."""
-        # The scale has the limit at 0 and is kept as it is.
-        plain = replace(options, kernel=None, fixed_noise=None, softnesses=())
-        feasibilities = []
-        for limit in objectives.limits:
-            told = [(trial, objectives.latest(trial, limit.metric)) for trial in trials]
-            known = [
-                (trial.point, value) for trial, value in told if value is not None and math.isfinite(value)
-            ]
-            if len(known) < 2:
-                continue
-            features = space.features(np.asarray([point for point, _ in known]))
-            values = np.asarray([value for _, value in known])
-            left = room(values, limit.bound, upwards=limit.sense.startswith(">"))
-            earlier = self.states.get(str(limit))
-            model = FittedModel(features, left, space.feature_groups, plain, space.powers, earlier)
-            assert model.state is not None
-            self.states[str(limit)] = model.state
-            feasibilities.append(LimitKept(model))
-        return AllOf(feasibilities) if feasibilities else None

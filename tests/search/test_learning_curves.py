@@ -19,9 +19,9 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from horovod_tune.search import BayesOptSearch, optimizer
+from horovod_tune.search.curve_rows import axis, is_unfinished, kept_times, rows_of
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.history import Ending, Trial
-from horovod_tune.search.learning_curves import axis, is_unfinished, kept_times, rows_of
 
 METRIC = "loss"
 SPACE = {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0), "z": tune.uniform(0.0, 1.0)}
@@ -352,7 +352,7 @@ def test_at_most_two_hundred_curves_are_predicted_those_that_may_go_on_first(tmp
         config = {name: float(generator.random()) for name in "xyz"}
         trial = Trial(f"t{number}", search._ready().point(config))
         for epoch in (1, 2):
-            trial.add_report(epoch, curve(config)[epoch - 1])
+            trial.note(epoch, curve(config)[epoch - 1])
         trial.ending = Ending.RUNNING if number % 10 == 0 else Ending.SCORED
         trial.value = None if number % 10 == 0 else curve(config)[1]
         search._history.add(trial)

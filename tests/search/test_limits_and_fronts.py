@@ -15,10 +15,10 @@ from ray import tune
 
 from horovod_tune.analysis.scoring import hypervolume
 from horovod_tune.search import BayesOptSearch
+from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.feasibility import AllOf, LimitKept, room
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
-from horovod_tune.search.gp.posterior import Drawn
 
 SQUARE = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
 Told = list[tuple[dict[str, Any], dict[str, float]]]
@@ -201,7 +201,7 @@ def test_a_limit_that_no_trial_tells_of_is_named(caplog: pytest.LogCaptureFixtur
         (
             {"metric": "a", "mode": "min", "limits": ["b < 3"], "points_to_evaluate": [{"x": 0.1, "y": 0.1}]}
             | {"evaluated_rewards": [1.0]},
-            "one value per point",
+            "one value a point",
         ),
     ],
 )

@@ -10,12 +10,12 @@ import pytest
 from conformance import METRIC, in_mixed_space, loss, mixed_space
 
 from horovod_tune import search as package
-from horovod_tune.search import MissingExtra
+from horovod_tune.search import MissingExtra, optional
 
 
 @pytest.mark.parametrize(("name", "extra"), [("TuneBOHB", "bohb"), ("HyperOptSearch", "hyperopt")])
 def test_a_missing_package_names_its_extra(monkeypatch: Any, name: str, extra: str) -> None:
-    monkeypatch.setattr(package, "find_spec", lambda package: None)
+    monkeypatch.setattr(optional, "find_spec", lambda package: None)
     with pytest.raises(MissingExtra, match=rf"{name} needs .* `pip install 'horovod_tune\[{extra}\]'`"):
         getattr(package, name)
 

@@ -210,13 +210,13 @@ def test_an_interrupted_search_goes_on(ray_session, tmp_path, monkeypatch):
     with pytest.raises(Exception, match="the driver dies"):
         tuner.fit()
     taken_up: dict[str, list[float]] = {}
-    restore = Rungs.restore
+    take_up = Rungs.take_up
 
     def noted(rungs, trial, reports):
         taken_up[trial] = [time for time, _ in reports]
-        return restore(rungs, trial, reports)
+        return take_up(rungs, trial, reports)
 
-    monkeypatch.setattr(Rungs, "restore", noted)
+    monkeypatch.setattr(Rungs, "take_up", noted)
     restored = tune.Tuner.restore(
         str(tmp_path / "interrupted"), trainable=DistributedTrainableCreator(train_slowly, num_slots=2)
     )

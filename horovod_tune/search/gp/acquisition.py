@@ -88,6 +88,11 @@ def log_ndtr_slope(z: FloatArray) -> FloatArray:
     return 1.0 / (_SQRT_HALF_PI * erfcx(-np.asarray(z) / math.sqrt(2)))
 
 
+def log_probability_below(threshold: float, mean: FloatArray, std: FloatArray) -> FloatArray:
+    """Return the logarithm of the normal probability that a value is below `threshold`."""
+    return log_ndtr((threshold - mean) / std)
+
+
 def is_scale_free(acquisition: AcquisitionFunction) -> bool:
     """Return True if only the order of the results matters to it: no number is on the objective's scale."""
     return type(acquisition) is LogExpectedImprovement and not acquisition.xi

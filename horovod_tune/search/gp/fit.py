@@ -27,8 +27,11 @@ from horovod_tune.search.gp.kernels import (
     matern52,
     squared_distances,
     trend,
+    warp,
 )
 
+#: How far an axis may be bent: about as if it were logarithmic over six powers of ten.
+_MOST_BEND = 14.0
 #: Added to the diagonal, relative to the signal, so that close points do not make it singular.
 JITTER = 1e-8
 
@@ -45,6 +48,8 @@ class Priors:
     signal_std: float = 0.7
     noise_mean: float = -7.0
     noise_std: float = 2.5
+    #: Of the bends of the axes themselves, which are 0 where nothing is known; see `kernels.warp`.
+    warp_std: float = 1.5
 
 
 class Fit(NamedTuple):
@@ -63,6 +68,7 @@ def fit(
     priors: Priors | None = None,
     fixed_noise: float | None = None,
     starts: range = range(2),
+    bendable: NDArray[np.bool_] | None = None,
     warm: FloatArray | None = None,
     iterations: int = 60,
     timed: bool = False,
@@ -72,10 +78,12 @@ def fit(
 
     `features` has the shape (points, features), `groups` names the parameter of each feature. `starts` are
     the numbers of the places to start from, of 4; `warm`, the `theta` of an earlier fit, is the only one
-    if it is given. `task`, shape (points,), is an earlier task there, whose weight is integrated out (see
-    `TransferCovariance`).
+    if it is given. `bendable`, shape (parameters,), are the parameters whose axes may be bent.
+    `task`, shape (points,), is an earlier task there, whose weight is integrated out (see `earlier_task`).
     """
-    objective = MarginalLikelihood(features, targets, groups, priors or Priors(), fixed_noise, timed, task)
+    objective = MarginalLikelihood(
+        features, targets, groups, priors or Priors(), fixed_noise, bendable, timed, task
+    )
     places = objective.starts(starts.stop)[starts.start :] if warm is None else [warm]
     options = {"maxiter": iterations}
     found = [
@@ -87,9 +95,10 @@ def fit(
 
 
 class MarginalLikelihood:
-    """The negative log posterior of the hyperparameters' logarithms, and its gradient.
+    """The negative log posterior of the hyperparameters' logarithms and of the bends, and its gradient.
 
-    The hyperparameters are, in this order: a length scale for each parameter, the signal and the noise.
+    The hyperparameters are, in this order: a length scale for each parameter, the signal, the noise, and a
+    bend for each parameter whose axis may be bent.
     """
 
     def __init__(
@@ -99,6 +108,7 @@ class MarginalLikelihood:
         groups: NDArray[np.int_],
         priors: Priors,
         fixed_noise: float | None,
+        bendable: NDArray[np.bool_] | None = None,
         timed: bool = False,
         task: FloatArray | None = None,
     ) -> None:
@@ -110,32 +120,62 @@ class MarginalLikelihood:
             self._fixed += np.outer(task, task)
         self._targets, self._features, self._groups = targets, features, groups
         count = int(groups.max()) + 1 if len(groups) else 0
+        self._bent = np.flatnonzero(bendable) if bendable is not None else np.empty(0, dtype=int)
+        #: A parameter whose axis may be bent has one feature.
+        self._bent_columns = np.asarray([int(np.flatnonzero(groups == g)[0]) for g in self._bent], dtype=int)
         #: Adds up what belongs to one parameter, shape (features, parameters).
         self._by_group = np.equal.outer(groups, np.arange(count)).astype(float)
         self._fixed_noise = fixed_noise
         growth = 0.5 * math.log(max(count, 1)) * priors.length_growth
+        bends = len(self._bent)
         self._count = count
         #: Of the normal priors on the numbers of `theta`.
-        self.means = np.array([priors.length_mean + growth] * count + [priors.signal_mean, priors.noise_mean])
-        self.stds = np.array([priors.length_std] * count + [priors.signal_std, priors.noise_std])
-        self.bounds = [(math.log(5e-3), math.log(1e3))] * count
-        self.bounds += [(-5.0, 5.0), (math.log(1e-8), math.log(2.0))]
+        self.means = np.concatenate(
+            [
+                np.full(count, priors.length_mean + growth),
+                [priors.signal_mean, priors.noise_mean],
+                np.zeros(bends),
+            ]
+        )
+        self.stds = np.concatenate(
+            [
+                np.full(count, priors.length_std),
+                [priors.signal_std, priors.noise_std],
+                np.full(bends, priors.warp_std),
+            ]
+        )
+        self.bounds = (
+            [(math.log(5e-3), math.log(1e3))] * count
+            + [(-5.0, 5.0), (math.log(1e-8), math.log(2.0))]
+            + [(-_MOST_BEND, _MOST_BEND)] * bends
+        )
 
     def starts(self, number: int) -> list[FloatArray]:
         lengths = [0.5, 2.0, 0.1, 8.0][:number]
         noises = [1e-4, 1e-2, 1e-2, 1e-1]
+        straight = np.zeros(len(self._bent))
         return [
-            np.array([math.log(length)] * self._count + [0.0, math.log(noise)])
+            np.concatenate([np.full(self._count, math.log(length)), [0.0, math.log(noise)], straight])
             for length, noise in zip(lengths, noises, strict=False)
         ]
 
     def hyperparameters(self, theta: FloatArray) -> Hyperparameters:
         count = self._count
         noise = self._fixed_noise if self._fixed_noise is not None else math.exp(theta[count + 1])
-        return Hyperparameters(np.exp(theta[:count]), math.exp(theta[count]), noise)
+        warps = None
+        if len(self._bent):
+            warps = np.zeros(count)
+            warps[self._bent] = theta[count + 2 :]
+        return Hyperparameters(np.exp(theta[:count]), math.exp(theta[count]), noise, warps)
 
-    def _scaled(self, h: Hyperparameters) -> FloatArray:
-        return self._features / h.lengths[self._groups] if self._count else self._features
+    def _on_axes(self, theta: FloatArray, h: Hyperparameters) -> tuple[FloatArray, FloatArray | None]:
+        """Return the features on bent and scaled axes, and the slopes of the bent ones by their bends."""
+        features, slopes = self._features, None
+        if len(self._bent):
+            bent, _, slopes = warp(features[:, self._bent_columns], theta[self._count + 2 :])
+            features = features.copy()
+            features[:, self._bent_columns] = bent
+        return (features / h.lengths[self._groups] if self._count else features), slopes
 
     def log_likelihood(self, theta: FloatArray) -> float:
         """Return the log marginal likelihood up to a constant; -inf beyond the bounds."""
@@ -143,7 +183,7 @@ class MarginalLikelihood:
         if np.any(theta < low) or np.any(theta > high):
             return -math.inf
         h = self.hyperparameters(theta)
-        scaled = self._scaled(h)
+        scaled, _ = self._on_axes(theta, h)
         covariance = h.signal * matern52(squared_distances(scaled, scaled))
         covariance += self._fixed
         covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
@@ -159,7 +199,7 @@ class MarginalLikelihood:
     def __call__(self, theta: FloatArray) -> tuple[float, FloatArray]:
         count = self._count
         h = self.hyperparameters(theta)
-        scaled = self._scaled(h)
+        scaled, slopes = self._on_axes(theta, h)
         squared = squared_distances(scaled, scaled)
         root = np.sqrt(squared)
         root *= SQRT5
@@ -206,6 +246,12 @@ class MarginalLikelihood:
         gradient[:count] = -2.0 * by_feature @ self._by_group
         gradient[count] = np.vdot(outer, correlation) * h.signal + JITTER * h.signal * trace
         gradient[count + 1] = 0.0 if self._fixed_noise is not None else trace * h.noise
+        if slopes is not None:
+            own = scaled[:, self._bent_columns]
+            moved = slopes / h.lengths[self._bent]
+            gradient[count + 2 :] = 4.0 * (
+                rows @ (own * moved) - np.einsum("ij,ij->j", moved, across[:, self._bent_columns])
+            )
         return float(value), gradient + standard / self.stds
 
 
@@ -234,45 +280,3 @@ def fit_kernel(
                 f"alpha={alpha:g}: {kernel!r}"
             ) from error
     return KernelCovariance(process.kernel_, alpha, features)
-
-
-#: Steps of the chain from one draw of hyperparameters to the next.
-_STEPS = 3
-#: A step that has found nothing after so many tries keeps its position: the likelihood is too narrow there.
-_TRIES = 30
-
-
-def draws(
-    likelihood: MarginalLikelihood, start: FloatArray, number: int, generator: np.random.Generator
-) -> list[FloatArray]:
-    """Return draws of `theta` from its posterior: a chain of elliptical slice sampling that begins at `start`
-    (Murray, Adams & MacKay, 2010).
-
-    A few results leave open which parameters matter; the single most probable hyperparameters would be
-    overconfident (Snoek et al., 2012, integrate expected improvement over them).
-    """
-    found, theta, height = [], start, likelihood.log_likelihood(start)
-    for _ in range(number):
-        for _ in range(_STEPS):
-            theta, height = _step(likelihood, theta, height, generator)
-        found.append(theta)
-    return found
-
-
-def _step(
-    likelihood: MarginalLikelihood, theta: FloatArray, height: float, generator: np.random.Generator
-) -> tuple[FloatArray, float]:
-    """Return the next state of the chain and its log likelihood: one on an ellipse through `theta`."""
-    means = likelihood.means
-    across = likelihood.stds * generator.standard_normal(len(theta))
-    least = height + math.log(max(generator.random(), 1e-300))
-    angle = generator.uniform(0.0, 2.0 * math.pi)
-    low, high = angle - 2.0 * math.pi, angle
-    for _ in range(_TRIES):
-        there = means + (theta - means) * math.cos(angle) + across * math.sin(angle)
-        reached = likelihood.log_likelihood(there)
-        if reached > least:
-            return there, reached
-        low, high = (angle, high) if angle < 0 else (low, angle)
-        angle = generator.uniform(low, high)
-    return theta, height

@@ -11,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_tune.search.gp import fit as gp_fit
-from horovod_tune.search.gp.fit import Fit, MarginalLikelihood, Priors, draws
+from horovod_tune.search.gp.axes import Axes
+from horovod_tune.search.gp.earlier_task import EarlierTask, TransferCovariance
+from horovod_tune.search.gp.fit import Fit, MarginalLikelihood, Priors
+from horovod_tune.search.gp.hyperparameter_draws import draws
 from horovod_tune.search.gp.kernels import (
     Covariance,
     FloatArray,
@@ -20,7 +23,7 @@ from horovod_tune.search.gp.kernels import (
     linear,
 )
 from horovod_tune.search.gp.output_scales import Scale, scales
-from horovod_tune.search.gp.process import Conditioned, EarlierTask, TransferCovariance
+from horovod_tune.search.gp.process import Conditioned
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,10 @@ class ModelOptions:
     #: More points than this are thinned out for the fit of the hyperparameters, and for the process.
     fit_points: int = 150
     process_points: int = 500
-    #: The warped scales that are tried besides the results' own, see `output_scales`; not for acquisition
-    #: functions that have a number on the objective's scale. A `kernel` and `fixed_noise` have one too.
+    #: How far below the median, in units of median to best, targets are taken as they are.
+    linear_depth: float = 3.0
+    #: The warped scales that are tried besides the results' own, see `warping`; not for acquisition functions
+    #: that have a number on the objective's scale. A `kernel` and `fixed_noise` have one too: none are tried.
     softnesses: tuple[float, ...] = ()
 
 
@@ -75,8 +80,9 @@ class FitState(NamedTuple):
     linear: bool = False
 
 
-#: What the logarithm of the posterior density must gain for axes over powers of ten to be linear.
-_LINEAR_LEAD = 1.0
+#: What the logarithm of the posterior density must gain for axes to be bent, and for those over powers of ten
+#: to be linear.
+_BEND_LEAD, _LINEAR_LEAD = 5.0, 1.0
 #: To so few results a fit always starts from scratch; reports of curves come several for each decision.
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
 #: Otherwise it does when there are this many times the results of the last one that did.
@@ -92,9 +98,7 @@ class FittedModel:
 
     `earlier` is the state of a fit to fewer results. Where it is of the same ones, nothing is fitted, and
     without `refit` not as long as there are few more either. Where `timed`, the results are reports, and the
-    last feature is their time. `task` is what an earlier experiment says of this one. `powers`, one entry a
-    parameter, are those of its axis that `linear` takes, where that is logarithmic although the space says
-    linear.
+    last feature is their time. `task` is what an earlier experiment says of this one.
     """
 
     def __init__(
@@ -103,23 +107,25 @@ class FittedModel:
         targets: FloatArray,
         groups: NDArray[np.int_],
         options: ModelOptions,
-        powers: FloatArray | None = None,
+        axes: Axes | None = None,
         earlier: FitState | None = None,
         timed: bool = False,
         refit: bool = True,
         task: EarlierTask | None = None,
     ) -> None:
-        self._powers = powers if powers is not None and np.any(powers) else None
-        self._timed, self._refit = timed, refit
+        self._axes, self._timed, self._refit = axes, timed, refit
+        self._bendable = None if axes is None else axes.bendable
         self.state: FitState | None = None
         kept = thin(targets, options.process_points)
         self.features, self.groups, self.options = features[kept], groups, options
         #: Which of the results that were given these are.
         self.kept = kept
         self._transfer = task
+        #: Hyperparameters without bends: the length scales, the signal and the noise.
+        self._straight = (int(groups.max()) + 1 if len(groups) else 0) + 2
         self._task = None if task is None else task(self.features)
         own = options.kernel is None and options.fixed_noise is None
-        found = list(scales(targets[kept], options.softnesses if own else ()))
+        found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
         # Each scale keeps the order, so these are the same points on all.
         few = thin(found[0].targets, options.fit_points)
         if options.kernel is not None:
@@ -150,32 +156,50 @@ class FittedModel:
         digest = data.hexdigest()
 
         as_linear = features
-        if self._powers is not None:
-            as_linear = linear(features, self._powers[self.groups])[0]
+        if self._axes is not None and self._axes.spans_powers:
+            as_linear = linear(features, self._axes.powers[self.groups])[0]
 
-        def fit(scale: Scale, starts: range, warm: FloatArray | None, steps: int) -> Fit:
-            places, targets = as_linear if is_linear else features, scale.targets[few]
+        def fit(
+            scale: Scale, starts: range, warm: FloatArray | None = None, steps: int = 60, bend: bool = False
+        ) -> Fit:
+            bendable = self._bendable if bend else None
+            targets = scale.targets[few]
+            groups, timed, places = self.groups, self._timed, as_linear if is_linear else features
             return gp_fit.fit(
-                places, targets, self.groups, priors, noise, starts, warm, steps, self._timed, task
+                places,
+                targets,
+                groups,
+                priors,
+                noise,
+                starts,
+                bendable,
+                warm,
+                steps,
+                timed,
+                task,
             )
 
-        warm, is_linear, fresh_at = None, False, rows
+        bends = 0 if self._bendable is None else int(self._bendable.sum())
+        warm, bent, is_linear, fresh_at = None, False, False, rows
         always_fresh = _ALWAYS_FRESH_REPORTS if self._timed else _ALWAYS_FRESH
         if earlier is not None and earlier.scale < len(found):
-            theta, is_linear = np.asarray(earlier.theta), earlier.linear
-            grown = rows >= _FRESH_GROWTH * earlier.fresh_at
-            targets = found[earlier.scale].targets[few]
-            objective = MarginalLikelihood(features, targets, self.groups, priors, noise)
-            if len(theta) == len(objective.means):
+            theta = np.asarray(earlier.theta)
+            bent, is_linear = len(theta) > self._straight, earlier.linear
+            if len(theta) == self._straight + bent * bends:
+                grown = rows >= _FRESH_GROWTH * earlier.fresh_at
                 if earlier.data == digest or (not self._refit and rows > always_fresh and not grown):
                     self.state = earlier
+                    bendable = self._bendable if bent else None
+                    targets = found[earlier.scale].targets[few]
+                    objective = MarginalLikelihood(features, targets, self.groups, priors, noise, bendable)
                     return earlier.scale, objective.hyperparameters(theta)
                 if rows > always_fresh and not grown:
                     warm, fresh_at = theta, earlier.fresh_at
         is_linear = is_linear and warm is not None
         # One start is enough to compare scales; the others are for the scale that is used.
         steps = _FRESH_STEPS if rows <= _ALWAYS_FRESH else _FRESH_STEPS_MANY
-        fits = [fit(scale, range(1), warm, steps if warm is None else _WARM_STEPS) for scale in found]
+        bent = bent and warm is not None
+        fits = [fit(scale, range(1), warm, steps if warm is None else _WARM_STEPS, bent) for scale in found]
         posteriors = [
             fitted.log_posterior + scale.log_slopes[few].sum() + scale.log_prior
             for fitted, scale in zip(fits, found, strict=True)
@@ -183,7 +207,7 @@ class FittedModel:
         best = int(np.argmax(posteriors))
         fitted = fits[best]
         if warm is not None:
-            fitted = fit(found[best], range(1), fitted.theta, _WARM_STEPS_BEST)
+            fitted = fit(found[best], range(1), fitted.theta, _WARM_STEPS_BEST, bent)
         else:
             if options.starts > 1:
                 others = fit(found[best], range(1, options.starts), None, steps)
@@ -193,12 +217,17 @@ class FittedModel:
                 on_linear = fit(found[best], range(options.starts), None, steps)
                 is_linear = on_linear.log_posterior > fitted.log_posterior + _LINEAR_LEAD
                 fitted = on_linear if is_linear else fitted
+            if bends:
+                start = np.concatenate([fitted.theta, np.zeros(bends)])
+                curved = fit(found[best], range(1), start, steps, bend=True)
+                if curved.log_posterior > fitted.log_posterior + _BEND_LEAD:
+                    fitted = curved
         self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest, is_linear)
         return best, fitted.hyperparameters
 
     def _covariance_of(self, hyperparameters: Hyperparameters, task: EarlierTask | None) -> Covariance:
         assert self.state is not None
-        powers = self._powers if self.state.linear else None
+        powers = self._axes.powers if self._axes is not None and self.state.linear else None
         own = MaternCovariance(hyperparameters, self.groups, self._timed, powers)
         return own if task is None else TransferCovariance(own, task)
 
@@ -210,14 +239,15 @@ class FittedModel:
             return [self]
         few = thin(self.targets, self.options.fit_points)
         features, theta = self.features[few], np.asarray(self.state.theta)
-        if self.state.linear and self._powers is not None:
-            features = linear(features, self._powers[self.groups])[0]
+        if self.state.linear and self._axes is not None:
+            features = linear(features, self._axes.powers[self.groups])[0]
         likelihood = MarginalLikelihood(
             features,
             self.targets[few],
             self.groups,
             self.options.priors,
             self.options.fixed_noise,
+            self._bendable if len(theta) > self._straight else None,
             self._timed,
             None if self._task is None else self._task[few],
         )

@@ -50,15 +50,18 @@ class Scale:
     log_prior: float = 0.0
 
 
-def scales(results: FloatArray, softnesses: Sequence[float]) -> Iterator[Scale]:
+def scales(results: FloatArray, depth: float, softnesses: Sequence[float]) -> Iterator[Scale]:
     """Yield `results`, shape (points,), larger being better, on their own scale and on the warped ones.
 
-    Only the first is yielded where half of the results or more are equally good and best, so that there is no
-    unit to measure distances in.
+    On their own scale they are `compress`ed to `depth`. No others are yielded where half of the results or
+    more are equally good and best, so that there is no unit to measure distances in.
     """
     middle, best = float(np.median(results)), float(np.max(results))
     unit = best - middle
-    yield _standardised(results, np.zeros_like(results), lambda values: values)
+    below = np.maximum((middle - results) / unit - depth, 0.0) if unit > 0 else np.zeros_like(results)
+    yield _standardised(
+        compress(results, depth), -np.log1p(below), partial(decompress, middle=middle, unit=unit, depth=depth)
+    )
     if unit <= 0:
         return
     gap = (best - results) / unit
@@ -86,3 +89,34 @@ def _standardised(
 
 def _unwarp(values: FloatArray, best: float, unit: float, softness: float) -> FloatArray:
     return best - unit * (np.exp(np.minimum(-values, _FARTHEST)) - softness)
+
+
+def compress(targets: FloatArray, depth: float) -> FloatArray:
+    """Pull in targets far worse than the median, so that a few disasters do not flatten the rest.
+
+    With d the distance from the median to the best, what is more than `depth` times d below the median
+    grows only logarithmically from there on. Order is kept.
+
+    >>> compress(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), depth=3.0).round(2).tolist()
+    [0.0, 1.0, 2.0, -6.6, 1.0]
+    """
+    middle, best = float(np.median(targets)), float(np.max(targets))
+    unit = best - middle
+    if unit <= 0:
+        return targets
+    below = (middle - targets) / unit - depth
+    squeezed = middle - unit * (depth + np.log1p(np.maximum(below, 0.0)))
+    return np.where(below > 0, squeezed, targets)
+
+
+def decompress(values: FloatArray, middle: float, unit: float, depth: float) -> FloatArray:
+    """Undo `compress`, of results with this median and this distance from it to the best.
+
+    >>> decompress(np.array([2.0, -6.6]), middle=1.0, unit=1.0, depth=3.0).round(0).tolist()
+    [2.0, -100.0]
+    """
+    if unit <= 0:
+        return values
+    beyond = (middle - values) / unit - depth
+    pulled_out = middle - unit * (depth + np.expm1(np.clip(beyond, 0.0, _FARTHEST)))
+    return np.where(beyond > 0, pulled_out, values)

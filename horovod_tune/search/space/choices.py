@@ -7,11 +7,12 @@ those of `dimensions`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from ray.tune.search.sample import Categorical, Domain
 
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange, Grid
 
@@ -62,7 +63,7 @@ class Choice:
         return np.minimum(np.searchsorted(self._shares, quantiles, side="right"), self.cardinality - 1)
 
     def complaint(self, value: Any) -> str | None:
-        """Return why `value` does not belong here, None if it does."""
+        """Say why `value` does not belong here, or return None if it does."""
         if self._find(value) is not None:
             return None
         return f"must be one of {spelled(self._given)}, got {value!r}"
@@ -73,20 +74,40 @@ class Choice:
 
 
 def spelled(options: Sequence[Any]) -> str:
-    """Return options for a message: domains inside by their kind, and of many options the first ones.
+    """Return options for a message: domains inside as their bounds, and of many options the first ones.
 
     >>> from ray import tune
     >>> spelled([{"lr": tune.uniform(0, 1)}, "none"])
-    "[{'lr': Float}, 'none']"
+    "[{'lr': Float(0, 1)}, 'none']"
     >>> spelled(range(100, 200))
     '[100, 101, 102, 103, 104, 105, 106, 107, 108, 109, and 90 more]'
     """
-    shown = [
-        re.sub(r"<ray\.tune\.[\w.]+\.(\w+) object at \w+>", r"\1", repr(each)) for each in options[:_SHOWN]
-    ]
+    shown = [repr(_with_domains_spelled(option)) for option in options[:_SHOWN]]
     if len(options) > _SHOWN:
         shown.append(f"and {len(options) - _SHOWN} more")
     return f"[{', '.join(shown)}]"
+
+
+def _with_domains_spelled(option: Any) -> Any:
+    if isinstance(option, Domain):
+        return _Spelled(option)
+    if isinstance(option, Mapping):
+        return {key: _with_domains_spelled(inner) for key, inner in option.items()}
+    if type(option) in (list, tuple):
+        return type(option)(map(_with_domains_spelled, option))
+    return option
+
+
+class _Spelled:
+    """A domain whose repr is its kind and its bounds."""
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
+
+    def __repr__(self) -> str:
+        domain = self._domain
+        bounds = spelled(domain.categories) if isinstance(domain, Categorical) else domain.domain_str
+        return f"{type(domain).__name__}{bounds}"
 
 
 def _is_plain(value: Any) -> bool:

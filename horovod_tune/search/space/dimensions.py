@@ -87,7 +87,7 @@ class FloatRange:
         raise ValueError("a continuous parameter has no list of values")
 
     def complaint(self, value: Any) -> str | None:
-        """Return why `value` does not belong here, None if it does."""
+        """Say why `value` does not belong here, or return None if it does."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             return f"must be a number, got {value!r}"
         if not self.lower <= value <= self.upper:
@@ -181,7 +181,7 @@ class Grid:
         return self._coordinate(np.unique(k[k != here]))
 
     def complaint(self, value: Any) -> str | None:
-        """Return why `value` does not belong here, None if it does."""
+        """Say why `value` does not belong here, or return None if it does."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             return f"must be a number, got {value!r}"
         low, high = self._value(self.first), self._value(self.last)

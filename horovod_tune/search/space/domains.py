@@ -1,21 +1,15 @@
-"""One parameter of a Tune space, or of bayesian-optimization's `pbounds`, as a parameter of the model.
-
-Also a space as JSON, for a saved search, and what is sampled outside the model (`tune.randn`,
-`tune.sample_from`).
-"""
+"""One parameter of a Tune space, or of bayesian-optimization's `pbounds`, as a parameter of the model."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from bayes_opt.parameter import CategoricalParameter, FloatParameter, IntParameter
 from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized, Uniform
-from ray.tune.search.variant_generator import RecursiveDependencyError, parse_spec_vars
+from ray.tune.search.variant_generator import parse_spec_vars
 
 from horovod_tune.errors import HorovodTuneError
 from horovod_tune.search.space.choices import Categories, Levels, Parameter
@@ -229,107 +223,3 @@ def _grid_ends(lower: float, upper: float, step: float) -> tuple[int, int]:
         nearest = round(bound / step)
         ends.append(nearest if math.isclose(bound / step, nearest) else inwards(bound / step))
     return ends[0], ends[1]
-
-
-def encode(spec: Any) -> Any:
-    """Return a space as JSON values.
-
-    Raises:
-        TypeError: For what JSON cannot say: functions, arrays, `tune.sample_from`.
-    """
-    if spec is None or isinstance(spec, (bool, str)) or type(spec) in (int, float):
-        return spec
-    if isinstance(spec, dict):
-        return {"dict": [[encode(key), encode(value)] for key, value in spec.items()]}
-    if isinstance(spec, (list, tuple)):
-        return {type(spec).__name__: [encode(value) for value in spec]}
-    if isinstance(spec, Categorical):
-        return {"choice": [encode(value) for value in spec.categories]}
-    if isinstance(spec, (Float, Integer)):
-        sampler, step = spec.get_sampler(), None
-        if isinstance(sampler, Quantized):
-            sampler, step = sampler.get_sampler(), sampler.q
-        if isinstance(sampler, Normal):
-            return {"normal": [sampler.mean, sampler.sd, step]}
-        kind = "float" if isinstance(spec, Float) else "integer"
-        return {kind: [spec.lower, spec.upper, isinstance(sampler, LogUniform), step]}
-    raise TypeError(f"{type(spec).__name__} has no JSON form")
-
-
-def decode(encoded: Any) -> Any:
-    """Return the space that `encode` made JSON of."""
-    if not isinstance(encoded, dict):
-        return encoded
-    ((kind, parts),) = encoded.items()
-    if kind == "dict":
-        return {decode(key): decode(value) for key, value in parts}
-    if kind in ("list", "tuple"):
-        return [decode(part) for part in parts] if kind == "list" else tuple(decode(part) for part in parts)
-    if kind == "choice":
-        return Categorical([decode(part) for part in parts]).uniform()
-    if kind == "normal":
-        mean, deviation, step = parts
-        return _quantized(Float(None, None).normal(mean, deviation), step)
-    lower, upper, log, step = parts
-    domain = Float(lower, upper) if kind == "float" else Integer(lower, upper)
-    return _quantized(domain.loguniform() if log else domain.uniform(), step)
-
-
-def _quantized(domain: Any, step: float | None) -> Domain:
-    return domain if step is None else domain.quantized(step)
-
-
-def draw_sampled(config: dict[str, Any], domains: Mapping[Path, Domain], seed: int) -> None:
-    """Sample what is outside the model, in an order that respects references."""
-    waiting = dict(domains)
-    generator = np.random.default_rng(seed)
-    while waiting:
-        stuck: Exception | None = None
-        for path, domain in list(waiting.items()):
-            try:
-                with seeded(int(generator.integers(2**32))):
-                    value = domain.sample(_Resolved(config), random_state=generator)
-            except RecursiveDependencyError as error:
-                stuck = error
-                continue
-            put_at(config, path, value)
-            del waiting[path]
-            stuck = None
-            break
-        if stuck is not None:
-            raise SpaceError(f"'{path_name(next(iter(waiting)))}' cannot be sampled: {stuck}") from stuck
-
-
-class _Resolved(dict):
-    """A configuration as a `sample_from` function sees it: reading what is not sampled yet is detected."""
-
-    def __getitem__(self, key: Any) -> Any:
-        value = super().__getitem__(key)
-        if isinstance(value, Domain):
-            raise RecursiveDependencyError(f"it depends on '{key}', which is not drawn yet")
-        return _Resolved(value) if isinstance(value, dict) else value
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators that `sample_from` functions draw from, and put them back afterwards."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)

@@ -19,25 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
 
+from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.space.choices import Categories, Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
-from horovod_tune.search.space.domains import (
-    MISSING,
-    Path,
-    SpaceError,
-    decode,
-    draw_sampled,
-    encode,
-    path_name,
-    put_at,
-    value_at,
-)
+from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, put_at, value_at
+from horovod_tune.search.space.encoding import decode, encode
+from horovod_tune.search.space.sampled import draw_sampled
 
 Point = tuple[float, ...]
 
 #: Where the model sees an inactive parameter: the same place for every point at which it is inactive.
 _INACTIVE_FEATURE = 0.5
+#: A grid of no more values than this stays as it is.
+_STRAIGHT = 16
 
 
 class SearchSpace:
@@ -66,8 +61,13 @@ class SearchSpace:
         # one-hot category share one.
         widths = [int(p.cardinality) if isinstance(p, Categories) else 1 for p in self._columns]
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
-        #: Of each parameter, see `FloatRange.powers`.
-        self.powers = np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self._columns], float)
+        #: The model may bend the axes of many numbers.
+        self.axes = Axes(
+            np.array(
+                [not isinstance(p, Categories) and p.cardinality > _STRAIGHT for p in self._columns], bool
+            ),
+            np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self._columns], float),
+        )
         self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
 
     @classmethod

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
+from horovod_tune.search.gp.earlier_task import EarlierTask, TransferCovariance
 from horovod_tune.search.gp.fit import MarginalLikelihood, Priors
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.kernels import Hyperparameters, MaternCovariance
-from horovod_tune.search.gp.process import EarlierTask, TransferCovariance
 
 GROUPS = np.arange(2)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from horovod_tune.search.gp.feasibility import Safety
+from horovod_tune.search.gp.failure_model import Safety
 
 Region = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
 # Regions that nobody chose the model on, and the number of parameters, most of which do not matter.

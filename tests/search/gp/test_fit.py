@@ -13,10 +13,11 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ke
 
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import acquisition_of, log_h
-from horovod_tune.search.gp.feasibility import Safety, diverged
+from horovod_tune.search.gp.axes import Axes
+from horovod_tune.search.gp.failure_model import Safety, diverged
 from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit, fit_kernel
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions, thin
-from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, matern52
+from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, matern52, warp
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.process import Conditioned
 
@@ -72,10 +73,42 @@ def test_the_likelihoods_gradient_is_that_of_finite_differences() -> None:
     targets = (Y - Y.mean()) / Y.std()
     categories = np.eye(2)[GENERATOR.integers(0, 2, 25)]
     features, groups = np.concatenate([X, categories], axis=1), np.array([0, 1, 2, 3, 3])
-    objective = MarginalLikelihood(features, targets, groups, Priors(), None)
-    for start in objective.starts(3):
-        error = check_grad(partial(part, objective, 0), partial(part, objective, 1), start)
-        assert error < 1e-3 * np.linalg.norm(objective(start)[1])
+    for bendable in (None, np.array([True, False, True, False])):
+        objective = MarginalLikelihood(features, targets, groups, Priors(), None, bendable)
+        for start in objective.starts(3):
+            start[6:] = [2.0, -3.0][: len(start) - 6]
+            error = check_grad(partial(part, objective, 0), partial(part, objective, 1), start)
+            assert error < 1e-3 * np.linalg.norm(objective(start)[1])
+
+
+def test_the_slopes_of_bent_axes_are_those_of_finite_differences() -> None:
+    values, step = np.linspace(0.05, 0.95, 7), 1e-6
+    for bend in (-9.0, -0.5, 0.3, 6.0):
+        _, by_value, by_bend = warp(values, np.array(bend))
+        up, down = warp(values + step, np.array(bend))[0], warp(values - step, np.array(bend))[0]
+        np.testing.assert_allclose(by_value, (up - down) / (2 * step), rtol=1e-5)
+        up, down = warp(values, np.array(bend + step))[0], warp(values, np.array(bend - step))[0]
+        np.testing.assert_allclose(
+            np.sign(bend) * by_bend, np.abs(up - down) / (2 * step) * np.sign(bend), atol=1e-6
+        )
+    bent = MaternCovariance(Hyperparameters(H.lengths, H.signal, H.noise, np.array([5.0, 0.0, -4.0])), GROUPS)
+    query = np.array([0.3, 0.6, 0.5])
+    value, jacobian, _, _ = bent.slopes(query, X)
+    np.testing.assert_allclose(value, bent.between(query[None, :], X)[0], atol=1e-12)
+    for i in range(3):
+        shift = step * np.eye(3)[i]
+        up, down = bent.between((query + shift)[None, :], X)[0], bent.between((query - shift)[None, :], X)[0]
+        np.testing.assert_allclose(jacobian[:, i], (up - down) / (2 * step), atol=1e-5)
+
+
+def test_a_forgotten_logarithm_is_found_in_the_results() -> None:
+    points = np.random.default_rng(5).random((30, 2))
+    values = -np.square(np.log10(1e-5 + points[:, 0]) + 3) + 0.3 * points[:, 1]
+    targets = (values - values.mean()) / values.std()
+    bent = fit(points, targets, np.arange(2), bendable=np.array([True, True]))
+    straight = fit(points, targets, np.arange(2))
+    assert bent.hyperparameters.warps is not None and bent.hyperparameters.warps[0] > 2.0
+    assert bent.log_posterior > straight.log_posterior + 5.0
 
 
 def test_a_fit_goes_on_from_an_earlier_one_and_ends_as_well() -> None:
@@ -95,13 +128,21 @@ def test_a_fit_goes_on_from_an_earlier_one_and_ends_as_well() -> None:
     )
 
 
+def bends(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:
+    axes = Axes(np.array([True] * points.shape[1]), np.zeros(points.shape[1]))
+    model = FittedModel(points, values, np.arange(points.shape[1]), ModelOptions(), axes)
+    assert isinstance(model.covariance, MaternCovariance)
+    return model.covariance.hyperparameters.warps
+
+
 @pytest.mark.parametrize("is_linear", [True, False])
 def test_an_axis_over_powers_of_ten_becomes_linear_where_the_results_are(is_linear: bool) -> None:
     points = np.random.default_rng(5).random((25, 2))
     powers = np.array([np.log(1e4), 0.0])
     place = np.expm1(points[:, 0] * powers[0]) / np.expm1(powers[0]) if is_linear else points[:, 0]
     values = -np.square(place - 0.4) - 0.3 * np.square(points[:, 1] - 0.6)
-    model = FittedModel(points, values, np.arange(2), ModelOptions(), powers)
+    axes = Axes(np.array([True, True]), powers)
+    model = FittedModel(points, values, np.arange(2), ModelOptions(), axes)
     assert model.state is not None and model.state.linear is is_linear
     process = model.condition()
     query = np.array([0.93, 0.3])
@@ -112,9 +153,16 @@ def test_an_axis_over_powers_of_ten_becomes_linear_where_the_results_are(is_line
         means, stds = process.predict(np.stack([query - step, query + step]))
         assert mean_slope[i, 0] == pytest.approx((means[1, 0] - means[0, 0]) / 2e-5, rel=1e-3, abs=1e-5)
         assert std_slope[i] == pytest.approx((stds[1] - stds[0]) / 2e-5, rel=1e-2, abs=1e-5)
-    again = FittedModel(points, values, np.arange(2), ModelOptions(), powers, earlier=model.state)
+    again = FittedModel(points, values, np.arange(2), ModelOptions(), axes, earlier=model.state)
     queries = np.random.default_rng(6).random((9, 2))
     np.testing.assert_allclose(again.condition().predict(queries)[0], process.predict(queries)[0])
+
+
+def test_axes_are_bent_only_where_the_results_clearly_ask_for_it() -> None:
+    points = np.random.default_rng(5).random((30, 2))
+    forgotten = bends(-np.square(np.log10(1e-5 + points[:, 0]) + 3) + 0.3 * points[:, 1], points)
+    assert forgotten is not None and forgotten[0] > 2.0
+    assert bends(-np.square(points - 0.4).sum(axis=1), points) is None
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,23 @@ from sklearn.gaussian_process.kernels import Matern
 from horovod_tune.search import BayesOptSearch, LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import is_scale_free
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
-from horovod_tune.search.gp.output_scales import SOFTNESSES, Scale, scales
+from horovod_tune.search.gp.output_scales import SOFTNESSES, Scale, compress, scales
 
 GROUPS = np.arange(2)
 X = np.random.default_rng(0).random((40, 2))
 BOWL = -np.square(X - [0.3, 0.6]).sum(1)
 
 
+def test_disasters_are_pulled_in_and_order_is_kept() -> None:
+    targets = np.array([0.0, 1.0, 2.0, -1e6, -1e3, 1.5, 0.5])
+    squeezed = compress(targets, depth=3.0)
+    assert list(np.argsort(squeezed)) == list(np.argsort(targets))
+    assert squeezed.min() > -50 and list(squeezed[[1, 2, 5]]) == [1.0, 2.0, 1.5]
+
+
 def test_every_scale_is_standardised_and_keeps_the_order() -> None:
     results = np.random.default_rng(1).standard_cauchy(50)
-    found = list(scales(results, SOFTNESSES))
+    found = list(scales(results, 3.0, SOFTNESSES))
     assert len(found) == 1 + len(SOFTNESSES)
     for scale in found:
         assert list(np.argsort(scale.targets)) == list(np.argsort(results))
@@ -28,14 +35,16 @@ def test_every_scale_is_standardised_and_keeps_the_order() -> None:
 
 def test_the_slopes_of_a_scale_are_those_of_finite_differences() -> None:
     results = np.linspace(-12.0, 1.0, 20_001)
-    for scale in scales(results, SOFTNESSES):
-        targets, slopes = scale.targets, np.exp(scale.log_slopes)
-        measured = np.diff(targets) / np.diff(results)
+    # The median is not in the middle, so that the first scale has a compressed part too.
+    results = np.concatenate([results, np.full(20_001, 0.5)])
+    for scale in scales(results, 3.0, SOFTNESSES):
+        targets, slopes = scale.targets[:20_001], np.exp(scale.log_slopes[:20_001])
+        measured = np.diff(targets) / np.diff(results[:20_001])
         np.testing.assert_allclose(measured, (slopes[1:] + slopes[:-1]) / 2, rtol=1e-3)
 
 
 def test_a_small_softness_spreads_the_best_results() -> None:
-    own, soft, hard = scales(BOWL, (1.0, 0.1))
+    own, soft, hard = scales(BOWL, 3.0, (1.0, 0.1))
     first, second = np.argsort(-BOWL)[:2]
 
     def lead(scale: Scale) -> float:
@@ -45,13 +54,13 @@ def test_a_small_softness_spreads_the_best_results() -> None:
 
 
 def test_results_that_are_mostly_the_best_stay_on_their_own_scale() -> None:
-    assert len(list(scales(np.array([1.0, 1.0, 1.0, 0.0]), SOFTNESSES))) == 1
+    assert len(list(scales(np.array([1.0, 1.0, 1.0, 0.0]), 3.0, SOFTNESSES))) == 1
 
 
 def is_warped(results: np.ndarray, options: ModelOptions) -> bool:
     """Return True if the model of `results` is on another scale than their own."""
     model = FittedModel(X, results, GROUPS, options)
-    return not np.array_equal(model.targets, next(scales(results, ())).targets)
+    return not np.array_equal(model.targets, next(scales(results, options.linear_depth, ())).targets)
 
 
 def test_results_over_powers_of_ten_are_warped_and_a_plane_is_not() -> None:
@@ -90,20 +99,20 @@ def test_a_search_warps_only_by_default(acquisition: UpperConfidenceBound | None
     search.suggest("trial")
     model = search._optimizer.fitted
     assert model is not None
-    own = next(scales(-np.exp(-10.0 * BOWL), ())).targets
+    own = next(scales(-np.exp(-10.0 * BOWL), 3.0, ())).targets
     assert np.array_equal(model.targets, own) == (acquisition is not None)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_scale_leads_back_to_the_results(seed: int) -> None:
     results = np.random.default_rng(seed).standard_cauchy(50)
-    for scale in scales(results, SOFTNESSES):
+    for scale in scales(results, 3.0, SOFTNESSES):
         found = scale.back(scale.offset + scale.deviation * scale.targets)
         assert found == pytest.approx(results, rel=1e-9, abs=1e-9)
 
 
 def test_the_way_back_of_values_beyond_all_results_is_finite_and_keeps_the_order() -> None:
     for results in (np.random.default_rng(1).random(50), np.ones(5), np.array([0.0, 0.0, 1.0])):
-        for scale in scales(results, SOFTNESSES):
+        for scale in scales(results, 3.0, SOFTNESSES):
             found = scale.back(scale.offset + scale.deviation * np.linspace(-1e3, 1e3, 101))
             assert np.all(np.isfinite(found)) and np.all(np.diff(found) >= 0)

@@ -1,0 +1,25 @@
+"""One thread for linear algebra while a suggestion is made.
+
+The driver shares its machine with the trials. The matrices here are small, and threads of BLAS that wait for
+one another on cores that others use make a suggestion of 40 ms take seconds. One thread also adds in one
+order whatever the number of cores, so that suggestions do not depend on it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    # Looking for the loaded libraries takes milliseconds, so it is done once; NumPy's and SciPy's are there.
+    return ThreadpoolController()
+
+
+def one_thread() -> AbstractContextManager[Any]:
+    """Return a context in which this BLAS libraries use one thread, and afterwards as many as before."""
+    return _controller().limit(limits=1, user_api="blas")

@@ -1,0 +1,32 @@
+"""How the axes of numbers may lie under the model: bent, and, over powers of ten, logarithmic or linear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_tune.search.gp.kernels import FloatArray
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What is known of the parameters' axes before there are results, one entry a parameter.
+
+    Attributes:
+        bendable: whether an axis may be bent.
+        powers: of an axis that is logarithmic though the space says linear, the logarithm of how many times
+            its upper end is the lower one; 0 for all others.
+    """
+
+    bendable: NDArray[np.bool_]
+    powers: FloatArray
+
+    def with_time(self) -> Axes:
+        """Return these axes and a last one for the time of a report, which stays as it is."""
+        return Axes(np.append(self.bendable, False), np.append(self.powers, 0.0))
+
+    @property
+    def spans_powers(self) -> bool:
+        return bool(np.any(self.powers))

@@ -1,0 +1,83 @@
+"""Points that are chosen without a model of the metric: at the start, and when a space is nearly used up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.stats import qmc
+
+from horovod_tune.search.gp.failure_model import Safety
+from horovod_tune.search.gp.proposal import Acquisition
+from horovod_tune.search.history import History, Trial
+from horovod_tune.search.space.search_space import Point, SearchSpace
+from horovod_tune.search.suggest_state import features_of
+
+#: A quasi-random point is passed over where the logarithm of the probability that it does not fail is less
+#: than this, up to so many times.
+_SAFE_ENOUGH, _PASSED_OVER = -3.0, 8
+#: Points of a finite space that are looked at one by one when it is nearly used up.
+_ENUMERABLE = 100_000
+
+
+def safety_of(space: SearchSpace, failed: Sequence[Trial], safe: Sequence[Trial]) -> Safety | None:
+    if not failed:
+        return None
+    return Safety(features_of(space, safe), features_of(space, failed), space.feature_groups)
+
+
+def quasi_random_point(
+    space: SearchSpace,
+    history: History,
+    seed: int,
+    taken: Callable[[Point], bool],
+    safety: Safety | None,
+    middle: bool = False,
+) -> Point | None:
+    """Return the next free point of a scrambled Sobol sequence, None if there is none for long.
+
+    With `middle`, its numbers are those in the middle of their ranges, unless that point is taken. Where
+    trials have failed, points that are likely to fail too are passed over, as long as others come soon.
+    """
+    best: tuple[float, Point] | None = None
+    tried = 0
+    for _ in range(64):
+        sequence = qmc.Sobol(max(space.dimension, 1), seed=np.random.default_rng(seed))
+        if history.drawn:
+            sequence.fast_forward(history.drawn)
+        quantiles = sequence.random(1)[:, : space.dimension]
+        history.drawn += 1
+        drawn = space.from_quantiles(quantiles)
+        if middle:
+            middle, drawn = False, space.in_the_middle(drawn)
+        point = space.canonical(drawn[0])
+        if taken(point):
+            continue
+        if safety is None or not space.dimension:
+            return point
+        log_p = float(safety.log_probability(space.features(np.asarray([point])))[0])
+        if log_p > _SAFE_ENOUGH:
+            return point
+        best = max(best or (log_p, point), (log_p, point))
+        tried += 1
+        if tried == _PASSED_OVER:
+            break
+    return best[1] if best is not None else None
+
+
+def leftover_point(
+    space: SearchSpace, taken: Callable[[Point], bool], acquisition: Acquisition | None, seed: int
+) -> Point:
+    """Return a free point of a nearly exhausted space, the most promising one if there is an acquisition."""
+    if space.size <= _ENUMERABLE:
+        pool = np.asarray(list(space.every_point()))
+    else:
+        generator = np.random.default_rng(seed)
+        pool = space.from_quantiles(generator.random((10_000, space.dimension)))
+    free = [point for point in map(space.canonical, pool) if not taken(point)]
+    if not free:
+        # A range of a few neighbouring floats: they are repeated, as in a space that is used up.
+        free = [space.canonical(pool[0])]
+    if acquisition is None:
+        return free[0]
+    return free[int(np.argmax(acquisition(space.features(np.asarray(free)))))]

@@ -1,0 +1,47 @@
+"""How probable it is that limits are kept, from what trials told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from horovod_tune.search.gp.feasibility import AllOf, LimitKept, room
+from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions
+from horovod_tune.search.history import Trial
+from horovod_tune.search.objectives import Objectives
+from horovod_tune.search.space.search_space import SearchSpace
+
+
+class LimitModels:
+    """A model for each limit; each fit starts from the one before."""
+
+    def __init__(self) -> None:
+        #: By the limit as written; a part of a saved search.
+        self.states: dict[str, FitState] = {}
+
+    def fit(
+        self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives, options: ModelOptions
+    ) -> AllOf | None:
+        """Return the probability that all limits are kept; None where too little is known of any."""
+        # The scale has the limit at 0, and no part of it may be bent.
+        plain = replace(options, kernel=None, fixed_noise=None, linear_depth=math.inf, softnesses=())
+        feasibilities = []
+        for limit in objectives.limits:
+            told = [(trial, objectives.latest(trial, limit.metric)) for trial in trials]
+            known = [
+                (trial.point, value) for trial, value in told if value is not None and math.isfinite(value)
+            ]
+            if len(known) < 2:
+                continue
+            features = space.features(np.asarray([point for point, _ in known]))
+            values = np.asarray([value for _, value in known])
+            left = room(values, limit.bound, upwards=limit.sense.startswith(">"))
+            earlier = self.states.get(str(limit))
+            model = FittedModel(features, left, space.feature_groups, plain, space.axes, earlier)
+            assert model.state is not None
+            self.states[str(limit)] = model.state
+            feasibilities.append(LimitKept(model))
+        return AllOf(feasibilities) if feasibilities else None

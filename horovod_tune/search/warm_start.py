@@ -1,0 +1,117 @@
+"""Results of an earlier experiment, as a start for a new search whose space may have changed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from horovod_tune.search.history import as_number
+from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, value_at
+from horovod_tune.search.space.search_space import Point, SearchSpace
+
+
+@dataclass
+class PreviousResults:
+    """Rows of an earlier experiment: configurations, nested or with `/` in their names, and metrics."""
+
+    rows: list[tuple[Mapping[str, Any], Mapping[str, Any]]]
+
+    def fit_into(
+        self, space: SearchSpace, metric: str | None, time_attr: str
+    ) -> tuple[list[tuple[Point, float, float | None]], str]:
+        """Return what fits `space`, as points, values and their times, and a message that counts what does
+        not."""
+        used: list[tuple[Point, float, float | None]] = []
+        reasons: Counter[str] = Counter()
+        for config, metrics in self.rows:
+            value = as_number(metrics.get(metric)) if metric else None
+            if value is None or value != value or abs(value) == float("inf"):
+                reasons[f"no finite {metric!r}"] += 1
+                continue
+            try:
+                used.append((self.nested_point(space, config), value, as_number(metrics.get(time_attr))))
+            except SpaceError as error:
+                reasons[str(error).split(", got ")[0]] += 1
+        message = f"{len(used)} of {len(self.rows)} earlier results are used"
+        if reasons:
+            message += "; left out: " + ", ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
+        return used, message
+
+    @staticmethod
+    def nested_point(space: SearchSpace, config: Mapping[str, Any]) -> Point:
+        """Return the point of a configuration, nested or flat. Raises `SpaceError` where it has none."""
+        nested: dict[Any, Any] = {}
+        for node in space.nodes:
+            if node.conditions:
+                continue  # It lies within the value of the choice that it depends on.
+            value = value_at(config, node.path, MISSING)
+            if value is MISSING:
+                value = _flat_value(config, node.path)
+            if value is not MISSING:
+                _put(nested, node.path, value)
+        return space.point(nested)
+
+
+def read_previous(source: Any) -> PreviousResults:
+    """Read an experiment's directory, an `ExperimentAnalysis`, a `ResultGrid` or a DataFrame.
+
+    Raises:
+        TypeError: For anything else.
+        ValueError: For a directory without an experiment.
+    """
+    import pandas as pd
+    from ray.tune import ExperimentAnalysis, ResultGrid
+
+    if isinstance(source, (str, os.PathLike)):
+        from horovod_tune.analysis import analyze
+
+        if not FilePath(source).expanduser().is_dir():
+            raise ValueError(
+                f"analysis must be an experiment's directory; {str(source)!r} is not a directory"
+            )
+        trials = analyze(FilePath(source).expanduser()).record.trials
+        return PreviousResults([(trial.config, trial.last_result or {}) for trial in trials])
+    if isinstance(source, ResultGrid):
+        return PreviousResults(
+            [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
+        )
+    if isinstance(source, ExperimentAnalysis):
+        return PreviousResults([(dict(t.config), dict(t.last_result or {})) for t in source.trials])
+    if isinstance(source, pd.DataFrame):
+        return PreviousResults([_row(row) for row in source.to_dict("records")])
+    raise TypeError(
+        "analysis must be an experiment's directory, an ExperimentAnalysis, a ResultGrid or a DataFrame, "
+        f"got {type(source).__name__}"
+    )
+
+
+def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    config = {str(k)[len("config/") :]: v for k, v in row.items() if str(k).startswith("config/")}
+    if not config:
+        # A table of one's own has the parameters' plain names.
+        config = {str(k): v for k, v in row.items()}
+    # A table has every column in every row; NaN if a trial has no such parameter.
+    config = {k: v for k, v in config.items() if not (isinstance(v, float) and v != v)}
+    return config, {str(k): v for k, v in row.items()}
+
+
+def _flat_value(config: Mapping[str, Any], path: Path) -> Any:
+    """Find a value under its name with slashes; a dictionary was flattened to several such names."""
+    name = path_name(path)
+    if name in config:
+        return config[name]
+    nested: dict[str, Any] = {}
+    for key, value in config.items():
+        if key.startswith(name + "/"):
+            _put(nested, tuple(key[len(name) + 1 :].split("/")), value)
+    return nested or MISSING
+
+
+def _put(nested: dict[Any, Any], path: Path, value: Any) -> None:
+    for part in path[:-1]:
+        nested = nested.setdefault(part, {})
+    nested[path[-1]] = value

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from horovod_tune.gloo import ranks
+from horovod_tune.actors import ranks
 from horovod_tune.gloo.rendezvous import Rendezvous
 from horovod_tune.messages import World
 

@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from benchmarks.scale_rendezvous import RANKS_PER_HOST
+from horovod_tune.actors import ranks
 from horovod_tune.channel import listener
 from horovod_tune.channel.listener import Listener
 from horovod_tune.channel.report_channel import CoordinatorChannel, RankChannel
@@ -35,7 +36,7 @@ from horovod_tune.coordinator import world as world_module
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.gloo import ranks
+from horovod_tune.gloo.world_rendezvous import horovod_environment
 from horovod_tune.messages import Assignment, Report, TrialRequest, WorkerInfo
 
 METRICS = {"loss": 0.25, "accuracy": 0.5, "epoch": 3, "lr": 0.1}
@@ -99,7 +100,7 @@ class StandIn:
 
 
 class StandInLauncher:
-    """Gives stand-ins their ranks as `GlooLauncher` does, and starts the programs that play them."""
+    """Gives stand-ins their ranks as `ActorLauncher` does, and starts the programs that play them."""
 
     def __init__(self, size: int, *, sink: Any, stack: contextlib.ExitStack) -> None:
         later = Later()
@@ -120,7 +121,7 @@ class StandInLauncher:
         self._listener = Listener()
         assignments = []
         for number, (fact, world) in enumerate(zip(facts, worlds, strict=True)):
-            environment = ranks.horovod_environment(
+            environment = horovod_environment(
                 world,
                 host_key=fact.node_id,
                 rendezvous="10.0.0.0:10000/secret",

@@ -1,9 +1,10 @@
-"""Hyperparameter search for distributed training: Horovod functions as Ray Tune trials.
+"""Hyperparameter search for distributed training: its functions as Ray Tune trials.
 
-train(config)                                    the user's Horovod function
+train(config)                                    the user's training function
  └ trainable.py         the trial, as Tune sees it     ── step() ─► Tune ─► search/
     └ coordinator/      one actor per trial      ▲ messages.py:
-       └ gloo/          N training actors        │   Report    rank 0
+       └ actors/        N training actors: gloo/ │   Report    rank 0
+       │                or torch_dist/ in each   │
        └ xla/           one actor per TPU host,  │   Finished  every rank
           │             torch_xla ranks inside   │   Failed    any rank
           └ session.py  report(), checkpoints  ──┘ called by train(config)

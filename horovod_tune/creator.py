@@ -32,6 +32,7 @@ def DistributedTrainableCreator(
     *,
     num_workers: int | None = None,
     num_cpus_per_worker: float | None = None,
+    backend: str = "horovod",
     use_tpu: bool = False,
     tpu_type: str | None = None,
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
@@ -41,10 +42,10 @@ def DistributedTrainableCreator(
     max_workers: int | None = None,
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> type[DistributedTrainable]:
-    """Turn a Horovod training function into a class that ``tune.run`` and ``tune.Tuner`` take.
+    """Turn a distributed training function into a class that ``tune.run`` and ``tune.Tuner`` take.
 
     Nothing starts here. Each trial then has one coordinator actor, which takes no CPU, and
-    ``num_hosts * num_slots`` training actors, each of which runs ``func(config)`` as one Horovod rank.
+    ``num_hosts * num_slots`` training actors, each of which runs ``func(config)`` as one rank.
 
     Args:
         func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
@@ -60,6 +61,9 @@ def DistributedTrainableCreator(
         num_workers: instead of ``num_slots``: the total number of ranks, placed as tightly as they fit if
             ``num_hosts`` is not given.
         num_cpus_per_worker: an alias of ``num_cpus_per_slot``.
+        backend: ``"horovod"``, or ``"torch"`` for ranks of `torch.distributed` (Gloo; with ``use_gpu`` NCCL
+            too), which need no Horovod. There ``func`` finds `torch.distributed` initialised, and may
+            initialise it itself, as under torchrun.
         use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts instead of Horovod ranks.
             ``num_slots`` then counts chips.
         tpu_type: with ``use_tpu``, the type of slice that a trial takes, as Ray and Cloud TPU name it
@@ -91,7 +95,7 @@ def DistributedTrainableCreator(
     if replicate_pem:
         warnings.warn("replicate_pem has no effect: ranks are started by Ray, without SSH", stacklevel=2)
     spec = make_spec(**arguments)
-    require_installed(use_tpu=use_tpu)
+    require_installed(spec)
     patch_tune(reuse_workers)
     name = re.sub(r"\W", "_", function_name(func))
     shipped = ShippedFunction(func, uuid.uuid4().hex, max_bytes=ray_compat.most_bytes_of_a_function())

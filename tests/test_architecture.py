@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ LAYERS = [
     {"ray_compat", "channel"},
     {"transfer"},
     {"rank"},
-    {"gloo", "xla"},
+    {"actors"},
+    {"gloo", "torch_dist", "xla"},
     {"coordinator"},
     {"doctor"},
     {"analysis"},
@@ -34,7 +36,11 @@ LAYER = {unit: number for number, units in enumerate(LAYERS) for unit in units}
 
 # Each of these runs in its own process and exchanges messages with the others. What the coordinator needs
 # from Gloo and XLA is in `coordinator/backend_protocol.py`; `trainable.py` joins the two.
-APART = [("coordinator", "rank"), ("coordinator", "gloo"), ("coordinator", "xla"), ("gloo", "xla")]
+BACKENDS = ("gloo", "torch_dist", "xla")
+APART = [
+    *(("coordinator", each) for each in ("rank", "actors", *BACKENDS)),
+    *itertools.combinations(BACKENDS, 2),
+]
 
 HEAVY = {"torch", "torch_xla", "horovod", "plotly", "sklearn", "pandas", "rich"}
 

@@ -40,6 +40,7 @@ SCRIPTS = {
 CALLED = {
     "asha_digits.py",
     "bohb_digits.py",
+    "ddp_digits.py",
     "elastic_digits.py",
     "grid_random_digits.py",
     "hyperopt_asha_digits.py",
@@ -151,6 +152,13 @@ def test_grid_and_random_search(example: Any, tmp_path: Path) -> None:
     assert all(config["momentum"] == (0.9 if config["lr"] < 0.1 else 0.5) for config in configs)
     assert len({config["lr"] for config in configs}) > 1
     assert all(epochs_of(trial) == [1, 2] for trial in analysis.trials)
+
+
+def test_a_random_search_of_torch_distributed_functions(example: Any, tmp_path: Path) -> None:
+    analysis = example("ddp_digits").main(num_samples=2, epochs=2, storage_path=str(tmp_path))
+    assert_all_trained(analysis)
+    assert all(epochs_of(trial) == [1, 2] for trial in analysis.trials)
+    assert max(reports_of(trial)[-1]["accuracy"] for trial in analysis.trials) > 0.3
 
 
 def test_asha_starts_with_the_given_point_and_stops_the_worse_ones(example: Any, tmp_path: Path) -> None:

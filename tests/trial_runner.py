@@ -17,7 +17,7 @@ from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.function import shipping
-from horovod_tune.gloo.gloo_launcher import GlooLauncher
+from horovod_tune.gloo import gloo_backend
 from horovod_tune.messages import TrialRequest
 from horovod_tune.spec.trial_spec import make_spec
 
@@ -49,7 +49,9 @@ class TrialRunner:
         spec = make_spec(num_slots=num_slots, reuse_workers=reuse_workers)
         self.placement_group = ray.util.placement_group([dict(spec.placement().bundles[0])])
         ray.get(self.placement_group.ready(), timeout=60)
-        launcher = GlooLauncher(spec, self.placement_group, node_id=ray.get_runtime_context().get_node_id())
+        launcher = gloo_backend.launcher(
+            spec, self.placement_group, node_id=ray.get_runtime_context().get_node_id()
+        )
         self.group = WorkerGroup(launcher, Limits(spec.timeout_s))
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         function = shipping.dumps(run_what_config_says)

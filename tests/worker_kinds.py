@@ -12,14 +12,15 @@ import cloudpickle
 import pytest
 import ray
 
+from horovod_tune.backends import make_launcher
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
 from horovod_tune.spec.trial_spec import make_spec
 
-NEEDS = {"gloo": "horovod", "plain": "torch", "torch_xla": "torch_xla"}
+NEEDS = {"gloo": "horovod", "torch": "torch", "plain": "torch", "torch_xla": "torch_xla"}
 # torch_xla's CPU device is one.
-RANKS = {"gloo": 2, "plain": 2, "torch_xla": 1}
+RANKS = {"gloo": 2, "torch": 2, "plain": 2, "torch_xla": 1}
 
 
 class Workers:
@@ -31,7 +32,8 @@ class Workers:
         self.kind, self.size = kind, RANKS[kind]
         spec = make_spec(
             num_slots=self.size,
-            use_tpu=kind != "gloo",
+            use_tpu=kind not in ("gloo", "torch"),
+            backend="torch" if kind == "torch" else "horovod",
             timeout_s=timeout_s,
             stall_timeout_s=stall_timeout_s,
         )
@@ -39,20 +41,14 @@ class Workers:
         assert self._placement_group.wait(60)
         where: dict[str, Any] = {"node_id": ray.get_runtime_context().get_node_id()}
         launcher: Any
-        if kind == "gloo":
-            from horovod_tune.gloo.gloo_launcher import GlooLauncher
-
-            launcher = GlooLauncher(spec, self._placement_group, **where)
-        elif kind == "plain":
+        if kind == "plain":
             import plain_processes
 
             # A worker of Ray's cannot import what is next to a test.
             ray.cloudpickle.register_pickle_by_value(plain_processes)
             launcher = plain_processes.PlainLauncher(spec, self._placement_group, **where)
         else:
-            from horovod_tune.xla.xla_launcher import XlaLauncher
-
-            launcher = XlaLauncher(spec, self._placement_group, **where)
+            launcher = make_launcher(spec, self._placement_group, **where)
         self.launcher = launcher
         self.group = WorkerGroup(launcher, Limits(timeout_s))
         self.folder = folder
@@ -93,7 +89,8 @@ class Workers:
     def run(self, train: Callable[[dict[str, Any]], Any], **arguments: Any) -> tuple[Path, list[Any]]:
         directory = self.begin(train, **arguments)
         events = self.events()
-        assert self.group.end_trial() == []
+        problems = self.group.end_trial()
+        assert problems == [], problems
         return directory, events
 
     def close(self) -> None:

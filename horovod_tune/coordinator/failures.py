@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from horovod_tune.errors import encodable
@@ -46,26 +46,35 @@ def explain(failures: Sequence[Failed], *, world_size: int) -> str:
 def name_awaited(
     failures: Sequence[Failed],
     awaited: Mapping[int, str],
-    running: Mapping[int, str],
-    stacks: Mapping[int, str],
+    hosts: Sequence[str],
+    *,
+    running: Container[int],
+    returned: Container[int] = (),
+    stacks: Mapping[int, str] | None = None,
 ) -> list[Failed]:
     """Add to ranks that gave up waiting in a collective which ranks they have waited for.
 
     Args:
         failures: what is known.
-        awaited: the collectives that Horovod's stall inspector misses a rank in, by rank.
-        running: the hosts of the ranks whose training function still runs, by rank.
-        stacks: where the training function of such a rank is, by rank.
+        awaited: the collectives that others wait in for a rank, by that rank.
+        hosts: of each rank, by rank.
+        running: the ranks whose training function still runs.
+        returned: those whose training function has returned.
+        stacks: where the training function of a running rank is, by rank.
 
     >>> stalled = Failed(0, "a", FailureKind.STALLED, "HorovodInternalError")
-    >>> _, hung = name_awaited([stalled], {1: "gradient.7"}, {1: "b"}, {1: "  line 3, in train\\n"})
+    >>> _, hung = name_awaited(
+    ...     [stalled], {1: "gradient.7"}, ["a", "b"], running={1}, stacks={1: "  line 3, in train\\n"}
+    ... )
     >>> print(explain([stalled, hung], world_size=2))
     rank 1 of 2 on b hung:
     (rank 0 on a waited in a collective that not all ranks entered)
     Its training function is at:
       line 3, in train
     it did not enter gradient.7, in which the others waited
-    >>> name_awaited([stalled], {1: "gradient.7"}, {}, {})[0].traceback
+    >>> name_awaited([stalled], {1: "gradient.7"}, ["a", "b"], running={}, returned={1})[1].kind.name
+    'RETURNED'
+    >>> name_awaited([stalled], {1: "gradient.7"}, ["a", "b"], running={})[0].traceback
     'HorovodInternalError\\nrank 1 did not enter gradient.7'
     """
     found = list(failures)
@@ -74,13 +83,22 @@ def name_awaited(
         return found
     for rank, collectives in awaited.items():
         if rank in running:
-            where = f"Its training function is at:\n{stacks[rank]}" if stacks.get(rank) else ""
+            stack = (stacks or {}).get(rank)
+            where = f"Its training function is at:\n{stack}" if stack else ""
             text = f"{where}it did not enter {collectives}, in which the others waited"
-            found.append(Failed(rank, running[rank], FailureKind.HUNG, text))
+            found.append(Failed(rank, hosts[rank], FailureKind.HUNG, text))
+        elif rank in returned and rank < len(hosts):
+            found.append(returned_early(rank, hosts[rank], collectives))
     if len(found) == len(failures) and awaited:  # they all wait: in different collectives
         missing = "; ".join(f"rank {rank} did not enter {each}" for rank, each in awaited.items())
         found[stalled] = replace(found[stalled], traceback=f"{found[stalled].traceback.rstrip()}\n{missing}")
     return found
+
+
+def returned_early(rank: int, host: str, collectives: str) -> Failed:
+    """Return the failure of a rank that has returned while others wait for it in ``collectives``."""
+    text = f"the others wait for rank {rank} in {collectives}: every rank has to call the same collectives"
+    return Failed(rank, host, FailureKind.RETURNED, text)
 
 
 def verb_of(kind: FailureKind) -> str:

@@ -250,11 +250,7 @@ class WorkerGroup:
         hosts = self.hosts
         for rank, collectives in names.items():
             if rank in self._returned_before and self.world.running and rank < len(hosts):
-                text = (
-                    f"the others wait for rank {rank} in {collectives}: "
-                    "every rank has to call the same collectives"
-                )
-                self.world.failures.append(Failed(rank, hosts[rank], FailureKind.RETURNED, text))
+                self.world.failures.append(failures.returned_early(rank, hosts[rank], collectives))
 
     def take_logs(self) -> list[LogChunk]:
         """Return what ranks have printed since the last call."""
@@ -288,13 +284,17 @@ class WorkerGroup:
             for worker in missing:
                 self.world.lose(worker, FailureKind.SILENT, f"no heartbeat for {PROMPT_S:g} s")
         stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
-        first = failures.name_awaited(first, self._awaited, self._hosts_of_running(), stacks)
+        first = failures.name_awaited(
+            first,
+            self._awaited,
+            self.hosts,
+            running=self.world.running,
+            returned=self._returned,
+            stacks=stacks,
+        )
         error = TrainingFailed(failures.explain(first, world_size=self.world.size))
         error.lost_nodes = tuple(self.world.lost_nodes)
         return error
-
-    def _hosts_of_running(self) -> dict[int, str]:
-        return {rank: host for rank, host in enumerate(self.hosts) if rank in self.world.running}
 
     # -- The end of a trial.
 

@@ -67,7 +67,7 @@ def diagnose(info: NodeInfo) -> list[Finding]:
     return _sorted([*_packages(info), *_torch(info), *_horovod(info), *_host_name(info), *_room(info)])
 
 
-def diagnose_nodes(nodes: Sequence[Node], *, use_tpu: bool = False) -> list[Finding]:
+def diagnose_nodes(nodes: Sequence[Node], *, backend: str = "horovod") -> list[Finding]:
     """Return what prevents a trial across nodes, problems first.
 
     The first node is the driver's: if versions are tied, its version is the right one.
@@ -75,10 +75,10 @@ def diagnose_nodes(nodes: Sequence[Node], *, use_tpu: bool = False) -> list[Find
     found = [
         replace(finding, node=node.label)
         for node in nodes
-        for finding in (_failed(node) if node.info is None else _of_node(node, node.info, use_tpu=use_tpu))
+        for finding in (_failed(node) if node.info is None else _of_node(node, node.info, backend))
     ]
     infos = {node.label: node.info for node in nodes if node.info is not None}
-    return _sorted([*found, *_versions(infos, use_tpu=use_tpu), *_reach(nodes)])
+    return _sorted([*found, *_versions(infos, backend), *_reach(nodes)])
 
 
 def is_loopback(address: str) -> bool:
@@ -141,9 +141,8 @@ def _torch(info: NodeInfo) -> Iterator[Finding]:
 def _horovod(info: NodeInfo) -> Iterator[Finding]:
     horovod, torch = info.horovod, info.torch
     if horovod is None:
-        # TPU trials use only torch_xla.
-        report = warning if info.packages.get("torch_xla") else problem
-        yield report("horovod", "Horovod is not installed.", INSTALL)
+        what = 'Horovod is not installed: trials need backend="torch" (or a TPU).'
+        yield warning("horovod", what, INSTALL)
         return
     built_for = horovod.built_for_torch
     if torch is not None and built_for not in (None, torch.version):
@@ -224,19 +223,21 @@ def _failed(node: Node) -> Iterator[Finding]:
         yield problem("node", f"It could not be examined: {why}", cure)
 
 
-def _of_node(node: Node, info: NodeInfo, *, use_tpu: bool) -> Iterator[Finding]:
+def _of_node(node: Node, info: NodeInfo, backend: str) -> Iterator[Finding]:
+    has_horovod = backend == "horovod"
     for finding in diagnose(info):
-        if not use_tpu and finding.subject == "host name":
+        is_missing = finding.subject == "horovod" and info.horovod is None
+        if has_horovod and (finding.subject == "host name" or is_missing):
             yield replace(finding, level="problem")  # a loopback address works on one machine only
-        elif not use_tpu or finding.subject not in ("horovod", "host name"):
+        elif has_horovod or finding.subject not in ("horovod", "host name"):
             yield finding
     patched = info.horovod is not None and info.horovod.patch_level is not None
-    if patched and not use_tpu and info.host_addresses and is_loopback(info.host_addresses[0]):
+    if patched and has_horovod and info.host_addresses and is_loopback(info.host_addresses[0]):
         what = f"Its name resolves to {info.host_addresses[0]}. Horovod uses {node.interface} anyway; other "
         yield warning(
             "host name", f"{what}programs may not.", f"Correct its line in /etc/hosts: {node.address}"
         )
-    if ":" in node.address and not use_tpu:
+    if ":" in node.address and has_horovod:
         what = f"Ray knows it by {node.address}; Horovod's rendezvous and Gloo speak IPv4 only."
         cure = (
             "Start Ray there with --node-ip-address and an IPv4 address. Hosts without one cannot take part."
@@ -254,14 +255,14 @@ def _of_node(node: Node, info: NodeInfo, *, use_tpu: bool) -> Iterator[Finding]:
         yield warning("clock", what, f"Set it by the network: timedatectl set-ntp true on {node.label}")
 
 
-def _versions(infos: dict[str, NodeInfo], *, use_tpu: bool) -> Iterator[Finding]:
+def _versions(infos: dict[str, NodeInfo], backend: str) -> Iterator[Finding]:
     """Compare versions; one that is missing altogether is `diagnose`'s to report."""
     compared: dict[str, Callable[[NodeInfo], str | None]] = {
         "Python": lambda info: ".".join(info.python.split(".")[:2]),
         "torch": lambda info: info.torch.version.split("+")[0] if info.torch else None,
         "horovod_tune": lambda info: info.packages.get("horovod_tune"),
-        "torch_xla": lambda info: info.packages.get("torch_xla") if use_tpu else None,
-        "Horovod": lambda info: info.horovod.version if info.horovod and not use_tpu else None,
+        "torch_xla": lambda info: info.packages.get("torch_xla") if backend == "xla" else None,
+        "Horovod": lambda info: info.horovod.version if info.horovod and backend == "horovod" else None,
     }
     for name, version_of in compared.items():
         versions = {node: version for node, info in infos.items() if (version := version_of(info))}

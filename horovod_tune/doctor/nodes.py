@@ -64,7 +64,7 @@ def check(
     num_hosts: int,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     nics: Sequence[str] = (),
-    use_tpu: bool = False,
+    backend: str = "horovod",
 ) -> Report:
     """Examine each machine of the Ray cluster that this process is connected to.
 
@@ -76,7 +76,7 @@ def check(
         num_hosts: on how many hosts a trial runs.
         timeout_s: for everything. A machine that has not answered by then is a problem.
         nics: as for `DistributedTrainableCreator`.
-        use_tpu: the trial uses torch_xla, so Horovod is not looked for.
+        backend: the `TrialSpec.backend_name` of a trial; only "horovod" needs Horovod.
 
     Raises:
         ValueError: `modules` contains something else than module names.
@@ -92,7 +92,7 @@ def check(
         found = probes.examine(modules, nics)
     finally:
         probes.end()
-    return Report(tuple(found), tuple(diagnose_nodes(found, use_tpu=use_tpu)))
+    return Report(tuple(found), tuple(diagnose_nodes(found, backend=backend)))
 
 
 def _machines() -> dict[str, Mapping[str, Any]]:
@@ -192,8 +192,8 @@ class _Probes:
 
 def _interface(info: NodeInfo, node_ip: str, nics: Sequence[str]) -> dict[str, Any]:
     """Choose the interface as the ranks will."""
+    from horovod_tune.actors.ranks import choose_interface
     from horovod_tune.errors import StartFailed
-    from horovod_tune.gloo.ranks import choose_interface
 
     try:
         name = choose_interface(info.interfaces, node_ip=node_ip, nics=nics, single_host=False)

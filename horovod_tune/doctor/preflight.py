@@ -48,7 +48,7 @@ class Preflight(Callback):
             self._shipped.modules(),
             num_hosts=self._spec.num_hosts or 2,
             nics=self._spec.nics,
-            use_tpu=self._spec.use_tpu,
+            backend=self._spec.backend_name,
         )
         if not report.ok:
             raise PreflightFailed(f"a trial on several machines cannot run here:\n{report}")

@@ -180,6 +180,8 @@ def reset() -> None:
 class Collectives:
     """What ranks agree on through Horovod, for `horovod_tune.commit` and `horovod_tune.get_state`."""
 
+    start = "hvd.init()"
+
     def __init__(self, are_ready: Callable[[], bool]) -> None:
         self._are_ready = are_ready
 

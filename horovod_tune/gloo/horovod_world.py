@@ -20,8 +20,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from horovod_tune.actors import sockets
+from horovod_tune.actors.output_reader import OutputReader, missing_ranks
 from horovod_tune.errors import exception_chain
-from horovod_tune.gloo import sockets
+from horovod_tune.gloo.horovod_elastic import Collectives, notifications
+from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
+from horovod_tune.messages import FailureKind, World
 from horovod_tune.rank.reset.settings import horovod_settings
 from horovod_tune.ray_compat.compatibility import Patch, part
 
@@ -58,9 +62,11 @@ _COUNTS = Patch(
 
 
 class HorovodWorld:
-    """The Horovod world of this process; one instance a process."""
+    """The Horovod world of this process; one instance per process, which implements `RankBackend`."""
 
     def __init__(self) -> None:
+        self.collectives = Collectives(self.is_entered)
+        self.states = notifications
         self._kept = False
         # What is known of the world that the training function has made, until it leaves it itself.
         self._known: dict[tuple[Any, ...], Any] = {}
@@ -98,6 +104,12 @@ class HorovodWorld:
                     self._basics = hvd
                     self._real_initialized = lambda basics: basics.is_initialized()
                     self._real_shutdown = lambda basics: basics.shutdown()
+
+    def enter(self, world: World, name: str) -> None:
+        """Leave the world to ``hvd.init()``, which the training function calls."""
+
+    def end(self, *, has_returned: bool) -> None:
+        """Keep the world: Horovod's stall inspector names a rank that has returned while others wait."""
 
     def _guard(self, basics_class: Any) -> None:
         real_init, real_shutdown = basics_class.init, basics_class.shutdown
@@ -194,8 +206,14 @@ class HorovodWorld:
         """True if a world exists, kept or in use."""
         return self._basics is not None and bool(self._real_initialized(self._basics))
 
+    def awaited_ranks(self, output: OutputReader) -> dict[int, str]:
+        """Return the ranks that the stall inspector has called missing, with what waits for them."""
+        awaited = output.awaited_ranks()
+        # In another process set than that of all ranks, Horovod counts the set's ranks in its message.
+        return awaited if awaited and self._has_only_the_global_set else {}
+
     @property
-    def has_only_the_global_set(self) -> bool:
+    def _has_only_the_global_set(self) -> bool:
         """True if all collectives of the latest world are of all its ranks; False if that is not known.
 
         Horovod adds sets after `hvd.init()` only where a variable allows it.
@@ -211,6 +229,28 @@ class HorovodWorld:
         what there is.
         """
         return not _GUARD.fits or self._has_asked
+
+    def describe_failure(
+        self, error: BaseException, output: OutputReader
+    ) -> tuple[FailureKind, str, dict[int, str]]:
+        """Return the kind of a failure, text to add to its traceback, and the ranks that were awaited."""
+        if not is_collective_error(error):
+            return FailureKind.RAISED, "", {}
+        if is_call_before_init(error) and not self.is_entered():
+            # The function's own mistake: called again in another world, it would make it again.
+            return FailureKind.RAISED, "", {}
+        stalled = output.stall_report()
+        if "Will shutdown" in stalled:
+            awaited = missing_ranks(stalled.splitlines()) if self._has_only_the_global_set else {}
+            return FailureKind.STALLED, f"\nHorovod's stall inspector:\n{stalled}\n", awaited
+        advice = advice_on_failed_init(installed_horovod()) if isinstance(error, ValueError) else ""
+        return FailureKind.DISCONNECTED, advice and f"\n{advice}\n", {}
+
+    def world_error(self, text: str) -> BaseException:
+        """Return Horovod's own error of a broken world, which `hvd.elastic.run` and functions expect."""
+        from horovod.common.exceptions import HorovodInternalError
+
+        return HorovodInternalError(text)
 
     def leave(self) -> None:
         """Shut the world down for the training function, which begins again without one."""
@@ -267,7 +307,11 @@ class HorovodWorld:
             mpi_ops._handle_map.clear()
             mpi_ops.mpi_lib.horovod_torch_reset()
 
-    def keep(self, *, timeout_s: float) -> list[str]:
+    def release(self, timeout_s: float) -> list[str]:
+        """Free nothing: the world is kept."""
+        return []
+
+    def keep(self, timeout_s: float) -> list[str]:
         """Keep the world for the next trial if it is sound; every rank of it has to call this.
 
         Returns:

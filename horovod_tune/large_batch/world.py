@@ -15,12 +15,23 @@ from horovod_tune.large_batch import bounds
 
 
 def horovod() -> Any | None:
-    """Return ``horovod.torch`` where the training function has imported and initialised it, else None."""
-    if "horovod.torch" not in sys.modules:
-        return None
-    import horovod.torch as hvd
+    """Return ``horovod.torch`` where the training function has imported and initialised it, else None.
 
-    return hvd if hvd.is_initialized() else None
+    Raises:
+        HyperparameterError: The ranks are those of torch.distributed.
+    """
+    if "horovod.torch" in sys.modules:
+        import horovod.torch as hvd
+
+        if hvd.is_initialized():
+            return hvd
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise bounds.HyperparameterError(
+            "horovod_tune.large_batch knows only Horovod's ranks, got a torch.distributed world of "
+            f"{distributed.get_world_size()} ranks: its batch and learning rates would be those of one"
+        )
+    return None
 
 
 def world_size(process_set: Any = None) -> int:

@@ -42,7 +42,8 @@ class Training:
     every `threading.local` belongs to the thread.
 
     ``describe_failure(error)`` returns the kind of a failure and text to add to its traceback;
-    ``leave_world()`` ends this rank's part in a world that changes.
+    ``enter_world()`` prepares the world that the function is about to be called in, ``leave_world()`` ends
+    this rank's part in one that changes.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Training:
         send: Callable[[Message], None],
         prepare: Callable[[], None],
         describe_failure: Callable[[BaseException], tuple[FailureKind, str]],
+        enter_world: Callable[[], None] = lambda: None,
         leave_world: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = live_session
@@ -62,7 +64,7 @@ class Training:
         self._send = send
         self._prepare = prepare
         self._describe_failure = describe_failure
-        self._leave_world = leave_world
+        self._enter_world, self._leave_world = enter_world, leave_world
         # The top-level package of the training function; empty until it is loaded.
         self.own_package = ""
         self.thread = threading.Thread(
@@ -121,6 +123,7 @@ class Training:
         while True:
             left_with = stalled = ""
             try:
+                self._enter_world()
                 call(function, self.session)
                 return
             except WorldChanges:

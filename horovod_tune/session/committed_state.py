@@ -22,6 +22,9 @@ class WorldChanges(BaseException):
 class Collectives(Protocol):
     """What the ranks of a trial agree on; every rank calls `any` and `newest` at the same point."""
 
+    # The call that makes a world, as errors name it.
+    start: str
+
     def are_ready(self) -> bool:
         """Return True if the training function has made its world; a broken one counts."""
         ...
@@ -40,6 +43,23 @@ class States(Protocol):
     def dump(self) -> Any: ...
 
     def load_later(self, dumped: Any) -> None: ...
+
+    def offer_change(self) -> None: ...
+
+
+class NoStates:
+    """Implements `States` for a backend whose library has no elastic API."""
+
+    are_there = False
+
+    def dump(self) -> None:
+        """Return nothing."""
+
+    def load_later(self, dumped: Any) -> None:
+        """Do nothing."""
+
+    def offer_change(self) -> None:
+        """Do nothing: only `commit` ends a world."""
 
 
 class CommittedState:
@@ -98,7 +118,8 @@ class CommittedState:
     def _require_world(self, caller: str) -> None:
         # Horovod's own error is that of a lost rank, after which the function would be called again.
         if not self._collectives.are_ready():
-            raise NotInitialized(f"call hvd.init() before {caller}, which is a collective of all ranks")
+            start = self._collectives.start
+            raise NotInitialized(f"call {start} before {caller}, which is a collective of all ranks")
 
     def dump(self) -> bytes | None:
         """Return what was committed, for ranks of a later start of the trial; None if nothing was."""

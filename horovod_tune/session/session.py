@@ -1,6 +1,6 @@
 """Runs in each rank: the session behind `report()`, `get_checkpoint()` and those of ray.tune.
 
-First stop of a report: `Session.report()` sends it on (2: `gloo/training_actor.py` or
+First stop of a report: `Session.report()` sends it on (2: `actors/training_actor.py` or
 `xla/host_actor.py`) and waits until Tune has decided.
 """
 
@@ -13,7 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from horovod_tune.errors import MetricsError, NotElastic, NotInTraining, NotSynchronised, encodable
+from horovod_tune.errors import (
+    HorovodTuneError,
+    MetricsError,
+    NotElastic,
+    NotInTraining,
+    NotSynchronised,
+    encodable,
+)
 from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialRequest, World
 from horovod_tune.session.outside_training import (
     RANK_VARIABLE,
@@ -308,8 +315,11 @@ class TrialWorld:
         Raises:
             NotSynchronised: names the first parameter that differs from rank 0's, and the ranks.
         """
+        import sys
         import zlib
 
+        if "horovod.torch" not in sys.modules:
+            raise HorovodTuneError("check_synchronised() needs Horovod; DDP compares models when it is made")
         import horovod.torch as hvd
         import torch
 

@@ -12,6 +12,8 @@ from horovod_tune.errors import SpecError
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.tpu_types import shape_of
 
+# The default comes first. Horovod's Gloo and NCCL, and torch.distributed's, follow from use_gpu.
+BACKENDS = ("horovod", "torch")
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STALL_TIMEOUT_S = 1800.0
 # Horovod reads its time limits into C's int, and its hvd.init() fails with more.
@@ -45,6 +47,7 @@ class TrialSpec:
         SpecError: an argument has the wrong type, is out of bounds, or conflicts with another.
     """
 
+    backend: str = "horovod"
     num_hosts: int | None = None
     num_slots: int | None = None
     num_workers: int | None = None
@@ -69,6 +72,12 @@ class TrialSpec:
         for name in ("use_gpu", "use_tpu", "reuse_workers"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.backend not in BACKENDS:
+            raise SpecError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {self.backend!r}")
+        if self.use_tpu and self.backend != BACKENDS[0]:
+            raise SpecError(
+                f"use_tpu selects torch_xla, so backend must be left out, got backend={self.backend!r}"
+            )
         if self.use_gpu and self.use_tpu:
             raise SpecError("use_gpu and use_tpu cannot both be True: a trial runs on one kind of device")
         for name in ("num_cpus_per_slot", "timeout_s", "stall_timeout_s", "min_workers_timeout_s"):
@@ -128,11 +137,21 @@ class TrialSpec:
             raise SpecError(
                 f"min_workers cannot be given with use_tpu: a slice keeps its size, got {self.min_workers}"
             )
+        if self.backend == "torch":
+            raise SpecError(
+                'min_workers cannot be given with backend="torch": only Horovod\'s worlds can change, got '
+                f"{self.min_workers}"
+            )
         start = f"the {self.world_size} rank(s) that the trial starts with"
         if self.min_workers > self.world_size:
             raise SpecError(f"min_workers must be at most {start}, got {self.min_workers}")
         if self.most_workers < self.world_size:
             raise SpecError(f"max_workers must be at least {start}, got {self.max_workers}")
+
+    @property
+    def backend_name(self) -> str:
+        """The backend that runs the trial's ranks: one of `BACKENDS`, or "xla" with ``use_tpu``."""
+        return "xla" if self.use_tpu else self.backend
 
     @property
     def is_elastic(self) -> bool:

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
+from horovod_tune.actors.ranks import assign_worlds
+from horovod_tune.actors.training_actor import TrainingActor
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.backend_protocol import WorkerActor
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.gloo.ranks import assign_worlds
-from horovod_tune.gloo.training_actor import TrainingActor
 from horovod_tune.messages import (
     Assignment,
     Failed,

@@ -69,7 +69,6 @@ def test_an_import_that_is_slow_is_not_called_broken(name: str) -> None:
     [
         ({"torch": None}, "torch", "torch is not installed", "pip install torch"),
         ({"torch": replace(TORCH, error="no libgomp")}, "torch", "no libgomp", "--force-reinstall torch"),
-        ({"horovod": None}, "horovod", "not installed", "horovod-tune install-horovod"),
         (
             {"horovod": replace(HOROVOD, gloo=False)},
             "horovod",
@@ -145,12 +144,7 @@ CUDA_TORCH = TorchFacts("2.13.0+cu128", "12.8", ("NVIDIA H100",))
         ({"shared_memory": GIB // 16}, "shared memory", "/dev/shm is 0.1 GiB", "--shm-size=5g"),
         ({"shared_memory": None}, "shared memory", "/dev/shm is missing", "--shm-size=5g"),
         ({"open_files": 1024}, "open files", "1024 files", "limits.conf"),
-        (
-            {"horovod": None, "packages": {"torch_xla": "2.9.0"}},
-            "horovod",
-            "not installed",
-            "install-horovod",
-        ),
+        ({"horovod": None}, "horovod", 'trials need backend="torch"', "install-horovod"),
     ],
 )
 def test_with_a_warning_trials_can_run(
@@ -169,7 +163,7 @@ def test_a_patched_horovod_does_not_care_what_the_host_name_resolves_to(addresse
 
 
 def test_problems_stand_before_warnings() -> None:
-    levels = [finding.level for finding in diagnose(replace(SOUND, open_files=10, horovod=None))]
+    levels = [finding.level for finding in diagnose(replace(SOUND, open_files=10, torch=None))]
     assert levels == ["problem", "warning"]
 
 
@@ -222,16 +216,16 @@ def arguments(**given: object) -> argparse.Namespace:
     return argparse.Namespace(**({"json": False, "address": None} | given))
 
 
-@pytest.mark.parametrize(("horovod", "status"), [(HOROVOD, 0), (None, 1)])
+@pytest.mark.parametrize(("torch", "status"), [(TORCH, 0), (None, 1)])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_exit_status_says_whether_a_trial_could_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    horovod: HorovodFacts | None,
+    torch: TorchFacts | None,
     status: int,
     as_json: bool,
 ) -> None:
-    monkeypatch.setattr("horovod_tune.doctor.gather_facts", lambda: replace(SOUND, horovod=horovod))
+    monkeypatch.setattr("horovod_tune.doctor.gather_facts", lambda: replace(SOUND, torch=torch))
     assert command.run(arguments(json=as_json)) == status
     said = capsys.readouterr().out
     if as_json:

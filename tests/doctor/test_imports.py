@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from horovod_tune.actors.ranks import choose_interface
 from horovod_tune.doctor import gather_facts
 from horovod_tune.errors import StartFailed
-from horovod_tune.gloo.ranks import choose_interface
 
 
 @pytest.fixture

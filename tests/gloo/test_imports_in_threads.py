@@ -15,7 +15,8 @@ def test_a_rank_finds_horovods_library_whatever_other_threads_ask_of_python(ray_
         def find_horovod(self) -> bool:
             import sysconfig
 
-            from horovod_tune.gloo.training_actor import TrainingActor
+            from horovod_tune.actors.training_actor import TrainingActor
+            from horovod_tune.gloo.horovod_world import HorovodWorld
 
             python: Any = sysconfig
             fill = python._init_posix
@@ -28,7 +29,7 @@ def test_a_rank_finds_horovods_library_whatever_other_threads_ask_of_python(ray_
 
             python._init_posix = fill_slowly
             python._CONFIG_VARS, python._CONFIG_VARS_INITIALIZED = None, False
-            rank = TrainingActor()
+            rank = TrainingActor(HorovodWorld)
             sysconfig.get_paths()
             rank.load()
             import horovod.torch

@@ -16,8 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from horovod_tune.gloo import ranks, rendezvous
+from horovod_tune.actors import ranks
+from horovod_tune.gloo import rendezvous
 from horovod_tune.gloo.rendezvous import Rendezvous
+from horovod_tune.gloo.world_rendezvous import horovod_environment
 
 WAIT_S = 20.0
 
@@ -385,7 +387,7 @@ def test_a_world_forms_again_and_again_through_one_rendezvous(server):
     size = 4
     processes = []
     for world in ranks.assign_worlds(["here"] * size, first_node="here"):
-        environment = ranks.horovod_environment(
+        environment = horovod_environment(
             world,
             host_key="here",
             rendezvous=server.address,

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod_tune.gloo import ranks
+from horovod_tune.actors import ranks
 from horovod_tune.gloo.rendezvous import Rendezvous
+from horovod_tune.gloo.world_rendezvous import horovod_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -76,7 +77,7 @@ def run_ranks(address: str, size: int) -> list[dict[str, object]]:
     """Run the ranks of one host; return what each has printed. None outlives this call."""
     processes = []
     for world in ranks.assign_worlds(["here"] * size, first_node="here"):
-        environment = ranks.horovod_environment(
+        environment = horovod_environment(
             world,
             host_key="here",
             rendezvous=address,

@@ -285,7 +285,7 @@ def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(clus
 
     from horovod_tune.coordinator.policy import HEARTBEAT_S, Limits
     from horovod_tune.coordinator.worker_group import WorkerGroup
-    from horovod_tune.gloo.gloo_launcher import GlooLauncher
+    from horovod_tune.gloo import gloo_backend
     from horovod_tune.messages import Report, TrialRequest
     from horovod_tune.spec.trial_spec import make_spec
 
@@ -294,7 +294,7 @@ def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(clus
     placement_group = ray.util.placement_group([dict(each) for each in placement.bundles], placement.strategy)
     ray.get(placement_group.ready(), timeout=60)
     here = ray.get_runtime_context().get_node_id()  # the head, which has no ranks
-    group = WorkerGroup(GlooLauncher(spec, placement_group, node_id=here), Limits(60.0))
+    group = WorkerGroup(gloo_backend.launcher(spec, placement_group, node_id=here), Limits(60.0))
     try:
         order = TrialRequest(
             "id", "trial", str(tmp_path), str(tmp_path), "experiment", {"reports": 100}, None

@@ -40,6 +40,8 @@ OWN_NOTES = {
     *("_cupti_monitor_checked", "_SIGCHLD_handler_set", "next_id", "__warningregistry__", "__slotnames__"),
     *("_handle_map", "_distributed_opaque_types_registered", "_max_vals", "_min_vals", "cls_counter"),
     *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
+    # torch's registry of operators that were called, its counters of fake tensors, and FSDP2's classes.
+    *("singleton", "DESCRIBER_NEXT_ID", "simple_call_counter", "cls_to_fsdp_cls"),
 }
 _NO_SPACE = (
     *(str, bytes, int, float, complex, tuple, frozenset, type(None), property, staticmethod),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from horovod_tune.actors import ranks
 from horovod_tune.errors import StartFailed
-from horovod_tune.gloo import ranks
 from horovod_tune.messages import WorkerInfo
 
 

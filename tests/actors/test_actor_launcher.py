@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import ray
 
-from horovod_tune.gloo.gloo_launcher import GlooLauncher
-from horovod_tune.gloo.training_actor import TrainingActor
+from horovod_tune.actors.training_actor import TrainingActor
+from horovod_tune.gloo import gloo_backend
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec.trial_spec import make_spec
 
@@ -25,7 +25,7 @@ def assign(monkeypatch: pytest.MonkeyPatch) -> Any:
     launchers = []
 
     def assign(**settings: Any) -> Assignment:
-        launchers.append(GlooLauncher(make_spec(num_slots=2, **settings), None, node_id="a"))  # type: ignore[arg-type]
+        launchers.append(gloo_backend.launcher(make_spec(num_slots=2, **settings), None, node_id="a"))  # type: ignore[arg-type]
         actor = SimpleNamespace(interfaces=SimpleNamespace(remote=lambda: INTERFACES))
         facts = [WorkerInfo("a", "10.0.0.5", "host", 7 + each, 0.0, (str(each),)) for each in (0, 1)]
         return launchers[-1].assign([actor, actor], facts)[0]

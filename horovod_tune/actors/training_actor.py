@@ -1,4 +1,4 @@
-"""Runs in each rank: the training actor, a process with one Horovod rank that outlives its trial.
+"""Runs in each rank: the training actor, a process with one rank that outlives its trial.
 
 The training function runs in a thread; the actor's methods answer meanwhile, so a rank that trains for an
 hour between two reports still answers.
@@ -14,27 +14,29 @@ import os
 import socket
 import sysconfig
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
 
 from horovod_tune import ray_compat
+from horovod_tune.actors.output_reader import OutputReader
+from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.channel.report_channel import RankChannel
 from horovod_tune.files.process_start import process_start
-from horovod_tune.gloo.horovod_elastic import Collectives, notifications
-from horovod_tune.gloo.horovod_world import HorovodWorld, is_call_before_init, is_collective_error
-from horovod_tune.gloo.output_reader import OutputReader, missing_ranks
-from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import (
     Assignment,
     AwaitedRanks,
     CheckpointPlace,
+    Failed,
     FailureKind,
+    Finished,
     LogChunk,
     Message,
     Report,
     ResetResult,
+    Stopped,
     TrialRequest,
     WorkerInfo,
     World,
@@ -58,16 +60,19 @@ PROBE_TIMEOUT_S = 5.0
 
 
 class TrainingActor:
-    """One rank; implements `coordinator.backend_protocol.WorkerActor`."""
+    """One rank; implements `coordinator.backend_protocol.WorkerActor`.
 
-    def __init__(self) -> None:
+    ``make_backend()`` returns what is its backend's own.
+    """
+
+    def __init__(self, make_backend: Callable[[], RankBackend]) -> None:
         keep_freed_memory()
         self._node_id = ray.get_runtime_context().get_node_id()
         self._host = socket.gethostname()
         self._outbox = Outbox()
         self._output = OutputReader()
         self._copies = HostCopies()
-        self._horovod = HorovodWorld()
+        self._backend = make_backend()
         self._training: Training | None = None
         self._function = b""
         self._world: World | None = None
@@ -93,7 +98,7 @@ class TrainingActor:
     def load(self) -> None:
         """Return when this process has imported what a training function needs."""
         with self._prepared:
-            self._horovod.load()
+            self._backend.load()
 
     def describe(self) -> WorkerInfo:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -113,6 +118,11 @@ class TrainingActor:
             name: [each.address.partition("%")[0] for each in addresses if each.family in families]
             for name, addresses in psutil.net_if_addrs().items()
         }
+
+    def call_backend(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of the backend's own returns; its `WorldRendezvous` calls it."""
+        self.load()
+        return getattr(self._backend, method)(*arguments)
 
     def assign(self, assignment: Assignment) -> None:
         """Take this actor's rank in the first world."""
@@ -159,10 +169,8 @@ class TrainingActor:
         self._run = order.run
         self._output.mark()
         live = Session(order, self._world, send=self._send, fetch=self._open_checkpoint)
-        live.world_error = _collective_error
-        live.committed = CommittedState(
-            Collectives(self._horovod.is_entered), notifications, live.stored_commit
-        )
+        live.world_error = self._backend.world_error
+        live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
         self._training = Training(
             live,
             self._function,
@@ -170,17 +178,23 @@ class TrainingActor:
             send=self._send,
             prepare=self._prepare,
             describe_failure=self._describe_failure,
-            leave_world=self._horovod.leave,
+            enter_world=self._enter_world,
+            leave_world=self._backend.leave,
         )
         self._training.start()
 
     def _prepare(self) -> None:
         with self._prepared:
-            self._horovod.load()
+            self._backend.load()
             if self._baseline is None:
                 from horovod_tune.rank.reset.baseline import Baseline
 
                 self._baseline = Baseline()
+
+    def _enter_world(self) -> None:
+        assert self._training is not None
+        live = self._training.session
+        self._backend.enter(live.world, f"{self._run}.{live.world_number}")
 
     def _send(self, message: Message) -> None:
         if not isinstance(message, Report):
@@ -192,6 +206,9 @@ class TrainingActor:
             if channel is not None and channel.report(self._run, message):
                 return
         self._outbox.put(message)
+        if isinstance(message, Finished | Stopped | Failed):
+            # After it: ranks that now lose this one must not be taken for the cause.
+            self._backend.end(has_returned=isinstance(message, Finished))
 
     def _send_log(self) -> None:
         text = self._output.take()
@@ -207,9 +224,8 @@ class TrainingActor:
         messages = self._outbox.take(wait_s)
         if not messages:
             self._send_log()
-        awaited = self._output.awaited_ranks()
-        # In another process set than that of all ranks, Horovod counts the set's ranks in its message.
-        if awaited and self._horovod.has_only_the_global_set:
+        awaited = self._backend.awaited_ranks(self._output)
+        if awaited:
             messages.append(AwaitedRanks(awaited))
         return messages
 
@@ -222,12 +238,12 @@ class TrainingActor:
             self._training.session.stop()
 
     def close_world(self) -> None:
-        """Shut Horovod down, so that ranks which wait in a collective get an error."""
-        self._horovod.close()
+        """Break the world, so that ranks which wait in a collective get an error."""
+        self._backend.close()
 
     def end_process(self) -> None:
-        """Shut Horovod down and run what runs at a process's exit; the coordinator then kills the process."""
-        self._horovod.close()
+        """Break the world and run what runs at a process's exit; the coordinator then kills the process."""
+        self._backend.close()
         end_process()
 
     def break_world(self, number: int) -> None:
@@ -238,7 +254,7 @@ class TrainingActor:
         with self._forming:
             if training.session.world_number == number:
                 training.session.break_world()
-                self._horovod.break_off()
+                self._backend.break_off()
 
     def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
         """Take this actor's place in the next world of its trial, which it waits for.
@@ -260,7 +276,7 @@ class TrainingActor:
     def offer_change(self, number: int) -> None:
         """Make the training function's next commit end world ``number``: others wait, or some leave."""
         if self._training is not None and self._training.session.world_number == number:
-            notifications.offer_change()
+            self._backend.states.offer_change()
             self._training.session.committed.is_to_change = True
 
     def dump_commit(self) -> bytes | None:
@@ -284,32 +300,18 @@ class TrainingActor:
         if self._training.is_alive:
             return ResetResult((rank,), (f"the training function of rank {rank} still runs",))
         own_package, self._training = self._training.own_package, None
-        problems = self._horovod.keep(timeout_s=PROBE_TIMEOUT_S)
+        problems = self._backend.keep(PROBE_TIMEOUT_S)
         if problems:
             return ResetResult((rank,), tuple(problems))
         assert self._baseline is not None
-        return ResetResult((rank,), tuple(self._baseline.restore(own_package)))
+        problems = self._baseline.restore(own_package) + self._backend.release(PROBE_TIMEOUT_S)
+        return ResetResult((rank,), tuple(problems))
 
     def _open_checkpoint(self, place: CheckpointPlace) -> Any:
         return open_checkpoint(place, self._node_id, self._copies)
 
     def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
-        if not is_collective_error(error):
-            return FailureKind.RAISED, ""
-        if is_call_before_init(error) and not self._horovod.is_entered():
-            # The function's own mistake: called again in another world, it would make it again.
-            return FailureKind.RAISED, ""
-        stalled = self._output.stall_report()
-        if "Will shutdown" in stalled:
-            if self._horovod.has_only_the_global_set:
-                self._outbox.put(AwaitedRanks(missing_ranks(stalled.splitlines())))
-            return FailureKind.STALLED, f"\nHorovod's stall inspector:\n{stalled}\n"
-        advice = advice_on_failed_init(installed_horovod()) if isinstance(error, ValueError) else ""
-        return FailureKind.DISCONNECTED, advice and f"\n{advice}\n"
-
-
-def _collective_error(text: str) -> BaseException:
-    """Return Horovod's own error of a broken world: what `hvd.elastic.run` and training functions expect."""
-    from horovod.common.exceptions import HorovodInternalError
-
-    return HorovodInternalError(text)
+        kind, text, awaited = self._backend.describe_failure(error, self._output)
+        if awaited:
+            self._outbox.put(AwaitedRanks(awaited))
+        return kind, text

@@ -13,20 +13,28 @@ import socket
 from collections.abc import Iterator
 
 
-def open_tcp_sockets() -> dict[int, str]:
-    """Return this process's TCP sockets that may carry data: file descriptor to the kernel's name for it."""
+def open_tcp_sockets(*, but_port: int | None = None) -> dict[int, str]:
+    """Return this process's TCP sockets that may carry data: file descriptor to the kernel's name for it.
+
+    Not those that have ``but_port`` at one of their ends.
+    """
     found = {}
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             name = os.readlink(f"/proc/self/fd/{entry}")
-            if name.startswith("socket:") and _is_tcp(int(entry)):
+            if name.startswith("socket:") and _is_tcp(int(entry), but_port):
                 found[int(entry)] = name
     return found
 
 
-def _is_tcp(descriptor: int) -> bool:
+def _is_tcp(descriptor: int, but_port: int | None) -> bool:
     with _borrowed(descriptor) as each:
-        return each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM
+        if each.family not in (socket.AF_INET, socket.AF_INET6) or each.type != socket.SOCK_STREAM:
+            return False
+        if but_port is not None and but_port in (each.getsockname()[1], each.getpeername()[1]):
+            return False
+        # Gloo ends the process if its listening socket is shut down.
+        return not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 @contextlib.contextmanager

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from horovod_tune.actors import ranks
+from horovod_tune.actors.rank_backend import RankBackend, WorldRendezvous
+from horovod_tune.actors.training_actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.channel.listener import Listener
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.errors import StartFailed
-from horovod_tune.gloo import ranks
-from horovod_tune.gloo.rendezvous import Rendezvous
-from horovod_tune.gloo.training_actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec.trial_spec import TrialSpec
 
-# How long ranks of an elastic trial wait for a peer that does not respond.
-ELASTIC_GLOO_S = 20.0
 
+class ActorLauncher:
+    """Starts ``spec.world_size`` training actors in ``placement_group``, and their rendezvous.
 
-class GlooLauncher:
-    """Starts ``spec.world_size`` training actors in ``placement_group``, and their rendezvous here."""
+    ``make_backend`` is called in each rank; it is pickled by reference.
+    """
 
-    def __init__(self, spec: TrialSpec, placement_group: PlacementGroup, *, node_id: str) -> None:
+    def __init__(
+        self,
+        spec: TrialSpec,
+        placement_group: PlacementGroup,
+        *,
+        node_id: str,
+        make_backend: Callable[[], RankBackend],
+        rendezvous: WorldRendezvous,
+    ) -> None:
         self._spec = spec
         self._group = placement_group
         self._node_id = node_id
-        self._rendezvous: Rendezvous | None = None
+        self._make_backend = make_backend
+        self._rendezvous = rendezvous
         self._listener: Listener | None = None
         # The groups of each slot that is not, or no longer, in the trial's own; the last one is in use.
         self._more: dict[int, list[PlacementGroup]] = {}
@@ -52,7 +61,7 @@ class GlooLauncher:
             max_restarts=0,
             scheduling_strategy=strategy,
         )
-        return options.remote()
+        return options.remote(self._make_backend)
 
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Start the actor of one slot: where one was lost, or beyond those that the trial began with.
@@ -92,23 +101,14 @@ class GlooLauncher:
         worlds = ranks.assign_worlds([each.node_id for each in facts], first_node=first_node or self._node_id)
         single_host = len({each.node_id for each in facts}) == 1
         self._end_rendezvous()
-        self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
         gpus = ranks.visible_gpus(facts, worlds)
         interfaces = self._interfaces(actors, facts, single_host=single_host)
+        environments = self._rendezvous.open(actors, facts, worlds, interfaces)
         self._listener = Listener()
         assignments = []
-        for actor, (fact, world, interface, visible) in enumerate(
-            zip(facts, worlds, interfaces, gpus, strict=True)
+        for actor, (fact, world, interface, visible, environment) in enumerate(
+            zip(facts, worlds, interfaces, gpus, environments, strict=True)
         ):
-            environment = ranks.horovod_environment(
-                world,
-                host_key=fact.node_id,
-                rendezvous=self._rendezvous.address,
-                interface=interface,
-                # Ranks have to leave a broken world within timeout_s, also where they still form it.
-                gloo_timeout_s=min(spec.timeout_s / 2, ELASTIC_GLOO_S) if spec.is_elastic else spec.timeout_s,
-                stall_timeout_s=spec.stall_timeout_s,
-            )
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
             nccl = ranks.nccl_environment(interface) if spec.use_gpu else {}
@@ -157,13 +157,9 @@ class GlooLauncher:
         self._end_rendezvous()
 
     def abandon_world(self) -> None:
-        # A rank that waits there for a peer otherwise asks again until Gloo's own timeout.
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        self._rendezvous.abandon()
 
     def _end_rendezvous(self) -> None:
         for channel in self.channels().values():  # not taken yet
             channel.close()
-        if self._rendezvous is not None:
-            self._rendezvous.close()
-            self._rendezvous = None
+        self._rendezvous.close()

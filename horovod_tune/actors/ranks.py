@@ -1,4 +1,4 @@
-"""Which actor is which rank, and the environment from which Horovod reads it. Pure: no Ray, no Horovod."""
+"""Which actor is which rank, and which GPUs and network interface it uses. Pure: no Ray, no backend."""
 
 from __future__ import annotations
 
@@ -71,40 +71,6 @@ def visible_gpus(workers: Sequence[WorkerInfo], worlds: Sequence[World]) -> list
         node: ",".join(gpu for _, gpus in sorted(slots) for gpu in gpus) for node, slots in by_node.items()
     }
     return [visible[worker.node_id] or None for worker in workers]
-
-
-def horovod_environment(
-    world: World,
-    *,
-    host_key: str,
-    rendezvous: str,
-    interface: str,
-    gloo_timeout_s: float,
-    stall_timeout_s: float,
-) -> dict[str, str]:
-    """Return what Horovod 0.28 reads from the environment at ``hvd.init()``.
-
-    ``host_key`` names the host in keys of the rendezvous. ``rendezvous`` is ``address:port/secret``: Horovod
-    puts it between ``http://`` and ``:port/scope/key``, so the secret becomes the head of every path.
-    """
-    return {
-        "HOROVOD_RANK": str(world.rank),
-        "HOROVOD_SIZE": str(world.size),
-        "HOROVOD_LOCAL_RANK": str(world.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(world.local_size),
-        "HOROVOD_CROSS_RANK": str(world.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(world.cross_size),
-        "HOROVOD_HOSTNAME": host_key,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
-        "HOROVOD_GLOO_IFACE": interface,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(gloo_timeout_s))),
-        # The inspector shuts down at its warning time at the earliest, so that has to come first.
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, min(60, round(stall_timeout_s / 2)))),
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(2, round(stall_timeout_s))),
-    }
 
 
 def nccl_environment(interface: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from horovod_tune.gloo.output_reader import STALL_LINES, OutputReader
+from horovod_tune.actors.output_reader import STALL_LINES, OutputReader
 from horovod_tune.rank.streams import unusable_streams
 
 WARNING = (

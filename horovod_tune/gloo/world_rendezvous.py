@@ -1,0 +1,91 @@
+"""Runs in the coordinator: what Horovod's ranks meet at, and the environment from which they read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from horovod_tune.gloo.rendezvous import Rendezvous
+from horovod_tune.messages import WorkerInfo, World
+from horovod_tune.spec.trial_spec import TrialSpec
+
+# How long ranks of an elastic trial wait for a peer that does not respond.
+ELASTIC_GLOO_S = 20.0
+
+
+class HorovodRendezvous:
+    """Implements `actors.rank_backend.WorldRendezvous` with Horovod's HTTP rendezvous in this process."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        # Ranks have to leave a broken world within timeout_s, also where they still form it.
+        self._gloo_timeout_s = min(spec.timeout_s / 2, ELASTIC_GLOO_S) if spec.is_elastic else spec.timeout_s
+        self._stall_timeout_s = spec.stall_timeout_s
+        self._rendezvous: Rendezvous | None = None
+
+    def open(
+        self,
+        actors: Sequence[Any],
+        infos: Sequence[WorkerInfo],
+        worlds: Sequence[World],
+        interfaces: Sequence[str],
+    ) -> list[dict[str, str]]:
+        self.close()
+        single_host = len({each.node_id for each in infos}) == 1
+        self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
+        return [
+            horovod_environment(
+                world,
+                host_key=info.node_id,
+                rendezvous=self._rendezvous.address,
+                interface=interface,
+                gloo_timeout_s=self._gloo_timeout_s,
+                stall_timeout_s=self._stall_timeout_s,
+            )
+            for info, world, interface in zip(infos, worlds, interfaces, strict=True)
+        ]
+
+    def abandon(self) -> None:
+        # A rank that waits there for a peer otherwise asks again until Gloo's own timeout.
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+
+    def close(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+            self._rendezvous = None
+
+
+def horovod_environment(
+    world: World,
+    *,
+    host_key: str,
+    rendezvous: str,
+    interface: str,
+    gloo_timeout_s: float,
+    stall_timeout_s: float,
+) -> dict[str, str]:
+    """Return what Horovod 0.28 reads from the environment at ``hvd.init()``.
+
+    ``host_key`` names the host in keys of the rendezvous. ``rendezvous`` is ``address:port/secret``: Horovod
+    puts it between ``http://`` and ``:port/scope/key``, so the secret becomes the head of every path.
+    """
+    return {
+        "HOROVOD_RANK": str(world.rank),
+        "HOROVOD_SIZE": str(world.size),
+        "HOROVOD_LOCAL_RANK": str(world.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(world.local_size),
+        "HOROVOD_CROSS_RANK": str(world.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(world.cross_size),
+        "HOROVOD_HOSTNAME": host_key,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(gloo_timeout_s))),
+        # The inspector shuts down at its warning time at the earliest, so that has to come first.
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, min(60, round(stall_timeout_s / 2)))),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(2, round(stall_timeout_s))),
+    }

@@ -1,0 +1,270 @@
+"""Runs in each rank: torch.distributed's process groups, new ones for every trial.
+
+The default group exists when the training function is called. A script made for torchrun makes its own: its
+``init_process_group()`` gets the group that is there, if that is what it asks for.
+
+Checked against torch 2.13: `_new_process_group_helper`, through which every group is made, and the texts of
+Gloo's errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from horovod_tune.actors import sockets
+from horovod_tune.errors import exception_chain
+from horovod_tune.messages import FailureKind, World
+from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.session.committed_state import NoStates
+from horovod_tune.session.session import WorldBroken
+
+_C10D = "torch.distributed.distributed_c10d"
+_GROUPS = Patch(
+    "process groups",
+    "every trial starts new workers",
+    (
+        part(f"{_C10D}:_new_process_group_helper"),
+        part(f"{_C10D}:init_process_group", uses="_new_process_group_helper"),
+        part(f"{_C10D}:_new_group_with_tag", uses="_new_process_group_helper"),
+    ),
+)
+# How long a rank whose collective has timed out waits for the others', to find out which rank is missing.
+OTHERS_S = 2.0
+# In the texts of Gloo's errors and of a TCPStore's, most of which are a plain RuntimeError.
+_LATE = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
+_LOST = ("gloo/transport/", "connectFullMesh failed", "Broken pipe", "failed to recv", "Connection reset")
+
+
+class TorchWorld:
+    """The process groups of this process; implements `actors.rank_backend.RankBackend`, and `Collectives`.
+
+    ``stall_timeout_s`` is the timeout of the default group, which has NCCL besides Gloo with ``use_gpu``.
+    """
+
+    start = "dist.init_process_group()"
+
+    def __init__(self, stall_timeout_s: float, use_gpu: bool) -> None:
+        self.collectives, self.states = self, NoStates()
+        self._timeout = timedelta(seconds=stall_timeout_s)
+        self._backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
+        self._dist: Any = None
+        # None while no training function runs.
+        self._world: Any = None
+        self._store: Any = None
+        self._name, self._groups_made = "", 0
+        # Whether the training function has not asked yet for the default group, which is there.
+        self._is_offered = False
+        # Every group of this world. If the last reference to one went with a DDP model, it would be destroyed
+        # with Python's lock held, which its threads may wait for: a deadlock. These go without the lock.
+        self._groups: list[Any] = []
+        # What they opened.
+        self._sockets: dict[int, str] = {}
+
+    def load(self) -> None:
+        """Import torch, and put `init_process_group` of ours in front of torch's."""
+        # DistributedDataParallel and fully_shard import it: two seconds, which pass while the trial starts.
+        import torch.distributed as dist
+
+        if self._dist is not None:
+            return
+        self._dist = dist
+        real, c10d = dist.init_process_group, dist.distributed_c10d
+        signature = inspect.signature(real)
+
+        @functools.wraps(real)
+        def init_process_group(*args: Any, **kwargs: Any) -> None:
+            self._answer(signature.bind(*args, **kwargs).arguments, signature.parameters)
+
+        self._real_init = real
+        dist.init_process_group = c10d.init_process_group = init_process_group
+        if _GROUPS.fits:
+            c10d._new_process_group_helper = self._noted(c10d._new_process_group_helper)
+
+    def _noted(self, real: Any) -> Any:
+        @functools.wraps(real)
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            before = sockets.open_tcp_sockets()
+            made = real(*args, **kwargs)
+            if isinstance(made, tuple):  # not for a rank that is no member of the group
+                self._groups.append(made[0])
+            # Not those of the store: other ranks may still use it when this one has ended.
+            opened = sockets.open_tcp_sockets(but_port=self._store.port if self._store else None)
+            self._sockets |= {fd: name for fd, name in opened.items() if before.get(fd) != name}
+            return made
+
+        return new_group
+
+    def _answer(self, asked: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+        """Do what the training function asks for with ``init_process_group(**asked)``."""
+        asked = {name: value for name, value in asked.items() if value != parameters[name].default}
+        is_offered, self._is_offered = self._is_offered, False
+        is_ours = asked.get("init_method", "env://") == "env://" and "store" not in asked
+        if self._world is None or not is_ours:
+            if is_offered:
+                self._destroy()
+            self._real_init(**asked)
+            return
+        asked.pop("init_method", None)
+        offer = {"backend": self._backend, "rank": self._world.rank, "world_size": self._world.size}
+        if is_offered and all(str(asked[name]).lower() == str(offer.get(name)) for name in asked):
+            return
+        if is_offered:
+            self._destroy()
+        self._make({**offer, **asked})
+
+    def _make(self, arguments: dict[str, Any]) -> None:
+        """Make the default group, at keys of its own: those of an earlier one would be taken for its."""
+        self._groups_made += 1
+        store = self._dist.PrefixStore(f"{self._name}.{self._groups_made}", self._store)
+        hook = sys.excepthook  # torch wraps it, every time
+        try:
+            self._real_init(**{"timeout": self._timeout, "store": store, **arguments})
+        finally:
+            sys.excepthook = hook
+
+    def serve_store(self, host: str) -> int:
+        """Open the TCPStore that the ranks of the next world meet at; return its port.
+
+        On every interface if ``host`` is empty. As under torchrun it takes connections without a secret; it
+        unpickles nothing.
+        """
+        with contextlib.closing(socket.socket()) as listener:
+            listener.bind((host, 0))
+            listener.listen(socket.SOMAXCONN)
+            port = int(listener.getsockname()[1])
+            options = {"wait_for_workers": False, "master_listen_fd": listener.detach()}
+            self._server = self._dist.TCPStore(host or "127.0.0.1", port, is_master=True, **options)
+        return port
+
+    def enter(self, world: World, name: str) -> None:
+        """Make the default group of world ``name``; returns when every rank of it has."""
+        self._drop_groups()
+        self._world, self._name, self._groups_made = world, name, 0
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._store = self._dist.TCPStore(*address, is_master=False, timeout=self._timeout)
+        self._make({"backend": self._backend, "rank": world.rank, "world_size": world.size})
+        self._is_offered = True
+        # A rank whose function returns at once must not leave while others still connect to each other.
+        if self._store.add(f"{name}.made", 1) == world.size:
+            self._store.set(f"{name}.all_made", "")
+        self._store.wait([f"{name}.all_made"])
+
+    def leave(self) -> None:
+        """Leave the world, before the training function is called again in another one."""
+        self.end(has_returned=False)
+
+    def end(self, *, has_returned: bool) -> None:
+        """Destroy the groups: ranks that wait in a collective for this one, which has ended, get an error."""
+        if self._world is None:
+            return
+        if has_returned:
+            self._tell("returned")
+        # Destroyed, groups stay connected for as long as a model of the function's refers to them. What this
+        # rank has sent still arrives.
+        sockets.shut_down(self._sockets)
+        self._destroy()
+        self._world, self._store, self._sockets = None, None, {}
+
+    def _destroy(self) -> None:
+        if self._dist.is_initialized():
+            self._dist.destroy_process_group()
+
+    def close(self) -> None:
+        """Break the groups, for the ranks that wait in one of their collectives, this one too."""
+        # Gloo's own abort() ends neither this rank's wait nor those of its peers.
+        sockets.shut_down(self._sockets)
+        for group in list(self._groups):
+            with contextlib.suppress(RuntimeError, AttributeError):  # NCCL's; older releases have none
+                group.abort()
+
+    # No world changes its size: one that has lost a rank need not be left while it is formed.
+    break_off = close
+
+    def keep(self, timeout_s: float) -> list[str]:
+        """Return why this process cannot form another world; `end` has destroyed the last one's groups."""
+        return [] if _GROUPS.fits else ["this release of torch differs from the one whose groups are known"]
+
+    def release(self, timeout_s: float) -> list[str]:
+        """Free the groups, after the models that used them; return why this process cannot be kept."""
+        thread = self._drop_groups()
+        thread.join(timeout_s)
+        return ["a collective was started and never waited for"] if thread.is_alive() else []
+
+    def _drop_groups(self) -> threading.Thread:
+        # A group waits for its collectives, so in a thread.
+        groups, self._groups = self._groups, []
+        thread = threading.Thread(target=groups.clear, name="dropped groups", daemon=True)
+        thread.start()
+        return thread
+
+    def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
+        """Return the kind of a failure, nothing to add to its traceback, and the ranks that were awaited."""
+        if self._dist is None:  # torch could not be imported
+            return FailureKind.RAISED, "", {}
+        chain = list(exception_chain(error))
+        texts = [str(each) for each in chain if isinstance(each, RuntimeError)]
+        if any(mark in text for text in texts for mark in _LATE):
+            self._tell("timed out")
+            time.sleep(OTHERS_S)
+            return FailureKind.STALLED, "", self._others("timed out", told=False)
+        is_lost = any(isinstance(each, (self._dist.DistError, WorldBroken)) for each in chain)
+        if is_lost or any(mark in text for text in texts for mark in _LOST):
+            returned = self._others("returned")
+            return FailureKind.STALLED if returned else FailureKind.DISCONNECTED, "", returned
+        return FailureKind.RAISED, "", {}
+
+    def _tell(self, what: str) -> None:
+        """Tell the other ranks of this one's state, which they find with `_others`."""
+        with contextlib.suppress(RuntimeError, AttributeError):  # the store has ended, or was not reached
+            self._store.set(f"{self._name}.{what}.{self._world.rank}", "")
+
+    def _others(self, what: str, *, told: bool = True) -> dict[int, str]:
+        """Return the ranks that have told ``what``, or those that have not, as `AwaitedRanks` does."""
+        with contextlib.suppress(RuntimeError, AttributeError):
+            keys = {rank: f"{self._name}.{what}.{rank}" for rank in range(self._world.size)}
+            ranks = [rank for rank, key in keys.items() if self._store.check([key]) is told]
+            return dict.fromkeys(ranks, "a collective")
+        return {}
+
+    def world_error(self, text: str) -> BaseException:
+        """Return what `report` raises in a broken world."""
+        return WorldBroken(text)
+
+    def awaited_ranks(self, output: Any) -> dict[int, str]:
+        """Return nothing: a rank that has ended leaves its groups, see `end`."""
+        return {}
+
+    # -- What `commit` and `get_state` agree through, implementing `session.committed_state.Collectives`.
+
+    def are_ready(self) -> bool:
+        """Return True unless the training function has destroyed the default group."""
+        return bool(self._dist.is_initialized())
+
+    def any(self, flag: bool) -> bool:
+        """Return True if ``flag`` is true on any rank."""
+        return True in self._gather(flag)
+
+    def newest(self, number: int, state: Any) -> tuple[int, Any]:
+        """Return the largest ``number`` of any rank, and that rank's ``state``."""
+        numbers = self._gather(number)
+        largest = max(numbers)
+        if min(numbers) == largest:
+            return number, state
+        states = [state]
+        self._dist.broadcast_object_list(states, src=numbers.index(largest))
+        return largest, states[0]
+
+    def _gather(self, value: Any) -> list[Any]:
+        values = [None] * self._dist.get_world_size()
+        self._dist.all_gather_object(values, value)
+        return values

@@ -1,0 +1,89 @@
+"""torch.distributed's backend, as the driver (is it installed?) and the coordinator (its launcher) use it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from horovod_tune.errors import BackendMissing, StartFailed
+from horovod_tune.messages import WorkerInfo, World
+
+if TYPE_CHECKING:
+    from horovod_tune.actors.actor_launcher import ActorLauncher
+    from horovod_tune.spec.trial_spec import TrialSpec
+
+
+def require_installed() -> None:
+    """Raise BackendMissing if no rank could start, with the cure; torch is not imported for that."""
+    if importlib.util.find_spec("torch") is None:
+        raise BackendMissing("torch is not installed. Run `pip install torch`.")
+
+
+def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLauncher:
+    """Return what starts the ranks of a trial with torch.distributed."""
+    from horovod_tune.actors.actor_launcher import ActorLauncher
+    from horovod_tune.torch_dist.process_group import TorchWorld
+
+    return ActorLauncher(
+        spec,
+        placement_group,
+        node_id=node_id,
+        make_backend=functools.partial(TorchWorld, spec.stall_timeout_s, spec.use_gpu),
+        rendezvous=StoreRendezvous(spec.timeout_s),
+    )
+
+
+class StoreRendezvous:
+    """Implements `actors.rank_backend.WorldRendezvous` with a TCPStore in rank 0's process.
+
+    That is on the coordinator's host, and has torch imported, which the coordinator has not.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def open(
+        self,
+        actors: Sequence[Any],
+        infos: Sequence[WorkerInfo],
+        worlds: Sequence[World],
+        interfaces: Sequence[str],
+    ) -> list[dict[str, str]]:
+        """Open the store; return what torchrun sets for each rank."""
+        first = next(place for place, world in enumerate(worlds) if world.rank == 0)
+        single_host = len({each.node_id for each in infos}) == 1
+        address = "127.0.0.1" if single_host else infos[first].node_ip
+        serving = actors[first].call_backend.remote("serve_store", "127.0.0.1" if single_host else "")
+        try:
+            # Rank 0 has to import torch first.
+            port = ray.get(serving, timeout=self._timeout_s)
+        except ray.exceptions.RayError as error:
+            raise StartFailed(f"rank 0 on {infos[first].host} could not open a TCPStore: {error}") from error
+        by_rank = sorted(zip(worlds, infos, strict=True), key=lambda each: each[0].rank)
+        hosts = list(dict.fromkeys(info.node_id for _, info in by_rank))
+        return [
+            {
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+                "RANK": str(world.rank),
+                "WORLD_SIZE": str(world.size),
+                "LOCAL_RANK": str(world.local_rank),
+                "LOCAL_WORLD_SIZE": str(world.local_size),
+                "GROUP_RANK": str(hosts.index(info.node_id)),
+                "GROUP_WORLD_SIZE": str(len(hosts)),
+                # The store exists: rank 0 opens none at MASTER_PORT.
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "GLOO_SOCKET_IFNAME": interface,
+            }
+            for world, info, interface in zip(worlds, infos, interfaces, strict=True)
+        ]
+
+    def abandon(self) -> None:
+        """Do nothing: a world that has lost a rank is not formed again."""
+
+    def close(self) -> None:
+        """Do nothing: the store ends with rank 0's process."""

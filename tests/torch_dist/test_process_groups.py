@@ -1,0 +1,278 @@
+"""Training functions of torch.distributed on real ranks: what they find, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from worker_kinds import Workers
+
+from horovod_tune import get_world, report
+from horovod_tune.errors import TrainingFailed
+
+pytestmark = pytest.mark.processes
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def workers(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    made = Workers("torch", tmp_path_factory.mktemp("torch"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own_workers(ray_session: Any, tmp_path: Path) -> Iterator[Callable[..., Workers]]:
+    """Makes workers for a test that breaks them."""
+    made: list[Workers] = []
+
+    def make(**options: Any) -> Workers:
+        made.append(Workers("torch", tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def train_ddp(steps: int = 3) -> list[float]:
+    """Train on other data per rank; return the parameters, which DDP keeps equal."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((4, 3), dist.get_rank() + step + 1.0)).sum().backward()
+        optimizer.step()
+    return [value for each in model.parameters() for value in each.flatten().tolist()]
+
+
+def report_state(config: dict[str, Any]) -> None:
+    """Report what a new process would: this rank's place, torch's groups, and a gradient step."""
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
+
+    groups = len(c10d._world.pg_map), c10d._world.group_count
+    ranks: list[Any] = [None, None]
+    dist.all_gather_object(ranks, (dist.get_rank(), get_world().rank, os.getpid(), train_ddp()))
+    report(
+        ranks=[list(each[:2]) for each in ranks],
+        pids=[each[2] for each in ranks],
+        weights=[each[3] for each in ranks],
+        groups=groups,
+        hook=sys.excepthook.__name__,
+    )
+
+
+def check_next(workers: Workers) -> dict[str, Any]:
+    _, events = workers.run(report_state)
+    found: dict[str, Any] = events[0].metrics
+    assert found["ranks"] == [[0, 0], [1, 1]]
+    assert found["weights"][0] == found["weights"][1]
+    assert found["groups"] == (1, 1) and "distributed" not in found["hook"]
+    return found
+
+
+def test_torch_distributed_is_initialised_and_ddp_averages(workers: Workers) -> None:
+    one = check_next(workers)
+    began = time.monotonic()
+    other = check_next(workers)
+    assert other["pids"] == one["pids"] and other["weights"] == one["weights"]
+    assert time.monotonic() - began < 10
+
+
+def torchrun_script(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(2):
+        dist.init_process_group(config.get("backend", "gloo"))
+        weights = train_ddp()
+        assert dist.get_rank() == int(os.environ["RANK"]) and dist.get_backend() == "gloo"
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+    place = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "WORLD_SIZE": "2"}
+    if os.environ["RANK"] == "0":
+        assert {name: os.environ[name] for name in place} == place
+        assert os.environ["MASTER_ADDR"] == "127.0.0.1" and int(os.environ["MASTER_PORT"])
+        report(total=total.item(), weights=weights)
+
+
+def test_a_script_made_for_torchrun_needs_only_its_report(workers: Workers) -> None:
+    _, events = workers.run(torchrun_script)
+    assert events[0].metrics["total"] == 2.0
+    assert events[0].metrics["weights"] == check_next(workers)["weights"][0]
+
+
+def test_init_process_group_may_ask_for_a_timeout_and_its_own_store(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        dist.init_process_group(timeout=timedelta(seconds=7))
+        assert dist.distributed_c10d._get_default_timeout(dist.Backend("gloo")).total_seconds() != 7
+        backend = dist.group.WORLD._get_backend(dist.distributed_c10d.torch.device("cpu"))
+        report(timeout=backend.options._timeout.total_seconds())
+        with pytest.raises(ValueError, match="twice"):
+            dist.init_process_group("gloo")
+        dist.destroy_process_group()
+        rank, size = get_world().rank, get_world().size
+        method = f"file://{config['file']}"
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
+        train_ddp()
+
+    _, events = workers.run(train, file=str(workers.folder / "store"))
+    assert events[0].metrics == {"timeout": 7.0}
+
+
+def test_groups_and_hooks_of_a_trial_do_not_reach_the_next(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        from torch.nn.parallel import DistributedDataParallel
+
+        group = dist.new_group([0, 1])
+        alone = dist.new_group([1])
+        if dist.get_rank() == 1:
+            dist.all_reduce(torch.ones(1), group=alone)
+        model = DistributedDataParallel(torch.nn.Linear(3, 1), process_group=group)
+        model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+        model(torch.ones(2, 3)).sum().backward()
+
+    pids = check_next(workers)["pids"]
+    workers.run(train)
+    assert check_next(workers)["pids"] == pids
+
+
+def test_a_collective_that_never_ends_keeps_no_process_waiting(own_workers: Callable[..., Workers]) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import torch
+        import torch.distributed as dist
+
+        train_ddp()
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1), async_op=True)
+
+    workers = own_workers()
+    workers.begin(train)
+    workers.events()
+    began = time.monotonic()
+    problems = workers.group.end_trial()
+    assert time.monotonic() - began < 20
+    assert {each for each in problems} <= {"a collective was started and never waited for"}
+
+
+def test_fully_sharded_models_train_one_trial_after_the_other(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).pow(2).sum()
+            loss.backward()
+            optimizer.step()
+        report(loss=loss.item(), pid=os.getpid())
+
+    pids, losses = set(), set()
+    for _ in range(3):
+        _, events = workers.run(train)
+        pids.add(events[0].metrics["pid"])
+        losses.add(events[0].metrics["loss"])
+    assert len(losses) == 1 and len(pids) == 1
+
+
+def test_a_stopped_rank_gets_the_others_out_of_their_collective(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import torch
+        import torch.distributed as dist
+
+        while True:
+            dist.all_reduce(torch.ones(1))
+            if dist.get_rank() == 0:
+                report(step=1)
+
+    pids = check_next(workers)["pids"]
+    workers.begin(train)
+    workers.group.next_event()
+    assert workers.group.end_trial() == []
+    assert check_next(workers)["pids"] == pids
+
+
+def fail(config: dict[str, Any]) -> None:
+    """Rank 1 does what the test says, after a step, while rank 0 waits for it."""
+    import torch
+    import torch.distributed as dist
+
+    train_ddp()
+    report(step=1)
+    if dist.get_rank() == 1:
+        if config["how"] == "raise":
+            raise ValueError("the data is bad")
+        if config["how"] == "exit":
+            os._exit(3)
+        if config["how"] == "hang":
+            time.sleep(100)
+        if config["how"] == "return":
+            return
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("raise", "rank 1 of 2 on {host} failed:"),
+        ("exit", "rank 1 of 2 on {host} died:"),
+        ("return", "rank 1 of 2 on {host} returned from the training function, while others"),
+        ("hang", "rank 1 of 2 on {host} hung:"),
+    ],
+)
+def test_the_rank_that_others_wait_for_is_named(
+    own_workers: Callable[..., Workers], how: str, named: str
+) -> None:
+    workers = own_workers(stall_timeout_s=4.0)
+    workers.begin(fail, how=how)
+    workers.group.next_event()
+    workers.group.proceed(1, None)
+    began = time.monotonic()
+    with pytest.raises(TrainingFailed) as caught:
+        workers.group.next_event()
+    assert named.format(host=os.uname().nodename) in str(caught.value)
+    assert time.monotonic() - began < 20
+    if how == "raise":
+        assert "ValueError: the data is bad" in str(caught.value)
+
+
+def test_large_batch_refuses_ranks_that_it_does_not_know(workers: Workers) -> None:
+    def train(config: dict[str, Any]) -> None:
+        from horovod_tune.errors import HorovodTuneError
+        from horovod_tune.large_batch import world
+
+        for call in (world.world_size, lambda: get_world().check_synchronised(None)):
+            with pytest.raises((HorovodTuneError, ValueError), match="Horovod"):
+                call()
+
+    workers.run(train)

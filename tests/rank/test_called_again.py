@@ -14,7 +14,7 @@ from horovod_tune.errors import NotInitialized
 from horovod_tune.gloo.horovod_world import is_collective_error
 from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, Report, TrialRequest, World
 from horovod_tune.rank.training import Training
-from horovod_tune.session.committed_state import CommittedState
+from horovod_tune.session.committed_state import CommittedState, NoStates
 from horovod_tune.session.session import Session, WorldBroken
 
 
@@ -32,6 +32,8 @@ def describe_failure(error: BaseException) -> tuple[FailureKind, str]:
 class Alone:
     """What a world of one rank agrees on."""
 
+    start = "hvd.init()"
+
     def __init__(self, *, is_ready: bool = True) -> None:
         self._is_ready = is_ready
 
@@ -43,16 +45,6 @@ class Alone:
 
     def newest(self, number: int, state: Any) -> tuple[int, Any]:
         return number, state
-
-
-class NoStates:
-    are_there = False
-
-    def dump(self) -> Any:
-        return None
-
-    def load_later(self, dumped: Any) -> None:
-        assert dumped is None
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from faults import drop, kill_rank, signal_rank
+from faults import drop
 from host_faults import hosts
 from lab import wait_until
 from steady import RESTART_S, Training, steady_training
@@ -52,16 +52,6 @@ def lose(training: Training, rank: int, fault: object) -> str:
     told = training.seen()[reports - 1 :]
     silent_s = max(after.time_s - before.time_s for before, after in pairwise(told))
     return f"{silent_s:.1f} s without a report, {told[-1].change_s:.2f} s of them after the loss was known"
-
-
-def test_the_others_go_on_without_a_rank_that_is_killed(training: Training) -> None:
-    print(f"killed: {lose(training, 2, kill_rank)}")
-    wait_for_ranks(training, RANKS)
-
-
-def test_the_others_go_on_without_a_rank_that_is_stopped(training: Training) -> None:
-    print(f"stopped: {lose(training, 1, signal_rank('STOP'))}")
-    wait_for_ranks(training, RANKS)
 
 
 def test_the_others_go_on_without_a_host_out_of_reach_and_it_comes_back(training: Training) -> None:

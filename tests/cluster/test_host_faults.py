@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200), pytest.mark.usefix
 # More than twice the cut that is to be ridden out: TCP asks again after 12, 13 or up to 24 s then.
 TIMEOUT_S = 30.0
 # All of them take half an hour: `host_faults.py` itself.
-TESTED = ("rank killed", "link down 12 s", "link down, rank 0", "packets dropped")
+TESTED = ("link down 12 s", "link down, rank 0", "packets dropped")
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,15 @@ def commands(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("announces", [True, False])
-@pytest.mark.parametrize("resumes", [True, False])
-@pytest.mark.parametrize("slowly", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("announces", "resumes", "slowly"),
+    [
+        (True, True, False),
+        (False, True, False),
+        (True, False, False),
+        pytest.param(True, True, True, marks=pytest.mark.slow),
+    ],
+)
 def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
     tmp_path: Path, commands: Path, announces: bool, resumes: bool, slowly: bool
 ) -> None:

@@ -1,215 +1,248 @@
-"""The coordinator with workers and a storage that do as a test says: what is told, and what is cleaned up."""
+"""The coordinator, a real worker group and a real storage, over workers that do as a test says."""
 
 from __future__ import annotations
 
-import inspect
-import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pyarrow.fs
 import pytest
+from fake_workers import ORDER, Clock, FakeActor, Group, failed
+from ray.train._internal.storage import StorageContext
 
+from horovod_tune import ray_compat
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
-from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.messages import CheckpointPlace, Finished, LogChunk, Report, TrialRequest
-
-FULL = OSError(28, "No space left on device")
-ORDER = TrialRequest("id", "name", "dir", "work", "experiment", {}, None)
+from horovod_tune.messages import FailureKind, Finished, LogChunk, Report, Stopped
 
 
-class FakeGroup:
-    """Workers whose events are a list; an exception in it is raised. Notes what is called, in ``calls``."""
+class Trial:
+    """One coordinator with a trial whose results lie in a folder, or in a cloud that is a folder."""
 
-    hosts = ("a", "a", "b")
+    def __init__(self, clock: Clock, folder: Path, *, in_cloud: bool) -> None:
+        self.group = Group(clock, 2)
+        self.actors = self.group.actors
+        cloud: dict[str, Any] = {}
+        if in_cloud:
+            (folder / "bucket").mkdir()
+            local = pyarrow.fs.LocalFileSystem()
+            cloud["storage_filesystem"] = pyarrow.fs.SubTreeFileSystem(str(folder / "bucket"), local)
+        context = StorageContext(
+            storage_path="results" if in_cloud else str(folder / "results"),
+            experiment_dir_name="experiment",
+            trial_dir_name="trial",
+            **cloud,
+        )
+        self.directory = Path(folder / "bucket" if in_cloud else "/", context.trial_fs_path)
+        self.coordinator = Coordinator(self.group.real, b"function", reuse_workers=True)
+        self.context = context
+        self.next_trial()
+        (folder / "made").mkdir()
+        (folder / "made" / "weights").write_text("w")
+        self.made = str(folder / "made")
 
-    def __init__(self, *events):
-        self.change_facts = {}
-        self.events = list(events)
-        self.logs = [LogChunk(0, b"printed\n")]
-        self.calls = []
-        self.problems = []
-        self.errors = {}
+    def next_trial(self) -> None:
+        self.coordinator.set_trial(ORDER, TrialStorage(self.context, "driver"))
 
-    def __getattr__(self, name):
-        assert name in vars(WorkerGroup), f"a worker group has no {name}"
-        signature = inspect.signature(getattr(WorkerGroup, name))
+    def make_storage_impossible(self) -> None:
+        """A file where the trial's directory should be: what refuses root, too."""
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        self.directory.write_text("")
 
-        def call(*args, **keywords):
-            signature.bind(self, *args, **keywords)
-            self.calls.append(name)
-            if name in self.errors:
-                raise self.errors[name]
-
-        return call
-
-    def begin(self, order):
-        self.calls.append("begin")
-        if "begin" in self.errors:
-            raise self.errors["begin"]
-
-    def next_event(self):
-        event = self.events.pop(0)
-        if isinstance(event, Exception):
-            raise event
-        return event
-
-    def take_logs(self):
-        logs, self.logs = self.logs, []
-        return logs
-
-    def end_trial(self):
-        self.calls.append("end_trial")
-        return self.problems
-
-    def unwind(self):
-        self.calls.append("unwind")
-        if "unwind" in self.errors:
-            raise self.errors["unwind"]
-        self.logs.append(LogChunk(1, b"unwound\n"))
-        return []
+    @property
+    def all_killed(self) -> bool:
+        return all(actor.called("killed") for actor in self.actors)
 
 
-class FakeStorage:
-    """A trial's storage in memory; ``errors`` by method are raised."""
-
-    def __init__(self, **errors):
-        self.errors = errors
-        self.written, self.published, self.persisted, self.is_closed = {}, {}, [], False
-
-    def _may_fail(self, name):
-        if name in self.errors:
-            raise self.errors[name]
-
-    def append_log(self, rank, text):
-        self._may_fail("append_log")
-        self.written[rank] = self.written.get(rank, b"") + text
-
-    def publish_logs(self, *, at_end=False):
-        self._may_fail("publish_logs")
-        self.published = dict(self.written)
-
-    def persist(self, directory, metrics):
-        self._may_fail("persist")
-        self.persisted.append(directory)
-        return f"stored {directory}", CheckpointPlace("/stored")
-
-    def close(self):
-        self.is_closed = True
+@pytest.fixture(params=[False, True], ids=["disk", "cloud"])
+def trial(
+    request: pytest.FixtureRequest, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Trial:
+    monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
+    # That of a Ray session, of which there is none.
+    monkeypatch.setattr(StorageContext, "trial_working_directory", str(tmp_path / "working"))
+    return Trial(clock, tmp_path, in_cloud=request.param)
 
 
-def test_the_fake_storage_has_the_real_ones_methods():
-    for name in ("append_log", "publish_logs", "persist", "close"):
-        fake, real = (inspect.signature(getattr(each, name)) for each in (FakeStorage, TrialStorage))
-        assert list(fake.parameters) == list(real.parameters)
+def stop_at_once(trial: Trial) -> None:
+    for actor in trial.actors:
+        actor.answers["stop_training"] = lambda actor=actor: actor.say(
+            LogChunk(actor.rank, b"stopped\n"), Stopped(actor.rank)
+        )
 
 
-def begin(group, storage, *, reuse_workers=True):
-    coordinator = Coordinator(group, b"function", reuse_workers=reuse_workers)
-    coordinator.set_trial(ORDER, storage)
-    return coordinator
+def test_a_trial_that_is_stopped_in_its_report_hands_its_workers_on(trial: Trial) -> None:
+    stop_at_once(trial)
+    for number in (1, 2):
+        trial.actors[0].say(LogChunk(0, b"trial %d\n" % number), Report(1, {"n": number}, trial.made))
+        metrics, checkpoint = trial.coordinator.next_result() or ({}, None)
+        assert metrics["n"] == number and checkpoint is not None
+        assert metrics["hosts"] == "host0:1,host1:1"
+        assert checkpoint.path.endswith(f"trial/{metrics['checkpoint_dir_name']}")
+        assert (trial.directory / metrics["checkpoint_dir_name"] / "weights").read_text() == "w"
+        trial.coordinator.end_trial()
+        assert trial.coordinator.replaced_because == []
+        trial.next_trial()
+    assert (trial.directory / "rank_0.log").read_text() == "trial 1\nstopped\ntrial 2\nstopped\n"
+    assert not trial.all_killed
+    functions = [order.function for actor in trial.actors for (order,) in actor.called("begin")]
+    assert functions == [b"function", None] * 2, "the ranks have it already"
 
 
-BROKEN = [{"append_log": FULL}, {"publish_logs": OSError(30, "Read-only file system")}]
-BROKEN += [{"append_log": FULL, "publish_logs": RuntimeError("the host is gone")}]
+def test_a_checkpoint_that_cannot_be_copied_is_the_error_and_nobody_goes_on(trial: Trial) -> None:
+    trial.make_storage_impossible()
+    stop_at_once(trial)
+    trial.actors[0].say(Report(1, {}, trial.made))
+    with pytest.raises(OSError, match="trial"):
+        trial.coordinator.next_result()
+    assert not any(actor.called("proceed") for actor in trial.actors)
+    trial.coordinator.close()
+    assert trial.all_killed and trial.group.launcher.is_closed
 
 
-@pytest.mark.parametrize("errors", BROKEN)
-@pytest.mark.parametrize("cause", [TrainingFailed("rank 1 of 3 on b died"), StartFailed("too slow")])
-def test_a_log_that_cannot_be_kept_hides_no_cause_and_skips_no_clean_up(errors, cause, caplog):
-    group, storage = FakeGroup(cause), FakeStorage(**errors)
-    coordinator = begin(group, storage)
-    with pytest.raises(type(cause)) as raised:
-        coordinator.next_result()
-    assert raised.value is cause
-    assert "close" in group.calls and storage.is_closed
-    warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert len(warnings) == 1 and "logs cannot be stored" in warnings[0].getMessage()
+def test_a_checkpoint_that_is_gone_is_the_error(trial: Trial) -> None:
+    trial.actors[0].say(Report(1, {}, "/nowhere/made"))
+    with pytest.raises(OSError, match="/nowhere/made"):
+        trial.coordinator.next_result()
 
 
-def test_a_preempted_trial_stays_one_with_a_full_disk():
-    cause = TrainingFailed("rank 1 of 3 on b died")
-    cause.lost_nodes = ("node b",)
-    with pytest.raises(TrainingFailed) as raised:
-        begin(FakeGroup(cause), FakeStorage(append_log=FULL)).next_result()
-    assert raised.value.lost_nodes == ("node b",)
+def test_logs_that_cannot_be_kept_hide_no_death(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
+    trial.make_storage_impossible()
+    trial.actors[0].say(LogChunk(0, b"something\n"))
+    trial.group.clock.at(1.0, trial.actors[1].die)
+    with pytest.raises(TrainingFailed, match="rank 1 of 2 on host1 died") as raised:
+        trial.coordinator.next_result()
+    assert raised.value.lost_nodes == ("node 1",), "whether they were preempted is still asked"
+    assert trial.all_killed
+    assert sum("logs cannot be stored" in each.getMessage() for each in caplog.records) == 1
 
 
-@pytest.mark.parametrize("errors", BROKEN)
-def test_a_log_that_cannot_be_kept_fails_no_trial(errors, caplog):
-    events = (Report(1, {"loss": 1.0}, "/made"), Report(2, {"loss": 0.5}), Finished(0))
-    group, storage = FakeGroup(*events), FakeStorage(**errors)
-    coordinator = begin(group, storage)
-    metrics, checkpoint = coordinator.next_result()
-    assert (metrics["loss"], metrics["hosts"], checkpoint) == (1.0, "a:2,b:1", "stored /made")
-    group.logs.append(LogChunk(2, b"more\n"))
-    assert coordinator.next_result()[0]["loss"] == 0.5
-    assert coordinator.next_result() is None
-    coordinator.end_trial()
-    coordinator.close()
-    assert group.calls.count("close") == 1 and "end_trial" in group.calls
-    told = [each for each in caplog.records if "logs cannot be stored" in each.getMessage()]
-    assert len(told) == 1, "once a trial"
+def test_logs_that_cannot_be_kept_end_no_trial(trial: Trial) -> None:
+    trial.make_storage_impossible()
+    for actor in trial.actors:
+        actor.say(LogChunk(actor.rank, b"something\n"), Finished(actor.rank))
+    assert trial.coordinator.next_result() is None
+    trial.coordinator.end_trial()
+    assert trial.coordinator.replaced_because == [] and not trial.all_killed
 
 
-def test_workers_that_cannot_be_ended_hide_no_cause(caplog):
-    cause = TrainingFailed("rank 0 raised")
-    group = FakeGroup(cause)
-    group.errors["close"] = RuntimeError("Ray is gone")
-    with pytest.raises(TrainingFailed) as raised:
-        begin(group, FakeStorage()).next_result()
-    assert raised.value is cause
+def two_raise_at_once(trial: Trial) -> None:
+    for actor in trial.actors:
+        cause = failed(actor.rank, FailureKind.RAISED, "ValueError: x")
+        actor.say(LogChunk(actor.rank, b"last words\n"), cause)
+
+
+def one_says_what_it_may_not(trial: Trial) -> None:
+    trial.actors[1].say(LogChunk(1, b"last words\n"), b"\x80\x04.")  # type: ignore[arg-type]
+
+
+def one_falls_silent(trial: Trial) -> None:
+    trial.group.clock.at(1.0, trial.actors[1].fall_silent)
+
+
+@pytest.mark.parametrize("end", [two_raise_at_once, one_says_what_it_may_not, one_falls_silent])
+def test_however_a_trial_fails_its_workers_end_and_the_next_gets_new_ones(
+    trial: Trial, end: Callable[[Trial], None]
+) -> None:
+    trial.actors[0].say(LogChunk(0, b"printed\n"))
+    end(trial)
+    with pytest.raises(TrainingFailed):
+        trial.coordinator.next_result()
+    assert trial.all_killed and trial.group.launcher.is_closed
+    assert (trial.directory / "rank_0.log").read_text().startswith("printed\n")
+    trial.coordinator.end_trial()  # as Tune does after a failure: there is nothing left to end
+    assert [len(actor.called("killed")) for actor in trial.actors] == [1, 1]
+
+
+def test_workers_that_cannot_be_ended_hide_no_cause(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("Ray is gone")
+
+    monkeypatch.setattr(trial.group.real, "close", fail)
+    trial.group.clock.at(1.0, trial.actors[1].die)
+    with pytest.raises(TrainingFailed, match="rank 1 of 2 on host1 died"):
+        trial.coordinator.next_result()
     assert any("Ray is gone" in str(each.exc_info) for each in caplog.records)
 
 
-def test_a_checkpoint_that_cannot_be_stored_is_the_cause():
-    coordinator = begin(group := FakeGroup(Report(1, {}, "/made")), FakeStorage(persist=FULL))
-    with pytest.raises(OSError, match="No space left"):
-        coordinator.next_result()
-    assert "proceed" not in group.calls
-    coordinator.close()
-    assert group.calls[-2:] == ["unwind", "close"]
+def test_workers_that_cannot_be_stopped_are_ended(trial: Trial) -> None:
+    trial.actors[0].say(Report(1, {}))
+    trial.coordinator.next_result()
+    trial.actors[1].say(b"no message")  # type: ignore[arg-type]
+    with pytest.raises(TrainingFailed, match="malformed message"):
+        trial.coordinator.close()
+    assert trial.all_killed and trial.group.launcher.is_closed
 
 
-def test_workers_are_ended_though_they_cannot_be_unwound():
-    group, storage = FakeGroup(Report(1, {})), FakeStorage()
-    coordinator = begin(group, storage)
-    coordinator.next_result()
-    group.errors["unwind"] = TrainingFailed("received a malformed message on a rank's socket")
-    with pytest.raises(TrainingFailed):
-        coordinator.close()
-    assert group.calls[-1] == "close" and storage.is_closed
+def new_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, says: Any) -> None:
+    """Let the next workers that are started be other ones, the first of which says something."""
+
+    def create() -> list[FakeActor]:
+        trial.group.actors = trial.group.launcher.actors = [FakeActor(rank) for rank in range(2)]
+        trial.group.actors[0].say(says)
+        return trial.group.actors
+
+    monkeypatch.setattr(trial.group.launcher, "create", create)
 
 
-def test_the_ranks_go_on_after_each_report_with_the_place_of_its_checkpoint():
-    group = FakeGroup(Report(1, {"loss": 1.0}), Report(2, {"loss": 0.5}, "/made"), Finished(0))
-    proceeded = []
-    group.proceed = lambda index, checkpoint: proceeded.append((index, checkpoint))
-    coordinator = begin(group, FakeStorage())
-    while coordinator.next_result() is not None:
-        pass
-    assert proceeded == [(1, None), (2, CheckpointPlace("/stored"))]
-
-
-@pytest.mark.parametrize("reuse_workers", [True, False])
-def test_what_a_stopped_trial_printed_last_is_kept(reuse_workers):
-    group, storage = FakeGroup(Report(1, {})), FakeStorage()
-    coordinator = begin(group, storage, reuse_workers=reuse_workers)
-    coordinator.next_result()
-    if reuse_workers:
-        group.logs.append(LogChunk(1, b"unwound\n"))
-    coordinator.end_trial()
-    assert storage.published == {0: b"printed\n", 1: b"unwound\n"} and storage.is_closed
-    assert ("close" in group.calls) == (not reuse_workers)
-
-
-def test_a_start_that_fails_is_told_and_the_next_trial_gets_new_workers():
-    group = FakeGroup(Finished(0))
-    group.errors["begin"] = StartFailed("did not come up")
-    coordinator = begin(group, FakeStorage())
+def test_a_start_that_fails_is_told_and_the_next_trial_gets_new_workers(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial.actors[1].fall_silent()
     with pytest.raises(StartFailed):
-        coordinator.next_result()
-    assert "unwind" not in group.calls, "nothing was begun"
-    assert group.calls[-1] == "close"
-    del group.errors["begin"]
-    coordinator.set_trial(ORDER, FakeStorage())
-    assert coordinator.next_result() is None
+        trial.coordinator.next_result()
+    assert trial.all_killed
+    new_workers(trial, monkeypatch, Report(1, {"n": 2}))
+    trial.next_trial()
+    metrics, _ = trial.coordinator.next_result() or ({}, None)
+    assert metrics["n"] == 2
+
+
+def fail_in_used_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, new_worker_says: Any) -> None:
+    """Let a second trial fail on its kept workers; the new ones that it gets then say something else."""
+    stop_at_once(trial)
+    trial.actors[0].say(Report(1, {"n": 1}))
+    assert trial.coordinator.next_result()
+    trial.coordinator.end_trial()
+    trial.next_trial()
+    trial.actors[1].say(failed(1, FailureKind.RAISED, "ValueError: already registered"))
+    new_workers(trial, monkeypatch, new_worker_says)
+
+
+def test_a_trial_that_fails_in_used_workers_is_tried_again_in_new_ones(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail_in_used_workers(trial, monkeypatch, Report(1, {"n": 2}))
+    metrics, _ = trial.coordinator.next_result() or ({}, None)
+    assert metrics["n"] == 2
+    assert trial.all_killed
+    assert trial.group.actors[0].called("begin")[0][0].function == b"function"
+    (line,) = [each.getMessage() for each in caplog.records if "tried again" in each.getMessage()]
+    assert "already registered" in line and "reuse_workers=False" in line
+
+
+def test_the_error_of_the_second_try_counts(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_in_used_workers(trial, monkeypatch, failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
+    with pytest.raises(TrainingFailed, match="KeyError: 'rate'") as raised:
+        trial.coordinator.next_result()
+    assert "reuse_workers" not in str(raised.value), "its processes were new"
+
+
+def test_a_failure_in_used_workers_after_a_report_says_that_they_were_used(trial: Trial) -> None:
+    stop_at_once(trial)
+    trial.actors[0].say(Report(1, {"n": 1}))
+    assert trial.coordinator.next_result()
+    trial.coordinator.end_trial()
+    trial.next_trial()
+    trial.actors[0].say(Report(1, {"n": 2}))
+    assert trial.coordinator.next_result()
+    trial.actors[0].say(failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
+    with pytest.raises(TrainingFailed) as raised:
+        trial.coordinator.next_result()
+    first, second, *_, last = str(raised.value).splitlines()
+    assert first.startswith("rank 0 of 2 on host0 failed")
+    assert "reuse_workers=False" in second and last == "KeyError: 'rate'"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import ray
 from fake_workers import ORDER, TIMEOUT_S, Clock, Group
-
-from horovod_tune.errors import StartFailed
-from horovod_tune.messages import Finished, Report
 
 
 def start_late(group: Group, seconds: float) -> None:
@@ -36,11 +32,6 @@ def test_a_large_world_may_take_longer_to_start(clock: Clock) -> None:
     group.real.close()
 
 
-def test_a_small_world_may_not(clock: Clock) -> None:
-    with pytest.raises(StartFailed, match=r"1 of 4 .* longer than 183 s to start \(timeout_s=60 s, and"):
-        begin_with_a_late_start(clock, 4, 4 * TIMEOUT_S)
-
-
 @pytest.mark.parametrize(("size", "stored"), [(4, 0), (512, 1)])
 def test_a_function_for_many_ranks_is_stored_once(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, size: int, stored: int
@@ -60,19 +51,3 @@ def test_a_function_for_many_ranks_is_stored_once(
     if stored:
         assert set(given) == {"a reference"}
     group.real.close()
-
-
-def test_a_release_that_a_channel_has_lost_comes_with_the_next_poll(make: Callable[..., Group]) -> None:
-    group = make(by_channel=True)  # nobody reads at the other end
-    rank_0 = group.actors[0]
-    rank_0.say(Report(1, {"loss": 1.0}))
-    group.clock.at(30.0, lambda: rank_0.say(Report(2, {"loss": 0.5})))
-    assert group.real.next_event() == Report(1, {"loss": 1.0})
-    group.real.proceed(1, None)
-    asked = len(rank_0.called("poll"))
-    assert group.real.next_event() == Report(2, {"loss": 0.5})
-    later = rank_0.called("poll")[asked:]
-    assert [call[1:] for call in later if call[1:]], "no poll said that report 1 may return"
-    assert all(call[1:] in {(), (1, None)} for call in later)
-    for actor in group.actors:
-        actor.say(Finished(actor.rank))

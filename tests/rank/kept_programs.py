@@ -35,11 +35,6 @@ MODULES = {
         "lib.define('twice(Tensor x) -> Tensor')\n"
         "@torch.library.impl(lib, 'twice', 'CompositeExplicitAutograd')\ndef twice(x): return 2 * x\n"
     ),
-    "beside/mypipe.py": (
-        "from torch.utils.data import IterDataPipe, functional_datapipe\n"
-        "@functional_datapipe('doubled_d')\nclass Doubled(IterDataPipe):\n"
-        "    def __init__(self, src): self.src = src\n"
-    ),
     "beside/helper.py": "import trainpkg\nSEEN = []\n",
 }
 
@@ -77,20 +72,6 @@ def wraps_a_function_of_torch(config):
 
 
 @program
-def wraps_a_method_of_a_scheduler(config):
-    import torch
-
-    rate = torch.optim.lr_scheduler.StepLR.get_lr
-    torch.optim.lr_scheduler.StepLR.get_lr = lambda self: [lr / 2 for lr in rate(self)]
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    for _ in range(3):
-        optimizer.step()
-        schedule.step()
-    return schedule.get_last_lr()
-
-
-@program
 def replaces_a_function_by_a_partial_of_it(config):
     import functools
 
@@ -98,34 +79,6 @@ def replaces_a_function_by_a_partial_of_it(config):
 
     seen = type(torch.load).__name__
     torch.load = functools.partial(torch.load, weights_only=False)
-    return seen
-
-
-@program
-def puts_another_function_of_torch_in_its_place(config):
-    import torch
-
-    seen = torch.nn.functional.relu(torch.tensor([-1.0])).tolist()
-    torch.nn.functional.relu = torch.nn.functional.gelu
-    return seen
-
-
-@program
-def decorates_with_torch(config):
-    import torch
-
-    was_on = torch.nn.Linear(1, 1)(torch.ones(1)).requires_grad
-    torch.nn.Linear.forward = torch.no_grad()(torch.nn.Linear.forward)
-    return was_on
-
-
-@program
-def adds_attributes_to_classes(config):
-    import torch
-
-    seen = getattr(torch.nn.Linear, "mine", None), hasattr(torch.Tensor, "shout")
-    torch.nn.Linear.mine = 1
-    torch.Tensor.shout = lambda self: self
     return seen
 
 
@@ -175,13 +128,6 @@ def registers_an_operator(config):
 
 
 @program
-def registers_a_data_pipe(config):
-    import mypipe
-
-    return bool(mypipe)
-
-
-@program
 def registers_a_tree_node(config):
     import torch.utils._pytree as pytree
 
@@ -198,19 +144,6 @@ def sets_the_fusion_threshold(config):
     import torch
 
     os.environ["HOROVOD_FUSION_THRESHOLD"] = str((config["number"] + 1) << 20)
-    hvd.init()
-    for _ in range(3):
-        hvd.grouped_allreduce([torch.ones(10), torch.ones(20)], name="grads")
-    return True
-
-
-@program
-def sets_the_fusion_threshold_in_later_trials(config):
-    import horovod.torch as hvd
-    import torch
-
-    if config["number"]:
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(4 << 20)
     hvd.init()
     for _ in range(3):
         hvd.grouped_allreduce([torch.ones(10), torch.ones(20)], name="grads")
@@ -289,15 +222,6 @@ def changes_pandas(config):
 
 
 @program
-def changes_sklearn(config):
-    import sklearn
-
-    seen = sklearn.get_config()["assume_finite"], sklearn.__dict__.get("mine")
-    sklearn.mine = 1
-    return seen
-
-
-@program
 def defines_flags(config):
     from absl import flags
 
@@ -328,15 +252,6 @@ def registers_with_copyreg_and_codecs(config):
 
 
 @program
-def hooks_every_module(config):
-    import torch
-
-    seen = len(torch.nn.modules.module._global_forward_hooks)
-    torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-    return seen
-
-
-@program
 def changes_a_global_of_its_own(config):
     seen = len(_COUNTER), _Model.calls
     _COUNTER.append(1)
@@ -349,38 +264,6 @@ _COUNTER: list[int] = []
 
 class _Model:
     calls = 0
-
-
-@program
-def changes_the_environment_and_the_directory(config):
-    seen = os.environ.get("MINE"), os.path.basename(os.getcwd()).startswith("trial"), "/mine" in sys.path
-    os.environ["MINE"] = "1"
-    os.chdir("/")
-    sys.path.insert(0, "/mine")
-    return seen
-
-
-@program
-def logs_and_warns(config):
-    import logging
-    import warnings
-
-    seen = logging.getLogger().level, len(logging.getLogger().handlers), len(warnings.filters)
-    logging.basicConfig(level=5, force=True)
-    warnings.simplefilter("ignore")
-    return seen
-
-
-@program
-def leaves_a_thread_and_a_child(config):
-    import subprocess
-    import threading
-    import time
-
-    seen = sum(thread.name == "mine" for thread in threading.enumerate())
-    threading.Thread(target=time.sleep, args=(60,), name="mine", daemon=True).start()
-    subprocess.Popen(["sleep", "60"])
-    return seen
 
 
 @program
@@ -428,13 +311,6 @@ def imports_pandas_and_is_kept(config):
     import pandas
 
     return pandas.DataFrame({"a": [1, 2]}).groupby("a").size().to_csv()
-
-
-@program
-def imports_sklearn_and_is_kept(config):
-    import sklearn.linear_model
-
-    return sklearn.linear_model.LinearRegression().fit([[0], [1]], [0, 1]).predict([[2]]).round(3).tolist()
 
 
 KEPT = [name for name in PROGRAMS if name.endswith("_is_kept")]

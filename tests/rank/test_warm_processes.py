@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 from processes import eventually
-from trial_runner import TrialRunner, exists, is_kept, sound
+from trial_runner import exists, is_kept, sound
 
 from horovod_tune import report
 from horovod_tune.errors import TrainingFailed
@@ -56,15 +55,6 @@ def test_a_trial_that_fails_on_one_rank_is_replaced_and_its_processes_are_gone(r
     assert not any(map(exists, before))
     children = [int(Path(child + rank).read_text()) for rank in "01"]
     eventually(lambda: not any(map(exists, children)), why="the trial's child processes are gone")
-    runner.run(sound)
-    assert set(runner.pids).isdisjoint(before)
-
-
-def test_a_trial_that_exits_its_interpreter_is_replaced(runner):
-    runner.run(sound)
-    before = runner.pids
-    with pytest.raises(TrainingFailed, match="SystemExit"):
-        runner.run(lambda config: sys.exit(0))
     runner.run(sound)
     assert set(runner.pids).isdisjoint(before)
 
@@ -133,19 +123,3 @@ def close_stdout(config):
 def test_what_cannot_be_put_back_is_replaced(runner, train, reason):
     assert not is_kept(runner, train)
     assert reason in runner.replaced_because
-
-
-def test_without_reuse_every_trial_has_new_processes(ray_session, tmp_path):
-    runner = TrialRunner(tmp_path, reuse_workers=False)
-
-    def train(config):
-        import horovod.torch as hvd
-
-        hvd.init()
-        report(pids=hvd.allgather_object(os.getpid()))
-
-    pids = [pid for _ in range(2) for pid in runner.run(train)[0]["pids"]]
-    assert runner.replaced_because == "reuse_workers=False"
-    assert len(set(pids)) == 4
-    runner.close()
-    assert not any(map(exists, pids))

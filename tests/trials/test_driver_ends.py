@@ -103,25 +103,3 @@ def test_nothing_outlives_the_driver_and_the_experiment_goes_on(end, ray_folder,
     assert {result["training_iteration"] for result in results.values()} == {6}
     assert results["a"]["start"] >= 1, "started anew in place of from its checkpoint"
     eventually(lambda: not processes_of(ray_folder), within_s=60)
-
-
-@pytest.mark.slow
-def test_two_experiments_at_once_do_not_disturb_each_other(tmp_path):
-    folders = [tempfile.mkdtemp(prefix="ht", dir="/tmp") for _ in range(2)]
-    drivers = []
-    try:
-        for i, folder in enumerate(folders):
-            storage = tmp_path / f"results-{i}"
-            storage.mkdir()
-            (storage / "quick").touch()
-            drivers.append(start(folder, storage))
-        for driver in drivers:
-            output, _ = driver.communicate(timeout=180)
-            results = json.loads(output.strip().splitlines()[-1])
-            assert {name: result["count"] for name, result in results.items()} == {"a": 6, "b": 6}
-    finally:
-        for driver in drivers:
-            driver.kill()
-        for folder in folders:
-            eventually(lambda folder=folder: not processes_of(folder), within_s=60)
-            shutil.rmtree(folder, ignore_errors=True)

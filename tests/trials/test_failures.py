@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -76,44 +77,6 @@ def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_al
     assert "ValueError: the data of rank 1 is broken" in text
     assert 'raise ValueError("the data of rank 1 is broken")' in text, "the rank's own line is missing"
     assert [result["step"] for result in results_of(good)] == [0, 1]
-
-
-@pytest.mark.contract
-def test_a_killed_rank_starts_again_from_the_last_checkpoint(tune_run, tmp_path):
-    once = str(tmp_path / "killed")
-
-    def train(config):
-        import os
-        import signal
-        import tempfile
-        from pathlib import Path
-
-        import horovod.torch as hvd
-        import torch
-
-        from horovod_tune import get_checkpoint, report
-
-        hvd.init()
-        step = 0
-        checkpoint = get_checkpoint()
-        if checkpoint:
-            with checkpoint.as_directory() as directory:
-                step = int(Path(directory, "step").read_text())
-        while step < 4:
-            step += 1
-            hvd.allreduce(torch.ones(1), name="step")
-            with tempfile.TemporaryDirectory() as directory:
-                Path(directory, "step").write_text(str(step))
-                report({"step": step}, checkpoint=directory)
-            if step == 2 and hvd.rank() == 1 and not os.path.exists(once):
-                Path(once).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    analysis = run_failing(tune_run, train, max_failures=1)
-    (trial,) = analysis.trials
-    assert [result["step"] for result in results_of(trial)] == [1, 2, 3, 4]
-    assert [result["training_iteration"] for result in results_of(trial)] == [1, 2, 3, 4]
-    assert "rank 1 of 2 on" in error_of(trial) and "died" in error_of(trial)
 
 
 @pytest.mark.contract
@@ -192,71 +155,6 @@ def test_a_rank_that_returns_while_the_others_wait_for_it_in_a_collective_is_nam
 
 
 @pytest.mark.slow
-def test_a_rank_may_return_while_another_works_on_alone(tune_run):
-    def train(config):
-        import os
-        import time
-
-        import horovod.torch as hvd
-        import torch
-
-        from horovod_tune import report
-
-        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "1"
-        hvd.init()
-        if hvd.rank() == 1:
-            time.sleep(3)  # late, so that the inspector warns
-        hvd.allreduce(torch.ones(1), name="all")
-        if hvd.rank() == 0:
-            time.sleep(17)
-            report(step=1)
-
-    (trial,) = run_failing(tune_run, train).trials
-    assert trial.status == "TERMINATED" and trial.last_result["step"] == 1
-
-
-@pytest.mark.slow
-def test_a_stall_is_named_behind_its_warnings_and_a_rank_that_never_stops_printing(tune_run):
-    """At the default times that is half an hour with a warning a minute."""
-
-    def train(config):
-        import os
-        import sys
-        import threading
-        import time
-
-        import horovod.torch as hvd
-        import torch
-
-        from horovod_tune import report
-
-        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "1"
-        hvd.init()
-        report(step=0)
-
-        def chat():
-            sys.stderr.write("1: [chatter.that.looks.like.a.rank]\n" * 600_000)  # more than a log holds
-            while True:
-                sys.stderr.write("1: [chatter.that.looks.like.a.rank]\n" * 2000)
-                time.sleep(0.05)
-
-        if hvd.rank() == 0:
-            threading.Thread(target=chat, daemon=True).start()
-            hvd.allreduce(torch.ones(1), name="gradient_of_layer_7")
-        else:
-            while True:
-                time.sleep(0.1)
-
-    analysis = run_failing(tune_run, train, stall_timeout_s=8)
-    text = error_of(analysis.trials[0])
-    assert "waited in a collective that not all ranks entered" in text, text[-2000:]
-    assert "rank 1 of 2" in text and "did not enter allreduce.gradient_of_layer_7" in text
-    assert len(text) < 20_000, "the error is the inspector's message and not the chatter"
-    log = Path(analysis.trials[0].path, "rank_0.log").read_text(errors="replace")
-    assert "bytes of this log are left out here" in log
-
-
-@pytest.mark.slow
 def test_an_hour_between_reports_is_no_hang(tune_run):
     def train(config):
         import time
@@ -291,8 +189,6 @@ def test_a_killed_coordinator_takes_its_ranks_with_it(tune_run, tmp_path, moment
                 time.sleep(0.3)
                 Path(once.with_name("training")).touch()
                 time.sleep(60)
-
-    import threading
 
     def kill_the_coordinator():
         ready = once.with_name("training")

@@ -25,9 +25,8 @@ def wait_for(folder: Path, names: set[str]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("reuse_workers", [True, False])
-def test_exit_handlers_run_on_every_rank(
-    tune_run: Callable[..., Any], tmp_path: Path, reuse_workers: bool
+def test_exit_handlers_of_kept_processes_run_at_each_trials_end(
+    tune_run: Callable[..., Any], tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -40,7 +39,7 @@ def test_exit_handlers_run_on_every_rank(
         atexit.register((notes / f"trial_{config['i']}_rank_{hvd.rank()}").touch)
         report(loss=0.0, earlier=earlier)
 
-    trainable = DistributedTrainableCreator(train, num_slots=2, reuse_workers=reuse_workers)
+    trainable = DistributedTrainableCreator(train, num_slots=2)
     trials = tune_run(trainable, config={"i": tune.grid_search([0, 1])}, max_concurrent_trials=1).trials
     # Not at the end of the process: a kept one has other trials before that.
     assert trials[1].last_result["earlier"] == ["trial_0_rank_0", "trial_0_rank_1"]
@@ -48,11 +47,7 @@ def test_exit_handlers_run_on_every_rank(
     assert wait_for(notes, expected) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("end", ["failed", "stopped", "returned"])
-def test_a_process_that_is_ended_cleans_up_first(
-    tune_run: Callable[..., Any], tmp_path: Path, end: str
-) -> None:
+def test_a_process_that_is_ended_cleans_up_first(tune_run: Callable[..., Any], tmp_path: Path) -> None:
     """Also the ranks of a trial that failed on another one, and what only Python's own exit cleans up."""
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -64,8 +59,9 @@ def test_a_process_that_is_ended_cleans_up_first(
         import torch
 
         hvd.init()
+        end = config["end"]
         builtins.kept = tempfile.TemporaryDirectory(dir=notes)  # type: ignore[attr-defined]
-        atexit.register((notes / f"closed_{hvd.rank()}").touch)
+        atexit.register((notes / f"{end}_{hvd.rank()}").touch)
         report(loss=0.0)
         if end == "failed":
             if hvd.rank() == 1:
@@ -75,8 +71,10 @@ def test_a_process_that_is_ended_cleans_up_first(
             report(loss=0.0)
 
     trainable = DistributedTrainableCreator(train, num_slots=2, reuse_workers=False)
-    tune_run(trainable, stop={"training_iteration": 3}, raise_on_failed_trial=False)
-    expected = {f"closed_{rank}" for rank in (0, 1)}
+    ends = ["failed", "stopped", "returned"]
+    config = {"end": tune.grid_search(ends)}
+    tune_run(trainable, config=config, stop={"training_iteration": 3}, raise_on_failed_trial=False)
+    expected = {f"{end}_{rank}" for end in ends for rank in (0, 1)}
     assert wait_for(notes, expected) == expected
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, ResourceChangingScheduler
+from ray.tune.schedulers import HyperBandScheduler, ResourceChangingScheduler
 
 from horovod_tune import DistributedTrainableCreator
 
@@ -45,14 +45,9 @@ def train(config):
             id="trials that pause",
         ),
         pytest.param(
-            ResourceChangingScheduler(ASHAScheduler(max_t=STEPS, grace_period=2)),
-            marks=pytest.mark.slow,
-            id="trials that get more CPUs",
-        ),
-        pytest.param(
             ResourceChangingScheduler(HyperBandScheduler(max_t=STEPS, reduction_factor=2)),
             marks=pytest.mark.slow,
-            id="trials that do both",
+            id="trials that pause and get more CPUs",
         ),
     ],
 )

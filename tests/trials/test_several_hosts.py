@@ -106,32 +106,6 @@ def test_every_rank_finds_its_own_gpu_at_its_local_rank(cluster, tmp_path):
         assert of_nccl == f"={of_gloo}", "the automatic choice holds for NCCL as well"
 
 
-def test_a_death_is_named_on_whichever_host(cluster, tmp_path):
-    from ray import tune
-
-    def train(config):
-        import os
-        import signal
-
-        import horovod.torch as hvd
-
-        hvd.init()
-        if hvd.rank() == config["dies"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        hvd.barrier()
-
-    analysis = run(
-        DistributedTrainableCreator(train, num_hosts=2, num_slots=1),
-        tmp_path,
-        config={"dies": tune.grid_search([0, 1])},
-        max_concurrent_trials=1,
-        raise_on_failed_trial=False,
-    )
-    for trial in analysis.trials:
-        text = Path(trial.path, "error.txt").read_text()
-        assert f"rank {trial.config['dies']} of 2 on" in text and "died" in text, text
-
-
 def test_more_hosts_than_there_are_is_an_error(cluster, tmp_path):
     trainable = DistributedTrainableCreator(where, num_hosts=3, num_slots=1)
     with pytest.raises(ResourcesUnavailable, match="3 x 1 CPU on different machines"):

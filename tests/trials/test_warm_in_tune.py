@@ -90,7 +90,6 @@ def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ra
     assert processes(plain()) == 2
     assert processes(DistributedTrainableCreator(train)) == 1
     assert processes(DistributedTrainableCreator(train, reuse_workers=False)) == 2
-    assert processes(DistributedTrainableCreator(train)) == 1
 
 
 class StartsLate:

@@ -143,17 +143,17 @@ def _without_redundant_lines(*, quiet: bool) -> Iterator[None]:
             each.removeFilter(is_news)
 
 
-def _tell_time_attr(search: Any, scheduler: Any) -> None:
+def _set_time_attr(search: Any, scheduler: Any) -> None:
     """Pass the scheduler's time_attr to a search that learns from curves."""
-    while search is not None and not hasattr(search, "take_time_attr"):
+    while search is not None and not hasattr(search, "set_time_attr"):
         search = getattr(search, "searcher", None)
     time_attr = ray_compat.time_attr_of(scheduler)
     if search is not None and time_attr is not None:
-        search.take_time_attr(time_attr)
+        search.set_time_attr(time_attr)
 
 
 def _settings(arguments: dict[str, Any], config: Any, *, quiet: bool, reuse: bool) -> dict[str, Any]:
-    _tell_time_attr(arguments.get("search_alg"), arguments.get("scheduler"))
+    _set_time_attr(arguments.get("search_alg"), arguments.get("scheduler"))
     metric, mode = ray_compat.metric_and_mode(arguments)
     callbacks = [*(arguments.get("callbacks") or []), SilentTrials()]
     changed = {**arguments, "callbacks": callbacks}

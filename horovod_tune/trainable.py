@@ -141,7 +141,7 @@ class DistributedTrainable(FunctionTrainable):
             if checkpoint is None and not self._saves_itself:
                 checkpoint = self._coordinator.store_commit(metrics)
             # With the next step, when Tune has recorded the checkpoint.
-            self._moves = checkpoint is not None and self._has_room_elsewhere()
+            self._moves = checkpoint is not None and self._fits_elsewhere()
         self._last_training_result = TrainingResult(checkpoint=checkpoint, metrics=metrics)
         if checkpoint is not None:
             # The name is what Ray's own sessions add; analyze finds the best checkpoint by it.
@@ -162,9 +162,9 @@ class DistributedTrainable(FunctionTrainable):
         self._spec = spec  # type: ignore[misc]
         return True
 
-    def _has_room_elsewhere(self) -> bool:
+    def _fits_elsewhere(self) -> bool:
         """Return True if all of the trial fits now on nodes that are not draining."""
-        free = ray_compat.free_on_staying_nodes()
+        free = ray_compat.free_on_remaining_nodes()
         for node in self._coordinator.nodes:
             for name, amount in self._spec.slot_resources.items():
                 if node in free:

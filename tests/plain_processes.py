@@ -50,7 +50,7 @@ class PlainProcesses:
     def enter_thread(self) -> Callable[[], None]:
         return lambda: None
 
-    def lost_another(self, error: BaseException) -> bool:
+    def has_lost_peer(self, error: BaseException) -> bool:
         return lost_peer(error)
 
     def advice(self, error: BaseException) -> str:

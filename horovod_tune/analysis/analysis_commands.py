@@ -117,15 +117,15 @@ def _read(args: argparse.Namespace) -> Analysis | None:
                 run=args.run_name,
             )
     except (OSError, ValueError, ImportError) as error:
-        _say(error)
+        _print_error(error)
         return None
     if args.run is not run_show:  # the view itself says it
         for warning in caught:
-            _say(warning.message)
+            _print_error(warning.message)
     return analysis
 
 
-def _say(what: object) -> None:
+def _print_error(what: object) -> None:
     from horovod_tune.analysis.printable import one_line
 
     print(f"horovod-tune: {one_line(str(what))}", file=sys.stderr)
@@ -143,19 +143,19 @@ def run_report(args: argparse.Namespace) -> int:
         analysis.require_metric()
     except MetricUnknown as error:
         if (analysis.reported_numbers or args.metric) and not analysis.record.front:
-            _say(f"{error}. No report was written")
+            _print_error(f"{error}. No report was written")
             return 2
     try:
         place = write_report(analysis, args.output, pareto=args.pareto)
     except MetricUnknown as error:  # of --pareto
-        _say(error)
+        _print_error(error)
         return 2
     except OSError as error:
-        _say(f"the report cannot be written: {error}")
+        _print_error(f"the report cannot be written: {error}")
         return 1
     print(f"{one_line(str(place))}: {len(analysis.trials)} trials, {place.stat().st_size / 1e6:.1f} MB")
     if not analysis.has_best:
-        _say(f"the report has no curves: {analysis.why_no_best}")
+        _print_error(f"the report has no curves: {analysis.no_best_reason}")
     for problem in analysis.problems:
         print(f"not read whole: {one_line(str(problem))}", file=sys.stderr)
     return 0
@@ -168,7 +168,7 @@ def run_show(args: argparse.Namespace) -> int:
     try:
         screen = terminal.console()
     except ImportError as error:
-        _say(error)
+        _print_error(error)
         return 1
     analysis = _read(args)
     if analysis is None:
@@ -180,7 +180,7 @@ def run_show(args: argparse.Namespace) -> int:
     try:
         analysis.require_metric()
     except MetricUnknown as error:
-        _say(error)
+        _print_error(error)
         return 2 if args.metric else 0
     return 0
 
@@ -205,6 +205,6 @@ def run_export(args: argparse.Namespace) -> int:
         if args.parquet:
             export.write_parquet(table, Path(args.parquet))
     except OSError as error:
-        _say(f"the export cannot be written: {error}")
+        _print_error(f"the export cannot be written: {error}")
         return 1
     return 0

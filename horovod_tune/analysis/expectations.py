@@ -12,7 +12,7 @@ import numpy as np
 
 from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.reader.records import TRAINING_ITERATION, PredictedCurve, TrialRecord
-from horovod_tune.analysis.results import Analysis, once
+from horovod_tune.analysis.results import Analysis, cached
 from horovod_tune.analysis.scoring import value_of
 
 
@@ -47,7 +47,7 @@ def at_time(time_attr: str, time: float) -> str:
     return f"at {'iteration' if time_attr == TRAINING_ITERATION else time_attr} {time:.6g}"
 
 
-@once
+@cached
 def expectations(analysis: Analysis) -> dict[int, Expectation]:
     """Return what is expected of trials that have neither failed nor been trained to the end, by number.
 
@@ -107,7 +107,7 @@ class Standing:
         return f"{self.place} of {self.of} at {self.time:.6g}"
 
 
-@once
+@cached
 def standings(analysis: Analysis) -> dict[int, Standing]:
     """Return where those trials stand that were paused or stopped at a rung of the scheduler, by number.
 

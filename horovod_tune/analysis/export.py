@@ -31,7 +31,7 @@ def write_csv(table: pd.DataFrame, path: Path | TextIO) -> None:
     made = _simple(table)
     if not isinstance(path, Path) and path.isatty():
         made = _each_text(made, one_line)
-    _each_text(made, no_formula).to_csv(path, index=False)
+    _each_text(made, escape_formula).to_csv(path, index=False)
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> None:
@@ -39,10 +39,10 @@ def write_parquet(table: pd.DataFrame, path: Path) -> None:
     _simple(table).to_parquet(path, index=False)
 
 
-def no_formula(text: str) -> str:
+def escape_formula(text: str) -> str:
     """Return a text that no spreadsheet runs; numbers written as text stay as they are.
 
-    >>> no_formula("=1+1"), no_formula("-0.5"), no_formula("relu")
+    >>> escape_formula("=1+1"), escape_formula("-0.5"), escape_formula("relu")
     ("'=1+1", '-0.5', 'relu')
     """
     if not text.lstrip(" ").startswith(_FORMULA) or _NUMBER.fullmatch(text):

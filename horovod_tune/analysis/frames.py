@@ -12,7 +12,7 @@ import pandas as pd
 from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.scoring import Score
-from horovod_tune.analysis.trial_facts import (
+from horovod_tune.analysis.trial_details import (
     attempts,
     error_line,
     hosts_of,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_tune.analysis.results import Analysis, once
+from horovod_tune.analysis.results import Analysis, cached
 from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
 from horovod_tune.errors import HorovodTuneError
 
@@ -38,7 +38,7 @@ class TooFewTrials(HorovodTuneError, ValueError):
     """There is nothing to learn importances from."""
 
 
-@once
+@cached
 def importances(analysis: Analysis) -> Importances:
     """Return each hyperparameter's permutation importance for the metric.
 

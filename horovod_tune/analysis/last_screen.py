@@ -12,7 +12,7 @@ import numpy as np
 from horovod_tune.analysis.reader.metadata import searcher_metadata
 from horovod_tune.analysis.reader.records import Metadata
 from horovod_tune.analysis.scoring import Score, best_index, kept, non_dominated, value_of
-from horovod_tune.analysis.trial_facts import error_line
+from horovod_tune.analysis.trial_details import error_line
 
 if TYPE_CHECKING:
     from horovod_tune.analysis.progress import Progress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FAILURES = 5
 
 
-def searched_for(state_folder: str) -> Metadata:
+def running_search_metadata(state_folder: str) -> Metadata:
     """Return the limits and metrics that `BayesOptSearch` has saved in a folder of the driver."""
     states = sorted(Path(state_folder).glob("searcher-state-*"), reverse=True)
     try:

@@ -13,9 +13,9 @@ from typing import Any
 from ray.tune import Callback
 
 from horovod_tune.analysis.experiment_metadata import write_metadata
-from horovod_tune.analysis.last_screen import last_screen, searched_for
+from horovod_tune.analysis.last_screen import last_screen, running_search_metadata
 from horovod_tune.analysis.printable import one_line, printable, sparkline
-from horovod_tune.analysis.report.run_facts import duration
+from horovod_tune.analysis.report.run_summary import duration
 from horovod_tune.analysis.scoring import is_better, value_of
 from horovod_tune.analysis.varying_parameters import text_of
 from horovod_tune.best_effort import best_effort_callback
@@ -450,7 +450,7 @@ class ProgressCallback(Callback):
             self._progress.restored(trial, time.time())
         view.close(self._progress, time.time())
         if trials:
-            aims = searched_for(trials[0].storage.experiment_driver_staging_path)
+            aims = running_search_metadata(trials[0].storage.experiment_driver_staging_path)
             text = last_screen(trials, self._progress, aims)
             print(printable(text), file=self._stream or sys.stdout, flush=True)
 

@@ -20,7 +20,7 @@ from horovod_tune.analysis.reader.plain_values import TUNES_OWN
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
 from horovod_tune.analysis.scoring import Limit, Score, best_index, is_better, kept, score, value_of
-from horovod_tune.analysis.trial_facts import config_changes, plain_text
+from horovod_tune.analysis.trial_details import config_changes, plain_text
 from horovod_tune.errors import HorovodTuneError
 
 # Not checkpoint_000001.part: a copy that a full disk or a kill has ended.
@@ -28,19 +28,19 @@ _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
 
 
-_Worked = TypeVar("_Worked")
+_Value = TypeVar("_Value")
 
 
-def once(function: Callable[[Analysis], _Worked]) -> Callable[[Analysis], _Worked]:
+def cached(function: Callable[[Analysis], _Value]) -> Callable[[Analysis], _Value]:
     """Make a function of an analysis keep what it returned: an analysis never changes."""
 
     @wraps(function)
-    def kept_function(analysis: Analysis) -> _Worked:
+    def cached_function(analysis: Analysis) -> _Value:
         if function not in analysis.worked_out:
             analysis.worked_out[function] = function(analysis)
         return analysis.worked_out[function]
 
-    return kept_function
+    return cached_function
 
 
 class MetricUnknown(HorovodTuneError, ValueError):
@@ -240,7 +240,7 @@ class Analysis:
         return np.argsort(costs, kind="stable").tolist()  # NaN is last
 
     @property
-    def why_no_best(self) -> str:
+    def no_best_reason(self) -> str:
         """The reason why there is no best trial, if there is none."""
         try:
             self.require_metric()

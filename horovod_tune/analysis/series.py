@@ -10,9 +10,16 @@ import numpy as np
 
 from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.reader.records import TrialRecord
-from horovod_tune.analysis.results import Analysis, once
+from horovod_tune.analysis.results import Analysis, cached
 from horovod_tune.analysis.scoring import is_better, value_of
-from horovod_tune.analysis.trial_facts import attempts, hosts_of, ranks_of, report_times, session_gaps, spans
+from horovod_tune.analysis.trial_details import (
+    attempts,
+    hosts_of,
+    ranks_of,
+    report_times,
+    session_gaps,
+    spans,
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Curve:
     sessions: np.ndarray
 
 
-@once
+@cached
 def curves(analysis: Analysis) -> list[Curve]:
     """Return each trial's learning curve; trials without a report of the metric have an empty one."""
     metric, _ = analysis.require_metric()

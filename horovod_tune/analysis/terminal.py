@@ -13,17 +13,17 @@ from horovod_tune.analysis.expectations import Expectation, at_time, expectation
 from horovod_tune.analysis.open_experiment import several_runs
 from horovod_tune.analysis.printable import one_line, printable, python_text, sparkline
 from horovod_tune.analysis.reader.plain_values import iteration_of
-from horovod_tune.analysis.report.run_facts import (
+from horovod_tune.analysis.report.run_summary import (
     comparison_text,
     duration,
-    facts,
+    run_summary,
     state_text,
     trials_text,
     wall_time_s,
 )
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.series import Curve, curves
-from horovod_tune.analysis.trial_facts import error_line
+from horovod_tune.analysis.trial_details import error_line
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def console(**settings: object) -> Console:
     return Console(**settings)  # type: ignore[arg-type]
 
 
-def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_facts: bool = True) -> Group:
+def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True) -> Group:
     """Return the experiment as something that rich prints: the best, a table of trials, failures, facts.
 
     As many hyperparameters are shown as fit into `width` characters.
@@ -70,8 +70,8 @@ def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_facts: bo
         parts.append(_safe(f"not read whole: {problem}", "yellow"))
     if len(analysis.problems) > 5:
         parts.append(Text(f"and {len(analysis.problems) - 5} more could not be read whole", style="yellow"))
-    if with_facts:
-        parts += [_safe(f"{name:<21} {text}", "dim") for name, text in facts(analysis)[4:]]
+    if with_summary:
+        parts += [_safe(f"{name:<21} {text}", "dim") for name, text in run_summary(analysis)[4:]]
     return Group(*parts)
 
 
@@ -81,7 +81,7 @@ def as_html(analysis: Analysis, *, rows: int = 10, width: int = 160) -> str:
         screen = console(record=True, file=io.StringIO(), width=width, force_jupyter=False)
     except ImportError:
         return f"<pre>{escape(repr(analysis))}</pre>"
-    screen.print(view(analysis, rows=rows, width=width - 20, with_facts=False))
+    screen.print(view(analysis, rows=rows, width=width - 20, with_summary=False))
     look = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
     return screen.export_html(inline_styles=True, code_format=look)
 
@@ -115,7 +115,7 @@ def _best(analysis: Analysis) -> list[RenderableType]:
     from rich.text import Text
 
     if not analysis.has_best:
-        return [_safe(f"No best trial: {analysis.why_no_best}", "yellow"), Text()]
+        return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
     line = Text()
     line.append(_safe(f"best {analysis.metric} {analysis.best_value:.6g}", "bold green"))
     line.append(_safe(f"  {analysis.best_trial.trial_id}  ({comparison_text(analysis)})"))
@@ -245,7 +245,7 @@ def _watch_live(
     from rich.live import Live
 
     def fitting(seen: Analysis) -> Group:
-        return view(seen, rows=max(3, min(rows, screen.height - 18)), width=screen.width, with_facts=False)
+        return view(seen, rows=max(3, min(rows, screen.height - 18)), width=screen.width, with_summary=False)
 
     with Live(fitting(analysis), console=screen, auto_refresh=False) as live:
         while analysis.state == "running":

@@ -12,7 +12,7 @@ import numpy as np
 
 from horovod_tune.analysis.frames import flatten
 from horovod_tune.analysis.reader.records import Domain
-from horovod_tune.analysis.results import Analysis, once
+from horovod_tune.analysis.results import Analysis, cached
 
 _LOG_SPAN = 100.0  # without a written space, positive numbers over two decades may get a logarithmic axis
 _LOG_MEDIAN = 0.25  # … if half of them lie below this part of the largest, as evenly spread ones do not
@@ -74,7 +74,7 @@ def text_of(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-@once
+@cached
 def varying_parameters(analysis: Analysis) -> list[Parameter]:
     """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
     domains = analysis.record.domains or {}

@@ -74,7 +74,7 @@ class Channel:
         with self._sending:
             self._socket.sendall(data)
 
-    def send_at_once(self, kind: str, **fields: Any) -> bool:
+    def send_nowait(self, kind: str, **fields: Any) -> bool:
         """Send a message without waiting; False if the other end is closed or has not read for a while.
 
         After half a message nothing more can be sent; what the other end has sent can still be received.
@@ -100,7 +100,7 @@ class Channel:
             MalformedMessage: something has come that the other end may not send.
         """
         try:
-            if timeout_s is not None and not self._has_come(timeout_s):
+            if timeout_s is not None and not self._is_readable(timeout_s):
                 return [], True
             data = self._socket.recv(_READ_BYTES)
         except OSError:  # the other end was closed with something unread, or this one is closed
@@ -108,7 +108,7 @@ class Channel:
         self._buffer += data
         return self._whole_messages(), bool(data)
 
-    def _has_come(self, timeout_s: float) -> bool:
+    def _is_readable(self, timeout_s: float) -> bool:
         """Return whether there is something to read, or the end of it, within ``timeout_s``."""
         number = self._socket.fileno()
         if number < 0:

@@ -55,7 +55,7 @@ class TrialStorage:
         if here is None or not ray_compat.storage_reaches_here(self._context):
             return driver
         # An earlier experiment may have left a directory of this name on this host's own disk.
-        there = node_transfer.fingerprint_on(driver, path, timeout_s=host_copies.LOOK_TIMEOUT_S)
+        there = node_transfer.fingerprint_on(driver, path, timeout_s=host_copies.PROBE_TIMEOUT_S)
         return None if here == there else driver
 
     def begin(self) -> None:
@@ -106,7 +106,7 @@ class TrialStorage:
             directories.remove_parts(self._context.trial_fs_path)
         elif self.reached_through is not None:
             node_transfer.remove_parts(
-                self.reached_through, self._context.trial_fs_path, timeout_s=host_copies.LOOK_TIMEOUT_S
+                self.reached_through, self._context.trial_fs_path, timeout_s=host_copies.PROBE_TIMEOUT_S
             )
 
     def place(self, checkpoint: Checkpoint) -> CheckpointPlace:

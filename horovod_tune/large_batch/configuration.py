@@ -60,14 +60,14 @@ _OTHER_NAMES = {
 }
 
 
-def meant_key(key: str, missing: Set[str]) -> str | None:
+def likely_key(key: str, missing: Set[str]) -> str | None:
     """Return the configuration key that the unknown ``key`` probably means; None if it is the user's own.
 
     Args:
         key: A key of a configuration.
         missing: The known keys that the configuration lacks. Only these are compared by spelling.
 
-    >>> [meant_key(key, {"momentum"}) for key in ("momentm", "LR", "learning_rate", "epochs_2")]
+    >>> [likely_key(key, {"momentum"}) for key in ("momentm", "LR", "learning_rate", "epochs_2")]
     ['momentum', 'lr', 'lr', None]
     """
     name = key.lower()
@@ -83,7 +83,7 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise bounds.HyperparameterError(f"config must be a dict, got {config!r:.200}")
     for key in set(config) - _KNOWN:
-        meant = meant_key(str(key), _KNOWN - set(config))
+        meant = likely_key(str(key), _KNOWN - set(config))
         if meant is not None:
             raise bounds.HyperparameterError(f"config has no key {key!r}, did you mean {meant!r}?")
     missing = sorted(_REQUIRED - set(config))

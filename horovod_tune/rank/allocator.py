@@ -34,7 +34,7 @@ def keep_freed_memory() -> bool:
     return all([mallopt(_MALLOPT[name], value) for name, value in SETTINGS.items()])
 
 
-def give_freed_memory_back() -> None:
+def release_freed_memory() -> None:
     """Return free memory to the kernel between two trials; up to 64 MB a heap stay for the next one."""
     trim = _of_libc("malloc_trim")
     if trim is not None:

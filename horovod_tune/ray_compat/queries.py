@@ -72,7 +72,7 @@ _ANNOUNCED_END = Patch(
     ),
 )
 # The key and its namespace in Ray's own store.
-_ALL_NODES_GO = (b"all_nodes_go", b"horovod_tune")
+_ALL_NODES_DRAIN = (b"all_nodes_go", b"horovod_tune")
 _SESSION_DIRECTORY = Patch(
     "the session's directory",
     "workers start one by one, without forking, which takes longer",
@@ -209,7 +209,7 @@ def draining_nodes() -> set[str]:
     if _ANNOUNCED_END.fits:
         from ray.experimental.internal_kv import _internal_kv_get
 
-        key, namespace = _ALL_NODES_GO
+        key, namespace = _ALL_NODES_DRAIN
         if _internal_kv_get(key, namespace=namespace):
             return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     if not _PREEMPTION.fits:
@@ -219,7 +219,7 @@ def draining_nodes() -> set[str]:
     return set(state.get_draining_nodes())
 
 
-def free_on_staying_nodes() -> dict[str, dict[str, float]]:
+def free_on_remaining_nodes() -> dict[str, dict[str, float]]:
     """Return what is free on each node that is not about to go, by the nodes' ids."""
     if not _PREEMPTION.fits:
         return {}
@@ -264,7 +264,7 @@ def announce_end(address: str) -> None:
     if not _ANNOUNCED_END.fits:
         raise RuntimeError(_ANNOUNCED_END.without)
     _raylet: Any = importlib.import_module("ray._raylet")  # compiled, without types
-    key, namespace = _ALL_NODES_GO
+    key, namespace = _ALL_NODES_DRAIN
     _raylet.GcsClient(address=address).internal_kv_put(key, b"1", True, namespace, timeout=30)
 
 

@@ -54,7 +54,7 @@ _LAUNCH_HOOKS = Patch(
 )
 
 
-class _TrialFacts:
+class _TrialInfo:
     """What ``ray.tune.get_context()`` and ``ray.tune.report`` ask their session for.
 
     Answers for the calling thread's rank: a TPU v2 or v3 has two ranks in a process.
@@ -128,13 +128,13 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-_installed: _TrialFacts | None = None
+_installed: _TrialInfo | None = None
 
 
 def install_session(session: Session | None) -> None:
     """Make ``ray.tune.report`` and its friends in this process use ``session``; None removes it."""
     global _installed
-    _installed = None if session is None else _TrialFacts(session)
+    _installed = None if session is None else _TrialInfo(session)
     module = sys.modules.get(_SESSION_MODULE)
     if module is not None:
         _install(module)
@@ -180,7 +180,7 @@ def _set_up_mlflow_once(module: ModuleType) -> None:
     module.setup_mlflow = setup_mlflow  # type: ignore[attr-defined]
 
 
-def _refuse_to_wait_forever(descriptor: Any, resources: Mapping[str, float], strategy: Any) -> None:
+def _refuse_endless_waits(descriptor: Any, resources: Mapping[str, float], strategy: Any) -> None:
     """Raise RuntimeError for a task or actor that waits for resources which this trial's ranks hold.
 
     Ray calls it before it submits one. It takes them from the trial's placement group unless told otherwise.
@@ -204,8 +204,8 @@ def prepare_rank_process() -> None:
     """Install the hooks of this process, once, before the first training function."""
     os.environ.update(LIGHTNING_VARIABLE)
     if _LAUNCH_HOOKS.fits and "TUNE_DISABLE_RESOURCE_CHECKS" not in os.environ:
-        ray.remote_function._task_launch_hook = _refuse_to_wait_forever  # type: ignore[assignment]
-        ray.actor._actor_launch_hook = _refuse_to_wait_forever  # type: ignore[assignment]
+        ray.remote_function._task_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
+        ray.actor._actor_launch_hook = _refuse_endless_waits  # type: ignore[assignment]
     # Warns of a module that Tune no longer has when the training function imports Tune.
     hooks = {
         _SESSION_MODULE: _install,

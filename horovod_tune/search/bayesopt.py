@@ -172,7 +172,7 @@ class BayesOptSearch(Searcher):
             return True
         return SearchSpace(config).describe() == self._space.describe()
 
-    def take_time_attr(self, time_attr: str) -> None:
+    def set_time_attr(self, time_attr: str) -> None:
         """Take what the scheduler goes by, unless there was an argument for it."""
         if not self._is_time_given:
             self._time_attr = time_attr
@@ -189,13 +189,13 @@ class BayesOptSearch(Searcher):
                 point = self._optimizer.next_point(space, self._history, self._seed, self._objectives())
             if self._optimizer.learns_from_curves:
                 # A warning: messages at level INFO are not shown by default.
-                self._say_once(
+                self._warn_once(
                     "curves",
                     "the search learns from every report, of running and stopped trials too, over "
                     f"{self._time_attr!r}",
                 )
             if self._history.rounds(space.size) and not space.is_sampled:
-                self._say_once(
+                self._warn_once(
                     "exhausted",
                     f"all points of the search space have been suggested ({int(space.size)}); from here on "
                     "points are repeated, the most promising first",
@@ -209,11 +209,11 @@ class BayesOptSearch(Searcher):
         if trial is not None:
             objectives = self._objectives()
             trial.last = as_number(result.get(objectives.metrics[0]))
-            trial.others.update(objectives.others_in(result))
+            trial.others.update(objectives.other_metrics_in(result))
             time = as_number(result.get(self._time_attr))
             trial.note(time, trial.last)
             if time is None and self._time_attr != TRAINING_ITERATION:
-                self._say_no_time(trial_id, result)
+                self._warn_of_missing_time(trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -230,23 +230,23 @@ class BayesOptSearch(Searcher):
         value = as_number(flat.get(objectives.metrics[0]))
         if value is None and objectives.metrics[0] not in flat:
             value = trial.last
-        trial.others.update(objectives.others_in(flat))
-        self._history.end(trial_id, objectives.value_of_all(trial, value), error)
+        trial.others.update(objectives.other_metrics_in(flat))
+        self._history.end(trial_id, objectives.final_value(trial, value), error)
         time = as_number(flat.get(self._time_attr))
         trial.note(time, value)
         if not result:
             return
         if time is None and self._time_attr != TRAINING_ITERATION:
-            self._say_no_time(trial_id, flat)
+            self._warn_of_missing_time(trial_id, flat)
         if trial.ending is Ending.UNKNOWN:
-            self._say_once(
+            self._warn_once(
                 "metric",
                 f"trial {trial_id} ended without a number for the metric {self._metric!r}, so the search "
-                f"learned nothing from it; it reported {_told(flat, objectives.metrics)}",
+                f"learned nothing from it; it reported {_reported(flat, objectives.metrics)}",
             )
         for limit in self._limits if trial.ending is Ending.SCORED else ():
             if objectives.latest(trial, limit.metric) is None:
-                self._say_once(
+                self._warn_once(
                     str(limit),
                     f"trial {trial_id} ended without a number for {limit.metric!r}, so it does not keep the "
                     f"limit {limit}; it reported {sorted(flat)}",
@@ -325,7 +325,7 @@ class BayesOptSearch(Searcher):
             self._space = SearchSpace.from_json(state["spec"])
             self._space_is_restored = True
         if self._space is not None:
-            self._take_state(self._space)
+            self._load_state(self._space)
 
     @staticmethod
     def convert_search_space(spec: Mapping[str, Any], join: bool = False) -> dict[str, Any]:
@@ -371,21 +371,21 @@ class BayesOptSearch(Searcher):
         queue, scored = queue_points(space, points, rewards)
         self._space = space
         if self._unread_state is not None:
-            self._take_state(space)
+            self._load_state(space)
             return
         self._queue = queue
         for point, value in scored:
             self._history.add_known("given", point, value)
         if self._earlier is not None:
-            self._take_earlier(space, self._earlier)
+            self._add_earlier_results(space, self._earlier)
 
-    def _take_earlier(self, space: SearchSpace, earlier: PreviousResults) -> None:
+    def _add_earlier_results(self, space: SearchSpace, earlier: PreviousResults) -> None:
         used, message = earlier.fit_into(space, self._metric, self._time_attr)
         for point, value, time in used:
             self._history.add_earlier(point, value, time)
         logger.log(logging.INFO if used else logging.WARNING, message)
 
-    def _take_state(self, space: SearchSpace) -> None:
+    def _load_state(self, space: SearchSpace) -> None:
         state, self._unread_state = self._unread_state, None
         assert state is not None
         if state_file.is_empty(state):
@@ -426,20 +426,20 @@ class BayesOptSearch(Searcher):
             curves = []
         return {"time_attr": self._time_attr, "curves": [curve.as_json() for curve in curves]}
 
-    def _say_no_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
-        self._say_once(
+    def _warn_of_missing_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
+        self._warn_once(
             "time",
             f"trial {trial_id} reported no number for the time_attr {self._time_attr!r}, so the "
             f"search does not know when it was; it reported {sorted(flat)}",
         )
 
-    def _say_once(self, topic: str, message: str) -> None:
+    def _warn_once(self, topic: str, message: str) -> None:
         if topic not in self._said:
             self._said.add(topic)
             logger.warning(message)
 
 
-def _told(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
+def _reported(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
     """Return the names of what a trial reported, and the values of the metrics that are among them."""
     wrong = [f"{name}={flat[name]!r}" for name in metrics if name in flat and as_number(flat[name]) is None]
     return f"{', '.join(wrong)} besides {sorted(set(flat) - set(metrics))}" if wrong else str(sorted(flat))

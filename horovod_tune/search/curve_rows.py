@@ -45,22 +45,22 @@ def is_unfinished(trial: Trial, target: float) -> bool:
     return last > 0 and axis(last) < target - 1e-9
 
 
-def those_ahead(trials: list[Trial], target: float, mode: str) -> list[Trial]:
+def trials_ahead(trials: list[Trial], target: float, mode: str) -> list[Trial]:
     """Return the trials on the way to `target` whose curves may well not get worse from where they are.
 
     Fewer than three others have been trained for longer, and none of these has got worse since then.
 
     >>> trials = [Trial(str(end), (), curve={1.0: 0.5, end: 0.4}) for end in (2.0, 3.0, 4.0, 5.0, 52.0)]
-    >>> [trial.trial_id for trial in those_ahead(trials, axis(52.0), "min")]
+    >>> [trial.trial_id for trial in trials_ahead(trials, axis(52.0), "min")]
     ['4.0', '5.0']
-    >>> those_ahead(trials, axis(52.0), "max")
+    >>> trials_ahead(trials, axis(52.0), "max")
     []
     """
     last = [max(trial.curve, default=math.inf) for trial in trials]
 
     def is_open(time: float) -> bool:
         further = [trial for trial, other in zip(trials, last, strict=True) if other > time]
-        return len(further) < _KNOWN and not any(_got_worse(trial.curve, time, mode) for trial in further)
+        return len(further) < _KNOWN and not any(_worsens(trial.curve, time, mode) for trial in further)
 
     ahead = {
         time for time in set(last) if 0 < time < math.inf and axis(time) < target - 1e-9 and is_open(time)
@@ -68,7 +68,7 @@ def those_ahead(trials: list[Trial], target: float, mode: str) -> list[Trial]:
     return [trial for trial, time in zip(trials, last, strict=True) if time in ahead]
 
 
-def _got_worse(curve: Mapping[float, float], since: float, mode: str) -> bool:
+def _worsens(curve: Mapping[float, float], since: float, mode: str) -> bool:
     """Return True if the last report of a curve is worse than that at a time, or the first one after it."""
     times = sorted(curve) or [math.inf]
     if math.isinf(times[-1]):

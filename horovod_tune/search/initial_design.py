@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.stats import qmc
 
-from horovod_tune.search.gp.failure_model import Safety
+from horovod_tune.search.gp.failure_model import FailureModel
 from horovod_tune.search.gp.proposal import Acquisition
 from horovod_tune.search.history import History, Trial
 from horovod_tune.search.space.search_space import Point, SearchSpace
@@ -20,10 +20,12 @@ _SAFE_ENOUGH, _PASSED_OVER = -3.0, 8
 _ENUMERABLE = 100_000
 
 
-def safety_of(space: SearchSpace, failed: Sequence[Trial], safe: Sequence[Trial]) -> Safety | None:
+def failure_model_of(
+    space: SearchSpace, failed: Sequence[Trial], safe: Sequence[Trial]
+) -> FailureModel | None:
     if not failed:
         return None
-    return Safety(features_of(space, safe), features_of(space, failed), space.feature_groups)
+    return FailureModel(features_of(space, safe), features_of(space, failed), space.feature_groups)
 
 
 def quasi_random_point(
@@ -31,7 +33,7 @@ def quasi_random_point(
     history: History,
     seed: int,
     taken: Callable[[Point], bool],
-    safety: Safety | None,
+    safety: FailureModel | None,
     middle: bool = False,
 ) -> Point | None:
     """Return the next free point of a scrambled Sobol sequence, None if there is none for long.
@@ -49,7 +51,7 @@ def quasi_random_point(
         history.drawn += 1
         drawn = space.from_quantiles(quantiles)
         if middle:
-            middle, drawn = False, space.in_the_middle(drawn)
+            middle, drawn = False, space.centered(drawn)
         point = space.canonical(drawn[0])
         if taken(point):
             continue
@@ -65,7 +67,7 @@ def quasi_random_point(
     return best[1] if best is not None else None
 
 
-def leftover_point(
+def remaining_point(
     space: SearchSpace, taken: Callable[[Point], bool], acquisition: Acquisition | None, seed: int
 ) -> Point:
     """Return a free point of a nearly exhausted space, the most promising one if there is an acquisition."""

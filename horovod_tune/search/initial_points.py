@@ -21,7 +21,7 @@ class Queued:
     coordinates: dict[int, float]
     exact: dict[Path, Any] = field(default_factory=dict)
 
-    def is_whole(self, space: SearchSpace) -> bool:
+    def is_complete(self, space: SearchSpace) -> bool:
         """Return True if it gives every parameter that exists where its options are chosen."""
         missing = [i for i in range(space.dimension) if i not in self.coordinates]
         if not missing or not space.is_conditional:
@@ -80,7 +80,7 @@ def queue_points(
             json.dumps(queued.as_json())
         except TypeError as error:
             raise SpaceError(f"{where} gives a parameter a value that cannot be saved: {error}") from None
-        if queued.is_whole(space) and queued in queue:
+        if queued.is_complete(space) and queued in queue:
             raise SpaceError(f"{where} repeats points_to_evaluate[{queue.index(queued)}]")
         queue.append(queued)
     if rewards is None:
@@ -96,7 +96,7 @@ def queue_points(
             raise SpaceError(
                 f"evaluated_rewards[{number}] must be a number, or None for a point to be run, got {reward!r}"
             )
-        if not queued.is_whole(space):
+        if not queued.is_complete(space):
             raise SpaceError(f"points_to_evaluate[{number}] has a reward, so it must give every parameter")
         known.append((queued.complete(space, 0), value))
     return to_run, known

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from horovod_tune.search.gp.feasibility import AllOf, LimitKept, room
+from horovod_tune.search.gp.feasibility import JointFeasibility, LimitFeasibility, room
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions
 from horovod_tune.search.history import Trial
 from horovod_tune.search.objectives import Objectives
@@ -24,7 +24,7 @@ class LimitModels:
 
     def fit(
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives, options: ModelOptions
-    ) -> AllOf | None:
+    ) -> JointFeasibility | None:
         """Return the probability that all limits are kept; None where too little is known of any."""
         # The scale has the limit at 0, and no part of it may be bent.
         plain = replace(options, kernel=None, fixed_noise=None, linear_depth=math.inf, softnesses=())
@@ -43,5 +43,5 @@ class LimitModels:
             model = FittedModel(features, left, space.feature_groups, plain, space.axes, earlier)
             assert model.state is not None
             self.states[str(limit)] = model.state
-            feasibilities.append(LimitKept(model))
-        return AllOf(feasibilities) if feasibilities else None
+            feasibilities.append(LimitFeasibility(model))
+        return JointFeasibility(feasibilities) if feasibilities else None

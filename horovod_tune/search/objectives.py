@@ -29,21 +29,21 @@ class Objectives:
         """Return True if a trial's latest values keep every limit; one that is not known does not."""
         return all(limit.kept_by(self.latest(trial, limit.metric)) for limit in self.limits)
 
-    def value_of_all(self, trial: Trial, value: float | None) -> float | None:
+    def final_value(self, trial: Trial, value: float | None) -> float | None:
         """Return the first metric's `value`, or another one's that is not known or not finite."""
         values = [value, *(trial.others.get(metric) for metric in self.metrics[1:])]
         if None in values:
             return None
         return next((each for each in values if each is not None and not math.isfinite(each)), value)
 
-    def gain(self, trial: Trial, metric: str) -> float | None:
+    def score(self, trial: Trial, metric: str) -> float | None:
         """Return a trial's latest value of one of `metrics`, larger being better."""
         value = self.latest(trial, metric)
         if value is None or self.modes[self.metrics.index(metric)] == "max":
             return value
         return -value
 
-    def others_in(self, result: Mapping[str, Any]) -> dict[str, float]:
+    def other_metrics_in(self, result: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers that a report has for the metrics besides the first."""
         names = {*self.metrics[1:], *(limit.metric for limit in self.limits)} - {self.metrics[0]}
         found = {name: as_number(result.get(name)) for name in sorted(names)}

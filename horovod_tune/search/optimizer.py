@@ -13,28 +13,28 @@ from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
 from horovod_tune.analysis.scoring import non_dominated
-from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, those_ahead
+from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, trials_ahead
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
 from horovod_tune.search.gp.averaged import Averaged
 from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.earlier_task import EarlierTask
-from horovod_tune.search.gp.feasibility import AllOf, Feasibility, FeasibilityOnly
+from horovod_tune.search.gp.feasibility import Feasibility, FeasibilityOnly, JointFeasibility
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
 from horovod_tune.search.history import Ending, History
-from horovod_tune.search.initial_design import leftover_point, quasi_random_point, safety_of
+from horovod_tune.search.initial_design import failure_model_of, quasi_random_point, remaining_point
 from horovod_tune.search.limit_models import LimitModels
 from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.predicted_curves import PredictedCurve, curve_data, predicted_curves
 from horovod_tune.search.seeds import seed_for
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
-from horovod_tune.search.suggest_state import SuggestState, features_of, running, sorted_out
+from horovod_tune.search.suggest_state import SuggestState, features_of, running, split_failed
 
 #: Suggestions of the quasi-random start where trials report several times: one says more than its end.
 _CURVES_START = 4
@@ -77,13 +77,13 @@ class Optimizer:
         def taken(point: Point) -> bool:
             return history.counts[point] > rounds
 
-        usable, failed = sorted_out(history, objectives)
+        usable, failed = split_failed(history, objectives)
         scored = [trial for trial in usable if trial.ending is Ending.SCORED]
         by_curves = self._uses_learning_curves(history, objectives)
         known = [trial for trial in usable if trial.curve] if by_curves else scored
         fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
         steps = self._steps if self._steps is not None else fewest
-        safety = safety_of(space, failed, known)
+        safety = failure_model_of(space, failed, known)
         earlier = self._transfer_prior(space, history, objectives)
         begins, asks_earlier = len(history.trials) < steps or len(known) < 2 or space.dimension == 0, False
         if earlier is not None and self._steps is None:
@@ -93,7 +93,7 @@ class Optimizer:
             # The best is nearer to the middle than to most points. Not with curves: see docs/search.md.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
-            return start if start is not None else leftover_point(space, taken, None, seed)
+            return start if start is not None else remaining_point(space, taken, None, seed)
         self.learns_from_curves = by_curves
         within = self.limits.fit(space, usable, objectives, self.options) if objectives.limits else None
         feasibilities: list[Feasibility] = [
@@ -103,7 +103,7 @@ class Optimizer:
             space,
             usable,
             objectives,
-            AllOf(feasibilities) if feasibilities else None,
+            JointFeasibility(feasibilities) if feasibilities else None,
             within,
             decayed(self._acquisition, len(history.trials)),
             seed_for(seed, history, "draws"),
@@ -117,7 +117,7 @@ class Optimizer:
             )
             centres: FloatArray = earlier.best
         elif within is not None and not any(objectives.keeps_limits(trial) for trial in known):
-            acquisition = FeasibilityOnly(AllOf(feasibilities), len(known))
+            acquisition = FeasibilityOnly(JointFeasibility(feasibilities), len(known))
             centres = np.empty((0, space.dimension))
         elif by_curves:
             acquisition, centres = self._model_curves(state)
@@ -126,7 +126,7 @@ class Optimizer:
         else:
             acquisition, centres = self._model_pareto(state)
         found = propose(acquisition, space, centres, taken, seed_for(seed, history, "proposal"))
-        return found if found is not None else leftover_point(space, taken, acquisition, seed)
+        return found if found is not None else remaining_point(space, taken, acquisition, seed)
 
     def _transfer_prior(
         self, space: SearchSpace, history: History, objectives: Objectives
@@ -152,12 +152,12 @@ class Optimizer:
     def _model_final(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
         """Return what is known from the trials' last results, and the best points."""
         scored = [trial for trial in state.usable if trial.ending is Ending.SCORED]
-        gains = state.gains(scored, state.objectives.metrics[0])
+        scores = state.scores(scored, state.objectives.metrics[0])
         points = np.asarray([trial.point for trial in scored])
         model = self._fit(
             state.objectives.metrics[0],
             state.space.features(points),
-            gains,
+            scores,
             state.space.feature_groups,
             state.space.axes,
             task=state.earlier,
@@ -167,30 +167,30 @@ class Optimizer:
         acquisition = Posterior(
             model, pending, state.feasibility, state.acquisition, state.draws, allowed=allowed
         )
-        return acquisition, points[np.argsort(-state.within_first(scored, gains), kind="stable")[:5]]
+        return acquisition, points[np.argsort(-state.within_first(scored, scores), kind="stable")[:5]]
 
     def _model_pareto(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
         """Return what several metrics are believed to be, and the points that are good in one of them."""
         space, objectives = state.space, state.objectives
         scored = [trial for trial in state.usable if trial.ending is Ending.SCORED]
-        each = [state.gains(scored, metric) for metric in objectives.metrics]
-        ranks = np.mean([np.argsort(np.argsort(gains, kind="stable")) for gains in each], axis=0)
+        each = [state.scores(scored, metric) for metric in objectives.metrics]
+        ranks = np.mean([np.argsort(np.argsort(scores, kind="stable")) for scores in each], axis=0)
         # All metrics keep the same trials where there are too many.
         kept = thin(ranks, self.options.process_points)
         points = np.asarray([scored[i].point for i in kept])
         features, pending = space.features(points), features_of(space, running(state.usable))
         drawn = [
             Drawn(
-                self._fit(metric, features, gains[kept], space.feature_groups, space.axes, scales=False),
+                self._fit(metric, features, scores[kept], space.feature_groups, space.axes, scales=False),
                 pending,
                 state.draws + number,
             )
-            for number, (metric, gains) in enumerate(zip(objectives.metrics, each, strict=True))
+            for number, (metric, scores) in enumerate(zip(objectives.metrics, each, strict=True))
         ]
         allowed = state.allowed([scored[i] for i in kept], pending)
         if allowed is None:
             allowed = np.ones(len(points) + len(pending), dtype=bool)
-        front = non_dominated(np.stack([gains[kept] for gains in each], axis=1), ["max"] * len(each))
+        front = non_dominated(np.stack([scores[kept] for scores in each], axis=1), ["max"] * len(each))
         centres = points[front][:10]
         pool = space.features(candidates(space, centres, 256, np.random.default_rng(state.draws)))
         return HypervolumeGain(drawn, allowed, state.feasibility, state.draws, pool), centres
@@ -219,7 +219,7 @@ class Optimizer:
         # Ends are compared with ends: a report from before a curve turned bad is nothing that can be beaten.
         # While it is open whether curves turn bad, the latest reports count as well.
         reported = [usable[i] for i in sorted(set(rows.trials))]
-        ahead = those_ahead(reported, rows.target, state.objectives.modes[0])
+        ahead = trials_ahead(reported, rows.target, state.objectives.modes[0])
         rivals = np.concatenate(
             [
                 np.column_stack([features_of(space, ahead), [axis(max(trial.curve)) for trial in ahead]]),
@@ -268,7 +268,7 @@ class Optimizer:
         state = self.fit_states.get(objectives.metrics[0])
         if state is None or not self._uses_learning_curves(history, objectives):
             return []
-        usable, _ = sorted_out(history, objectives)
+        usable, _ = split_failed(history, objectives)
         earlier = self._transfer_prior(space, history, objectives)
         return predicted_curves(
             space,
@@ -284,7 +284,7 @@ class Optimizer:
         self,
         metric: str,
         features: FloatArray,
-        gains: FloatArray,
+        scores: FloatArray,
         groups: NDArray[np.int_],
         axes: Axes,
         timed: bool = False,
@@ -292,10 +292,10 @@ class Optimizer:
         task: EarlierTask | None = None,
     ) -> FittedModel:
         options = self._options_with_scales if scales else self.options
-        key = (features.tobytes(), gains.tobytes(), options)
+        key = (features.tobytes(), scores.tobytes(), options)
         if metric not in self._fitted or self._fitted[metric][0] != key:
             model = FittedModel(
-                features, gains, groups, options, axes, self.fit_states.get(metric), timed, task=task
+                features, scores, groups, options, axes, self.fit_states.get(metric), timed, task=task
             )
             self._fitted[metric] = (key, model)
             if model.state is not None:

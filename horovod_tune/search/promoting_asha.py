@@ -125,7 +125,7 @@ class PromotingASHA(TrialScheduler):
         if trial.trial_id in self._failed_waiting:
             acquire_slot(tune_controller, trial.trial_id)
         if not known and trial.last_result:
-            self._take_up(tune_controller, trial)
+            self._resume(tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
         trial_id = trial.trial_id
@@ -170,7 +170,7 @@ class PromotingASHA(TrialScheduler):
         logger.info("trial %s waits after %g: it is number %d of %d there", trial_id, time, place, of)
         release_slot(tune_controller, trial_id)
         if following is not None:
-            self._go_on(tune_controller, following)
+            self._continue(tune_controller, following)
         return TrialScheduler.PAUSE
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ class PromotingASHA(TrialScheduler):
         """Return the trial to continue, otherwise the next new one."""
         self._end_those_without_checkpoint(tune_controller)
         while self._is_restored and (following := self._rungs.next()) is not None:
-            self._go_on(tune_controller, following)
+            self._continue(tune_controller, following)
         self._is_restored = False
         for trial_id in self._going_on:
             # One that still runs, as it is being saved, is not ready.
@@ -203,7 +203,7 @@ class PromotingASHA(TrialScheduler):
         runs = self._going_on or any(trial.status == Trial.RUNNING for trial in trials)
         if runs or not self._rungs.waiting or not tune_controller.search_alg.is_finished():
             return None
-        return self._after_the_last(tune_controller)
+        return self._continue_best(tune_controller)
 
     @property
     def rung_times(self) -> tuple[str, list[float]]:
@@ -237,7 +237,7 @@ class PromotingASHA(TrialScheduler):
         self._ended_at_rung.add(trial_id)
         return TrialScheduler.STOP
 
-    def _go_on(self, controller: Any, trial_id: str) -> None:
+    def _continue(self, controller: Any, trial_id: str) -> None:
         place, of = self._rungs.rank(trial_id)
         logger.info("trial %s continues: it is number %d of %d that came as far", trial_id, place, of)
         acquire_slot(controller, trial_id)
@@ -267,18 +267,18 @@ class PromotingASHA(TrialScheduler):
             acquire_slot(controller, trial_id)
             controller.stop_trial(trial)
 
-    def _after_the_last(self, controller: Any) -> Trial | None:
+    def _continue_best(self, controller: Any) -> Trial | None:
         """Continue the best trial if none has been trained to the end; otherwise end those that wait."""
         if not self._finished:
             best = self._rungs.best_waiting()
             assert best is not None
-            self._go_on(controller, best)
+            self._continue(controller, best)
             return self._trials[best]
         for trial_id in [each for each in self._trials if each in self._rungs.waiting]:
             controller.stop_trial(self._trials[trial_id])
         return None
 
-    def _take_up(self, controller: Any, trial: Trial) -> None:
+    def _resume(self, controller: Any, trial: Trial) -> None:
         """Take up a trial of an interrupted search, with its reports as they were saved."""
         result = flatten_dict(trial.last_result)
         time, _ = self._read(result)
@@ -288,7 +288,7 @@ class PromotingASHA(TrialScheduler):
         reports = dict(map(self._read, [*map(flatten_dict, reports_of(trial)), result]))
         known = [(at, gain) for at, gain in reports.items() if at is not None and gain is not None]
         until = [(at, gain) for at, gain in sorted(known) if at <= time and at < self._max_t]
-        waits = self._rungs.take_up(trial.trial_id, until)
+        waits = self._rungs.resume(trial.trial_id, until)
         self._rungs.waiting.discard(trial.trial_id)
         if trial.status == Trial.TERMINATED and time >= self._max_t:
             self._finished.add(trial.trial_id)

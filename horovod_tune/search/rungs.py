@@ -43,7 +43,7 @@ class Rungs:
         self.waiting.add(trial)
         return True
 
-    def take_up(self, trial: str, reports: Iterable[tuple[float, float]]) -> bool:
+    def resume(self, trial: str, reports: Iterable[tuple[float, float]]) -> bool:
         """Note the reports of a trial of an interrupted search, by time; return whether it is at a rung."""
         for time, value in reports:
             self.reach(trial, time, value)

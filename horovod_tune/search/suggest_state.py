@@ -33,9 +33,9 @@ class SuggestState:
     #: What an earlier experiment says, to be weighed against what is seen.
     earlier: EarlierTask | None = None
 
-    def gains(self, trials: Sequence[Trial], metric: str) -> FloatArray:
+    def scores(self, trials: Sequence[Trial], metric: str) -> FloatArray:
         """Return the values of a metric, larger being better, shape (trials,)."""
-        return np.asarray([self.objectives.gain(trial, metric) for trial in trials], dtype=float)
+        return np.asarray([self.objectives.score(trial, metric) for trial in trials], dtype=float)
 
     def allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_] | None:
         """Return which of these trials, and of the points in flight, keep the limits; None without limits.
@@ -50,12 +50,12 @@ class SuggestState:
         # With more results than a model takes, those that keep the limits may all be left out.
         return found if found.any() else None
 
-    def within_first(self, trials: Sequence[Trial], gains: FloatArray) -> FloatArray:
-        """Return `gains` with those that break a limit far behind all others."""
+    def within_first(self, trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
+        """Return `scores` with those that break a limit far behind all others."""
         if self.within is None:
-            return gains
+            return scores
         allowed = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
-        return np.where(allowed, gains, gains - 1e3 * (np.ptp(gains) + 1.0))
+        return np.where(allowed, scores, scores - 1e3 * (np.ptp(scores) + 1.0))
 
 
 def features_of(space: SearchSpace, trials: Sequence[Trial]) -> FloatArray:
@@ -67,15 +67,15 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.ending is Ending.RUNNING]
 
 
-def sorted_out(history: History, objectives: Objectives) -> tuple[list[Trial], list[Trial]]:
+def split_failed(history: History, objectives: Objectives) -> tuple[list[Trial], list[Trial]]:
     """Return the trials that say something about the metrics, and those that failed or have diverged."""
     failed = history.with_ending(Ending.FAILED)
     others = [trial for trial in history.trials.values() if trial.ending is not Ending.FAILED]
     lost: set[int] = set()
     for metric in objectives.metrics:
-        gains = [objectives.gain(trial, metric) for trial in others]
-        known = [i for i, gain in enumerate(gains) if gain is not None and np.isfinite(gain)]
-        beyond = diverged(-np.asarray([gains[i] for i in known], dtype=float))
+        scores = [objectives.score(trial, metric) for trial in others]
+        known = [i for i, gain in enumerate(scores) if gain is not None and np.isfinite(gain)]
+        beyond = diverged(-np.asarray([scores[i] for i in known], dtype=float))
         lost |= {known[i] for i in np.flatnonzero(beyond)}
     usable = [trial for i, trial in enumerate(others) if i not in lost]
     return usable, failed + [others[i] for i in sorted(lost)]

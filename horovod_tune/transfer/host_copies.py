@@ -25,7 +25,7 @@ from horovod_tune.transfer import node_transfer
 
 # A limit for a copy between hosts without a shared file system, far above what a checkpoint takes.
 TRANSFER_TIMEOUT_S = 6 * 3600.0
-LOOK_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 60.0
 _of_thread = threading.local()
 
 
@@ -76,7 +76,7 @@ class HostCopies:
         """
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.remove_left()
+        self.remove_orphans()
         while True:
             copy = self.join(path, wait=True)
             if copy is not None:
@@ -119,7 +119,7 @@ class HostCopies:
         for copy in held:
             copy.release()
 
-    def remove_left(self) -> None:
+    def remove_orphans(self) -> None:
         """Remove copies whose last holder was killed, and partial ones."""
         if not self.folder.is_dir():
             return
@@ -172,7 +172,7 @@ def readable_here(place: CheckpointPlace, node_id: str) -> bool:
         return True
     here = fingerprint(place.path)
     return here is not None and here == node_transfer.fingerprint_on(
-        str(place.node_id), place.path, timeout_s=LOOK_TIMEOUT_S
+        str(place.node_id), place.path, timeout_s=PROBE_TIMEOUT_S
     )
 
 
@@ -183,7 +183,7 @@ def hold_copy(copies: HostCopies, place: CheckpointPlace) -> Copy:
         FileNotFoundError: there is no such directory on its node.
     """
     node = str(place.node_id)
-    original = node_transfer.fingerprint_on(node, place.path, timeout_s=LOOK_TIMEOUT_S)
+    original = node_transfer.fingerprint_on(node, place.path, timeout_s=PROBE_TIMEOUT_S)
     # A trial that starts again may write another checkpoint where this one is.
     name = hashlib.sha256(repr((node, place.path, original)).encode()).hexdigest()[:20]
     return copies.hold(

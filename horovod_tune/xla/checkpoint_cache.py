@@ -19,14 +19,14 @@ class CheckpointCache:
         self._known: dict[tuple[str, str | None], CheckpointPlace] = {}
         self._copies = HostCopies()
         self._newest: Copy | None = None
-        self._bringing = threading.Lock()
+        self._fetching = threading.Lock()
 
     @property
     def is_busy(self) -> bool:
         """True if a rank waits for a checkpoint that is being copied."""
-        return self._bringing.locked()
+        return self._fetching.locked()
 
-    def note(self, place: CheckpointPlace) -> None:
+    def add(self, place: CheckpointPlace) -> None:
         self._known[place.path, place.node_id] = place
 
     def forget(self) -> None:
@@ -34,7 +34,7 @@ class CheckpointCache:
         self._known, self._newest = {}, None
         self._copies.release_all()
 
-    def bring(self, path: str, node_id: str | None) -> str:
+    def fetch(self, path: str, node_id: str | None) -> str:
         """Return the checkpoint's directory on this host, copied here when the first rank asks for it.
 
         Raises:
@@ -43,7 +43,7 @@ class CheckpointCache:
         place = self._known.get((path, node_id))
         if place is None:
             raise LookupError(f"{path} is not a checkpoint of this trial")
-        with self._bringing:
+        with self._fetching:
             if readable_here(place, self._node_id):
                 return place.path
             copy = hold_copy(self._copies, place)

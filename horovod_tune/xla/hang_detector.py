@@ -10,9 +10,9 @@ from horovod_tune.xla.inactivity import Inactivity, StackDump
 from horovod_tune.xla.supervisor import Supervisor
 
 # How often the activity of ranks that send nothing is measured; a host has many processes.
-LOOK_S = 5.0
+CHECK_INTERVAL_S = 5.0
 # How long inactive ranks may take to send their stacks.
-ANSWER_S = 5.0
+STACKS_TIMEOUT_S = 5.0
 
 
 class HangDetector:
@@ -30,19 +30,19 @@ class HangDetector:
         self._listened_s = 0.0
         self._inactivity.restart()
 
-    def listened(self, for_s: float) -> None:
+    def add_time(self, for_s: float) -> None:
         """Note that the coordinator has listened for ``for_s`` more."""
         self._listened_s += for_s
 
     @property
     def is_due(self) -> bool:
-        """True if it is time for a `look`."""
-        return self._listened_s >= min(LOOK_S, self._limit_s / 6)
+        """True if it is time for a `check`."""
+        return self._listened_s >= min(CHECK_INTERVAL_S, self._limit_s / 6)
 
-    def look(self, running: Collection[int]) -> tuple[int, str] | None:
+    def check(self, running: Collection[int]) -> tuple[int, str] | None:
         """Return which of the ``running`` ranks hangs and the error's text; None while none does."""
         listened_s, self._listened_s = self._listened_s, 0.0
-        if not self._inactivity.note(listened_s, self._supervisor.activity()):
+        if not self._inactivity.update(listened_s, self._supervisor.activity()):
             return None
         self._inactivity.restart()
         return inactivity.explain(self._collect_stacks(running), self._limit_s)
@@ -51,10 +51,10 @@ class HangDetector:
         self._stacks.clear()
         for rank in self._supervisor.ranks:
             if rank.ordinal in running:
-                rank.tell("dump_stack")
-        told = self._stacks.wait_for(len(running), timeout_s=ANSWER_S)
-        return {ordinal: told.get(ordinal) for ordinal in running}
+                rank.send("dump_stack")
+        stacks = self._stacks.wait_for(len(running), timeout_s=STACKS_TIMEOUT_S)
+        return {ordinal: stacks.get(ordinal) for ordinal in running}
 
-    def hear(self, ordinal: int, stack: StackDump) -> None:
+    def add_stack(self, ordinal: int, stack: StackDump) -> None:
         """Take a rank's stack. Runs in the supervisor's thread."""
         self._stacks.put(ordinal, stack)

@@ -72,7 +72,7 @@ class HostActor:
         self._supervisor = Supervisor(
             runtime_path,
             heartbeat_s=min(HEARTBEAT_S, timeout_s / 10, stall_timeout_s / 6),
-            on_message=self._hear,
+            on_message=self._receive,
             on_output=lambda rank, text: self._logs.take(rank.ordinal, text),
             on_loss=self._lose,
         )
@@ -93,13 +93,13 @@ class HostActor:
         """Start this host's ranks; returns at once."""
         self._supervisor.launch(plan)
 
-    def up(self, wait_s: float) -> list[Ordinals] | None:
+    def wait_until_up(self, wait_s: float) -> list[Ordinals] | None:
         """Return the ordinals of this host's ranks when all have started, None after ``wait_s``.
 
         Raises:
             RuntimeError: they did not start; says how they ended.
         """
-        ranks = self._supervisor.up(wait_s)
+        ranks = self._supervisor.wait_until_up(wait_s)
         if ranks is None:
             return None
         return [
@@ -119,14 +119,14 @@ class HostActor:
         self._logs.clear()
         self._hang_detector.restart()
         if order.checkpoint is not None:
-            self._checkpoints.note(order.checkpoint)
+            self._checkpoints.add(order.checkpoint)
         self._order = order
         # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
         packed = cloudpickle.dumps(replace(order, parameters=self._parameters.path_of(order.parameters)))
         self._running = set(self._worlds)
         for rank in self._supervisor.ranks:
             world = self._worlds[rank.ordinal]
-            rank.tell(
+            rank.send(
                 "begin",
                 pickled_order=packed,
                 world=[
@@ -139,9 +139,9 @@ class HostActor:
                 ],
             )
 
-    def _tell_all(self, kind: str, **fields: Any) -> None:
+    def _send_to_all(self, kind: str, **fields: Any) -> None:
         for rank in self._supervisor.ranks:
-            rank.tell(kind, **fields)
+            rank.send(kind, **fields)
 
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
@@ -149,14 +149,14 @@ class HostActor:
         """Return the ranks' messages, after ``wait_s`` at the latest; none then counts as a heartbeat."""
         if proceed:
             self.proceed(proceed, checkpoint)
-        self._check_silence()
+        self._check_heartbeats()
         began = time.monotonic()
         messages = self._wait_for_messages(min(wait_s, self._stall_timeout_s / 3))
-        self._hang_detector.listened(time.monotonic() - began)
+        self._hang_detector.add_time(time.monotonic() - began)
         if any(not isinstance(message, LogChunk) for message in messages):
             self._hang_detector.restart()
         elif self._running and self._hang_detector.is_due:
-            self._check_for_a_hang()
+            self._check_hang()
         return messages
 
     def _wait_for_messages(self, wait_s: float) -> list[Message]:
@@ -166,18 +166,18 @@ class HostActor:
                 self._logs.send(rank)
         return messages
 
-    def _check_silence(self) -> None:
-        for rank in self._supervisor.silent(self._timeout_s):
+    def _check_heartbeats(self) -> None:
+        for rank in self._supervisor.unresponsive(self._timeout_s):
             if rank.ordinal in self._running:
                 self._fail(rank, FailureKind.SILENT, f"no heartbeat for {self._timeout_s:g} s (timeout_s)")
 
-    def _check_for_a_hang(self) -> None:
+    def _check_hang(self) -> None:
         if self._checkpoints.is_busy:
             # This process is copying a checkpoint: the rank that asked for it has to wait.
             self._hang_detector.restart()
             return
         running = set(self._running)
-        found = self._hang_detector.look(running)
+        found = self._hang_detector.check(running)
         if found is None or running != self._running:
             return
         ordinal, text = found
@@ -187,17 +187,17 @@ class HostActor:
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         self._hang_detector.restart()
         if checkpoint is not None:
-            self._checkpoints.note(checkpoint)
+            self._checkpoints.add(checkpoint)
         place, filesystem = None, None
         if checkpoint is not None:
             place = (checkpoint.path, checkpoint.node_id, checkpoint.report)
             if checkpoint.filesystem is not None:
                 filesystem = cloudpickle.dumps(checkpoint.filesystem)
         run = self._order.run if self._order is not None else 0
-        self._tell_all("proceed", run=run, index=index, checkpoint=place, pickled_filesystem=filesystem)
+        self._send_to_all("proceed", run=run, index=index, checkpoint=place, pickled_filesystem=filesystem)
 
     def stop_training(self) -> None:
-        self._tell_all("stop")
+        self._send_to_all("stop")
 
     def close_world(self) -> None:
         """Do nothing: only the end of its processes breaks a collective on a TPU; the group ends them."""
@@ -218,7 +218,7 @@ class HostActor:
         """Reset every rank's process; the result says whether the next trial can use it."""
         ranks = tuple(self._worlds)
         self._reset_answers.clear()
-        self._tell_all("reset", join_s=join_s)
+        self._send_to_all("reset", join_s=join_s)
         answers = self._reset_answers.wait_for(len(ranks), timeout_s=join_s + RESET_S)
         problems = [f"rank {rank}: {problem}" for rank, found in answers.items() for problem in found]
         problems += [
@@ -229,7 +229,7 @@ class HostActor:
 
     # What follows runs in the supervisor's thread.
 
-    def _hear(self, rank: RankProcess, message: dict[str, Any]) -> None:
+    def _receive(self, rank: RankProcess, message: dict[str, Any]) -> None:
         match message:
             case {"kind": "report", "index": index, "metrics": metrics, "checkpoint_path": path}:
                 if rank.ordinal != 0:
@@ -245,7 +245,7 @@ class HostActor:
             case {"kind": "reset_done", "problems": problems}:
                 self._reset_answers.put(rank.ordinal, [str(problem) for problem in problems])
             case {"kind": "stack", "stack": stack, "in_report": in_report}:
-                self._hang_detector.hear(rank.ordinal, StackDump(stack, in_report))
+                self._hang_detector.add_stack(rank.ordinal, StackDump(stack, in_report))
             case {"kind": "fetch", "path": path, "node_id": node_id}:
                 # In a thread of its own: a copy from another host may take minutes.
                 threading.Thread(target=self._fetch, args=(rank, path, node_id), daemon=True).start()
@@ -270,8 +270,8 @@ class HostActor:
 
     def _fetch(self, rank: RankProcess, path: str, node_id: str | None) -> None:
         try:
-            local, error = self._checkpoints.bring(path, node_id), ""
+            local, error = self._checkpoints.fetch(path, node_id), ""
         except Exception as problem:
             # Any error: the rank waits for an answer, and raises it in the training function.
             local, error = "", f"{type(problem).__name__}: {problem}"
-        rank.tell("fetched", path=local, error=error)
+        rank.send("fetched", path=local, error=error)

@@ -35,9 +35,9 @@ class Inactivity:
     """For how long the ranks of a host have done nothing.
 
     >>> ranks = Inactivity(limit_s=30)
-    >>> [ranks.note(10, Activity(messages=1, operations=5, cpu_s=0.01 * i)) for i in range(5)]
+    >>> [ranks.update(10, Activity(messages=1, operations=5, cpu_s=0.01 * i)) for i in range(5)]
     [False, False, False, True, True]
-    >>> ranks.note(10, Activity(messages=2, operations=5, cpu_s=0.05))
+    >>> ranks.update(10, Activity(messages=2, operations=5, cpu_s=0.05))
     False
     """
 
@@ -51,7 +51,7 @@ class Inactivity:
         """Start counting again."""
         self._before = None
 
-    def note(self, listened_s: float, work: Activity) -> bool:
+    def update(self, listened_s: float, work: Activity) -> bool:
         """Take the activity so far; return whether the ranks have been inactive for the whole limit.
 
         Args:

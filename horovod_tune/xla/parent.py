@@ -47,8 +47,8 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         # Python warns of forking with threads since 3.12; here are none but idle ones that imports left.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*")
-        give_up = functools.partial(rank.give_up, registry_fd)
-        runtime.launch(rank.serve, plan, (registry_fd, runtime_path, os.getpid(), heartbeat_s), give_up)
+        abort = functools.partial(rank.abort, registry_fd)
+        runtime.launch(rank.serve, plan, (registry_fd, runtime_path, os.getpid(), heartbeat_s), abort)
     except Exception:  # any: sent to the host actor, which raises it
         error = traceback.format_exc(limit=-12)
     exits = {process.pid: process.exitcode for process in _started if process.pid is not None}
@@ -67,11 +67,11 @@ def _remember_started_processes() -> None:
     """Note every process that multiprocessing starts: a broken pool does not say which of its own died."""
     start = multiprocessing.process.BaseProcess.start
 
-    def start_and_note(process: multiprocessing.process.BaseProcess) -> None:
+    def start_and_record(process: multiprocessing.process.BaseProcess) -> None:
         start(process)
         _started.append(process)
 
-    multiprocessing.process.BaseProcess.start = start_and_note  # type: ignore
+    multiprocessing.process.BaseProcess.start = start_and_record  # type: ignore
 
 
 def _end_ranks(number: int, frame: FrameType | None) -> None:

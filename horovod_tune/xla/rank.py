@@ -69,12 +69,12 @@ def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartb
             runtime.open_cache()
         _Rank(runtime, _join(registry_fd, runtime)).run(heartbeat_s)
     except BaseException:  # any: sent to the host actor, which raises it
-        give_up(registry_fd)
+        abort(registry_fd)
     # At once, since the runtime's own exit may wait for other hosts.
     os._exit(0)
 
 
-def give_up(registry_fd: int) -> NoReturn:
+def abort(registry_fd: int) -> NoReturn:
     """Send the host actor the current exception, which this rank cannot handle, and end the process.
 
     The launchers would treat the exception as a result, and return it only when every other rank has ended.
@@ -223,7 +223,7 @@ class _Rank:
                 self._channel.send("failed", failure_kind=kind.value, traceback=text)
 
     def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
-        lost = self._runtime.lost_another(error)
+        lost = self._runtime.has_lost_peer(error)
         return FailureKind.DISCONNECTED if lost else FailureKind.RAISED, self._runtime.advice(error)
 
     def _stack_dump(self) -> StackDump:
@@ -245,12 +245,12 @@ class _Rank:
         if place.filesystem is not None:
             return Checkpoint(path=place.path, filesystem=place.filesystem)
         for _ in range(FETCHES):
-            found = open_copy(Path(self._ask_for(place)), self._copies)
+            found = open_copy(Path(self._request(place)), self._copies)
             if found is not None:
                 return found
         raise RuntimeError(f"the copies of the checkpoint {place.path} on this host were removed at once")
 
-    def _ask_for(self, place: CheckpointPlace) -> str:
+    def _request(self, place: CheckpointPlace) -> str:
         with self._fetch_answered:
             self._fetched = None
             self._channel.send("fetch", path=place.path, node_id=place.node_id)

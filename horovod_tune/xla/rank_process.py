@@ -27,14 +27,14 @@ class RankProcess:
     process_started: float
     channel: Channel
     output: int | None
-    heard: float = field(default_factory=time.monotonic)
+    last_heard: float = field(default_factory=time.monotonic)
     cpu_s: float = -1.0
     messages: int = 0
     operations: int = 0
-    gone: bool = False
+    has_ended: bool = False
     tail: bytearray = field(default_factory=bytearray)
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def send(self, kind: str, **fields: Any) -> None:
         """Send the rank a message, unless it has ended: the supervisor says how."""
         with contextlib.suppress(OSError):
             self.channel.send(kind, **fields)

@@ -41,11 +41,11 @@ class Runtime(Protocol):
         """Import what ranks need. Runs in the parent, before it forks, and must not touch a device."""
 
     def launch(
-        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], give_up: Callable[[], NoReturn]
+        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], abort: Callable[[], NoReturn]
     ) -> None:
         """Run ``serve(ordinal, *arguments)`` in every rank; returns or raises when they have ended.
 
-        ``give_up()`` is for a process that fails before ``serve``, called in its exception's handler: the
+        ``abort()`` is for a process that fails before ``serve``, called in its exception's handler: the
         others may wait for it.
         """
 
@@ -58,7 +58,7 @@ class Runtime(Protocol):
     def enter_thread(self) -> Callable[[], None]:
         """Return a function that lets another thread of this process act as this rank."""
 
-    def lost_another(self, error: BaseException) -> bool:
+    def has_lost_peer(self, error: BaseException) -> bool:
         """Return True if a function raised because another rank ended: its traceback is not the cause."""
 
     def advice(self, error: BaseException) -> str:

@@ -157,7 +157,7 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
         and spec.tpu_type in (None, slice_hosts[0].pod_type)
     )
     if not shapes:
-        return _shape_to_come(spec, slices)
+        return _planned_shape(spec, slices)
     if len(shapes) > 1:
         raise ResourcesUnavailable(
             f"the cluster has several kinds of TPU slices with {spec.num_hosts} hosts: "
@@ -168,7 +168,7 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
     return str(pod_type), chips
 
 
-def _shape_to_come(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> tuple[str, int]:
+def _planned_shape(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> tuple[str, int]:
     """Return the shape of a slice that the cluster has not, or not yet."""
     of_type = [slice_hosts for slice_hosts in slices.values() if slice_hosts[0].pod_type == spec.tpu_type]
     if spec.tpu_type is not None and not of_type:

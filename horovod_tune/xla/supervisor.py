@@ -29,7 +29,7 @@ from horovod_tune.xla.runtime import LaunchPlan
 
 TICK_S = 0.5
 # How long the parent may take to say how a rank ended.
-EXITS_S = 5.0
+EXIT_REASON_TIMEOUT_S = 5.0
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 _BOOT += "import horovod_tune.xla.parent as p; "
 _BOOT += "p.main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))"
@@ -71,12 +71,12 @@ class Supervisor:
         self._thread.start()
 
     def launch(self, plan: LaunchPlan) -> None:
-        """Start the ranks; `up` waits for them."""
-        # `up` says why a parent has ended.
+        """Start the ranks; `wait_until_up` waits for them."""
+        # `wait_until_up` says why a parent has ended.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._registry.send(pickle.dumps(plan))
 
-    def up(self, wait_s: float) -> list[RankProcess] | None:
+    def wait_until_up(self, wait_s: float) -> list[RankProcess] | None:
         """Return the host's ranks when all have started, None after ``wait_s``.
 
         Raises:
@@ -87,7 +87,7 @@ class Supervisor:
             if self._is_up():
                 return self.ranks
             if self._ended():
-                raise RuntimeError(self._why_ended())
+                raise RuntimeError(self._exit_reason())
             return None
 
     def processes(self) -> list[tuple[int, float]]:
@@ -105,7 +105,7 @@ class Supervisor:
     def _ended(self) -> bool:
         return self._exits is not None
 
-    def _why_ended(self) -> str:
+    def _exit_reason(self) -> str:
         exits = self._exits or {}
         first = sorted(first_to_die(exits))
         own = [
@@ -127,8 +127,8 @@ class Supervisor:
                 self._launch_error = text
                 self._changed.notify_all()
             for rank in self.ranks:
-                if not rank.gone:
-                    rank.gone = True
+                if not rank.has_ended:
+                    rank.has_ended = True
                     self._on_loss(rank, f"its host actor's supervisor thread failed:\n{text}", True)
 
     def _supervise(self) -> None:
@@ -139,14 +139,14 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
         )
         self._theirs.close()
-        self._selector.register(self._registry, selectors.EVENT_READ, self._hear_registry)
+        self._selector.register(self._registry, selectors.EVENT_READ, self._read_registry)
         while True:
             for key, _ in self._selector.select(timeout=TICK_S):
                 key.data()
-            self._look_after_parent()
+            self._check_parent()
             self._report_deaths()
 
-    def _hear_registry(self) -> None:
+    def _read_registry(self) -> None:
         try:
             data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
         except ConnectionResetError:
@@ -173,20 +173,20 @@ class Supervisor:
         rank = RankProcess(**hello, channel=channel, output=output[0] if output else None)
         self.ranks.append(rank)
         self.ranks.sort(key=lambda each: each.local_ordinal)
-        self._selector.register(rank.channel, selectors.EVENT_READ, lambda: self._hear(rank))
+        self._selector.register(rank.channel, selectors.EVENT_READ, lambda: self._receive(rank))
         if rank.output is not None:
             os.set_blocking(rank.output, False)
             self._selector.register(rank.output, selectors.EVENT_READ, lambda: self._read_output(rank))
 
-    def _hear(self, rank: RankProcess) -> None:
+    def _receive(self, rank: RankProcess) -> None:
         try:
             messages, there = rank.channel.receive(0)
         except MalformedMessage as error:
             self._selector.unregister(rank.channel)
             self._on_loss(rank, str(error), True)
-            rank.gone = True
+            rank.has_ended = True
             return
-        rank.heard = time.monotonic()
+        rank.last_heard = time.monotonic()
         for message in messages:
             if message["kind"] in ("finished", "stopped", "failed"):
                 self._read_output(rank)  # what it printed goes out before its last message
@@ -215,7 +215,7 @@ class Supervisor:
             del rank.tail[:-_TAIL_BYTES]
             self._on_output(rank, text)
 
-    def _look_after_parent(self) -> None:
+    def _check_parent(self) -> None:
         if self._exits is None and self._parent is not None and self._parent.poll() is not None:
             self._drain_registry()
             with self._changed:
@@ -226,7 +226,7 @@ class Supervisor:
     def _drain_registry(self) -> None:
         with contextlib.suppress(KeyError):
             while self._selector.get_key(self._registry) and self._readable(self._registry):
-                self._hear_registry()
+                self._read_registry()
 
     @staticmethod
     def _readable(end: socket.socket) -> bool:
@@ -238,44 +238,44 @@ class Supervisor:
         """Report which ranks have ended, as soon as the parent has said how."""
         for rank in self.ranks:
             died = self._deaths.get(rank.ordinal)
-            if rank.gone or died is None:
+            if rank.has_ended or died is None:
                 continue
-            if self._exits is None and time.monotonic() - died < EXITS_S:
+            if self._exits is None and time.monotonic() - died < EXIT_REASON_TIMEOUT_S:
                 continue
-            rank.gone = True
+            rank.has_ended = True
             exits = self._exits or {}
             own = rank.pid in first_to_die(exits) or rank.pid not in exits
             text = describe_exit(exits.get(rank.pid))
             if exits and rank.pid not in exits:
-                text = f"it ended with the parent of this host's ranks:\n{self._why_ended()}"
+                text = f"it ended with the parent of this host's ranks:\n{self._exit_reason()}"
             last = self._last_errors.get(rank.pid) or last_output(bytes(rank.tail))
             self._on_loss(rank, f"{text}\nIts last output:\n{last}" if last and own else text, own)
 
     def activity(self) -> Activity:
         """Return what the ranks have done so far."""
         # TPU v2 and v3 have two ranks in a process.
-        pids = {rank.pid for rank in self.ranks if not rank.gone}
+        pids = {rank.pid for rank in self.ranks if not rank.has_ended}
         return Activity(
             messages=sum(rank.messages for rank in self.ranks),
             operations=sum(rank.operations for rank in self.ranks),
             cpu_s=sum(family_cpu_s(pid) for pid in pids),
         )
 
-    def silent(self, timeout_s: float) -> list[RankProcess]:
+    def unresponsive(self, timeout_s: float) -> list[RankProcess]:
         """Return the ranks that have neither sent anything nor computed for ``timeout_s``.
 
         A rank that holds Python's lock while it compiles cannot send, but it computes.
         """
-        now, silent = time.monotonic(), []
+        now, unresponsive = time.monotonic(), []
         for rank in self.ranks:
-            if rank.gone or now - rank.heard < 2 * self._heartbeat_s:
+            if rank.has_ended or now - rank.last_heard < 2 * self._heartbeat_s:
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = psutil.Process(rank.pid).cpu_times()
                 if times.user + times.system > rank.cpu_s:
                     first, rank.cpu_s = rank.cpu_s < 0, times.user + times.system
                     if not first:
-                        rank.heard = now
-            if now - rank.heard > timeout_s:
-                silent.append(rank)
-        return silent
+                        rank.last_heard = now
+            if now - rank.last_heard > timeout_s:
+                unresponsive.append(rank)
+        return unresponsive

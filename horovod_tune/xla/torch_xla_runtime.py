@@ -37,11 +37,11 @@ class TorchXla:
         import torch_xla.runtime  # noqa: F401
 
     def launch(
-        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], give_up: Callable[[], NoReturn]
+        self, serve: Serve, plan: LaunchPlan, arguments: tuple[Any, ...], abort: Callable[[], NoReturn]
     ) -> None:
         import torch_xla
 
-        _give_up_without_a_device(give_up)
+        _abort_without_device(abort)
         # With this variable torch_xla would take the process for a rank of torchrun.
         os.environ.pop("TORCHELASTIC_RUN_ID", None)
         if plan.of_each:
@@ -84,7 +84,7 @@ class TorchXla:
         device = torch_xla._XLAC._xla_get_default_device()
         return lambda: torch_xla._XLAC._xla_set_default_device(device)
 
-    def lost_another(self, error: BaseException) -> bool:
+    def has_lost_peer(self, error: BaseException) -> bool:
         # The prefixes of the runtime's status codes for a peer that has ended (absl's canonical errors).
         gone = ("UNAVAILABLE:", "ABORTED:", "DEADLINE_EXCEEDED:")
         return isinstance(error, RuntimeError) and (str(error).startswith(gone) or lost_peer(error))
@@ -163,17 +163,17 @@ def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
     plugins.register_plugin("TPU", SomeChips())
 
 
-def _give_up_without_a_device(give_up: Callable[[], NoReturn]) -> None:
+def _abort_without_device(abort: Callable[[], NoReturn]) -> None:
     """End a process that does not get its chip: the other processes of the slice would wait for it."""
     from torch_xla._internal import pjrt
 
     initialize = pjrt.initialize_multiprocess
 
     @functools.wraps(initialize)
-    def initialize_or_give_up(local_rank: int, local_world_size: int) -> None:
+    def initialize_or_abort(local_rank: int, local_world_size: int) -> None:
         try:
             initialize(local_rank, local_world_size)
         except Exception:  # any: sent to the host actor, which raises it
-            give_up()
+            abort()
 
-    pjrt.initialize_multiprocess = initialize_or_give_up
+    pjrt.initialize_multiprocess = initialize_or_abort

@@ -68,7 +68,7 @@ class XlaLauncher:
     def create(self) -> list[Any]:
         bundles = [(self._group, index) for index in range(self._group.bundle_count)]
         if self._is_slice:
-            self._rest = self._ask_for_rest()
+            self._rest = self._request_rest()
             bundles += [(self._rest, index) for index in range(self._rest.bundle_count)]
         return [self._create_actor(group, index) for group, index in bundles]
 
@@ -93,7 +93,7 @@ class XlaLauncher:
         has_head = any(name.endswith("-head") for name in self._group.bundle_specs[0])
         return has_head and self._spec.num_hosts != 1
 
-    def _ask_for_rest(self) -> PlacementGroup:
+    def _request_rest(self) -> PlacementGroup:
         """Ask for the other hosts of the slice whose head Tune gave us; Ray ends it with this coordinator."""
         head = placement_group_table(self._group)["bundles_to_node_id"][0]
         bundles = slices.rest_of_slice(self._spec, head, tpu_hosts())
@@ -111,7 +111,7 @@ class XlaLauncher:
         except (GetTimeoutError, RayActorError) as error:
             raise StartFailed(f"a host could not begin to launch its ranks: {error}") from error
         ordinals = self._wait_for_ranks(actors, facts)
-        self._note_processes(actors, facts)
+        self._record_processes(actors, facts)
         return topology.assignments_of(ordinals, num_slots=self._spec.num_slots)
 
     def _plans(self, facts: Sequence[WorkerInfo]) -> list[LaunchPlan]:
@@ -129,7 +129,7 @@ class XlaLauncher:
     def _wait_for_ranks(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
         """Wait until every rank of every host has started; a host that fails fails the start at once."""
         ordinals: dict[int, list[Ordinals]] = {}
-        asked = {actors[i].up.remote(POLL_S): i for i in range(len(actors))}
+        asked = {actors[i].wait_until_up.remote(POLL_S): i for i in range(len(actors))}
         end = time.monotonic() + LAUNCH_TIMEOUT_S
         while len(ordinals) < len(actors):
             ready, _ = ray.wait(list(asked), num_returns=1, timeout=POLL_S + self._spec.timeout_s)
@@ -146,12 +146,12 @@ class XlaLauncher:
                     f"the host actor of {facts[i].host} died: {error_text.death_text(error)}"
                 ) from error
             if found is None:
-                asked[actors[i].up.remote(POLL_S)] = i
+                asked[actors[i].wait_until_up.remote(POLL_S)] = i
             else:
                 ordinals[i] = found
         return [ordinals[i] for i in range(len(actors))]
 
-    def _note_processes(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> None:
+    def _record_processes(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> None:
         """Note every process below the host actors, so that the coordinator can wait for their end."""
         found = ray.get([actor.processes.remote() for actor in actors], timeout=self._spec.timeout_s)
         self._below = [

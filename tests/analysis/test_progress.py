@@ -281,7 +281,7 @@ def test_a_real_search_tells_its_progress_in_plain_lines_beside_tunes_reporter(s
     facts = json.loads(written.read_text())
     assert facts["versions"]["ray"] and facts["cluster"]["CPU"] == 2.0
     assert (facts["metric"], facts["mode"]) == ("loss", "min")
-    assert analyze(folder / "plain").record.facts == facts
+    assert analyze(folder / "plain").record.metadata == facts
 
 
 def test_a_real_search_is_followed_live_beside_tunes_reporter(searches):

@@ -16,7 +16,7 @@ from made_experiments import made_experiment
 from horovod_tune.analysis import analyze, plots, write_report
 from horovod_tune.analysis.printable import python_text, yaml_text
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.run_facts import facts, usage
+from horovod_tune.analysis.report.run_summary import run_summary, usage
 from horovod_tune.analysis.results import Analysis
 
 EVIL = (
@@ -122,12 +122,12 @@ def test_failures_are_grouped_with_their_tracebacks(experiments):
 
 
 def test_facts_say_what_is_known_and_what_is_not(experiments):
-    known = dict(facts(analyze(experiments / "distributed")))
+    known = dict(run_summary(analyze(experiments / "distributed")))
     assert known["Ranks of a trial"] == "2"
     assert known["Resources of a trial"] == "2 CPU"
     assert known["Machines"] == "one"
     assert "horovod_tune" in known["Versions"] and "ray 2" in known["Versions"]
-    plain = dict(facts(analyze(experiments / "asha")))
+    plain = dict(run_summary(analyze(experiments / "asha")))
     assert plain["Ranks of a trial"] == "not written down"
     assert plain["Scheduler"].startswith("AsyncHyperBandScheduler(")
     assert plain["Trials"] == "9 (9 terminated)"

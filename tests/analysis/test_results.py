@@ -14,7 +14,7 @@ from pyarrow import fs as pafs
 
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.trial_facts import hosts_of
+from horovod_tune.analysis.trial_details import hosts_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from horovod_tune.analysis.frames import clock, flatten, frame, typed
 from horovod_tune.analysis.scoring import best_index, score, value_of
-from horovod_tune.analysis.trial_facts import attempts, error_line
+from horovod_tune.analysis.trial_details import attempts, error_line
 
 NAN, INF = math.nan, math.inf
 

@@ -13,7 +13,7 @@ from made_experiments import RUNGS, START, made_experiment
 from horovod_tune.analysis import analyze, series
 from horovod_tune.analysis.importance import TooFewTrials, importances
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_facts import start_span
+from horovod_tune.analysis.trial_details import start_span
 from horovod_tune.analysis.varying_parameters import varying_parameters
 
 

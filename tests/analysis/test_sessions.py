@@ -10,9 +10,9 @@ from made_experiments import START, made_experiment
 
 from horovod_tune.analysis import plots, series
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.run_facts import facts, usage, wall_time_s
+from horovod_tune.analysis.report.run_summary import facts, usage, wall_time_s
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_facts import spans
+from horovod_tune.analysis.trial_details import spans
 
 LATER = START + 1000.0  # the second driver's start
 

@@ -14,7 +14,7 @@ from horovod_tune.rank.allocator import is_set_by_user
 PROGRAM = """
 import json, os, resource, threading
 
-from horovod_tune.rank.allocator import give_freed_memory_back, keep_freed_memory
+from horovod_tune.rank.allocator import release_freed_memory, keep_freed_memory
 
 BLOCKS, BYTES = 200, 1 << 20
 figures = {"set": keep_freed_memory()}
@@ -40,7 +40,7 @@ thread = threading.Thread(target=train)
 thread.start()
 thread.join()
 kept = resident()
-give_freed_memory_back()
+release_freed_memory()
 figures["given_back"] = kept - resident()
 print(json.dumps(figures))
 """

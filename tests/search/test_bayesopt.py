@@ -142,7 +142,7 @@ def test_a_region_that_fails_is_avoided() -> None:
     assert np.median(late_failures) <= 11 and np.median(deep_failures) <= 4 and np.median(nearest) > 0.58
 
 
-def in_the_middle(config: dict[str, Any]) -> bool:
+def centered(config: dict[str, Any]) -> bool:
     """Return True if it is the middle of `mixed_space`, whose layers are 1 to 5."""
     numbers = (math.log10(config["lr"]), config["momentum"], config["layers"])
     return numbers == pytest.approx((-3.0, 0.495, 3))
@@ -151,16 +151,16 @@ def in_the_middle(config: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_last_point_before_the_model_is_the_middle_of_all_ranges(seed: int) -> None:
     configs = Loop(searcher(seed), mixed_space()).run(12)
-    assert [in_the_middle(config) for config in configs[:5]] == [False] * 4 + [True]
+    assert [centered(config) for config in configs[:5]] == [False] * 4 + [True]
     configs = Loop(searcher(seed, random_search_steps=8), mixed_space()).run(8)
-    assert [in_the_middle(config) for config in configs] == [False] * 7 + [True]
+    assert [centered(config) for config in configs] == [False] * 7 + [True]
 
 
 def test_the_middle_is_not_suggested_twice() -> None:
     middle = {"lr": 1e-3, "momentum": 0.495, "layers": 3}
     given = [middle | {"model": {"activation": name}} for name in ("relu", "tanh")]
     configs = Loop(searcher(points_to_evaluate=given), mixed_space()).run(12)
-    assert sum(map(in_the_middle, configs[:5])) == 2, "those that were given"
+    assert sum(map(centered, configs[:5])) == 2, "those that were given"
     space = {"a": tune.randint(0, 3), "b": tune.randint(0, 3)}
     configs = Loop(searcher(), space).run(9, lambda config: float(config["a"]))
     assert len({str(config) for config in configs}) == 9

@@ -196,7 +196,7 @@ def test_the_time_may_come_from_the_scheduler_unless_it_was_named() -> None:
         (searcher(time_attr="training_iteration"), {1.0: 0.5}),
     ):
         search.set_search_properties(METRIC, "min", SPACE)
-        search.take_time_attr("epoch")
+        search.set_time_attr("epoch")
         search.suggest("t")
         search.on_trial_result("t", {METRIC: 0.5, "training_iteration": 1, "epoch": 8})
         assert search._history.trials["t"].curve == expected

@@ -16,7 +16,7 @@ from ray import tune
 from horovod_tune.analysis.scoring import hypervolume
 from horovod_tune.search import BayesOptSearch
 from horovod_tune.search.gp.drawn import Drawn
-from horovod_tune.search.gp.feasibility import AllOf, LimitKept, room
+from horovod_tune.search.gp.feasibility import JointFeasibility, LimitFeasibility, room
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 
@@ -243,13 +243,13 @@ def test_slopes_of_the_chances_and_of_the_gain() -> None:
     generator = np.random.default_rng(0)
     features = generator.random((15, 2))
     values = np.stack([features[:, 0], np.sin(5 * features[:, 1])])
-    limit = LimitKept(model_of(room(values[0] + features[:, 1], 0.9, upwards=False), features))
+    limit = LimitFeasibility(model_of(room(values[0] + features[:, 1], 0.9, upwards=False), features))
     drawn = [Drawn(model_of(each, features), features[:0], 1) for each in values]
     gain = HypervolumeGain(drawn, np.ones(15, dtype=bool), limit, 1, features)
-    for belief, tolerance in ((AllOf([limit, limit]), 1e-4), (gain, 1e-2)):
+    for belief, tolerance in ((JointFeasibility([limit, limit]), 1e-4), (gain, 1e-2)):
         for query in generator.random((6, 2)):
             value, slope = belief.with_slope(query)
-            ask = belief.log_probability if isinstance(belief, AllOf) else belief
+            ask = belief.log_probability if isinstance(belief, JointFeasibility) else belief
             steps = 1e-5 * np.eye(2)
             numeric = (ask(query + steps) - ask(query - steps)) / 2e-5
             np.testing.assert_allclose(slope, numeric, rtol=tolerance, atol=tolerance)

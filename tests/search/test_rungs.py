@@ -57,10 +57,10 @@ def test_one_that_has_ended_keeps_its_place_among_the_others():
 
 def test_those_of_an_interrupted_search_stand_where_they_stood():
     rungs = Rungs([1, 2], factor=2)
-    assert rungs.take_up("far", [(1, 1.5), (2, 0.1)])
+    assert rungs.resume("far", [(1, 1.5), (2, 0.1)])
     for trial, value in (("a", 1.0), ("b", 2.0)):
-        assert rungs.take_up(trial, [(1, value)])
-    assert not rungs.take_up("new", [(0.5, 3.0)])
+        assert rungs.resume(trial, [(1, value)])
+    assert not rungs.resume("new", [(0.5, 3.0)])
     assert [rungs.rank(trial) for trial in ("far", "b")] == [(1, 1), (1, 3)]
     assert rungs.next() == "b", "it came after the one that went on, and is better"
 

@@ -102,7 +102,7 @@ def test_a_copy_that_is_held_elsewhere_survives_a_killed_rank(folder, note):
     killed, holder = Process(folder, note), Process(folder, note)
     assert killed.holds() and holder.holds()
     killed.kill()
-    HostCopies(folder).remove_left()
+    HostCopies(folder).remove_orphans()
     holder.let_go()
     assert list(folder.iterdir()) == []
 
@@ -116,7 +116,7 @@ def test_bringing_that_fails_leaves_nothing_and_is_tried_by_the_next(folder):
 
     with pytest.raises(OSError, match="No space left"):
         copies.hold("name", fail)
-    copies.remove_left()
+    copies.remove_orphans()
     assert list(folder.iterdir()) == []
     assert Path(copies.hold("name", make).path, "weights").exists()
     copies.release_all()

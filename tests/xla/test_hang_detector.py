@@ -28,7 +28,7 @@ def polled(
 ) -> int | None:
     """Return at which poll the ranks have stood still for ``limit_s``, when poll i finds ``step(i)``."""
     ranks = Inactivity(limit_s)
-    return next((i for i in range(polls) if ranks.note(every_s, step(i))), None)
+    return next((i for i in range(polls) if ranks.update(every_s, step(i))), None)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_ranks_that_do_anything_within_the_limit_do_not(what: str, step: Callabl
 def test_time_in_which_nobody_listens_does_not_count() -> None:
     ranks = Inactivity(limit_s=60)
     nothing = Activity(0, 0, 0.0)
-    assert [ranks.note(20, nothing) for _ in range(3)] == [False] * 3
+    assert [ranks.update(20, nothing) for _ in range(3)] == [False] * 3
     ranks.restart()  # Tune has decided; the ranks have waited for it until now
-    assert [ranks.note(20, nothing) for _ in range(4)] == [False, False, False, True]
+    assert [ranks.update(20, nothing) for _ in range(4)] == [False, False, False, True]
 
 
 def test_one_whose_limit_is_longer_than_a_window_is_found_as_well() -> None:

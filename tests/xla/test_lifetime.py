@@ -55,11 +55,11 @@ def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is(busy_r
         while used() <= before + 0.02:
             assert time.monotonic() < end
             time.sleep(0.01)
-        supervisor.silent(1e9)  # takes note of the time that it has used
-        assert supervisor.silent(60) == []
+        supervisor.unresponsive(1e9)  # takes note of the time that it has used
+        assert supervisor.unresponsive(60) == []
     os.kill(busy_rank.pid, signal.SIGSTOP)
     end = time.monotonic() + 60
-    while supervisor.silent(0.5) != [busy_rank]:
+    while supervisor.unresponsive(0.5) != [busy_rank]:
         assert time.monotonic() < end
         time.sleep(0.05)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod_tune.analysis.reader.records import TrialRecord
-from horovod_tune.analysis.results import Analysis, once
+from horovod_tune.analysis.results import Analysis, cached
 from horovod_tune.analysis.series import robust_limits
 from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
 
@@ -144,7 +144,7 @@ def on_axis(parameter: Parameter, seed: int = 0) -> np.ndarray:
     return 10.0**parameter.positions if parameter.log else parameter.positions
 
 
-@once
+@cached
 def hover_texts(analysis: Analysis) -> np.ndarray:
     """Return for each trial what a picture shows when it is pointed at."""
     trials = analysis.trials
@@ -154,7 +154,7 @@ def hover_texts(analysis: Analysis) -> np.ndarray:
     return np.array([_hover_text(trial, shown, index) for index, trial in enumerate(trials)])
 
 
-@once
+@cached
 def trial_names(analysis: Analysis) -> np.ndarray:
     """Return the trials' ids as Plotly shows them, shape (trials,): an array is much faster than a list."""
     return np.array([as_text(trial.trial_id) for trial in analysis.trials])

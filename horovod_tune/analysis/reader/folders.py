@@ -85,7 +85,7 @@ class Folder:
                 for item in listed:
                     facts = item.stat(follow_symlinks=False)
                     is_dir = stat.S_ISDIR(facts.st_mode) or (
-                        item.is_symlink() and os.path.isdir(item.path) and self._leads_inside(item.path)
+                        item.is_symlink() and os.path.isdir(item.path) and self._stays_inside(item.path)
                     )
                     text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
                     found.append(Entry(text, is_dir, facts.st_size, facts.st_mtime, text != item.name))
@@ -120,7 +120,7 @@ class Folder:
         if local is None:
             return self.filesystem.get_file_info(self._inside(name)).size or 0
         try:
-            return os.stat(local).st_size if self._leads_inside(local) else 0
+            return os.stat(local).st_size if self._stays_inside(local) else 0
         except OSError:
             return 0
 
@@ -131,7 +131,7 @@ class Folder:
             raise IsADirectoryError(real)
         if not stat.S_ISREG(found.st_mode):
             raise UnusableFile(f"not a regular file ({_KINDS.get(stat.S_IFMT(found.st_mode), 'unknown')})")
-        if not self._leads_inside(local):
+        if not self._stays_inside(local):
             raise UnusableFile("a link that leads out of the experiment's folder")
         # Not followed and not waited for: it may have become something else since.
         file = os.fdopen(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
@@ -140,7 +140,7 @@ class Folder:
             raise UnusableFile("not a regular file")
         return file
 
-    def _leads_inside(self, local: str) -> bool:
+    def _stays_inside(self, local: str) -> bool:
         top = os.path.realpath(_on_this_machine(self.filesystem, self.top or self.path) or "/")
         return os.path.commonpath([top, os.path.realpath(local)]) == top
 

@@ -42,7 +42,7 @@ def read_json(data: bytes) -> tuple[Any, list[str]]:
         cut.append("text that is not UTF-8")
     value = parse_json(text)
     if len(text) > _LONGEST or text.count("{") + text.count("[") > DEEPEST or _NEEDS_CARE.search(text):
-        value = _Plainer(cut).plain(value)
+        value = _Converter(cut).plain(value)
     return value, cut
 
 
@@ -52,7 +52,7 @@ def plain(value: Any, cut: list[str] | None = None) -> Any:
     >>> plain({"model": {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}})
     {'model': '<object>'}
     """
-    return _Plainer([] if cut is None else cut).plain(value)
+    return _Converter([] if cut is None else cut).plain(value)
 
 
 def text_or_none(value: Any) -> str | None:
@@ -79,12 +79,12 @@ def _unicode(text: str) -> str:
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-class _Plainer:
+class _Converter:
     def __init__(self, cut: list[str]):
         self._cut = cut
         self._left = _MOST
 
-    def _say(self, what: str) -> str:
+    def _report(self, what: str) -> str:
         if what not in self._cut:
             self._cut.append(what)
         return f"<{what}>"
@@ -95,12 +95,12 @@ class _Plainer:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, int):
-            return value if value.bit_length() < 1000 else self._say("a number of more than 300 digits")
+            return value if value.bit_length() < 1000 else self._report("a number of more than 300 digits")
         self._left -= 1 + (len(value) // 100 if hasattr(value, "__len__") else 0)
         if depth >= DEEPEST:
-            return self._say(f"nested more than {DEEPEST} deep")
+            return self._report(f"nested more than {DEEPEST} deep")
         if self._left <= 0:
-            return self._say(f"more than {_MOST:,} lists and dictionaries")
+            return self._report(f"more than {_MOST:,} lists and dictionaries")
         if isinstance(value, dict):
             return self._dictionary(value, depth)
         if isinstance(value, (list, tuple)):
@@ -113,7 +113,7 @@ class _Plainer:
         made: dict[str, Any] = {}
         for number, (key, inner) in enumerate(value.items()):
             if number >= _MOST:
-                self._say(f"more than {_MOST:,} entries of one dictionary")
+                self._report(f"more than {_MOST:,} entries of one dictionary")
                 break
             name = key if isinstance(key, str) else str(self.plain(key, DEEPEST - 1))
             made[self._text(name)] = self.plain(inner, depth + 1)
@@ -121,10 +121,10 @@ class _Plainer:
 
     def _text(self, text: str) -> str:
         if len(text) > _LONGEST:
-            self._say(f"a text of more than {_LONGEST:,} characters")
+            self._report(f"a text of more than {_LONGEST:,} characters")
             text = text[:_LONGEST] + "…"
         if not text.isascii() and _SURROGATE.search(text):
-            self._say("text that is not Unicode")
+            self._report("text that is not Unicode")
             text = _unicode(text)
         return text
 

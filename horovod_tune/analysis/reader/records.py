@@ -157,7 +157,7 @@ class ExperimentRecord(Metadata):
     last_write: float | None = None
     sessions: tuple[float, ...] = ()
     is_copy: bool = False
-    facts: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
     def rungs(self) -> tuple[int, ...]:

@@ -262,7 +262,7 @@ def _assemble(
         sessions=sessions,
         is_copy=is_copy,
         last_write=max(modified, default=None),
-        facts=written,
+        metadata=written,
         **vars(replace(known, metric=metric, mode=mode)),
     )
 

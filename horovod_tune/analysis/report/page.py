@@ -66,7 +66,7 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         "schedule": _schedule(analysis, figures),
         "table": trials_table(analysis),
         "failures": sections.failures_section(analysis),
-        "facts": sections.facts_section(analysis),
+        "facts": sections.summary_section(analysis),
         "sort": f"<script>{_asset('sort.js')}</script>",
     }
     scripts = [text for name in ("plotly", "sort") for text in _SCRIPT.findall(parts[name])]
@@ -120,7 +120,7 @@ class _Figures:
 
 def _progress(analysis: Analysis, figures: _Figures) -> str:
     if not analysis.has_best:
-        return f'<p class="none">There is nothing to draw: {escape(analysis.why_no_best)}</p>'
+        return f'<p class="none">There is nothing to draw: {escape(analysis.no_best_reason)}</p>'
     made: list[tuple[str, Callable[[], Figure]]] = [
         ("", lambda: plots.best_so_far(analysis)),
         (" over iterations", lambda: plots.learning_curves(analysis)),

@@ -16,17 +16,17 @@ from horovod_tune.analysis.expectations import expectations, standings
 from horovod_tune.analysis.pareto import ParetoFront
 from horovod_tune.analysis.printable import python_text, yaml_text
 from horovod_tune.analysis.reader.plain_values import iteration_of
-from horovod_tune.analysis.report.run_facts import (
+from horovod_tune.analysis.report.run_summary import (
     duration,
-    facts,
     hours,
     moment,
+    run_summary,
     statuses,
     usage,
     wall_text,
 )
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_facts import error_line, ranks_of, spans
+from horovod_tune.analysis.trial_details import error_line, ranks_of, spans
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _GROUPS, _TRACEBACK, _PROBLEMS, _FRONT = 100, 20_000, 200, 100
@@ -58,7 +58,7 @@ def header_section(analysis: Analysis) -> str:
 
 def answer_section(analysis: Analysis) -> str:
     if not analysis.has_best:
-        return f'<p class="none">No best trial: {escape(analysis.why_no_best)}</p>'
+        return f'<p class="none">No best trial: {escape(analysis.no_best_reason)}</p>'
     trial, scored = analysis.best_trial, analysis.scores[analysis.best_number or 0]
     word = "lowest" if analysis.mode == "min" else "highest"
     against = "by its last value" if analysis.scope == "last" else "by its best value"
@@ -176,9 +176,10 @@ def _failure(line: str, ids: list[str], text: str) -> str:
     )
 
 
-def facts_section(analysis: Analysis) -> str:
+def summary_section(analysis: Analysis) -> str:
     rows = "".join(
-        f"<tr><th scope=row>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts(analysis)
+        f"<tr><th scope=row>{escape(name)}</th><td>{escape(text)}</td></tr>"
+        for name, text in run_summary(analysis)
     )
     return (
         f'<table class="facts"><tbody>{rows}</tbody></table>{_space(analysis)}<p class="said">{_made()}</p>'

@@ -17,7 +17,7 @@ import weakref
 
 import psutil
 
-from horovod_tune.rank.allocator import give_freed_memory_back
+from horovod_tune.rank.allocator import release_freed_memory
 from horovod_tune.rank.reset.imports import Imports
 from horovod_tune.rank.reset.settings import Settings, horovod_settings, reseed
 from horovod_tune.rank.reset.watch import Watch
@@ -83,7 +83,7 @@ class Baseline:
             gc.freeze()
         # After the collection, since objects that are collected may end their threads and processes.
         problems += self._threads_left() + self._children_left() + self._files_left() + _gpu_memory_left()
-        give_freed_memory_back()
+        release_freed_memory()
         return problems + self._memory_left()
 
     def _restore_output(self) -> None:

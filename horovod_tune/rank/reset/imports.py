@@ -113,7 +113,7 @@ class Imports:
             _top(name)
             for name, module in new.items()
             if _top(name) not in self._packages
-            and (_top(name) == own_package or self._is_users(name, module))
+            and (_top(name) == own_package or self._is_user_module(name, module))
         }
         stay = {name for name in packages if name in self._packages or _has_extension(packages[name])}
         stay = self._with_referred(stay, packages)
@@ -129,7 +129,7 @@ class Imports:
         problems = [f"the package {name!r} cannot be imported again in one process" for name in stay & users]
         return len(new) > len(forgotten), problems
 
-    def _is_users(self, name: str, module: Any) -> bool:
+    def _is_user_module(self, name: str, module: Any) -> bool:
         path = getattr(module, "__file__", None) or "built-in"
         return name not in self._of_libraries and not _is_installed(path)
 

@@ -67,7 +67,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
                 self._reuse_actors = True
         if not (wanted.get(self) and self._reuse_actors) or self._staged_trials:
             return original(self, trial)
-        if not (pausing.get(self) is trial or waits_for_an_actor(self)):
+        if not (pausing.get(self) is trial or needs_actor(self)):
             return original(self, trial)
         # As if this trial were staged: then Tune keeps as many actors as there are such trials.
         self._staged_trials.add(trial)
@@ -84,7 +84,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
     @functools.wraps(original_reuse)
     def maybe_reuse(self: Any, trial: Any) -> bool:
         own = self._trial_to_actor.get(trial)
-        if wanted.get(self) and own is not None and is_starting(self, own) and others_want_one(self):
+        if wanted.get(self) and own is not None and is_starting(self, own) and is_needed_elsewhere(self):
             return False
         return original_reuse(self, trial)
 
@@ -94,7 +94,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
             and actor not in controller._started_actors
         )
 
-    def others_want_one(controller: Any) -> bool:
+    def is_needed_elsewhere(controller: Any) -> bool:
         return not controller._search_alg.is_finished() or any(
             own is None or not is_starting(controller, own)
             for own in map(controller._trial_to_actor.get, controller._pending_trials)
@@ -111,7 +111,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
         finally:
             pausing.pop(self, None)
 
-    def waits_for_an_actor(controller: Any) -> bool:
+    def needs_actor(controller: Any) -> bool:
         return any(each.status in ("PAUSED", "PENDING") for each in controller._trials)
 
     original_cleanup = TuneController._cleanup_cached_actors
@@ -119,7 +119,7 @@ def reuse_actors_of(wants_reuse: Callable[[type], bool]) -> None:
     @functools.wraps(original_cleanup)
     def cleanup(self: Any, force_all: bool = False) -> None:
         ours = self._reuse_actors and wanted.get(self)
-        if force_all or not (ours and waits_for_an_actor(self)):
+        if force_all or not (ours and needs_actor(self)):
             original_cleanup(self, force_all)
 
     TuneController._maybe_cache_trial_actor = maybe_cache  # type: ignore[method-assign]

@@ -167,7 +167,7 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
 def without_reporter() -> Iterator[None]:
     """Silence Tune for a search that this thread runs: at ``verbose=0`` it still prints failures."""
     if _REPORTER.is_due:
-        _let_reporter_be_silent()
+        _allow_silent_reporter()
     token = _IS_SILENT.set(True)
     try:
         yield
@@ -175,7 +175,7 @@ def without_reporter() -> Iterator[None]:
         _IS_SILENT.reset(token)
 
 
-def _let_reporter_be_silent() -> None:
+def _allow_silent_reporter() -> None:
     output = importlib.import_module(_OUTPUT)
     original = output._detect_reporter
 

@@ -61,7 +61,7 @@ _LEARNED_FROM, _STEPS = 50, 30
 _CAUTION = 3.0
 
 
-class Safety:
+class FailureModel:
     """The probability that a trial does not fail.
 
     `scored` and `failed` have the shape (points, features), `groups` names the parameter of each feature.

@@ -23,7 +23,7 @@ class Feasibility(Protocol):
         """Return it at one query, and its gradient, shape (features,)."""
 
 
-class AllOf:
+class JointFeasibility:
     """The probability that several independent things go well."""
 
     def __init__(self, feasibilities: Sequence[Feasibility]) -> None:
@@ -40,7 +40,7 @@ class AllOf:
         return sum(value for value, _ in each), np.sum([slope for _, slope in each], axis=0)
 
 
-class LimitKept:
+class LimitFeasibility:
     """The probability that a limit is kept (Gardner et al., 2014).
 
     `model` is one of the remaining `room`, so that the limit is at 0.

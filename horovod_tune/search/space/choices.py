@@ -62,43 +62,43 @@ class Choice:
         """Return the indices of the values at `quantiles`."""
         return np.minimum(np.searchsorted(self._shares, quantiles, side="right"), self.cardinality - 1)
 
-    def complaint(self, value: Any) -> str | None:
+    def why_invalid(self, value: Any) -> str | None:
         """Say why `value` does not belong here, or return None if it does."""
         if self._find(value) is not None:
             return None
-        return f"must be one of {spelled(self._given)}, got {value!r}"
+        return f"must be one of {readable(self._given)}, got {value!r}"
 
     def describe(self) -> str:
         # Addresses differ from process to process; the choice among the same functions is the same.
         return re.sub(r" at 0x[0-9a-fA-F]+", "", f"choice{self._given!r}")
 
 
-def spelled(options: Sequence[Any]) -> str:
+def readable(options: Sequence[Any]) -> str:
     """Return options for a message: domains inside as their bounds, and of many options the first ones.
 
     >>> from ray import tune
-    >>> spelled([{"lr": tune.uniform(0, 1)}, "none"])
+    >>> readable([{"lr": tune.uniform(0, 1)}, "none"])
     "[{'lr': Float(0, 1)}, 'none']"
-    >>> spelled(range(100, 200))
+    >>> readable(range(100, 200))
     '[100, 101, 102, 103, 104, 105, 106, 107, 108, 109, and 90 more]'
     """
-    shown = [repr(_with_domains_spelled(option)) for option in options[:_SHOWN]]
+    shown = [repr(_with_readable_domains(option)) for option in options[:_SHOWN]]
     if len(options) > _SHOWN:
         shown.append(f"and {len(options) - _SHOWN} more")
     return f"[{', '.join(shown)}]"
 
 
-def _with_domains_spelled(option: Any) -> Any:
+def _with_readable_domains(option: Any) -> Any:
     if isinstance(option, Domain):
-        return _Spelled(option)
+        return _Readable(option)
     if isinstance(option, Mapping):
-        return {key: _with_domains_spelled(inner) for key, inner in option.items()}
+        return {key: _with_readable_domains(inner) for key, inner in option.items()}
     if type(option) in (list, tuple):
-        return type(option)(map(_with_domains_spelled, option))
+        return type(option)(map(_with_readable_domains, option))
     return option
 
 
-class _Spelled:
+class _Readable:
     """A domain whose repr is its kind and its bounds."""
 
     def __init__(self, domain: Domain) -> None:
@@ -106,7 +106,7 @@ class _Spelled:
 
     def __repr__(self) -> str:
         domain = self._domain
-        bounds = spelled(domain.categories) if isinstance(domain, Categorical) else domain.domain_str
+        bounds = readable(domain.categories) if isinstance(domain, Categorical) else domain.domain_str
         return f"{type(domain).__name__}{bounds}"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ray.tune.search.sample import Categorical, Domain
 from ray.tune.search.variant_generator import parse_spec_vars
 
-from horovod_tune.search.space.choices import Categories, Parameter, spelled
+from horovod_tune.search.space.choices import Categories, Parameter, readable
 from horovod_tune.search.space.domains import Path, SpaceError, parameter_of, path_name
 
 _GRID_CURE = (
@@ -95,7 +95,7 @@ def option_of(choice: Node, value: Any) -> int:
     for number, option in enumerate(choice.options or ()):
         if _belongs(value, option):
             return number
-    raise SpaceError(f"'{choice.shown}' must be one of {spelled(choice.options or ())}, got {value!r}")
+    raise SpaceError(f"'{choice.shown}' must be one of {readable(choice.options or ())}, got {value!r}")
 
 
 def _belongs(value: Any, option: Any) -> bool:
@@ -103,7 +103,7 @@ def _belongs(value: Any, option: Any) -> bool:
         if isinstance(option, Categorical) and any(_domains(o, ()) for o in option.categories):
             return any(_belongs(value, inner) for inner in option.categories)
         parameter = parameter_of("", option)
-        return parameter is None or parameter.complaint(value) is None
+        return parameter is None or parameter.why_invalid(value) is None
     if isinstance(option, dict):
         return (
             isinstance(value, Mapping)
@@ -116,4 +116,4 @@ def _belongs(value: Any, option: Any) -> bool:
             and len(value) == len(option)
             and all(_belongs(v, o) for v, o in zip(value, option, strict=True))
         )
-    return Categories([option]).complaint(value) is None
+    return Categories([option]).why_invalid(value) is None

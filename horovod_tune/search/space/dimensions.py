@@ -86,7 +86,7 @@ class FloatRange:
     def every_coordinate(self) -> FloatArray:
         raise ValueError("a continuous parameter has no list of values")
 
-    def complaint(self, value: Any) -> str | None:
+    def why_invalid(self, value: Any) -> str | None:
         """Say why `value` does not belong here, or return None if it does."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             return f"must be a number, got {value!r}"
@@ -180,7 +180,7 @@ class Grid:
             k = np.clip(np.concatenate([here - strides, here + strides]), self._k_low, self._k_high)
         return self._coordinate(np.unique(k[k != here]))
 
-    def complaint(self, value: Any) -> str | None:
+    def why_invalid(self, value: Any) -> str | None:
         """Say why `value` does not belong here, or return None if it does."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             return f"must be a number, got {value!r}"

@@ -142,7 +142,7 @@ class SearchSpace:
         columns = [p.from_quantiles(quantiles[:, i]) for i, p in enumerate(self._columns)]
         return np.stack(columns, axis=1) if columns else np.empty((len(quantiles), 0))
 
-    def in_the_middle(self, points: FloatArray) -> FloatArray:
+    def centered(self, points: FloatArray) -> FloatArray:
         """Return points, shape (points, parameters), with numbers in the middle of their ranges."""
         numbers = np.asarray([not isinstance(column, Categories) for column in self._columns], dtype=bool)
         return self.snap(np.where(numbers, 0.5, points))
@@ -256,9 +256,9 @@ class SearchSpace:
             if node.options is not None:
                 coordinates[index] = float(option_of(node, value))
                 continue
-            complaint = column.complaint(value)
-            if complaint:
-                raise SpaceError(f"'{node.shown}' {complaint}")
+            problem = column.why_invalid(value)
+            if problem:
+                raise SpaceError(f"'{node.shown}' {problem}")
             coordinates[index] = column.to_coordinate(value)
             if isinstance(column, FloatRange):
                 # Its coordinate leads back to it but for the last bits; it must be run as it is.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from horovod_tune.search.gp.failure_model import Safety
+from horovod_tune.search.gp.failure_model import FailureModel
 
 Region = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
 # Regions that nobody chose the model on, and the number of parameters, most of which do not matter.
@@ -24,7 +24,7 @@ def told_apart(region: Region, dimension: int, number: int, seed: int) -> float:
     generator = np.random.default_rng(seed)
     tried, others = generator.random((number, dimension)), generator.random((400, dimension))
     failed = region(tried)
-    safety = Safety(tried[~failed], tried[failed], np.arange(dimension))
+    safety = FailureModel(tried[~failed], tried[failed], np.arange(dimension))
     chances, fails = safety.log_probability(others), region(others)
     return float(np.mean(chances[~fails][:, None] > chances[fails][None, :]))
 
@@ -38,7 +38,9 @@ def test_what_failures_depend_on_is_learned_from_forty_trials(name: str) -> None
 @pytest.mark.parametrize("scored", [0, 1])
 @pytest.mark.parametrize("dimension", [1, 3])
 def test_one_failure_is_enough_for_a_model(scored: int, dimension: int) -> None:
-    safety = Safety(np.full((scored, dimension), 0.2), np.full((1, dimension), 0.8), np.arange(dimension))
+    safety = FailureModel(
+        np.full((scored, dimension), 0.2), np.full((1, dimension), 0.8), np.arange(dimension)
+    )
     near, far = safety.log_probability(np.asarray([[0.8] * dimension, [0.2] * dimension]))
     assert near <= far <= 0
 
@@ -47,7 +49,7 @@ def test_thousands_of_trials_are_modelled_and_the_slope_is_that_of_the_probabili
     generator = np.random.default_rng(0)
     tried = generator.random((1500, 3))
     failed = tried[:, 0] > 0.6
-    safety = Safety(tried[~failed], tried[failed], np.arange(3))
+    safety = FailureModel(tried[~failed], tried[failed], np.arange(3))
     query = np.asarray([0.58, 0.4, 0.5])
     value, slope = safety.with_slope(query)
     assert value == pytest.approx(float(safety.log_probability(query[None, :])[0]))

@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ke
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import acquisition_of, log_h
 from horovod_tune.search.gp.axes import Axes
-from horovod_tune.search.gp.failure_model import Safety, diverged
+from horovod_tune.search.gp.failure_model import FailureModel, diverged
 from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit, fit_kernel
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, matern52, warp
@@ -261,7 +261,7 @@ def test_thinning_keeps_the_best() -> None:
 
 def posterior(pending: np.ndarray, failed: np.ndarray | None = None, **kwargs: object) -> Posterior:
     model = FittedModel(X, Y, GROUPS, ModelOptions())
-    safety = None if failed is None else Safety(X, failed, GROUPS)
+    safety = None if failed is None else FailureModel(X, failed, GROUPS)
     acquisition = kwargs.pop("acquisition", LogExpectedImprovement())
     return Posterior(model, pending, safety, acquisition, seed=0, **kwargs)  # type: ignore[arg-type]
 

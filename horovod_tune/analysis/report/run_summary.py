@@ -1,4 +1,4 @@
-"""The facts of a run, as words and numbers: for the page and for the terminal."""
+"""The summary of a run, as words and numbers: for the page and for the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_facts import hosts_of, ranks_of, session_gaps, spans
+from horovod_tune.analysis.trial_details import hosts_of, ranks_of, session_gaps, spans
 
 NOT_KNOWN = "not written down"
 
@@ -64,9 +64,9 @@ def statuses(analysis: Analysis) -> dict[str, int]:
     return dict(Counter(trial.status for trial in analysis.trials).most_common())
 
 
-def facts(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return the facts of the run as pairs of a name and a text. A fact that is not recorded says so."""
-    record, written = analysis.record, analysis.record.facts
+def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
+    """Return (name, text) pairs that describe the run; a value that was not recorded has a text too."""
+    record, written = analysis.record, analysis.record.metadata
     used = usage(analysis)
     budget = f" of a budget of {duration(record.time_budget_s)}" if record.time_budget_s else ""
     pairs = [

@@ -1,7 +1,7 @@
 """Searchers for Tune; `BayesOptSearch` is Bayesian optimisation on bayesian-optimization 3.x.
 
-`TuneBOHB`, `HyperOptSearch` and `OptunaSearch` are Ray's, of extras of the same names in small letters
-(`bohb`, `hyperopt`, `optuna`); they are imported when they are asked for.
+`TuneBOHB`, `HyperOptSearch` and `OptunaSearch` are Ray's and need the extras
+`bohb`, `hyperopt` and `optuna`; each is imported on first use.
 """
 
 from typing import Any

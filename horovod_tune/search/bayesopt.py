@@ -1,6 +1,6 @@
 """Bayesian optimisation as a Tune searcher, on bayesian-optimization 3.x.
 
-Runs in the driver process. `BayesOptSearch` keeps the books; `space/` translates between
+Runs in the driver process. `BayesOptSearch` records the trials; `space/` translates between
 Tune's domains and the model's space, `gp/` models, `optimizer` chooses the next point.
 """
 
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 class BayesOptSearch(Searcher):
     """Suggest configurations by Bayesian optimisation, with any number of trials in flight.
 
-    A Gaussian process with a Matérn-5/2 kernel is fitted to the results; what is in flight is drawn from
-    the process itself, and the point with the largest expected improvement over those draws (its
+    A Gaussian process with a Matérn-5/2 kernel is fitted to the results; results of running trials are drawn
+    from the process itself, and the point with the largest expected improvement over those draws (its
     logarithm, for numerical reasons) is suggested next.
 
         search = ConcurrencyLimiter(BayesOptSearch(metric="loss", mode="min"), max_concurrent=4)
@@ -55,19 +55,19 @@ class BayesOptSearch(Searcher):
     * `metric`, `mode` ('min' or 'max'): may also come from the tuner. Lists of them, as in
       `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, look for the results that no other one beats
       in all metrics; the tuner's own `metric` is then only for its scheduler.
-    * `limits`: what a result has to keep to count, `["latency_ms <= 20"]`, of any metrics that are reported.
-    * `points_to_evaluate`: configurations to run first; what one leaves open is filled in.
+    * `limits`: conditions that a result must meet to count, `["latency_ms <= 20"]`, on any reported metrics.
+    * `points_to_evaluate`: configurations to run first; missing parameters are filled in.
       `evaluated_rewards`: their metric values, if they are known already; they are not run then, except
       those with None.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
       `acquisition_function`: an object of `bayes_opt.acquisition` instead. Best left out.
     * `random_state`: an int, a NumPy generator, or None for a different search each time. The same state
-      and the same results give the same suggestions, whatever the clock says.
+      and the same results give the same suggestions.
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
       one more than there are parameters, at least 4 and at most 10. The last one is in the middle of all
       ranges, unless trials report several times.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
-    * `time_attr`: what tells the progress of a trial in its reports; with several reports a trial, the model
+    * `time_attr`: the metric that measures a trial's progress; if trials report several times, the model
       is one of learning curves. By default it is that of the tuner's ASHA, HyperBand or `PromotingASHA` where
       trials are distributed, otherwise `training_iteration`. `max_t`: where a whole training ends; by default
       the stop criterion of the tuner, otherwise the latest report so far.
@@ -75,14 +75,14 @@ class BayesOptSearch(Searcher):
       `ExperimentAnalysis`, a `ResultGrid`, or a DataFrame of one. The search begins where it was good; how
       much it counts after that is learned from the new results.
 
-    Where trials report several times, every report counts, of running, paused and stopped trials too: what is
-    looked for is the best result at the end of a whole training. A trial that fails, or whose metric is NaN,
-    infinite or beyond all others, makes its surroundings less likely to be suggested. One that ends
-    without a metric teaches nothing. The search never ends before `num_samples`; when each point of a
-    finite space has been suggested, it says so once and begins to repeat the best ones.
+    If trials report several times, every report counts, also of running, paused and stopped trials; the
+    search looks for the best result at the end of a whole training. A trial that fails, or whose metric is
+    NaN, infinite or beyond all others, makes points near it less likely to be suggested. One that ends
+    without a metric is ignored. The search never ends before `num_samples`; when each point of a finite space
+    has been suggested, it logs a warning and begins to repeat the best ones.
 
     Raises `SpaceError` (a `ValueError`) for a space or a point that cannot be used, `ValueError` or
-    `TypeError` for other arguments; each names the argument, what it may be and what it was.
+    `TypeError` for other arguments; each names the argument, its bounds and its value.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class BayesOptSearch(Searcher):
         self._time_attr, self._is_time_given = time_attr or TRAINING_ITERATION, time_attr is not None
         self._optimizer.horizon = max_t
         self._unread_state: dict[str, Any] | None = None
-        #: What trials did between `restore` and the moment that the space is known.
+        #: Events of trials between `restore` and the moment that the space is known.
         self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
         self._space_is_restored = False
         self._said: set[str] = set()
@@ -149,7 +149,7 @@ class BayesOptSearch(Searcher):
         if space:
             self._set_space(SearchSpace(from_mixed(space), include_constants=True))
 
-    # What Tune calls.
+    # Tune's callbacks.
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: Mapping[str, Any], **spec: Any
@@ -173,7 +173,7 @@ class BayesOptSearch(Searcher):
         return SearchSpace(config).describe() == self._space.describe()
 
     def set_time_attr(self, time_attr: str) -> None:
-        """Take what the scheduler goes by, unless there was an argument for it."""
+        """Use the scheduler's time attribute, unless one was passed as an argument."""
         if not self._is_time_given:
             self._time_attr = time_attr
 
@@ -218,7 +218,7 @@ class BayesOptSearch(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Learn from a trial that ended, however it did."""
+        """Learn from a trial that ended in any way."""
         if self._space is None and self._unread_state is not None:
             self._unread_endings.append((trial_id, result, error))
             return
@@ -267,7 +267,7 @@ class BayesOptSearch(Searcher):
         self._history.add_known("evaluated", point, as_number(value), error=error)
 
     def on_pause(self, trial_id: str) -> None:
-        """A paused trial stays in flight; called by HyperBandForBOHB."""
+        """Keep a paused trial in flight. Called by HyperBandForBOHB."""
 
     def on_unpause(self, trial_id: str) -> None:
         """See `on_pause`."""
@@ -292,7 +292,7 @@ class BayesOptSearch(Searcher):
         self._optimizer.options = options
 
     def save(self, checkpoint_path: str) -> None:
-        """Write everything the search has learned to a JSON file."""
+        """Save the search to a JSON file."""
         if self._space is None:
             # Ray saves before the first suggestion too.
             state_file.write(checkpoint_path, self._unread_state or state_file.empty())
@@ -335,7 +335,7 @@ class BayesOptSearch(Searcher):
         """
         return to_pbounds(spec, join)
 
-    # The books.
+    # Records of the trials.
 
     def _ready(self) -> SearchSpace:
         if self._space is None:
@@ -403,7 +403,7 @@ class BayesOptSearch(Searcher):
             self.on_trial_complete(trial_id, result, error)
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
-        """Take up a trial that was not suggested under this id, as Tune makes when it restarts one."""
+        """Add a trial that was not suggested under this id: Tune creates one when it restarts a trial."""
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
             return False
@@ -421,7 +421,7 @@ class BayesOptSearch(Searcher):
             with one_thread():
                 curves = self._optimizer.predicted_curves(space, self._history, self._objectives())
         except np.linalg.LinAlgError as error:
-            # Nothing that is only looked at keeps a search from being saved.
+            # Predictions are only displayed: an error in them must not prevent saving.
             logger.warning("cannot predict how trials continue: %s", error)
             curves = []
         return {"time_attr": self._time_attr, "curves": [curve.as_json() for curve in curves]}

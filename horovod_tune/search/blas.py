@@ -1,8 +1,8 @@
 """One thread for linear algebra while a suggestion is made.
 
-The driver shares its machine with the trials. The matrices here are small, and threads of BLAS that wait for
-one another on cores that others use make a suggestion of 40 ms take seconds. One thread also adds in one
-order whatever the number of cores, so that suggestions do not depend on it.
+The driver shares its machine with the trials. The matrices here are small, and BLAS threads that wait for one
+another on busy cores make a suggestion of 40 ms take seconds. One thread also sums in the same order on any
+number of cores, so suggestions do not depend on it.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def _controller() -> ThreadpoolController:
 
 
 def one_thread() -> AbstractContextManager[Any]:
-    """Return a context in which this BLAS libraries use one thread, and afterwards as many as before."""
+    """Return a context in which BLAS libraries use one thread."""
     return _controller().limit(limits=1, user_api="blas")

@@ -1,7 +1,7 @@
 """Learning curves as the model sees them: one row for a trial at a time, times on a logarithmic axis.
 
-Of a curve of any length about two reports for each doubling of the time are kept, the last one always: a
-model of some hundred rows has room for many trials, and neighbouring epochs say nearly the same.
+About two reports are kept for each doubling of the time, and always the last one: a model of some hundred
+rows then has room for many trials, and neighbouring epochs carry nearly the same information.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def is_unfinished(trial: Trial, target: float) -> bool:
 
 
 def trials_ahead(trials: list[Trial], target: float, mode: str) -> list[Trial]:
-    """Return the trials on the way to `target` whose curves may well not get worse from where they are.
+    """Return the trials on the way to `target` whose curves may not get worse from here on.
 
-    Fewer than three others have been trained for longer, and none of these has got worse since then.
+    That is: fewer than three others have been trained for longer, and none of these got worse after it.
 
     >>> trials = [Trial(str(end), (), curve={1.0: 0.5, end: 0.4}) for end in (2.0, 3.0, 4.0, 5.0, 52.0)]
     >>> [trial.trial_id for trial in trials_ahead(trials, axis(52.0), "min")]
@@ -105,7 +105,7 @@ def axis(time: float) -> float:
 
 
 def time_at(axis: FloatArray) -> FloatArray:
-    """Return the times that lie at these places of the model's axis."""
+    """Return the times at these coordinates of the model's axis."""
     return np.exp(axis * math.log(_RATIO))
 
 

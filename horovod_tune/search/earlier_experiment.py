@@ -18,14 +18,14 @@ from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import SearchSpace
 
-#: Every look at a point asks the earlier model too, so that is a small one.
+#: The earlier model is evaluated with every point, so it must be small.
 _POINTS = 150
 
 
 class EarlierExperiment:
-    """What an earlier experiment's results say of the points of a space.
+    """A model of an earlier experiment's results, over the points of a space.
 
-    Where its trials ended at different times, the results are looked at as learning curves are, at `horizon`.
+    If its trials ended at different times, the results are modelled as learning curves, at `horizon`.
     """
 
     def __init__(

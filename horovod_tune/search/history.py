@@ -1,4 +1,4 @@
-"""What a search remembers: every trial it suggested or was told of, and how it ended."""
+"""The history of a search: every trial that it suggested or adopted, and how it ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ending(str, Enum):
     """The state of a trial."""
 
     RUNNING = "running"
-    #: It ended with a finite metric, in whatever way.
+    #: It ended, in any way, with a finite metric.
     SCORED = "scored"
     #: It raised an error, or its metric was NaN or infinite.
     FAILED = "failed"
@@ -37,7 +37,7 @@ class Trial:
     last: float | None = None
     #: What it reported, by time (the epoch, mostly), numbers that are not finite left out.
     curve: dict[float, float] = field(default_factory=dict)
-    #: The latest values of further metrics that the search looks at.
+    #: The latest values of the search's further metrics.
     others: dict[str, float] = field(default_factory=dict)
 
     def note(self, time: float | None, value: float | None) -> None:
@@ -99,7 +99,7 @@ class History:
         return [trial for trial in self.trials.values() if trial.ending is ending]
 
     def end(self, trial_id: str, value: float | None, error: bool) -> None:
-        """Note how a trial ended; a trial that is run again after a failure may end a second time."""
+        """Record how a trial ended; a trial that is run again after a failure may end a second time."""
         trial = self.trials[trial_id]
         if error or (value is not None and not math.isfinite(value)):
             trial.ending, trial.value = Ending.FAILED, None

@@ -22,14 +22,14 @@ class Queued:
     exact: dict[Path, Any] = field(default_factory=dict)
 
     def is_complete(self, space: SearchSpace) -> bool:
-        """Return True if it gives every parameter that exists where its options are chosen."""
+        """Return True if it has a value for every parameter that exists under its options."""
         missing = [i for i in range(space.dimension) if i not in self.coordinates]
         if not missing or not space.is_conditional:
             return not missing
         return not space.active(np.asarray([self.complete(space, 0)]))[0][missing].any()
 
     def complete(self, space: SearchSpace, seed: int) -> Point:
-        """Return the whole point, what is open drawn with `seed`."""
+        """Return the whole point; open parameters are drawn with `seed`."""
         drawn = space.from_quantiles(np.random.default_rng(seed).random((1, space.dimension)))[0]
         for index, coordinate in self.coordinates.items():
             drawn[index] = coordinate

@@ -1,4 +1,4 @@
-"""How probable it is that limits are kept, from what trials told."""
+"""The probability that limits are kept, modelled from the trials' reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LimitModels:
     def fit(
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives, options: ModelOptions
     ) -> JointFeasibility | None:
-        """Return the probability that all limits are kept; None where too little is known of any."""
+        """Return the probability that all limits are kept; None if too little is known about each."""
         # The scale has the limit at 0, and no part of it may be bent.
         plain = replace(options, kernel=None, fixed_noise=None, linear_depth=math.inf, softnesses=())
         feasibilities = []

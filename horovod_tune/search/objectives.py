@@ -1,4 +1,4 @@
-"""What a search looks for: a metric, or several at once, within limits on these or on others."""
+"""The objectives of a search: one or several metrics, within limits on these or on others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Objectives:
     limits: tuple[Limit, ...] = ()
 
     def latest(self, trial: Trial, metric: str) -> float | None:
-        """Return the last value of a metric that a trial told."""
+        """Return the last value of a metric that a trial reported."""
         if metric != self.metrics[0]:
             return trial.others.get(metric)
         return trial.last if trial.value is None else trial.value
@@ -30,7 +30,7 @@ class Objectives:
         return all(limit.kept_by(self.latest(trial, limit.metric)) for limit in self.limits)
 
     def final_value(self, trial: Trial, value: float | None) -> float | None:
-        """Return the first metric's `value`, or another one's that is not known or not finite."""
+        """Return the first metric's `value`, or that of another metric which is unknown or not finite."""
         values = [value, *(trial.others.get(metric) for metric in self.metrics[1:])]
         if None in values:
             return None

@@ -1,4 +1,4 @@
-"""Chooses the next point from what a search remembers: a quasi-random start, then the model.
+"""Chooses the next point from the search's history: a quasi-random start, then the model.
 
 The choice is a function of the history, the seed and, with many results, the fit before, which a saved search
 keeps: not of the clock, or of the order in which trials ended.
@@ -36,7 +36,7 @@ from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 from horovod_tune.search.suggest_state import SuggestState, features_of, running, split_failed
 
-#: Suggestions of the quasi-random start where trials report several times: one says more than its end.
+#: Suggestions of the quasi-random start if trials report several times: a curve has more information.
 _CURVES_START = 4
 #: Results to wait for before they are modelled together with an earlier experiment's. Until then its model
 #: and the quasi-random sequence suggest in turns: the difference shows how far it can be trusted.
@@ -170,7 +170,7 @@ class Optimizer:
         return acquisition, points[np.argsort(-state.within_first(scored, scores), kind="stable")[:5]]
 
     def _model_pareto(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return what several metrics are believed to be, and the points that are good in one of them."""
+        """Return the acquisition for several metrics, and the points that are good in one of them."""
         space, objectives = state.space, state.objectives
         scored = [trial for trial in state.usable if trial.ending is Ending.SCORED]
         each = [state.scores(scored, metric) for metric in objectives.metrics]

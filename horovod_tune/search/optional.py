@@ -21,7 +21,7 @@ OPTIONAL = {
 
 
 class MissingExtra(HorovodTuneError, ImportError):
-    """A searcher's package is not installed; the message says which extra brings it."""
+    """A searcher's package is not installed; the message names the extra to install."""
 
 
 def load(name: str) -> Any:

@@ -40,8 +40,8 @@ class PromotingASHA(TrialScheduler):
 
     Args:
         time_attr: the metric that measures a trial's progress.
-        metric: what to go by; may also come from the tuner.
-        mode: whether less of it is better ("min") or more ("max"); may also come from the tuner.
+        metric: compares trials; may also come from the tuner.
+        mode: "min" or "max"; may also come from the tuner.
         max_t: where a whole training ends, in units of `time_attr`.
         grace_period: the first rung.
         reduction_factor: how many times more trials reach a rung than continue from it, and how many times
@@ -97,14 +97,14 @@ class PromotingASHA(TrialScheduler):
         self._ended_at_rung: set[str] = set()
         # Trials that are paused without a checkpoint: functions that only commit get one from that.
         self._tries_to_pause: list[str] = []
-        # Whether pausing such a trial gave a checkpoint, by the rung at which it was tried.
+        # By rung: True if pausing such a trial gave a checkpoint.
         self._saves: dict[int, bool] = {}
         # Trials that failed while they were saved in order to wait; tried again, they wait after a report.
         self._failed_waiting: set[str] = set()
         self._is_restored = False
         self._said_no_time = False
 
-    # What Tune calls.
+    # Tune's callbacks.
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         if (self._metric and metric) or (self._mode and mode):
@@ -193,7 +193,7 @@ class PromotingASHA(TrialScheduler):
             self._continue(tune_controller, following)
         self._is_restored = False
         for trial_id in self._going_on:
-            # One that still runs, as it is being saved, is not ready.
+            # A trial that is still being saved is not ready.
             if self._trials[trial_id].status in (Trial.PAUSED, Trial.PENDING):
                 return self._trials[trial_id]
         trials = tune_controller.get_trials()
@@ -251,7 +251,7 @@ class PromotingASHA(TrialScheduler):
             self._tries_to_pause.remove(trial_id)
 
     def _end_those_without_checkpoint(self, controller: Any) -> None:
-        """See what pausing gave to trials that had no checkpoint; end those that could only start over."""
+        """End paused trials that got no checkpoint by pausing: they could only start over."""
         for trial_id in [each for each in self._tries_to_pause if self._trials[each].status == Trial.PAUSED]:
             self._tries_to_pause.remove(trial_id)
             trial = self._trials[trial_id]
@@ -279,12 +279,12 @@ class PromotingASHA(TrialScheduler):
         return None
 
     def _resume(self, controller: Any, trial: Trial) -> None:
-        """Take up a trial of an interrupted search, with its reports as they were saved."""
+        """Restore a trial of an interrupted search from its saved reports."""
         result = flatten_dict(trial.last_result)
         time, _ = self._read(result)
         if time is None:
             return
-        # By time, since those after its last checkpoint stand there twice where it was tried again.
+        # By time, since a restarted trial has two reports for each step after its last checkpoint.
         reports = dict(map(self._read, [*map(flatten_dict, reports_of(trial)), result]))
         known = [(at, gain) for at, gain in reports.items() if at is not None and gain is not None]
         until = [(at, gain) for at, gain in sorted(known) if at <= time and at < self._max_t]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Rungs:
-    """Asynchronous successive halving as Li et al. (2020) have it: trials wait, and the best continue later.
+    """Asynchronous successive halving after Li et al. (2020): trials wait, and the best continue later.
 
     A trial waits at each rung that it reaches. It continues once it is among the best ``1 / factor`` of all
     that have reached that rung, those that came later included.
@@ -32,7 +32,7 @@ class Rungs:
         self.waiting: set[str] = set()
 
     def reach(self, trial: str, time: float, value: float) -> bool:
-        """Note a report of a trial that does not wait; return whether it is one at which it waits."""
+        """Record a report of a trial that does not wait; return True if the trial waits at it."""
         reached = sum(time >= level for level in self.levels) - 1
         before = self._at.setdefault(trial, -1)
         if reached <= before:
@@ -44,7 +44,7 @@ class Rungs:
         return True
 
     def resume(self, trial: str, reports: Iterable[tuple[float, float]]) -> bool:
-        """Note the reports of a trial of an interrupted search, by time; return whether it is at a rung."""
+        """Record the reports of a trial of an interrupted search, by time; return True if it is at a rung."""
         for time, value in reports:
             self.reach(trial, time, value)
         return trial in self.waiting
@@ -64,7 +64,7 @@ class Rungs:
         return time >= self.levels[self._at[trial]]
 
     def is_good(self, trial: str) -> bool:
-        """Return True if a trial is among the best where it waits; the first to come there is."""
+        """Return True if a trial is among the best at the rung where it waits; the first one there is."""
         place, of = self.rank(trial)
         return place <= max(of / self._factor, 1)
 

@@ -1,4 +1,4 @@
-"""What `BayesOptSearch` may be given, and what Ray's own class takes and this one does not."""
+"""Checks the arguments of `BayesOptSearch`, including those that only Ray's own class has."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_removed(given: Mapping[str, Any]) -> None:
 
 
 def check_arguments(random_search_steps: Any, time_attr: Any, max_t: Any) -> None:
-    """Raise ValueError where one is out of bounds."""
+    """Raise ValueError if one is out of bounds."""
     if time_attr is not None and (not isinstance(time_attr, str) or not time_attr):
         raise ValueError(f"time_attr must be the name of a reported value, got {time_attr!r}")
     is_number = isinstance(max_t, (int, float, np.integer, np.floating)) and not isinstance(max_t, bool)

@@ -1,4 +1,4 @@
-"""Where randomness comes from: the user's `random_state`, and a seed of its own for each draw."""
+"""Seeds: the user's `random_state`, and a separate seed for each draw."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from horovod_tune.search.history import History
 
 
 def seed_of(random_state: Any) -> int:
-    """Return the seed of a `random_state`; None gives another one each time.
+    """Return the seed of a `random_state`; None gives a new one each time.
 
     Raises `ValueError` for anything but an integer of 0 or more, a NumPy generator or None.
     """
@@ -32,6 +32,6 @@ def seed_of(random_state: Any) -> int:
 
 
 def seed_for(seed: int, history: History, purpose: str) -> int:
-    """Return a seed of its own for each suggestion and each purpose in it."""
+    """Return a separate seed for each suggestion and each purpose in it."""
     words = [seed, len(history.trials), *purpose.encode()]
     return int(np.random.SeedSequence(words).generate_state(1)[0])

@@ -18,7 +18,7 @@ _FIELDS = {"metric", "mode", "space", "seed", "drawn", "queue", "trials"}
 
 
 class StateFileError(HorovodTuneError, ValueError):
-    """A file is not a saved search, or not of this search; the message says in which way."""
+    """A file is not a saved search, or belongs to another search; the message has the difference."""
 
 
 def empty() -> dict[str, Any]:

@@ -30,7 +30,7 @@ class SuggestState:
     within: Feasibility | None
     acquisition: AcquisitionFunction
     draws: int
-    #: What an earlier experiment says, to be weighed against what is seen.
+    #: The earlier experiment's model, weighed against the new results.
     earlier: EarlierTask | None = None
 
     def scores(self, trials: Sequence[Trial], metric: str) -> FloatArray:
@@ -40,7 +40,7 @@ class SuggestState:
     def allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_] | None:
         """Return which of these trials, and of the points in flight, keep the limits; None without limits.
 
-        A point in flight does where that is more probable than not.
+        A point in flight does if that is more probable than not.
         """
         if self.within is None:
             return None
@@ -68,7 +68,7 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def split_failed(history: History, objectives: Objectives) -> tuple[list[Trial], list[Trial]]:
-    """Return the trials that say something about the metrics, and those that failed or have diverged."""
+    """Return the trials with usable metrics, and those that failed or diverged."""
     failed = history.with_ending(Ending.FAILED)
     others = [trial for trial in history.trials.values() if trial.ending is not Ending.FAILED]
     lost: set[int] = set()

@@ -47,7 +47,7 @@ class PreviousResults:
         nested: dict[Any, Any] = {}
         for node in space.nodes:
             if node.conditions:
-                continue  # It lies within the value of the choice that it depends on.
+                continue  # It is inside the value of the choice that it depends on.
             value = value_at(config, node.path, MISSING)
             if value is MISSING:
                 value = _flat_value(config, node.path)
@@ -92,7 +92,7 @@ def read_previous(source: Any) -> PreviousResults:
 def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     config = {str(k)[len("config/") :]: v for k, v in row.items() if str(k).startswith("config/")}
     if not config:
-        # A table of one's own has the parameters' plain names.
+        # The user's own table has the parameters' plain names.
         config = {str(k): v for k, v in row.items()}
     # A table has every column in every row; NaN if a trial has no such parameter.
     config = {k: v for k, v in config.items() if not (isinstance(v, float) and v != v)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Demand:
-    """What one trial has, and what it could use.
+    """The workers of one trial, and what limits the use of more.
 
     Attributes:
         workers: how many ranks it has.
@@ -143,7 +143,7 @@ class _FreeWorkers(ABC):
 
     @abstractmethod
     def _use(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """Return what a result says of the use of more workers, as a field of `Demand`; empty for nothing."""
+        """Return the fields of `Demand` that a result has; empty if it has none."""
 
 
 class DistributeByNoiseScale(_FreeWorkers):

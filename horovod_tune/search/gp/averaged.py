@@ -1,4 +1,4 @@
-"""An acquisition function averaged over several posteriors, each with hyperparameters of its own."""
+"""An acquisition function averaged over several posteriors with different hyperparameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod_tune.search.gp.posterior import Posterior
 class Averaged:
     """The logarithm of the mean of what several posteriors expect, whose values are logarithms.
 
-    They are of the same results and points in flight, and on the same scale.
+    They share the results, the points in flight and the scale.
     """
 
     def __init__(self, posteriors: Sequence[Posterior]) -> None:

@@ -1,4 +1,4 @@
-"""How the axes of numbers may lie under the model: bent, and, over powers of ten, logarithmic or linear."""
+"""The axes of numeric parameters in the model: bent, and, over powers of ten, logarithmic or linear."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from horovod_tune.search.gp.kernels import FloatArray
 
 @dataclass(frozen=True)
 class Axes:
-    """What is known of the parameters' axes before there are results, one entry a parameter.
+    """Properties of the parameters' axes before there are results, one entry per parameter.
 
     Attributes:
-        bendable: whether an axis may be bent.
-        powers: of an axis that is logarithmic though the space says linear, the logarithm of how many times
-            its upper end is the lower one; 0 for all others.
+        bendable: True if an axis may be bent.
+        powers: for an axis that is logarithmic although its domain is linear, the logarithm of the upper
+            end over the lower one; 0 for all others.
     """
 
     bendable: NDArray[np.bool_]

@@ -1,4 +1,4 @@
-"""A Gaussian process given the results, with draws of what is noisy and of what is in flight."""
+"""A Gaussian process given the results, with draws of noisy results and of points in flight."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from horovod_tune.search.gp.process import Conditioned
 class Drawn:
     """Beliefs about one metric, as several equally probable processes that share their points.
 
-    `pending`, shape (points, features), are the points in flight. Without `draw_results` what was observed is
-    taken as it is, noise apart, and only what is in flight is drawn. Of that the first `expected` points are
-    not drawn either, but taken to become what is expected of them: the best of many draws is far better than
-    the best trial will be.
+    `pending`, shape (points, features), are the points in flight. Without `draw_results` observed results are
+    not drawn, only those in flight. The first `expected` of these are set to their expected values instead:
+    the best of many draws is far better than the best trial will be.
     """
 
     def __init__(

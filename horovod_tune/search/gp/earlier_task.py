@@ -1,13 +1,12 @@
 r"""An earlier experiment on other data as a prior: its shape, with a weight that the new results decide.
 
-With :math:`m(x)` what the earlier experiment's results are believed to be, on their own standardised scale,
-the new task is
+With :math:`m(x)` the earlier experiment's posterior mean, on its own standardised scale, the new task is
 
 .. math:: f(x) = w\,m(x) + d(x),\qquad w \sim N(0, 1)
 
 with a Gaussian process :math:`d` of its own: a linear kernel on :math:`m` added to the usual one (Rasmussen &
-Williams, 2006, section 2.7, with one basis function). If the tasks are related, a few results give
-:math:`w` away; if they are not, it shrinks to 0, and the search continues as if it had no earlier results.
+Williams, 2006, section 2.7, with one basis function). If the tasks are related, a few results
+determine :math:`w`; if not, it shrinks to 0, and the search continues as without earlier results.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class TransferCovariance:
     def __init__(self, own: Covariance, task: EarlierTask) -> None:
         self._own, self._task = own, task
         self.noise, self.signal = own.noise, own.signal
-        #: The points of the latest call and the task there: a climb asks for the same ones every time.
+        #: The points of the latest call and the task there: a climb repeats them.
         self._latest: tuple[FloatArray, FloatArray] | None = None
 
     def _at(self, points: FloatArray) -> FloatArray:

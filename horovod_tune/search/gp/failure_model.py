@@ -14,14 +14,14 @@ from horovod_tune.search.gp.process import Conditioned
 
 #: Losses of such a size have no differences that a float can hold, and count as failed in any case.
 _NO_NUMBER = 1e307
-#: A jump to results that are no longer ones: this many times the range, and the size, of all better ones.
+#: A jump to unusable results: this many times the range, and the size, of all better ones.
 _JUMP = 100.0
-#: So many results, and this share of them, lie before the jump.
+#: At least so many results, and this share of them, come before the jump.
 _FEWEST_GOOD, _SHARE_GOOD = 4, 0.25
 
 
 def diverged(losses: FloatArray) -> NDArray[np.bool_]:
-    """Return which losses, smaller being better, are so far beyond the others that their sizes say nothing.
+    """Return which losses (smaller is better) are so far beyond the others that their size is meaningless.
 
     A training that diverges reports 1e6 or 1e30 where others report 0.3. Sorted, such losses come after a
     jump that is a hundred times as wide as the range of the losses before it, to a hundred times their

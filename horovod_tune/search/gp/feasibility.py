@@ -1,4 +1,4 @@
-"""What lowers the worth of a point whatever its objective: the probability to fail or to break a limit."""
+"""Feasibility of a point, whatever its objective: the probability that it fails or breaks a limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Feasibility(Protocol):
 
 
 class JointFeasibility:
-    """The probability that several independent things go well."""
+    """The joint probability of independent conditions."""
 
     def __init__(self, feasibilities: Sequence[Feasibility]) -> None:
         self._feasibilities = tuple(feasibilities)
@@ -76,7 +76,7 @@ def room(values: FloatArray, bound: float, upwards: bool) -> FloatArray:
 
 
 class FeasibilityOnly:
-    """What is looked for while no result keeps the limits: the point that most probably does."""
+    """The acquisition until a result keeps the limits: the point that most probably keeps them."""
 
     def __init__(self, feasibility: Feasibility, rows: int) -> None:
         self._feasibility, self.rows = feasibility, rows

@@ -76,7 +76,7 @@ class FitState(NamedTuple):
     fresh_at: int
     #: A digest of what was fitted.
     data: str
-    #: Whether the axes over powers of ten are linear.
+    #: True if the axes over powers of ten are linear.
     linear: bool = False
 
 
@@ -96,9 +96,9 @@ _FRESH_STEPS, _FRESH_STEPS_MANY = 60, 30
 class FittedModel:
     """The covariance and scaling that a set of results gives; points in flight do not change them.
 
-    `earlier` is the state of a fit to fewer results. Where it is of the same ones, nothing is fitted, and
-    without `refit` not as long as there are few more either. Where `timed`, the results are reports, and the
-    last feature is their time. `task` is what an earlier experiment says of this one.
+    `earlier` is the state of a fit to fewer results. If it has the same results, nothing is fitted; without
+    `refit`, also not while there are few new ones. If `timed`, the results are reports, and the last feature
+    is their time. `task` is an earlier experiment's model of this task.
     """
 
     def __init__(
@@ -265,6 +265,6 @@ class FittedModel:
     def condition(self) -> Conditioned:
         """Return the process given only the results, its targets standardised."""
         noise = np.full(len(self.features), self.covariance.noise)
-        # What comes from outside is fitted without a mean, as scikit-learn does it.
+        # A user's kernel is fitted without a mean, as scikit-learn does it.
         mean = None if self.options.kernel is None else 0.0
         return Conditioned(self.features, self.targets[:, None], noise, self.covariance, mean)

@@ -19,7 +19,7 @@ _KNOWN = "alpha, kernel and n_restarts_optimizer"
 
 
 def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -> ModelOptions:
-    """Return the options that `params` ask for, the rest as in `base`.
+    """Return `base` with the options that `params` set.
 
     Raises `ValueError` for an unknown name or a value out of bounds.
     """
@@ -46,7 +46,7 @@ def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -
 
 
 def check_kernel(options: ModelOptions, space: SearchSpace) -> None:
-    """Raise `SpaceError` where a kernel of the user's own does not fit the features of `space`."""
+    """Raise `SpaceError` if a user's kernel does not fit the features of `space`."""
     if options.kernel is None or space.dimension == 0:
         return
     features = space.features(space.from_quantiles(np.full((1, space.dimension), 0.5)))

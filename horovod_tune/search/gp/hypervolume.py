@@ -1,4 +1,4 @@
-"""What is worth trying where several metrics count: the expected gain of the front's hypervolume."""
+"""The acquisition for several metrics: the expected gain of the front's hypervolume."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class HypervolumeGain:
     metrics' joint draws there, of how far the point's own value exceeds that maximum. Works for any number of
     metrics and of points in flight. All metrics are maximised here.
 
-    `drawn` has a belief for each metric, on the same points; `allowed`, shape (points,), selects those that
-    may belong to the front, at least one. The reference is below the worst value of each metric on the front,
-    the one that is expected among `pool`, shape (queries, features), included: a front that is known in part
-    is also to grow at its ends.
+    `drawn` has a posterior for each metric, on the same points; `allowed`, shape (points,), selects those
+    that may belong to the front, at least one. The reference is below the worst value of each metric on the
+    front, the one that is expected among `pool`, shape (queries, features), included: a front that is known
+    in part is also to grow at its ends.
     """
 
     def __init__(

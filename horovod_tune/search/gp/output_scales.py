@@ -26,7 +26,7 @@ FloatArray = NDArray[np.floating[Any]]
 
 #: The softnesses that are tried besides the results' own scale, if the acquisition function allows it.
 SOFTNESSES = (1.0, 0.1)
-#: What a scale must be ahead by: this times log10(10 / softness) is taken from its log posterior. Without it
+#: The lead that a scale needs: this times log10(10 / softness) is taken from its log posterior. Without it
 #: warped scales win by chance, which costs most where results are noisy.
 _PENALTY = 2.0
 #: How far, in powers of e, results are followed where the model's band goes beyond all that was seen.
@@ -92,7 +92,7 @@ def _unwarp(values: FloatArray, best: float, unit: float, softness: float) -> Fl
 
 
 def compress(targets: FloatArray, depth: float) -> FloatArray:
-    """Pull in targets far worse than the median, so that a few disasters do not flatten the rest.
+    """Pull in targets far worse than the median, so that a few outliers do not flatten the rest.
 
     With d the distance from the median to the best, what is more than `depth` times d below the median
     grows only logarithmically from there on. Order is kept.

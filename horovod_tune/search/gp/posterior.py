@@ -1,4 +1,4 @@
-"""What is believed about the objective when a suggestion is made: results, failures and points in flight.
+"""The posterior of the objective when a suggestion is made: results, failures and points in flight.
 
 Targets are maximised here, whatever the search's mode.
 """
@@ -22,7 +22,7 @@ class Posterior:
     """An acquisition function over the model space, knowing the points in flight and the failures.
 
     `pending` has the shape (points, features). `context` are features that every query shares, after its own:
-    the time at which learning curves are looked at. `draw_results` and `expected` as `Drawn` has them.
+    the time at which learning curves are compared. `draw_results` and `expected` as `Drawn` has them.
     The value to beat is the best of `rivals`, shape (points, features and context); if None, of the
     model's own points and those in flight. `allowed` selects at least one that counts; None selects all.
     """

@@ -14,8 +14,8 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: A grid with more values than this is climbed like a continuous parameter, then snapped.
 CLIMBABLE = 16
-#: Points all over the space that are looked at, and climbs from the best of them. Each costs the square of
-#: the model's rows; where there are many, the best results are near the optimum already.
+#: Points all over the space that are evaluated, and climbs from the best of them. Each costs the square of
+#: the model's rows; if there are many, the best results are near the optimum already.
 _FEW_ROWS, _MANY_ROWS = (1024, 4), (384, 2)
 
 
@@ -39,7 +39,7 @@ def propose(
     taken: Callable[[Point], bool],
     seed: int,
 ) -> Point | None:
-    """Return the best point found that is not `taken`, or None if all that were looked at are.
+    """Return the best point found that is not `taken`, or None if all evaluated points are.
 
     `centres`, shape (points, parameters), are good points whose surroundings are searched more closely.
     """

@@ -16,7 +16,7 @@ from ray.tune.search.sample import Categorical, Domain
 
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange, Grid
 
-# So many of a list of options stand in a message.
+# The most options that a message lists.
 _SHOWN = 10
 
 
@@ -28,7 +28,7 @@ class Choice:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values: list[Any] = []
-        # The places of those that can be hashed; looking for each among all takes long where there are many.
+        # Positions of the hashable values: a linear search takes long if there are many.
         self._places: dict[tuple[type, Any], int] = {}
         counts: list[int] = []
         for value in values:
@@ -63,7 +63,7 @@ class Choice:
         return np.minimum(np.searchsorted(self._shares, quantiles, side="right"), self.cardinality - 1)
 
     def why_invalid(self, value: Any) -> str | None:
-        """Say why `value` does not belong here, or return None if it does."""
+        """Return why `value` is not allowed; None if it is."""
         if self._find(value) is not None:
             return None
         return f"must be one of {readable(self._given)}, got {value!r}"

@@ -35,8 +35,8 @@ class FloatRange:
 
     A linear range of positive numbers whose ends are `FEWEST_TIMES` to `MOST_TIMES` apart, such as
     `uniform(1e-5, 1)`, is on a log scale too: 1e-5 instead of 0 suggests powers of ten. Half of
-    what is drawn from it is drawn as it says, half from the powers, and the model makes it linear again where
-    results ask for it.
+    the draws are uniform, half log-uniform, and the model makes the axis linear again if the results
+    suggest it.
 
     >>> lr = FloatRange(1e-4, 1e-2, log=True)
     >>> round(lr.to_coordinate(1e-3), 6), lr.to_value(1.0)
@@ -87,7 +87,7 @@ class FloatRange:
         raise ValueError("a continuous parameter has no list of values")
 
     def why_invalid(self, value: Any) -> str | None:
-        """Say why `value` does not belong here, or return None if it does."""
+        """Return why `value` is not allowed; None if it is."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             return f"must be a number, got {value!r}"
         if not self.lower <= value <= self.upper:
@@ -107,7 +107,7 @@ class Grid:
     """The numbers `step * k` for the integers k from `first` to `last`, on a linear or a log scale.
 
     `step` is an int for integer domains, whose values then are ints, and a float for quantised ones,
-    whose values are what the decimal notation of the step says: 3 steps of 0.1 are 0.3.
+    whose values follow the step's decimal notation: 3 steps of 0.1 are 0.3.
 
     >>> Grid(0, 3, 0.1).to_value(1.0)
     0.3
@@ -128,7 +128,7 @@ class Grid:
         self._k_low, self._k_high = self.first - self._base, self.last - self._base
         if self._in_log:
             self._low, self._high = math.log(self.first), math.log(self.last)
-            # Half a step beyond either end, so that the end values are drawn as often as they deserve.
+            # Half a step beyond either end, so that the end values are as likely as the others.
             self._draw_low, self._draw_high = math.log(self.first - 0.5), math.log(self.last + 0.5)
         else:
             self._low, self._high = float(self._k_low), float(self._k_high)
@@ -181,7 +181,7 @@ class Grid:
         return self._coordinate(np.unique(k[k != here]))
 
     def why_invalid(self, value: Any) -> str | None:
-        """Say why `value` does not belong here, or return None if it does."""
+        """Return why `value` is not allowed; None if it is."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             return f"must be a number, got {value!r}"
         low, high = self._value(self.first), self._value(self.last)

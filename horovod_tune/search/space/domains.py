@@ -23,7 +23,7 @@ class SpaceError(HorovodTuneError, ValueError):
 
 
 class _Missing:
-    """Stands for a value that is not there, where None is a value."""
+    """Marks a missing value where None is a value."""
 
 
 MISSING = _Missing()
@@ -105,7 +105,7 @@ def _with_ranges(name: str, value: Any) -> Any:
 
 
 def to_pbounds(spec: Mapping[str, Any], join: bool = False) -> dict[str, Any]:
-    """Return a flat space of `pbounds`; what these cannot say stays a Tune domain.
+    """Return a flat space of `pbounds`; what these cannot express stays a Tune domain.
 
     >>> to_pbounds({"model": {"lr": Float(0.0, 0.1).uniform()}, "epochs": 3})
     {'model/lr': (0.0, 0.1)}

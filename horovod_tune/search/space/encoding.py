@@ -1,4 +1,4 @@
-"""A search space as JSON, for a saved search that is restored before anything says which space it has."""
+"""A search space as JSON, so that a saved search can be restored before its space is passed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def encode(spec: Any) -> Any:
     """Return a space as JSON values.
 
     Raises:
-        TypeError: For what JSON cannot say: functions, arrays, `tune.sample_from`.
+        TypeError: For what JSON cannot express: functions, arrays, `tune.sample_from`.
     """
     if spec is None or isinstance(spec, (bool, str)) or type(spec) in (int, float):
         return spec
@@ -33,7 +33,7 @@ def encode(spec: Any) -> Any:
 
 
 def decode(encoded: Any) -> Any:
-    """Return the space that `encode` made JSON of."""
+    """Return the space that `encode` encoded."""
     if not isinstance(encoded, dict):
         return encoded
     ((kind, parts),) = encoded.items()

@@ -36,7 +36,7 @@ _STRAIGHT = 16
 
 
 class SearchSpace:
-    """What is searched: the modelled parameters, what is sampled outside the model, and the constants.
+    """A search space: the modelled parameters, what is sampled outside the model, and the constants.
 
     `spec` is a nested Tune search space. With `include_constants` a configuration holds the constants too;
     Tune itself adds them when the space came as `param_space`.
@@ -76,7 +76,7 @@ class SearchSpace:
         return cls(decode(state["spec"]), state["include_constants"])
 
     def as_json(self) -> dict[str, Any] | None:
-        """Return the space for a saved search, None if it holds what JSON cannot say."""
+        """Return the space for a saved search; None if JSON cannot express it."""
         try:
             return {"spec": encode(self._spec), "include_constants": self._include_constants}
         except TypeError:
@@ -153,7 +153,7 @@ class SearchSpace:
         return np.stack(columns, axis=1) if columns else points
 
     def features(self, points: FloatArray) -> FloatArray:
-        """Return what the kernel sees, shape (points, features): numbers as they are, categories one-hot.
+        """Return the model's features, shape (points, features): numbers as they are, categories one-hot.
 
         One-hot columns are scaled so that two different categories are at distance 1. Inactive parameters are
         at one place each, so that two points at which they are inactive do not differ by them.
@@ -242,7 +242,7 @@ class SearchSpace:
         return coordinates, given
 
     def _read(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
-        """Return the coordinates of a configuration, floats as they stand in it, and what it lacks."""
+        """Return the coordinates of a configuration, its floats unchanged, and what it lacks."""
         coordinates: dict[int, float] = {}
         given: dict[Path, Any] = {}
         missing: list[Node] = []

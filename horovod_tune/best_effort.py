@@ -34,7 +34,7 @@ def best_effort_callback(what: str, *deliberate: type[Exception]) -> Callable[[_
     """Return a decorator for classes of Tune callbacks: a hook that raises does not end the search.
 
     One warning per callback object names `what`; its later hooks are still called, so that a screen is closed
-    and a summary printed. `deliberate` exceptions, which say that the search cannot run, are raised.
+    and a summary printed. `deliberate` exceptions, which mean that the search cannot run, are raised.
     """
 
     def decorate(cls: _Class) -> _Class:

@@ -98,7 +98,7 @@ class DistributedTrainable(FunctionTrainable):
         self._trial_storage.begin()
 
     def _set_trial(self, config: dict[str, Any]) -> None:
-        # Whether the training function has reported a checkpoint, and whether the trial is leaving its hosts.
+        # True if the training function has reported a checkpoint; True if the trial is leaving its hosts.
         self._saves_itself = self._moves = False
         self._artifacts_are_stored = False
         storage = self._storage

@@ -119,7 +119,7 @@ def _read(args: argparse.Namespace) -> Analysis | None:
     except (OSError, ValueError, ImportError) as error:
         _print_error(error)
         return None
-    if args.run is not run_show:  # the view itself says it
+    if args.run is not run_show:  # the view itself shows it
         for warning in caught:
             _print_error(warning.message)
     return analysis
@@ -191,7 +191,7 @@ def run_export(args: argparse.Namespace) -> int:
     from horovod_tune.analysis import export
 
     if not args.csv and not args.parquet:
-        print("horovod-tune: say where to: --csv FILE, --parquet FILE, or both", file=sys.stderr)
+        print("horovod-tune: pass --csv FILE, --parquet FILE, or both", file=sys.stderr)
         return 2
     analysis = _read(args)
     if analysis is None:

@@ -1,4 +1,4 @@
-"""Trials that were not trained to the end: how the search expects them to continue, and their standing."""
+"""Trials that were not trained to the end: their expected continuation, and their standing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from horovod_tune.analysis.scoring import value_of
 class Expectation:
     """A trial's metric from its last report on, as the search's model has it; arrays of one length.
 
-    About 80 of 100 reports are between `low` and `high`. The last of each is what is expected at `end`, which
-    is a time of the search's `time_attr`; `iterations` are where that would be.
+    About 80 of 100 reports are between `low` and `high`. The last entries are the values expected at `end`, a
+    time in the search's `time_attr`; `iterations` are the corresponding iterations.
     """
 
     iterations: np.ndarray
@@ -68,7 +68,7 @@ def expectations(analysis: Analysis) -> dict[int, Expectation]:
 
 
 def _from_last_report(trial: TrialRecord, curve: PredictedCurve, time_attr: str) -> Expectation | None:
-    """Return the part of a predicted curve that the trial has not come to since, over iterations."""
+    """Return the part of a predicted curve after the trial's last report, over iterations."""
     last = trial.rows[-1] if trial.rows else trial.last_result or {}
     iteration, time = iteration_of(last), _time_of(last, time_attr)
     if iteration is None or time is None or not 0 < time < curve.times[-1]:
@@ -109,10 +109,10 @@ class Standing:
 
 @cached
 def standings(analysis: Analysis) -> dict[int, Standing]:
-    """Return where those trials stand that were paused or stopped at a rung of the scheduler, by number.
+    """Return the standing of trials that were paused or stopped at a rung of the scheduler, by number.
 
-    The places are among all trials that have come to the rung, the later ones too. Empty where the
-    experiment does not say its rungs.
+    The places are among all trials that reached the rung, including later ones. Empty if the experiment
+    has no record of its rungs.
     """
     known = analysis.record.rung_times
     if known is None:
@@ -134,7 +134,7 @@ def standings(analysis: Analysis) -> dict[int, Standing]:
             time, value = timed[0]
             there[number] = math.nan if value is None else sign * value
             is_over = analysis.trials[number].status in ("PAUSED", "TERMINATED")
-            # It has come no further than with the report that came to the rung, be that twice.
+            # Its progress is that of the report at the rung, even if it reported that twice.
             rests = is_over and max(each for each, _ in timed) == time < following
             if rests and math.isfinite(there[number]):
                 stands[number] = time

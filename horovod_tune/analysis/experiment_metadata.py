@@ -1,4 +1,4 @@
-"""Runs in the driver: writes what `analyze` needs to know of a search and Tune writes in pickles or nowhere.
+"""Runs in the driver: writes metadata for `analyze` that Tune writes only in pickles, or not at all.
 
 That is metric, mode, space, searcher, scheduler, rungs and resources, the versions of what trains and the
 size of the cluster, in one JSON file next to Tune's own.
@@ -24,7 +24,7 @@ _MOST_PARAMETERS, _LONGEST_TEXT = 5_000, 300
 def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
     """Write metadata of the search that starts `trial`; Tune copies the driver's folder to the storage.
 
-    What another callback has written of the same search stays if it is not in `known`. Raises `OSError`.
+    Metadata that another callback wrote for the same search is kept unless `known` has it. Raises `OSError`.
     """
     if trial.storage is None:
         return

@@ -32,14 +32,14 @@ def analyze(
         metric: what trials are compared by; the experiment's own unless given.
         mode: "min" or "max"; the experiment's own unless given.
         scope: how trials are compared: by their "last" value, as Tune does, or by the best of "all".
-        limits: what a result has to keep to be the best, such as ["latency_ms <= 20"]; those that
-            `BayesOptSearch` was given unless said otherwise, [] for none.
-        run: which search of the folder, where several of one name wrote into it: one of `Analysis.runs`.
-            The newest unless given, with a warning that names the others.
+        limits: conditions that the best result must meet, such as ["latency_ms <= 20"]; by default those of
+            `BayesOptSearch`, [] for none.
+        run: one of `Analysis.runs`, if several searches wrote into the folder. By default the newest, with a
+            warning that names the others.
         filesystem: the pyarrow filesystem of a path that needs one (as in `RunConfig(storage_filesystem=…)`).
 
     Raises:
-        TypeError: `experiment` is something else.
+        TypeError: `experiment` is of another type.
         FileNotFoundError: there is no such folder.
         ValueError: it holds no experiment or no such run, or an argument is out of bounds.
     """

@@ -23,8 +23,8 @@ class ParetoFront:
     """The results of an experiment that no other one beats in all of several metrics.
 
     `metrics` maps each to "min" or "max". `points` has all results that were compared, shape (points,
-    metrics); `trials` and `rows` say whose each is (the trial's place and its report's), `on_front` which
-    of them are the front.
+    metrics); `trials` and `rows` are the indices of each one's trial and report, `on_front` which of
+    them are the front.
     """
 
     analysis: Analysis

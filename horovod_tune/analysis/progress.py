@@ -119,7 +119,7 @@ class Progress:
         known.ended = now if known.state in ("done", "failed") else None
 
     def reported(self, trial_id: str, result: dict[str, Any], now: float) -> bool:
-        """Record a report; return whether it is the best value so far."""
+        """Record a report; return True if it has the best value so far."""
         trial = self.trials.get(trial_id) or self.started(trial_id, now)
         iteration = result.get("training_iteration")
         trial.iteration = iteration if isinstance(iteration, int) else trial.iteration + 1
@@ -443,7 +443,7 @@ class ProgressCallback(Callback):
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         view, self._view = self._view, None
-        # Tune calls this hook also while it handles an error that ends the search, which says all there is.
+        # Tune also calls this hook while it handles an error that ends the search; the error is enough then.
         if view is None or (sys.exc_info()[0] is not None and not self._progress.count("done", "failed")):
             return
         for trial in trials:  # if nothing was left to do, Tune has taken no step

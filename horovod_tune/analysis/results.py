@@ -23,9 +23,9 @@ from horovod_tune.analysis.scoring import Limit, Score, best_index, is_better, k
 from horovod_tune.analysis.trial_details import config_changes, plain_text
 from horovod_tune.errors import HorovodTuneError
 
-# Not checkpoint_000001.part: a copy that a full disk or a kill has ended.
+# Not checkpoint_000001.part: an incomplete copy.
 _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
-_QUIET_S = 660.0  # Tune copies to its storage every 300 s; two of these without a sign is an end
+_QUIET_S = 660.0  # Tune copies to its storage every 300 s; two intervals without a change are an end
 
 
 _Value = TypeVar("_Value")
@@ -325,7 +325,7 @@ class Analysis:
         """One row per trial, in the order of creation.
 
         Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
-        start and end (UTC), duration_s, ranks, hosts and start_s (NA where the reports do not say), error
+        start and end (UTC), duration_s, ranks, hosts and start_s (NA if the reports lack them), error
         (its last line), num_failures, logdir, and the configuration as config/….
         """
         scored: list[Score | None] = list(self.scores) if self._scored else [None] * len(self.trials)

@@ -68,7 +68,7 @@ def score(
 ) -> Score:
     """Return a trial's last and best value of the metric; of equal ones the earlier report's is best.
 
-    `kept` has for each report whether it keeps the limits; all do unless given.
+    `kept` is True for each report that keeps the limits; by default all do.
     """
     last, best, best_row = math.nan, math.nan, None
     for index, row in enumerate(rows):
@@ -158,7 +158,7 @@ def known_values(
 
 
 def kept(rows: Sequence[Mapping[str, Any]], limits: Iterable[Limit]) -> list[bool]:
-    """Return for each report whether all limits are kept at it."""
+    """Return for each report if it keeps all limits."""
     limits = tuple(limits)
     values = known_values(rows, [limit.metric for limit in limits])
     return [all(limit.kept_by(v) for limit, v in zip(limits, at, strict=True)) for at in values]

@@ -38,7 +38,7 @@ _EXPECTED_WIDTH, _STANDING_WIDTH = 16, 15
 
 
 def console(**settings: object) -> Console:
-    """A rich console. Raises `ImportError` that says what to install."""
+    """Return a rich console. Raises `ImportError` with what to install."""
     try:
         from rich.console import Console
     except ImportError as error:

@@ -88,13 +88,13 @@ def plain_text(text: str) -> str:
 
 
 def ranks_of(trial: TrialRecord) -> int | None:
-    """How many ranks trained the trial, as its reports say; None if they do not."""
+    """Return the number of ranks from the trial's reports; None if they lack it."""
     size = (trial.last_result or {}).get("world_size")
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 10**6 else None
 
 
 def hosts_of(trial: TrialRecord) -> list[str] | None:
-    """The host of each of the trial's ranks, by rank, as its reports say; None if they do not.
+    """Return the host of each rank from the trial's reports; None if they lack it.
 
     A function may report a `hosts` of its own: one that is not in Horovod's notation for this many ranks.
     """
@@ -106,7 +106,7 @@ def hosts_of(trial: TrialRecord) -> list[str] | None:
 
 
 def start_seconds(trial: TrialRecord) -> float | None:
-    """How long the trial's start took, as its reports say."""
+    """Return from the trial's reports how long its start took."""
     return seconds((trial.last_result or {}).get("start_s"))
 
 

@@ -93,7 +93,7 @@ def varying_parameters(analysis: Analysis) -> list[Parameter]:
 def _options(config: dict[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
     """A flat configuration in which a list is one option, unless its elements have ranges of their own.
 
-    An object's address is left out: it differs for each trial and says nothing.
+    An object's address is left out: it differs in each trial.
     """
     found: dict[str, Any] = {}
     for name, value in config.items():

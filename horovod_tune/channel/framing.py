@@ -1,7 +1,7 @@
 """One end of a stream socket between two processes of one host: whole, checked messages. Data, never code.
 
-A frame is four bytes of length and a msgpack map with the message's kind and fields. What comes is checked
-against the schema of what the other end may send before anybody uses it, and never unpickled.
+A frame is four bytes of length and a msgpack map with the message's kind and fields. Each message is
+checked against the schema of what the other end may send before it is used, and never unpickled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def frame(kind: str, **fields: Any) -> bytes:
-    """Return a message as it travels.
+    """Return a message as the bytes of its frame.
 
     Raises:
         MetricsError: a field has a value that cannot be sent, or is too large.
@@ -91,13 +91,13 @@ class Channel:
             return sent == len(data)
 
     def receive(self, timeout_s: float | None) -> tuple[list[dict[str, Any]], bool]:
-        """Return the messages that arrive within ``timeout_s``, and whether the other end is still open.
+        """Return the messages that arrive within ``timeout_s``, and True if the other end is still open.
 
         Args:
             timeout_s: how long to wait for the first bytes; None waits until there are some.
 
         Raises:
-            MalformedMessage: something has come that the other end may not send.
+            MalformedMessage: the other end sent something that it may not send.
         """
         try:
             if timeout_s is not None and not self._is_readable(timeout_s):
@@ -109,7 +109,7 @@ class Channel:
         return self._whole_messages(), bool(data)
 
     def _is_readable(self, timeout_s: float) -> bool:
-        """Return whether there is something to read, or the end of it, within ``timeout_s``."""
+        """Return True if data or the end of the stream can be read within ``timeout_s``."""
         number = self._socket.fileno()
         if number < 0:
             raise OSError("this end is closed")

@@ -10,8 +10,9 @@ import msgpack
 from horovod_tune.errors import HorovodTuneError, MetricsError
 
 _TUPLE, _ARRAY, _INTEGER = 1, 2, 3
-# How deep tuples may be nested in what comes. Each level is a call of msgpack's C code within another, with
-# 40 kB of stack: at 200 the process ends with SIGSEGV. Of lists and dicts, msgpack itself takes 512 levels.
+# How deep tuples may be nested in a received message. Each level is a call of msgpack's C code within
+# another, with 40 kB of stack: at 200 the process ends with SIGSEGV. Of lists and dicts, msgpack itself takes
+# 512 levels.
 MAX_TUPLES_DEEP = 64
 
 

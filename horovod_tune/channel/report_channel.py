@@ -1,8 +1,8 @@
-"""Reports and their releases between the coordinator and the Gloo ranks on its own host.
+"""Reports and their acknowledgements between the coordinator and the Gloo ranks on its own host.
 
-Through Ray, a report and its release take two calls, a millisecond per rank; here each is one message on a
-socket. Reports from other hosts go through Ray, and so does what does not fit here: metrics of types that
-msgpack does not have, reports above `MAX_REPORT_BYTES`, checkpoints on storage with a filesystem object.
+Through Ray, a report and its acknowledgement take two calls, a millisecond per rank; here each is one message
+on a socket. Reports from other hosts go through Ray, and so does what does not fit here: metrics of types
+that msgpack does not have, reports above `MAX_REPORT_BYTES`, checkpoints on storage with a filesystem object.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import WorkerInfo
 
-# How long a killed actor's process may take to be gone before it is killed by its pid.
+# How long a killed actor's process may take to end before it is killed by its pid.
 GONE_S = 3.0
 REMOTE_S = 10.0
 LOST_S = 2.0
@@ -31,8 +31,8 @@ def end_actors(
 ) -> None:
     """Kill the actors; if their processes are known, wait until they are gone.
 
-    A node of ``lost_nodes`` may be out of reach without Ray knowing it yet: it is waited for LOST_S only.
-    Without ``wait``, other nodes than this one are notified and not waited for.
+    A node of ``lost_nodes`` may be unreachable before Ray knows it: the wait for it is only LOST_S.
+    Without ``wait``, nodes other than this one are notified without waiting for them.
 
     A process that is stopped (SIGSTOP) does not follow Ray's request to exit, so it is killed by its pid,
     on its own node.

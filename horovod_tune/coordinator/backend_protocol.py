@@ -1,4 +1,4 @@
-"""What Gloo and XLA both implement: the actor of a worker, and the launcher that starts workers.
+"""The interface that every backend implements: a worker's actor, and the launcher that starts workers.
 
 A *worker* is a Ray actor that runs one rank (Gloo) or all ranks of a host (XLA). The worker group calls
 workers through these methods only, and every message names the rank that sent it.
@@ -14,13 +14,13 @@ from horovod_tune.messages import Assignment, CheckpointPlace, Message, ResetRes
 
 
 class WorkerActor(Protocol):
-    """The methods of a worker's actor; none blocks longer than it says."""
+    """The methods of a worker's actor; none blocks longer than documented."""
 
     def describe(self) -> WorkerInfo:
-        """Return where the actor landed."""
+        """Return where the actor was placed."""
 
     def assign(self, assignment: Assignment) -> None:
-        """Take the ranks and their environment; again where another died before all had theirs."""
+        """Set the ranks and their environment; called again if another worker died during the start."""
 
     def begin(self, order: TrialRequest) -> None:
         """Start the training function on every rank of the worker; returns at once."""
@@ -37,7 +37,7 @@ class WorkerActor(Protocol):
         """Make the current or next report unwind the training function."""
 
     def close_world(self) -> None:
-        """Break the ranks' collectives, so that those who wait in one get an error."""
+        """Break the ranks' collectives, so that ranks which wait in one get an error."""
 
     def end_process(self) -> None:
         """Close the world, and run what runs at a process's exit: the process is killed after this."""
@@ -69,7 +69,7 @@ class Launcher(Protocol):
         """Return the channels of the workers that are connected to this process since `assign`, by index."""
 
     def processes_below(self) -> Sequence[WorkerInfo]:
-        """Return the processes that workers have started for their ranks and that have to end with them."""
+        """Return the processes that workers have started for their ranks and that must end with them."""
 
     def close(self) -> None:
         """Undo what `assign` started; twice is harmless."""
@@ -83,7 +83,7 @@ class ElasticLauncher(Launcher, Protocol):
         """How many slots the trial's placement group holds, which Ray takes back together."""
 
     def release_slot(self, slot: int) -> None:
-        """Give Ray back what a slot beyond the trial's placement group holds."""
+        """Release the resources of a slot beyond the trial's placement group."""
 
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Create the actor of a slot and return its handle, without waiting for it.

@@ -37,7 +37,7 @@ class Coordinator:
     Args:
         group: the worker group, not started.
         function: the training function as cloudpickle bytes.
-        reuse_workers: whether a group that a trial leaves fit may run the next one.
+        reuse_workers: if True, a group that a trial leaves usable runs the next one.
     """
 
     def __init__(self, group: WorkerGroup, function: bytes, *, reuse_workers: bool) -> None:
@@ -49,7 +49,7 @@ class Coordinator:
         self._started = False
         self._log_is_lost = False
         self._function_is_there = False
-        # Whether the workers have run another trial before this one, and whether this one has reported.
+        # True if the workers have run another trial before this one; True if this one has reported.
         self._are_used = self._has_reported = False
         self._start_s = 0.0
         # Why the workers of the trial before were not kept; empty when they were.
@@ -102,9 +102,9 @@ class Coordinator:
                 return None
 
     def _may_try_again(self, cause: Exception) -> bool:
-        """Return True if a trial may have failed over what another one left in its processes.
+        """Return True if a trial may have failed because of what another one left in its processes.
 
-        One that has reported may not start again by itself: Tune has its results.
+        One that has reported must not be restarted here: Tune has its results.
         """
         if not self._are_used or self._has_reported or not isinstance(cause, TrainingFailed | StartFailed):
             return False
@@ -112,7 +112,7 @@ class Coordinator:
         return not (lost and ray_compat.is_preempted(lost))
 
     def _try_again(self, cause: Exception) -> Any:
-        """Start the trial again in new processes; what goes wrong there is its error."""
+        """Start the trial again in new processes; a second failure is its error."""
         assert self._order is not None
         logger.warning(
             "horovod_tune: %s failed before its first report in processes that an earlier trial had used; it "
@@ -125,7 +125,7 @@ class Coordinator:
         return self.next_result()
 
     def _give_up(self, cause: Exception) -> None:
-        """End the workers after a failure; whatever happens meanwhile, ``cause`` is what is reported."""
+        """End the workers after a failure; ``cause`` is reported, whatever else fails meanwhile."""
         self._keep_logs(at_end=True)
         try:
             self.close()
@@ -208,7 +208,7 @@ class Coordinator:
                 self._storage.append_log(chunk.rank, chunk.text)
             if publish or at_end:
                 self._storage.publish_logs(at_end=at_end)
-        except Exception as error:  # any of the storage's: a trial does not fail for a log
+        except Exception as error:  # any error of the storage: a trial must not fail because of a log
             if not self._log_is_lost:
                 self._log_is_lost = True
                 logger.warning("the ranks' logs cannot be stored, which ends nothing else: %r", error)
@@ -216,7 +216,7 @@ class Coordinator:
     def end_trial(self) -> None:
         """End the current trial; keep the workers for the next one if they are fit for it."""
         if not self._started:
-            return  # the workers have not been touched since they were made
+            return  # the workers are as new
         self._started = False
         if self._reuse_workers:
             problems = self._group.end_trial()

@@ -1,4 +1,4 @@
-"""Where the coordinator waits for whatever comes first: a worker's answer to a poll, or a report."""
+"""The coordinator's event queue: workers' replies to polls, and reports from channels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from horovod_tune.messages import Report
 
 @dataclass
 class Events:
-    """What has come: answers with the worker that gave them, reports with the number of their trial."""
+    """Events that arrived: replies with their worker, reports with the number of their trial."""
 
     answers: list[tuple[Any, Future[Any]]] = field(default_factory=list)
     reports: list[tuple[int, Report]] = field(default_factory=list)
 
 
 class EventQueue:
-    """Answers to calls of actors, and what comes through channels; `wait` is for one thread."""
+    """Queue of actors' replies and of messages from channels; only one thread may `wait`."""
 
     def __init__(self) -> None:
         self._answers: queue.SimpleQueue[tuple[Any, Future[Any]]] = queue.SimpleQueue()
@@ -51,7 +51,7 @@ class EventQueue:
             self._selector.register(channel, selectors.EVENT_READ, channel)
 
     def wait(self, timeout_s: float) -> Events:
-        """Return what has come, as soon as something has, after ``timeout_s`` at the latest.
+        """Return the events as soon as there is one, after ``timeout_s`` at the latest.
 
         Raises:
             MalformedMessage: a rank sent something other than a report.

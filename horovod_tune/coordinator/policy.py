@@ -1,4 +1,4 @@
-"""Decides what becomes of a trial whose ranks are lost, join or leave. Pure: no Ray, no clock, no processes.
+"""Decides what happens to a trial whose ranks are lost, join or leave. Pure: no Ray, no clock, no processes.
 
 A trial of fixed size is the policy that fails on the first loss. `world` describes the situation and carries
 out what `decide` returns.
@@ -60,17 +60,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known of a world when it is checked.
+    """The state of a world when it is checked.
 
     Args:
         members: workers that are not lost.
         lost: ranks lost since the world began to change.
-        is_changing: whether the world is being left.
+        is_changing: True while the members leave the world.
         left: members that have left it and wait for the next one.
         ready: other workers that have started and wait to join.
         elapsed_s: seconds since the world began to change.
-        has_returned: whether the training function has returned on some rank.
-        has_stalled: whether a rank left because of a collective that not all ranks entered.
+        has_returned: True if the training function has returned on some rank.
+        has_stalled: True if a rank left because of a collective that not all ranks entered.
         worlds_without_report: how many worlds in a row broke before anything was reported.
     """
 
@@ -87,22 +87,22 @@ class Situation:
 
 @dataclass(frozen=True)
 class Wait:
-    """Continue as it is."""
+    """Change nothing yet."""
 
 
 @dataclass(frozen=True)
 class Reform:
-    """Form the next world of the members and of those that are ready to join."""
+    """Form the next world from the members and the workers that are ready to join."""
 
 
 @dataclass(frozen=True)
 class Abandon:
-    """The members that have not left the world by now are lost as well."""
+    """Mark members as lost that have not left the world by now."""
 
 
 @dataclass(frozen=True)
 class Fail:
-    """The trial fails; ``reason`` says why the other ranks cannot continue, if that is not obvious."""
+    """Fail the trial; ``reason`` is why the other ranks cannot continue, if that is not obvious."""
 
     reason: str = ""
 

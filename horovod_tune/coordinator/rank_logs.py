@@ -1,4 +1,4 @@
-"""Runs in the coordinator: one trial's rank logs on their way to its storage, wherever that is."""
+"""Runs in the coordinator: writes one trial's rank logs to its storage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class TrialLogs(Protocol):
     """A log per rank. Both methods raise what the storage raises."""
 
     def append(self, rank: int, text: bytes) -> None:
-        """Take what a rank has printed."""
+        """Append a rank's output."""
 
     def publish(self, *, at_end: bool) -> None:
-        """Bring what is new to the storage; ``at_end`` of the trial there is no later."""
+        """Copy new output to the storage; ``at_end`` is True at the trial's end."""
 
 
 class LogsHere:
@@ -32,7 +32,7 @@ class LogsHere:
         log_files.append(self._directory / _name(rank), text)
 
     def publish(self, *, at_end: bool) -> None:
-        """What is appended is there."""
+        """Do nothing: appended output is in the storage already."""
 
 
 class LogsOnNode:
@@ -73,7 +73,7 @@ class LogsOnFilesystem:
         self._sizes[rank] += len(text)
 
     def _begin(self, rank: int, path: Path) -> None:
-        """Go on with the log of the trial's earlier attempt, if it has had one."""
+        """Continue the log of the trial's earlier attempt, if there was one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         source = f"{self._directory}/{_name(rank)}"
@@ -86,7 +86,7 @@ class LogsOnFilesystem:
         for rank, size in self._sizes.items():
             before = self._uploaded.get(rank, 0)
             if size > before and (at_end or size - before >= before / 4):
-                # Counted first: a storage that refuses it is not asked again for the same.
+                # Counted first: an upload that the storage refuses is not repeated.
                 self._uploaded[rank] = size
                 self._filesystem.create_dir(self._directory)
                 with self._filesystem.open_output_stream(f"{self._directory}/{_name(rank)}") as stream:

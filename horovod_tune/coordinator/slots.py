@@ -16,7 +16,7 @@ from horovod_tune.coordinator.backend_protocol import ElasticLauncher
 from horovod_tune.coordinator.policy import Limits, backoff_s
 from horovod_tune.coordinator.workers import Worker, end_workers
 
-# How often Ray is asked which nodes are draining.
+# Interval between queries of which nodes are draining.
 DRAINING_EVERY_S = 2.0
 
 
@@ -35,7 +35,7 @@ class Slots:
         self._draining: set[str] = set()
         self._asked_s = float("-inf")
         self._joining: list[Worker] = []
-        # The slots whose next actor starts later: when (monotonic clock), and whether on another host.
+        # Slots whose next actor starts later: when (monotonic clock), and True if on another host.
         self._due: dict[int, tuple[float, bool]] = {}
         self._deaths: dict[int, int] = {}
 
@@ -94,13 +94,13 @@ class Slots:
         self._due[worker.slot] = (time.monotonic() + backoff_s(deaths), worker.elsewhere)
 
     def note_joined(self, workers: Sequence[Worker]) -> None:
-        """Forget workers that have their place in a world."""
+        """Forget workers that have joined a world."""
         self._joining = [worker for worker in self._joining if worker not in workers]
         for worker in workers:
             self._deaths.pop(worker.slot, None)
 
     def end(self, first: int = 0) -> set[int]:
-        """End what has been started for the slots from ``first`` on, and start nothing more; return them."""
+        """End the actors of the slots from ``first`` on, and start no more; return those slots."""
         ended = {slot for slot in self.starting if slot >= first}
         dropped = [worker for worker in self._joining if worker.slot in ended]
         self._joining = [worker for worker in self._joining if worker not in dropped]
@@ -132,7 +132,7 @@ class Slots:
         return remaining > 0 and self.limits.can_continue_with(remaining + joining)
 
     def may_end_soon(self, members: Sequence[Worker], node_id: str) -> bool:
-        """Return True if the trial will have to start again; ``node_id`` is the coordinator's node.
+        """Return True if the trial must restart; ``node_id`` is the coordinator's node.
 
         That is so if its own node is draining, or the nodes of so many ranks that too few remain.
         """
@@ -142,7 +142,7 @@ class Slots:
         return draining and not self.can_do_without_leaving(members, len(self.ready(members)))
 
     def replace_draining(self, members: Sequence[Worker]) -> None:
-        """Ask Ray now and then which nodes are draining; start others instead of the workers there."""
+        """Query from time to time which nodes are draining; start replacements for the workers there."""
         now = time.monotonic()
         if now - self._asked_s < DRAINING_EVERY_S:
             return
@@ -162,7 +162,7 @@ class Slots:
             self._start(worker.slot)
 
     def release_excess(self, members: Sequence[Worker]) -> None:
-        """Start nothing any more for slots that a scheduler has taken; release those without a member."""
+        """Start no actors for slots that a scheduler has taken; release those without a member."""
         taken = {worker.slot for worker in members}
         for slot in self.end(self.limits.max_workers) - taken:
             self._launcher.release_slot(slot)

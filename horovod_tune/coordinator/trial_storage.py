@@ -44,7 +44,7 @@ class TrialStorage:
 
     @cached_property
     def reached_through(self) -> str | None:
-        """The node that writes to the storage for us, None if this host reaches it itself."""
+        """The node that writes to the storage for this host; None if this host can write itself."""
         if not self.is_local:
             return None
         driver = ray_compat.driver_node_id()
@@ -59,7 +59,7 @@ class TrialStorage:
         return None if here == there else driver
 
     def begin(self) -> None:
-        """Start what copies files to another node, so that the first checkpoint need not wait for it."""
+        """Start the transfer actor of another node, so that the first checkpoint need not wait for it."""
         driver = ray_compat.driver_node_id() if self.is_local else None
         if driver is not None and driver != self._node_id:
             node_transfer.begin(driver)
@@ -98,7 +98,7 @@ class TrialStorage:
         directories.copy(directory, target)
 
     def _remove_parts(self) -> None:
-        """Free the space of checkpoints that an earlier attempt of this trial was killed over, once."""
+        """Delete, once, the partial checkpoints of an earlier attempt that was killed."""
         if self._has_removed_parts:
             return
         self._has_removed_parts = True
@@ -137,9 +137,9 @@ class TrialStorage:
         self._logs.append(rank, text)
 
     def publish_logs(self, *, at_end: bool = False) -> None:
-        """Bring what is new in the logs to the storage, where that is elsewhere."""
+        """Copy new output of the logs to a remote storage."""
         self._logs.publish(at_end=at_end)
 
     def close(self) -> None:
-        """The trial is over: remove what this host kept for it."""
+        """Remove this host's files of the trial, which has ended."""
         self._copies.release_all()

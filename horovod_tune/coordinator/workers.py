@@ -1,4 +1,4 @@
-"""One worker as the coordinator sees it.
+"""The coordinator's record of one worker.
 
 A *worker* is a training actor that runs one rank (Gloo) or all ranks of a host (XLA).
 """
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Everything that the coordinator knows of one training actor.
+    """The coordinator's record of one training actor.
 
     ``info`` is None until the actor has reported where it was placed, ``ranks`` is empty until it was given
     them, ``channel`` is None if it has no socket to this process. ``running`` holds its ranks whose training
@@ -43,7 +43,7 @@ class Worker:
         self.running: set[int] = set()
         self.description = actor.describe.remote()
         self.is_polled = False
-        # Whether it was asked to answer at once, when that was, and from when on its answer is overdue.
+        # True if an immediate reply was requested, when that was, and from when on the reply is overdue.
         self.is_hurried = False
         self._hurried_s = float("-inf")
         self._due_s = 0.0
@@ -69,9 +69,9 @@ class Worker:
         return f"{f'rank {first}' if first == last else f'ranks {first}-{last}'} on {self.info.host}"
 
     def poll(self, events: EventQueue, wait_s: float, *proceed: Any) -> None:
-        """Ask for the worker's messages: its heartbeat. The answer arrives in ``events``.
+        """Request the worker's messages: its heartbeat. The reply arrives in ``events``.
 
-        It comes within ``wait_s`` if there is nothing to send; ``proceed`` is passed on with the call.
+        It comes within ``wait_s`` if there is nothing to send; ``proceed`` is passed with the call.
         """
         assert not self.is_polled, "the answer to the first poll would be lost"
         self.is_polled, self.is_hurried = True, False
@@ -79,14 +79,14 @@ class Worker:
         events.expect(self.actor.poll.remote(wait_s, *proceed), self)
 
     def hurry(self, *, every_s: float = 0.0) -> None:
-        """Ask the worker to answer its poll now, unless it was asked less than ``every_s`` ago."""
+        """Request an immediate reply to the poll, unless that was done less than ``every_s`` ago."""
         now = time.monotonic()
         if self.is_polled and not self.is_hurried and now - self._hurried_s >= every_s:
             self.is_hurried, self._hurried_s, self._due_s = True, now, min(self._due_s, now)
             self.actor.send_logs.remote()
 
     def overdue_s(self, listening_since: float) -> float:
-        """Return for how many seconds the worker has owed its answer, 0 if it owes none.
+        """Return by how many seconds the worker's reply is overdue, 0 if it is not.
 
         ``listening_since`` is by the monotonic clock: time in which nothing was received (Tune was deciding)
         does not count.
@@ -105,10 +105,10 @@ def end_workers(workers: Sequence[Worker], *, wait: bool = True) -> None:
 def call_all(
     workers: Sequence[Worker], refs: Sequence[Any], doing: str, *, timeout_s: float, times: int = 1
 ) -> list[Any]:
-    """Return what every worker answers; ``refs`` are in the order of ``workers``.
+    """Return every worker's reply; ``refs`` are in the order of ``workers``.
 
     Raises:
-        StartFailed: one did not answer within ``times`` times `start_timeout_s`, or died; says which.
+        StartFailed: one did not answer within ``times`` times `start_timeout_s`, or died; names it.
     """
     once_s = start_timeout_s(timeout_s, len(workers))
     missing: list[Worker] = []

@@ -1,10 +1,10 @@
 """The world of one trial in the coordinator: its members, how it is formed, lost and formed again.
 
-What happens when a rank dies, from top to bottom: `Worker.poll` fails (Ray's word) or becomes overdue (the
-heartbeat), `lose` removes the worker and asks `policy.decide`. Either the trial fails (`failures`), or
-`_begin_change` breaks the world on the others, so that none waits in a collective or a report. Each sends
-`NeedsWorld` when its training function has left (`note_left`). When all have, `policy.decide` says so and
-`_form_next` gives those that are left, and others that have started meanwhile, their ranks in the next one.
+What happens when a rank dies, from top to bottom: `Worker.poll` fails or becomes overdue (the heartbeat),
+`lose` removes the worker and asks `policy.decide`. Either the trial fails (`failures`), or `_begin_change`
+breaks the world on the others, so that none waits in a collective or a report. Each sends `NeedsWorld` when
+its training function has left (`note_left`). When all have, `policy.decide` says so and `_form_next` gives
+those that are left, and others that have started meanwhile, their ranks in the next one.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ SHARED_REQUEST_BYTES = 1_000_000
 
 
 class State(Enum):
-    """Where a world is in its life."""
+    """The phase of a world."""
 
     FORMING = auto()
     TRAINING = auto()
-    # It is being left: ranks were lost, join, or must leave.
+    # Its members leave it: ranks were lost, join, or must leave.
     CHANGING = auto()
-    # The trial is over: a loss is no longer dealt with.
+    # The trial has ended: a loss is no longer handled.
     ENDED = auto()
 
 
@@ -228,7 +228,7 @@ class World:
                 self.lose_dead(worker, error)
 
     def lose_dead(self, worker: Worker, error: RayError) -> None:
-        """Lose a worker whose actor has died, as Ray says."""
+        """Mark a worker as lost whose actor Ray reports as dead."""
         self.lose(worker, FailureKind.DIED, error_text.death_text(error))
 
     def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:

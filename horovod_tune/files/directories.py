@@ -82,7 +82,7 @@ def _below(root: str, path: str, above: tuple[tuple[int, int], ...]) -> Iterator
 
 
 def pieces(found: Iterable[Entry], chunk_bytes: int) -> Iterator[list[Piece]]:
-    """Give the files' bytes in chunks of ``chunk_bytes`` at most: parts of a large file, many small ones.
+    """Yield the files' bytes in chunks of ``chunk_bytes`` at most: parts of a large file, many small ones.
 
     >>> found = [Entry("", None, 0o755), Entry("a", 5, 0o644), Entry("b", 1, 0o644)]
     >>> [[tuple(piece) for piece in chunk] for chunk in pieces(found, 4)]
@@ -107,7 +107,7 @@ def read(root: str, chunk: Iterable[Piece]) -> list[bytes]:
     """Return the bytes of some pieces.
 
     Raises:
-        OSError: a file has become shorter since it was looked at.
+        OSError: a file has become shorter since it was listed.
     """
     found = []
     for piece in chunk:
@@ -170,7 +170,7 @@ def copy(source: str, target: str) -> None:
 
 
 def put_in_place(part: str, target: str) -> None:
-    """Let ``part``, which is complete, be ``target``."""
+    """Rename ``part``, which is complete, to ``target``."""
     if os.path.isdir(target):
         shutil.rmtree(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -186,7 +186,7 @@ def remove_parts(directory: str) -> None:
 
 
 def fingerprint(path: str) -> tuple[int, int] | None:
-    """Return what tells a directory apart from one at the same path of another host; None if there is none.
+    """Return what distinguishes a directory from one at the same path of another host; None if there is none.
 
     On a shared file system every host sees the same inode number and modification time.
     """

@@ -1,4 +1,4 @@
-"""What is kept of a rank's output: all of it up to `LOG_BYTES`, then its beginning and its end."""
+"""A rank's log: all of its output up to `LOG_BYTES`, then its beginning and its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shorten(text: bytes, limit: int) -> bytes:
 
 
 def append(path: Path, text: bytes, *, limit: int = LOG_BYTES) -> bool:
-    """Append to a log of ``limit`` bytes at most; return whether something was left out of it.
+    """Append to a log of ``limit`` bytes at most; return True if something was left out of it.
 
     A log that grows too long is cut to half of the limit, so that this is rare.
     """

@@ -1,4 +1,4 @@
-"""Tells a process from a later one with the same pid, by when it started."""
+"""Distinguishes a process from a later one with the same pid, by its start time."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def refuse_horovod_of_driver(function: Any) -> None:
 
 
 def _parts(function: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield what a function refers to, and the script's functions that it calls, each with where it is."""
+    """Yield the objects that a function, and the script's functions it calls, refer to, by location."""
     for where, value in parts_of(function):
         yield where, value
         is_ours = getattr(value, "__module__", None) == getattr(function, "__module__", None)

@@ -120,7 +120,7 @@ def _refuse_tunes_parameters(func: Any, name: str) -> None:
 
 
 def _refuse_tunes_resources(func: Any, name: str) -> None:
-    """Refuse a function of ``tune.with_resources``: the factory's arguments say what ranks hold."""
+    """Refuse a function of ``tune.with_resources``: the factory's arguments set what ranks hold."""
     for each in (func, unwrapped(func)):
         resources = getattr(each, "_resources", None)  # where tune.with_resources leaves them
         bundles = getattr(resources, "bundles", None)

@@ -44,7 +44,7 @@ def find_unpicklable(value: Any, dumps: Dumps) -> tuple[str, Any, Exception] | N
 def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int] | None:
     """Return where in ``function`` at least half of its bytes are, what is there, and its own size.
 
-    None if no single variable has as much. Of a list or a model the variable that holds it says enough.
+    None if no single variable is that large. A list or a model is named by the variable that holds it.
 
     >>> import cloudpickle
     >>> data = b"0" * 1000
@@ -98,7 +98,7 @@ def type_name(value: Any) -> str:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is pickled together with ``value``, each with words for where it is."""
+    """Yield the objects pickled together with ``value``, each with a description of its location."""
     match value:
         case FunctionType():
             yield from _parts_of_function(value)

@@ -74,7 +74,7 @@ _of_function: weakref.WeakKeyDictionary[Callable[..., Any], ShippedParameters] =
 
 
 class _Slot:
-    """Stands in the function for its parameters: the driver's own there, what the trial brought in a rank."""
+    """Placeholder for a function's parameters: the originals in the driver, the trial's copies in a rank."""
 
     def __init__(self, values: dict[str, Any] | None = None) -> None:
         self._values = values

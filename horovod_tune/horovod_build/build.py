@@ -1,8 +1,8 @@
 """Builds Horovod's wheel: source, patches, `pip wheel`, progress, the first error of a failed build.
 
-Each text that a patch replaces must be found exactly once in its file. One that is not found means another
-Horovod than the one that the patches were written for. That is an error: a build without its patches would
-fail later or, worse, run and misbehave.
+Each text that a patch replaces must be found exactly once in its file. Otherwise the
+source is not the version that the patches were written for. That is an error: a build without its patches
+would fail later or, worse, run and misbehave.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, cm
     """Return the environment in which Horovod's setup runs.
 
     The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
-    the plan's name. Those that say where something is or how to compile stay.
+    the plan's name. Those that name a location or a compiler option stay.
     """
     what = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SKIP_COMPILE", "HOROVOD_DEBUG")
     kept = {name: value for name, value in environ.items() if not name.startswith(what)}
-    kept.pop("CMAKE_GENERATOR", None)  # Horovod passes make's own options to whatever the generator is.
+    kept.pop("CMAKE_GENERATOR", None)  # Horovod passes make's options to any generator.
     kept |= {
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_MPI": "1",

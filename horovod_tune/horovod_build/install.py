@@ -53,7 +53,7 @@ def default_cache(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; see `horovod-tune install-horovod --help`."""
+    """The user's options; see `horovod-tune install-horovod --help`."""
 
     gpu: str = "none"
     force: bool = False
@@ -65,7 +65,7 @@ class Request:
 
 
 def install_horovod(request: Request) -> None:
-    """Do what `request` asks for, with progress on stdout.
+    """Install Horovod as `request` describes, with progress on stdout.
 
     Raises:
         BuildError: Something is missing, a patch does not match, or the compiler fails.

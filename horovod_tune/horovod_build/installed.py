@@ -188,7 +188,7 @@ def _missing_for_nccl(machine: Machine, torch: InstalledTorch) -> Iterator[str]:
     if machine.nvcc is None:
         yield (
             "No nvcc in $HOROVOD_CUDA_HOME, $CUDA_HOME, $PATH or /usr/local/cuda. Install the CUDA toolkit"
-            f"{'' if torch.cuda is None else ' ' + torch.cuda}, or set HOROVOD_CUDA_HOME to where it is."
+            f"{'' if torch.cuda is None else ' ' + torch.cuda}, or set HOROVOD_CUDA_HOME to its folder."
         )
     elif torch.cuda and machine.nvcc_release and major(machine.nvcc_release) != major(torch.cuda):
         yield (
@@ -199,7 +199,7 @@ def _missing_for_nccl(machine: Machine, torch: InstalledTorch) -> Iterator[str]:
         yield (
             "No NCCL (nccl.h and libnccl) in $HOROVOD_NCCL_HOME, in torch's packages, in the CUDA toolkit "
             "or in the system. pip install nvidia-nccl-cu12 (the number as in torch's CUDA); Debian, Ubuntu "
-            "with NVIDIA's packages: apt-get install libnccl-dev; or set HOROVOD_NCCL_HOME to where it is."
+            "with NVIDIA's packages: apt-get install libnccl-dev; or set HOROVOD_NCCL_HOME to its folder."
         )
 
 

@@ -27,14 +27,14 @@ class TuneReporterCallback(TrainerCallback):
     """Reports to Tune at each evaluation: the newest evaluation in ``state.log_history``, of rank 0.
 
     Works in Horovod trials, in TPU trials and where Accelerate joins a trial's ranks; give it to the Trainer
-    of every rank, since every rank waits at a report until Tune has decided. A trial that a scheduler stops,
-    stops in its evaluation. In a Horovod trial the Trainer has to go through `distribute` first; the callback
+    of every rank, since every rank waits at a report until Tune has decided. A trial that a scheduler stops
+    ends in its evaluation. In a Horovod trial the Trainer has to go through `distribute` first; the callback
     raises `NotSynchronised` where it has not. In a script that `accelerate launch` runs without Tune there is
-    nothing to report to: the callback says so once in the log and does nothing. In a process that a trial's
+    nothing to report to: the callback logs that once and does nothing. In a process that a trial's
     training function has launched, it raises `NotInTraining`, as `report()` does there.
 
     Args:
-        checkpoint: whether the Trainer saves at each evaluation, and the checkpoint goes to the trial's
+        checkpoint: if True, the Trainer saves at each evaluation, and the checkpoint goes to the trial's
             storage with the metrics. ``trainer.train(resume_from_checkpoint=get_checkpoint().path)``
             continues from it.
 
@@ -91,7 +91,7 @@ class TuneReporterCallback(TrainerCallback):
         if not saves:
             live.report(metrics)
             return control
-        # The Trainer saves right after its evaluation, if told to, and then calls on_save.
+        # If it should save, the Trainer saves right after its evaluation and then calls on_save.
         self._waiting = metrics
         control.should_save = True
         return control
@@ -165,7 +165,7 @@ def distribute(trainer: Trainer) -> Trainer:
 
 
 class _BroadcastWeights(TrainerCallback):
-    """Gives every rank rank 0's weights: here they have been made, or loaded from a checkpoint."""
+    """Broadcasts rank 0's weights when they have been made, or loaded from a checkpoint."""
 
     def on_train_begin(
         self,

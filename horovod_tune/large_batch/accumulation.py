@@ -15,7 +15,7 @@ from horovod_tune.large_batch.world import averages, gather_async, world_size
 
 
 class StepResult(NamedTuple):
-    """What came of an optimiser step.
+    """The result of an optimiser step.
 
     Attributes:
         stepped: False if a GradScaler skipped the step because of an overflow, which it does on all ranks.
@@ -58,7 +58,7 @@ class GradientAccumulator:
 
     Raises:
         HyperparameterError: A number is out of bounds; the optimiser does not average over the ranks; or a
-            noise scale is wanted of a single pass on a single rank.
+            noise scale is requested for a single pass on a single rank.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1))
     >>> accumulator = GradientAccumulator(torch.optim.SGD([weight], lr=1.0), passes=2, local_batch_size=4)
@@ -160,7 +160,7 @@ class GradientAccumulator:
         if self._scaler is not None:
             weighted = self._scaler.scale(weighted)
             scale = self._scaler.get_scale()
-        # One pass is enough: the estimate hangs more on how many steps it is made of.
+        # One pass is enough: the estimate depends more on the number of steps.
         if self._norms is not None and self._measures and self._done == 0:
             self._norms.start()
             weighted.backward()

@@ -15,7 +15,7 @@ from horovod_tune.large_batch.lr_scheduler import LargeBatchLR
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """How a world works through one global batch.
+    """The passes in which a world processes one global batch.
 
     Attributes:
         global_batch_size: Samples in an optimiser step.
@@ -38,17 +38,18 @@ class BatchSplit:
 def split_batch(
     global_batch_size: int, world_size: int, max_micro_batch_size: int | None = None, *, even: bool = True
 ) -> BatchSplit:
-    """Return the fewest passes, as equal as can be, that make up a global batch in a world of any size.
+    """Return the fewest passes, as equal as possible, that make up a global batch in a world of any size.
 
-    A configuration with ``global_batch_size=4096`` so means the same on 2 ranks as on 64.
+    So a configuration with ``global_batch_size=4096`` means the same on 2 ranks as on 64.
 
     Args:
         global_batch_size: Samples in an optimiser step, over all ranks.
         world_size: Ranks.
         max_micro_batch_size: The most samples that a rank takes in a pass, for its memory; by default as many
             as there are.
-        even: Whether all ranks must have as many samples. Without, some have one less, for worlds that
-            change their size; `GradientAccumulator` weighs each sample alike.
+        even: If True, all ranks must have the same number of samples. Otherwise some have one less, for
+        worlds
+            that change their size; `GradientAccumulator` weights each sample equally.
 
     Raises:
         HyperparameterError: A number is below 1, or `world_size` does not divide `global_batch_size`.
@@ -119,7 +120,7 @@ def steps_per_epoch(num_samples: int, global_batch_size: int, *, drop_last: bool
     Args:
         num_samples: Samples of the training set, over all ranks.
         global_batch_size: Samples in an optimiser step, over all ranks.
-        drop_last: Whether a last batch that is not full is left out.
+        drop_last: If True, the last batch is left out unless it is full.
 
     Raises:
         HyperparameterError: A number is below 1, or no batch is full and `drop_last` leaves none.
@@ -153,7 +154,7 @@ class GlobalBatch:
         max_micro_batch_size: The most samples of a rank in a pass; by default as many as at the start.
         keep: What a world of another size keeps: the ``global`` batch, by more or fewer passes at the same
             rate, or each rank's ``local`` batch, so that the global batch and the rate change.
-        even: Whether a batch that a world does not divide is an error.
+        even: If True, a batch that a world does not divide is an error.
 
     Raises:
         HyperparameterError: A number is out of bounds.

@@ -11,7 +11,7 @@ from horovod_tune.errors import HorovodTuneError
 
 
 class HyperparameterError(HorovodTuneError, ValueError):
-    """A hyperparameter is outside its bounds: says the name, the bound and the value."""
+    """A hyperparameter is out of bounds; the message has the name, the bound and the value."""
 
 
 def number(name: str, value: Any) -> float:

@@ -1,4 +1,4 @@
-"""What `from_config` reads of a configuration, checked, and the optimiser and schedule that it names."""
+"""Checks the configuration of `from_config`, and makes the optimiser and schedule that it names."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _OPTIONAL: dict[str, Any] = {
     "momentum": 0.9,
     "nesterov": False,
     "weight_decay": 0.0,
-    # Biases and normalisation train at the whole rate: with the paper's 0.001, layers that move at all mean a
-    # rate of 5 and more there, which networks without normalisation do not bear.
+    # Biases and normalisation train at the full rate: with the paper's 0.001, layers move only at rates of 5
+    # and more, at which networks without normalisation diverge.
     "trust": 0.05,
     "betas": (0.9, 0.999),
     "eps": 1e-8,
@@ -49,7 +49,7 @@ _OPTIONAL: dict[str, Any] = {
 }
 _KNOWN = _REQUIRED | set(_OPTIONAL)
 
-# What other libraries call them. One of these next to the right name contradicts it.
+# Their names in other libraries. One of these next to the right name contradicts it.
 _OTHER_NAMES = {
     "learning_rate": "lr",
     "epoch": "epochs",
@@ -79,7 +79,7 @@ def likely_key(key: str, missing: Set[str]) -> str | None:
 
 
 def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that are read, with defaults, checked as far as no part checks them itself."""
+    """Return the keys that are read, with defaults; checks those that no part checks itself."""
     if not isinstance(config, Mapping):
         raise bounds.HyperparameterError(f"config must be a dict, got {config!r:.200}")
     for key in set(config) - _KNOWN:

@@ -176,7 +176,7 @@ class Warmup:
         then: The schedule afterwards. Its time starts where the warm-up ends.
         start: The part of the peak rate that the first step uses. Goyal et al. start at the base rate, which
             is ``start=1 / scaling_factor(...)``.
-        overlap: Whether the time of `then` starts with the training, its rate during the warm-up being
+        overlap: If True, the time of `then` starts with the training, its rate during the warm-up being
             multiplied by the ramp: milestones of 30, 60 and 80 epochs then are those of the training.
 
     >>> schedule = Warmup(4, then=Cosine(10), start=0.5)

@@ -33,15 +33,16 @@ class GrowthPolicy(ABC):
 
 
 class BatchGrowth:
-    """Grows the global batch as a policy says: by more passes on each rank, and the rate with it.
+    """Grows the global batch by a policy: with more passes on each rank, and the rate with it.
 
     Memory and data loading stay as they are. Where workers join, the same batch takes each fewer passes.
 
     Args:
-        policy: Says when.
+        policy: Decides when.
         batch: What grows: the `batch` of `from_config`, or one of your own.
         max_global_batch_size: Where growth ends.
-        decay_at_limit: Whether the rate falls by the part of a growth that the limit does not allow (Smith et
+        decay_at_limit: If True, the rate falls by the part of a growth that the limit does not allow (Smith
+        et
             al. 2018, arXiv:1711.00489: first the batch grows, then the rate decays).
 
     Raises:
@@ -63,7 +64,7 @@ class BatchGrowth:
         self._decay_at_limit = decay_at_limit
 
     def update(self, measure: Any = None) -> bool:
-        """Ask the policy, between two optimiser steps, and return whether the batch has grown.
+        """Apply the policy, between two optimiser steps; return True if the batch has grown.
 
         Args:
             measure: What the policy looks at: a `NoiseEstimate`, an eigenvalue, or None. The same on all
@@ -209,7 +210,7 @@ class Curvature(NamedTuple):
         eigenvalue: In units of the loss by squared weights.
         products: Products of the Hessian with a vector; each costs about two gradients.
         seconds: Wall clock.
-        converged: Whether the last product changed it by no more than the tolerance.
+        converged: True if the last product changed it by no more than the tolerance.
     """
 
     eigenvalue: float

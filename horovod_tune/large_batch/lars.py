@@ -52,7 +52,7 @@ class Lars(LayerWiseOptimizer):
         weight_decay: In units of the rate, as in SGD.
         trust: The trust coefficient.
         eps: Added to the denominator of r.
-        nesterov: Whether to step by :math:`\mu v + \gamma r (g + \lambda w)` instead of v.
+        nesterov: If True, step by :math:`\mu v + \gamma r (g + \lambda w)` instead of v.
 
     Raises:
         HyperparameterError: An option is out of bounds, or `step` meets a sparse gradient.

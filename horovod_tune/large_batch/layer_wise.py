@@ -20,7 +20,7 @@ State = dict[str, Any]
 
 
 class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
-    """A weight, gradient or trust ratio is not finite: says of which parameter.
+    """A weight, gradient or trust ratio is not finite; the message names the parameter.
 
     Nothing was changed, unless it is LAMB's ``eps=0`` that divides by a second moment of 0.
     """
@@ -194,7 +194,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: 
 
 
 def is_excluded(name: str, parameter: torch.Tensor) -> bool:
-    """Return whether a parameter is a bias or a scale, by its name and shape.
+    """Return True if a parameter is a bias or a scale, by its name and shape.
 
     Those are the ones of at most one dimension, or named ``bias`` or ``bias_…`` (`nn.MultiheadAttention` has
     some of three dimensions), or the magnitude of a weight normalisation.

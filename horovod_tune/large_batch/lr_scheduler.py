@@ -20,8 +20,8 @@ class LargeBatchLR(LRScheduler):
     .. math:: \eta_g(t) = \eta_g\, s(B/B_0)\, f(t), \quad t = \text{steps} / \text{steps per epoch}
 
     The rates depend on the global batch, never on how many ranks share it: N ranks use, to the last bit,
-    those of one rank with the whole batch. Time is kept as a fraction, so that it does not gather rounding
-    errors where the batch changes or where training is resumed.
+    those of one rank with the whole batch. Time is kept as a fraction, so that it accumulates no rounding
+    errors when the batch changes or training is resumed.
 
     Call `step()` after each optimiser step (not after each pass of an accumulation).
 
@@ -174,7 +174,7 @@ class LargeBatchLR(LRScheduler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`, and set the optimiser's rates, before or after it is loaded.
 
-        Where the world or the batch is another one now, call `change_batch` afterwards.
+        If the world or the batch has changed, call `change_batch` afterwards.
 
         Raises:
             HyperparameterError: The state is that of another number of parameter groups.
@@ -217,7 +217,7 @@ RULE_OF_OPTIMIZER = {"sgd": "linear", "lars": "sqrt", "adamw": "sqrt", "lamb": "
 
 
 def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "linear") -> float:
-    r"""Return what the base learning rate is multiplied by, with :math:`k = B / B_0`.
+    r"""Return the factor of the base learning rate, with :math:`k = B / B_0`.
 
     * ``linear``, :math:`k`: SGD with or without momentum (Goyal et al. 2017, arXiv:1706.02677). It keeps the
       sum of k small steps where gradients change little from step to step; hence a warm-up.

@@ -54,7 +54,7 @@ class NoiseScale:
     A batch much smaller than it averages too little, one much larger hardly gains by its size. The ratio
     of the averages is taken, not the average of the ratios, which is biased. The interval is Fieller's for
     a ratio of means, with the averages' own (co)variances and Student's t for their effective number of
-    steps; it is open upwards where the gradient cannot be told from 0.
+    steps; it is open upwards if the gradient cannot be distinguished from 0.
 
     Give one to `GradientAccumulator`, which updates it from what Horovod averages anyway: the gradients of
     each rank's first pass, and of the whole batch. On one rank that takes two passes or more. Reading all
@@ -146,11 +146,11 @@ class GradientNorms:
         self._hooks = [each.register_hook(self._note) for each in parameters if each.requires_grad]
 
     def start(self) -> None:
-        """Measure from here on: the hooks would also see ``torch.autograd.grad`` of others before."""
+        """Measure from here on; earlier, the hooks would count other calls of ``torch.autograd.grad``."""
         self._norms = []
 
     def take(self) -> float:
-        """Return the squared norm of what came since `start`, and measure no more."""
+        """Return the squared norm of the gradients since `start`, and stop measuring."""
         noted, self._norms = self._norms, None
         return float(torch.stack(noted).double().square().sum()) if noted else 0.0
 

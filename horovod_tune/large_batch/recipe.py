@@ -29,10 +29,10 @@ class TrainingSetup:
 
     Attributes:
         optimizer: A ``hvd.DistributedOptimizer`` where there are several ranks.
-        scheduler: Its `step()` is called by the accumulator.
+        scheduler: The accumulator calls its `step()`.
         accumulator: Makes an optimiser step out of the passes.
         batch: The global batch, which may be resized and follows the world.
-        noise_scale: None if there is but one pass a step, on one rank.
+        noise_scale: None if there is only one pass per step, on one rank.
     """
 
     optimizer: torch.optim.Optimizer
@@ -43,7 +43,7 @@ class TrainingSetup:
 
     @property
     def split(self) -> BatchSplit:
-        """How the world works through a global batch now."""
+        """The present split of a global batch over the world."""
         return self.batch.split
 
     def follow_world(self) -> None:
@@ -147,9 +147,9 @@ def from_config(
         num_samples: Of the training set, over all ranks.
         scaler: A ``torch.amp.GradScaler``.
         noise_scale: By default ``NoiseScale()``; one with ``every=1`` is sure enough sooner to drive a batch.
-            Not used where there is but one pass a step, on one rank.
-        elastic: Whether the world may change its size. A global batch that a world does not divide is then
-            shared as evenly as can be, instead of an error.
+            Not used if there is only one pass per step, on one rank.
+        elastic: If True, the world may change its size. A global batch that a world does not divide is then
+            split as evenly as possible instead of being an error.
         **distributed: For ``hvd.DistributedOptimizer``, such as ``compression``.
 
     Raises:

@@ -59,7 +59,7 @@ def _comes_from(error: BaseException, file: str) -> bool:
 def _advice_on_missing_file(error: FileNotFoundError) -> str:
     here, start = _working_directory(), os.environ.get("TUNE_ORIG_WORKING_DIR")
     named = [os.fsdecode(error.filename)] if isinstance(error.filename, (str, bytes, os.PathLike)) else []
-    # NumPy and others put the path into the message only; what is none of theirs does not exist below.
+    # NumPy and others have the path only in the message; other texts are not paths that exist.
     words = named or [word.strip("'\"`.,:;()") for word in str(error).split()]
     relative = [word for word in words if word and not os.path.isabs(word)]
     there = [word for word in relative if start is not None and os.path.exists(os.path.join(start, word))]

@@ -1,4 +1,4 @@
-"""Lets a rank keep the memory that a training step frees, for the next step.
+"""Keeps the memory that a training step frees in the rank, for the next step.
 
 glibc gives memory at the end of a heap back to the kernel as soon as it is free, and large blocks at once. A
 training step frees all that it took, so that, depending on the heap's layout, up to a thousand pages a step
@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-# In bytes, by the environment variables with which a process starts with them.
+# In bytes, by environment variable.
 SETTINGS = {
     # What is free at the end of a heap stays.
     "MALLOC_TRIM_THRESHOLD_": 256 << 20,

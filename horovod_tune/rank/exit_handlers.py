@@ -24,7 +24,7 @@ _lasting: frozenset[str] = frozenset()
 
 
 def install() -> None:
-    """Let `atexit.register` add to the trial that calls it; once per process, before its first trial."""
+    """Make `atexit.register` add to the calling trial; once per process, before its first trial."""
     global _lasting
     if atexit.register is not _real_register:
         return
@@ -57,7 +57,7 @@ def run_handlers(of: Session) -> None:
         handler = of.exit_handlers.pop()
         try:
             handler()
-        except BaseException as error:  # SystemExit too: as Python does, the others still run
+        except BaseException as error:  # SystemExit too: as in Python, the others still run
             print(f"Exception ignored in atexit callback {handler.func!r}:", file=sys.stderr)
             traceback.print_exception(error)
 

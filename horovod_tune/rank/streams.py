@@ -1,4 +1,4 @@
-"""Runs in each rank: its ``sys.stdout`` and ``sys.stderr``, whatever the training function made of them."""
+"""Runs in each rank: its ``sys.stdout`` and ``sys.stderr``, which the training function may replace."""
 
 from __future__ import annotations
 

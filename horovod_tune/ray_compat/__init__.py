@@ -1,13 +1,13 @@
-"""Everything private of Ray that this package touches, in one place. Checked against Ray 2.60.0.
+"""All private APIs of Ray that this package uses, in one place. Checked against Ray 2.60.0.
 
 - `queries`: which node the driver runs on, whether this host reaches the trial's storage, what a
   trial has reported, whether the cluster can grow, which nodes were preempted, this job's processes and its
   directory on a host, how large a function may be,
-- `schedules`: what a scheduler goes by,
+- `schedules`: a scheduler's metric, time attribute and rungs,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
 - `preemption`: the error that Tune does not count as a failure of the trial,
-- `training_result`: what a trainable returns when it is saved; not imported here, since it brings Ray Data
-  and pandas, which a rank has no use for,
+- `training_result`: what a trainable returns when it is saved; not imported here, since it imports Ray
+  Data and pandas, which a rank does not need,
 - `patches/`: one file for each part of Tune that is changed.
 
 Each checks the shape that it was written for (`compatibility`).

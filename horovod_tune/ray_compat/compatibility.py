@@ -1,4 +1,4 @@
-"""Checks private APIs of Ray and Horovod before they are used: do they have the shape that was written for?
+"""Checks that private APIs of Ray and Horovod have the expected shape before they are used.
 
 A `Patch` names what it needs of the other library and what a user loses without it. If the library has
 changed, the patch is not applied and a warning is logged once per process: trials then run more slowly, not
@@ -34,12 +34,12 @@ class Part:
     uses: tuple[str, ...] = ()
 
     def find(self) -> Any:
-        """Return it. Raises ImportError or AttributeError where the library has none."""
+        """Return it. Raises ImportError or AttributeError if the library lacks it."""
         module, _, names = self.path.partition(":")
         return functools.reduce(getattr, filter(None, names.split(".")), importlib.import_module(module))
 
     def difference(self) -> str:
-        """Return what is not as expected; "" where everything is."""
+        """Return what is not as expected; "" if everything is."""
         name = self.path.replace(":", ".")
         try:
             found = self.find()
@@ -75,18 +75,18 @@ def _source(found: Any) -> str:
         return ""
 
 
-# What each patch of this process came to, by its name.
+# The result of each patch in this process, by its name.
 _decided: dict[str, bool] = {}
 
 
 @dataclass(frozen=True)
 class Patch:
-    """Something that we do with another library's private APIs.
+    """A use of another library's private APIs.
 
     Attributes:
         name: of the patch, unique.
-        without: what a user loses where it cannot be applied: a clause.
-        parts: what it was written for.
+        without: what a user loses if it cannot be applied, as a clause.
+        parts: the APIs that it was written for.
     """
 
     name: str

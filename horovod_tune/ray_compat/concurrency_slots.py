@@ -18,7 +18,7 @@ _LIMITERS = Patch(
 
 
 def release_slot(controller: Any, trial_id: str) -> None:
-    """Make limiters no longer count a trial, which is paused."""
+    """Make limiters no longer count a paused trial."""
     for limiter in _limiters(controller):
         live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials
         if trial_id in live:
@@ -28,7 +28,7 @@ def release_slot(controller: Any, trial_id: str) -> None:
 
 
 def acquire_slot(controller: Any, trial_id: str) -> None:
-    """Make limiters count a trial again, as it will continue."""
+    """Make limiters count a trial again, because it continues."""
     for limiter in _limiters(controller):
         live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials
         if trial_id not in live:

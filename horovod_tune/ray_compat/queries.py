@@ -1,4 +1,4 @@
-"""What we ask of Ray's private state: nodes, processes, directories, and why an actor died."""
+"""Queries of Ray's private state: nodes, processes, directories, and why an actor died."""
 
 from __future__ import annotations
 
@@ -137,9 +137,9 @@ def _json_of(line: str) -> Any:
 def cluster_can_grow() -> bool:
     """Return True if an autoscaler may add nodes: then today's nodes do not limit what can ever fit.
 
-    Ray has no question for that. Under an autoscaler of the second version nodes carry their type as a label,
-    the head of `ray up` from the start; one of the first publishes the types of its nodes, and which are on
-    their way. A head without a cluster file has a monitor too, which calls its nodes ``node_`` and their id;
+    Ray has no public call for that. With an autoscaler of version 2, nodes have their type as a label, the
+    head of `ray up` from the start; one of version 1 publishes the types of its nodes, and which are
+    starting. A head without a cluster file has a monitor too, which calls its nodes ``node_`` and their id;
     the provider ``local`` has the machines that its file names and no more, but `ray up` returns before they
     are there. A head that has just started has not published anything yet.
     """
@@ -176,7 +176,7 @@ def most_bytes_of_a_function() -> float:
 
 
 def resources_of_nodes() -> list[dict[str, float]]:
-    """Return what each node that is there has."""
+    """Return the resources of each live node."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -203,7 +203,7 @@ def check_cluster_holds(placement: Placement) -> None:
 
 
 def draining_nodes() -> set[str]:
-    """Return the ids of the nodes that are about to go: that Ray drains, or all of them (`announce_end`)."""
+    """Return the ids of the draining nodes: those that Ray drains, or all (`announce_end`)."""
     import ray
 
     if _ANNOUNCED_END.fits:
@@ -220,7 +220,7 @@ def draining_nodes() -> set[str]:
 
 
 def free_on_remaining_nodes() -> dict[str, dict[str, float]]:
-    """Return what is free on each node that is not about to go, by the nodes' ids."""
+    """Return the free resources of each node that is not draining, by the nodes' ids."""
     if not _PREEMPTION.fits:
         return {}
     from ray._private.state import state
@@ -231,10 +231,10 @@ def free_on_remaining_nodes() -> dict[str, dict[str, float]]:
 
 
 def is_preempted(node_ids: Iterable[str]) -> bool:
-    """Return whether one of these nodes was taken away, or is about to be.
+    """Return True if one of these nodes was preempted, or is about to be.
 
-    Ray calls a lost actor unavailable before it calls its node dead, so the nodes are asked about, not the
-    actors' errors: one that is being drained counts as much as one that died after that.
+    Ray reports a lost actor as unavailable before it reports its node as dead, so this checks the nodes, not
+    the actors' errors: a draining node counts as much as one that died after draining.
     """
     wanted = set(node_ids)
     if not wanted or not _PREEMPTION.fits:
@@ -252,7 +252,8 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
 
 
 def announce_end(address: str) -> None:
-    """Tell the trials of the Ray at ``address``, its head's HOST:PORT, that all of its nodes are about to go.
+    """Announce to the trials of the Ray at ``address`` (its head's HOST:PORT) that all nodes are about to
+    end.
 
     Ray's own draining is not for that: a drained node ends as soon as it has nothing to do, and with the head
     the search itself.
@@ -289,7 +290,7 @@ def private_directory() -> Path | None:
         pass
     except OSError:
         return None
-    # Anybody may write to Ray's own directory.
+    # Any user may write to Ray's own directory.
     facts = path.lstat()
     is_ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
     return path if is_ours else None

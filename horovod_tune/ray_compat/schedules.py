@@ -1,4 +1,4 @@
-"""What Tune's schedulers and searchers do not report about themselves."""
+"""Settings of Tune's schedulers and searchers that have no public interface."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SCHEDULES = Patch(
 def time_attr_of(scheduler: Any) -> str | None:
     """Return the time attribute of a scheduler that knows where a training ends; None otherwise.
 
-    The others, such as median stopping and population based training, measure seconds unless they are given
-    otherwise, which says little of a curve.
+    The others, such as median stopping and population based training, measure seconds by default, which is of
+    little use for learning curves.
     """
     if not _SCHEDULES.fits:
         return None

@@ -1,4 +1,4 @@
-"""Tune's class for a result with its checkpoint, which a trainable's `save` has to return."""
+"""Tune's class for a result with its checkpoint, which a trainable's `save` must return."""
 
 from __future__ import annotations
 

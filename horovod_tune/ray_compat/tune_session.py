@@ -55,7 +55,7 @@ _LAUNCH_HOOKS = Patch(
 
 
 class _TrialInfo:
-    """What ``ray.tune.get_context()`` and ``ray.tune.report`` ask their session for.
+    """The session interface that ``ray.tune.get_context()`` and ``ray.tune.report`` use.
 
     Answers for the calling thread's rank: a TPU v2 or v3 has two ranks in a process.
     """
@@ -165,7 +165,7 @@ def _accept_keywords(module: ModuleType) -> None:
 
 
 def _set_up_mlflow_once(module: ModuleType) -> None:
-    """Give ranks other than 0 the module that does nothing, as in a function of Ray Train."""
+    """Return the no-op module on ranks other than 0, as in a function of Ray Train."""
     if not _MLFLOW.fits:
         return
     original = module.setup_mlflow
@@ -183,7 +183,7 @@ def _set_up_mlflow_once(module: ModuleType) -> None:
 def _refuse_endless_waits(descriptor: Any, resources: Mapping[str, float], strategy: Any) -> None:
     """Raise RuntimeError for a task or actor that waits for resources which this trial's ranks hold.
 
-    Ray calls it before it submits one. It takes them from the trial's placement group unless told otherwise.
+    Ray calls it before it submits one, which by default runs in the trial's placement group.
     """
     group = getattr(strategy, "placement_group", None)
     needed = {name: amount for name, amount in resources.items() if amount}

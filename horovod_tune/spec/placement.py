@@ -1,4 +1,4 @@
-"""Where a trial's workers land: its bundles, and whether a cluster can ever hold them. Pure."""
+"""The placement of a trial's workers: its bundles, and the check that a cluster can hold them. Pure."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class HostCopies:
         return self._folder
 
     def hold(self, name: str, bring: Callable[[str], None]) -> Copy:
-        """Return the copy of that name, which ``bring(path)`` makes if this host has none.
+        """Return the copy of that name; ``bring(path)`` makes it if this host has none.
 
         A call waits while another process fetches it.
         """
@@ -114,7 +114,7 @@ class HostCopies:
         return copy
 
     def release_all(self) -> None:
-        """Release all that this process holds: its trial is over."""
+        """Release all copies of this process: its trial has ended."""
         held, self._held = self._held, []
         for copy in held:
             copy.release()

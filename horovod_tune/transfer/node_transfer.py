@@ -1,9 +1,9 @@
 """Moves directories between two Ray nodes that share no file system, through Ray's own channel.
 
 The process that wants a copy reads or writes on its own node; on the other one an actor does. There is one
-such actor a node, which all of a job's processes share: a task would have to wait for a new Python process
+such actor per node, which all of a job's processes share: a task would have to wait for a new Python process
 each time on a node without CPUs (Ray keeps none ready there). It takes no CPU and ends with the process that
-asked for it first, or with the job; a process that finds it gone requests another.
+created it, or with the job; a process that finds it gone creates another.
 
 Files travel in chunks, of which a few are on their way at a time, no port is opened, and Ray's authentication
 covers the way.
@@ -32,7 +32,7 @@ IN_FLIGHT = 4
 CALLS_AT_ONCE = 8
 # How long an abandoned copy waits for chunks that are in transit.
 DISCARD_TIMEOUT_S = 600.0
-# How often a copy may begin, should the actor on the other node end with the process that it belongs to.
+# How often a copy may start again if the actor on the other node ends with the process that owns it.
 NEW_ACTORS = 4
 
 Result = TypeVar("Result")
@@ -73,7 +73,7 @@ class NodeFiles:
 
 
 def begin(node: str) -> Any:
-    """Return the actor for the files of ``node``, begun if there is none; does not wait for it."""
+    """Return the actor for the files of ``node``, created if there is none; does not wait for it."""
     key = (ray.get_runtime_context().get_job_id(), node)
     if key not in _actors:
         actor: Any = ray.remote(NodeFiles)
@@ -87,7 +87,7 @@ def begin(node: str) -> Any:
     return _actors[key]
 
 
-# By job and node. Ray ends an actor of whose handles the process that began it holds none any more.
+# By job and node. Ray ends an actor when the process that created it holds no handle any more.
 _actors: dict[tuple[str, str], Any] = {}
 
 
@@ -105,7 +105,7 @@ class _Deadline:
 
 
 def _with_actor(node: str, timeout_s: float, work: Callable[[Any, _Deadline], Result]) -> Result:
-    """Return ``work(actor, deadline)``, begun again if the actor has ended with another process."""
+    """Return ``work(actor, deadline)``; repeat it if the actor has ended with another process."""
     deadline = _Deadline(timeout_s)
     for attempt in range(NEW_ACTORS):
         try:

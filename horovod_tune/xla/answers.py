@@ -1,4 +1,4 @@
-"""Runs in the host actor: the answers of several ranks to one question, and the wait for them."""
+"""Runs in the host actor: collects the replies of several ranks to one request."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Answer = TypeVar("Answer")
 
 
 class Answers(Generic[Answer]):
-    """Answers by rank. One thread puts them; another clears them, asks and waits."""
+    """Replies by rank. One thread puts them; another clears them, sends a request and waits."""
 
     def __init__(self) -> None:
         self._by_rank: dict[int, Answer] = {}
         self._changed = threading.Condition()
 
     def clear(self) -> None:
-        """Forget the answers to the previous question."""
+        """Forget the replies to the previous request."""
         with self._changed:
             self._by_rank = {}
 
@@ -26,7 +26,7 @@ class Answers(Generic[Answer]):
             self._changed.notify_all()
 
     def wait_for(self, count: int, *, timeout_s: float) -> dict[int, Answer]:
-        """Return the answers as soon as there are ``count``, or those that arrived within ``timeout_s``."""
+        """Return the replies as soon as there are ``count``, or those that arrived within ``timeout_s``."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._by_rank) == count, timeout=timeout_s)
             return dict(self._by_rank)

@@ -1,4 +1,4 @@
-"""Runs in the host actor: fetches each checkpoint that the host's ranks ask for once."""
+"""Runs in the host actor: fetches each checkpoint that the host's ranks request, once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from horovod_tune.transfer.host_copies import Copy, HostCopies, hold_copy, reada
 class CheckpointCache:
     """The checkpoints of the current trial; others are not fetched.
 
-    It holds the newest copy that a rank has asked for; the ranks hold those that they use (see `rank.py`).
+    It holds the newest copy that a rank requested; the ranks hold those that they use (see `rank.py`).
     """
 
     def __init__(self, node_id: str) -> None:
@@ -35,7 +35,7 @@ class CheckpointCache:
         self._copies.release_all()
 
     def fetch(self, path: str, node_id: str | None) -> str:
-        """Return the checkpoint's directory on this host, copied here when the first rank asks for it.
+        """Return the checkpoint's directory on this host, copied here when the first rank requests it.
 
         Raises:
             LookupError: it is not a checkpoint of this trial.

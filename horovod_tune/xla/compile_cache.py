@@ -14,7 +14,7 @@ from pathlib import Path
 
 # A directory, or `off`. torch_xla's own XLA_PERSISTENT_CACHE_PATH comes before it.
 VARIABLE = "HOROVOD_TUNE_XLA_CACHE"
-# What a chip's directory may hold when a process starts; what was used longest ago goes first.
+# The size limit of a chip's directory when a process starts; least recently used files are deleted first.
 LIMIT_BYTES = 2 << 30
 
 
@@ -57,7 +57,7 @@ def _of_this_user(environ: Mapping[str, str]) -> Path:
 
 
 def make_room(directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Make the directory, readable only by this user; remove what was used longest ago beyond the limit.
+    """Make the directory, readable only by this user; delete its least recently used files beyond the limit.
 
     Raises:
         OSError: it cannot be made.

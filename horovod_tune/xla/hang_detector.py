@@ -1,4 +1,4 @@
-"""Runs in the host actor: finds out that ranks hang, and where; `inactivity.py` has the rules."""
+"""Runs in the host actor: detects that ranks hang, and where; `inactivity.py` has the rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HangDetector:
         self._inactivity.restart()
 
     def add_time(self, for_s: float) -> None:
-        """Note that the coordinator has listened for ``for_s`` more."""
+        """Add ``for_s`` to the time that the coordinator has listened."""
         self._listened_s += for_s
 
     @property
@@ -40,7 +40,7 @@ class HangDetector:
         return self._listened_s >= min(CHECK_INTERVAL_S, self._limit_s / 6)
 
     def check(self, running: Collection[int]) -> tuple[int, str] | None:
-        """Return which of the ``running`` ranks hangs and the error's text; None while none does."""
+        """Return which of the ``running`` ranks hangs and the error's text; None if none does."""
         listened_s, self._listened_s = self._listened_s, 0.0
         if not self._inactivity.update(listened_s, self._supervisor.activity()):
             return None
@@ -56,5 +56,5 @@ class HangDetector:
         return {ordinal: stacks.get(ordinal) for ordinal in running}
 
     def add_stack(self, ordinal: int, stack: StackDump) -> None:
-        """Take a rank's stack. Runs in the supervisor's thread."""
+        """Add a rank's stack. Runs in the supervisor's thread."""
         self._stacks.put(ordinal, stack)

@@ -97,7 +97,7 @@ class HostActor:
         """Return the ordinals of this host's ranks when all have started, None after ``wait_s``.
 
         Raises:
-            RuntimeError: they did not start; says how they ended.
+            RuntimeError: they did not start; the message has how they ended.
         """
         ranks = self._supervisor.wait_until_up(wait_s)
         if ranks is None:
@@ -146,7 +146,7 @@ class HostActor:
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
     ) -> list[Message]:
-        """Return the ranks' messages, after ``wait_s`` at the latest; none then counts as a heartbeat."""
+        """Return the ranks' messages, after ``wait_s`` at the latest; an empty list is a heartbeat."""
         if proceed:
             self.proceed(proceed, checkpoint)
         self._check_heartbeats()
@@ -173,7 +173,7 @@ class HostActor:
 
     def _check_hang(self) -> None:
         if self._checkpoints.is_busy:
-            # This process is copying a checkpoint: the rank that asked for it has to wait.
+            # This process is copying a checkpoint, for which a rank waits.
             self._hang_detector.restart()
             return
         running = set(self._running)
@@ -215,7 +215,7 @@ class HostActor:
             self._outbox.put(LogChunk(rank, b""))
 
     def reset(self, join_s: float) -> ResetResult:
-        """Reset every rank's process; the result says whether the next trial can use it."""
+        """Reset every rank's process; the result lists what keeps the next trial from using it."""
         ranks = tuple(self._worlds)
         self._reset_answers.clear()
         self._send_to_all("reset", join_s=join_s)

@@ -1,7 +1,7 @@
-"""Decides by their activity if a host's ranks hang, and writes the error's text. Pure.
+"""Decides from their activity if a host's ranks hang, and writes the error's text. Pure.
 
-Nothing on a TPU reports that a collective waits for a rank that never comes. All that shows from outside is
-that nothing happens: no report, no torch_xla operation, no computation on the host. A compilation
+Nothing on a TPU reports that a collective waits for a rank that never enters it. From outside, only
+inactivity can be observed: no report, no torch_xla operation, no computation on the host. A compilation
 computes, and a step on the device is an operation, so a slow start is no hang.
 """
 
@@ -32,7 +32,7 @@ class Activity:
 
 
 class Inactivity:
-    """For how long the ranks of a host have done nothing.
+    """Measures for how long the ranks of a host have done nothing.
 
     >>> ranks = Inactivity(limit_s=30)
     >>> [ranks.update(10, Activity(messages=1, operations=5, cpu_s=0.01 * i)) for i in range(5)]
@@ -52,7 +52,7 @@ class Inactivity:
         self._before = None
 
     def update(self, listened_s: float, work: Activity) -> bool:
-        """Take the activity so far; return whether the ranks have been inactive for the whole limit.
+        """Record the activity so far; return True if the ranks have been inactive for the whole limit.
 
         Args:
             listened_s: seconds that the coordinator has listened since the last call. While Tune decides, it
@@ -78,17 +78,17 @@ class Inactivity:
 
 @dataclass(frozen=True)
 class StackDump:
-    """The stack of a rank's training function, and whether it waits in a report."""
+    """The stack of a rank's training function; ``in_report`` is True if it waits in a report."""
 
     stack: str
     in_report: bool
 
 
 def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int, str] | None:
-    """Return which rank hangs and the error's text, or None where every rank waits in its report.
+    """Return which rank hangs and the error's text, or None if every rank waits in its report.
 
     A rank that has reported waits for rank 0, which is on another host then, or for Tune. Of the others,
-    the one at the least common place is named: mostly the others wait for it.
+    the one at the least common place is named: usually the others wait for it.
 
     Args:
         where: by rank; None for one that did not answer.

@@ -64,7 +64,7 @@ def _receive_plan(registry: socket.socket) -> LaunchPlan:
 
 
 def _remember_started_processes() -> None:
-    """Note every process that multiprocessing starts: a broken pool does not say which of its own died."""
+    """Record every process that multiprocessing starts: a broken pool does not report which one died."""
     start = multiprocessing.process.BaseProcess.start
 
     def start_and_record(process: multiprocessing.process.BaseProcess) -> None:

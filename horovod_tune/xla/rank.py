@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from horovod_tune.rank.reset.baseline import Baseline
 
 _ABOVE_THE_FUNCTION = {threading.__file__, training.__file__}
-# How often a checkpoint is asked for whose copy another rank's newer one has just replaced.
+# How often a checkpoint is requested whose copy another rank's newer one has just replaced.
 FETCHES = 3
 # TPU v2 and v3 have two ranks in a process.
 _one_at_a_time = threading.Lock()

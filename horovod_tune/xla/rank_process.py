@@ -1,4 +1,4 @@
-"""One rank as its host actor sees it: what it sent, printed and computed."""
+"""The host actor's record of one rank: what it sent, printed and computed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RankProcess:
     tail: bytearray = field(default_factory=bytearray)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send the rank a message, unless it has ended: the supervisor says how."""
+        """Send the rank a message, unless it has ended, which the supervisor reports."""
         with contextlib.suppress(OSError):
             self.channel.send(kind, **fields)
 

@@ -1,4 +1,4 @@
-"""What the ranks of a host need of the library that starts them. Runs in the fork parent and in each rank."""
+"""The interface to the library that starts a host's ranks. Runs in the fork parent and in each rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Runtime(Protocol):
         """
 
     def open_cache(self) -> None:
-        """Say where compiled graphs are kept. Runs in each rank, before it computes anything."""
+        """Set where compiled graphs are kept. Runs in each rank, before it computes anything."""
 
     def ordinals(self) -> Ordinals:
         """Return this rank's place. Runs in the thread that ``serve`` was called in."""
@@ -68,12 +68,12 @@ class Runtime(Protocol):
         """Return a number that changes when this process does anything with its device."""
 
     def begin_baseline(self) -> None:
-        """Note how the device's state is before the first trial."""
+        """Record the device's state before the first trial."""
 
     def restore(self, environment: Mapping[str, str]) -> list[str]:
         """Restore the device's state, after everything else; return what could not be restored.
 
-        ``environment`` is what the trial has left.
+        ``environment`` is the environment at the trial's end.
         """
 
 

@@ -30,7 +30,7 @@ SLICE_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-wor
 
 @dataclass(frozen=True)
 class TpuHost:
-    """A Ray node as far as TPUs are concerned; ``chips`` is 0 for one without."""
+    """The TPU resources of a Ray node; ``chips`` is 0 for one without."""
 
     node_id: str
     chips: int
@@ -40,7 +40,7 @@ class TpuHost:
 
 
 def host_of(node: Mapping[str, Any]) -> TpuHost:
-    """Return what an entry of ``ray.nodes()`` says of the node's chips and of the slice that it belongs to.
+    """Return the chips and the slice of a node, from its entry in ``ray.nodes()``.
 
     >>> host_of({"NodeID": "a", "Resources": {"TPU": 4.0, "TPU-v4-16-head": 1.0}, "Labels": {
     ...     "ray.io/tpu-slice-name": "s", "ray.io/tpu-worker-id": "0"}})
@@ -71,8 +71,8 @@ def cpu_placement(spec: TrialSpec) -> Placement:
 def tpu_placement(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
     """Return the bundle of a TPU trial: a host's chips, or the head of a slice, which represents all of it.
 
-    The other hosts of a slice are asked for when it is known which slice it is (`rest_of_slice`): a
-    placement group cannot say "hosts of the same slice".
+    The other hosts are requested when the slice is known (`rest_of_slice`): a placement group cannot request
+    "hosts of the same slice".
 
     >>> from horovod_tune.spec.trial_spec import make_spec
     >>> slice = [TpuHost("a", 4, "s", 0, "v4-16"), TpuHost("b", 4, "s", 1, "v4-16")]
@@ -200,7 +200,7 @@ def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> 
     """Return the bundles of the slice's other hosts, by the resource that Ray gives every host of a slice.
 
     Raises:
-        StartFailed: the head's node is of no slice with ``spec.num_hosts`` hosts.
+        StartFailed: the head's node is not in a slice with ``spec.num_hosts`` hosts.
     """
     assert spec.num_hosts is not None
     slice_hosts = next(

@@ -28,7 +28,7 @@ from horovod_tune.xla.rank_process import RankProcess, family_cpu_s, last_output
 from horovod_tune.xla.runtime import LaunchPlan
 
 TICK_S = 0.5
-# How long the parent may take to say how a rank ended.
+# How long the parent may take to report how a rank ended.
 EXIT_REASON_TIMEOUT_S = 5.0
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 _BOOT += "import horovod_tune.xla.parent as p; "
@@ -40,8 +40,8 @@ class Supervisor:
     """The ranks of one host.
 
     Its callbacks run in the supervising thread: ``on_message(rank, message)`` with checked messages,
-    ``on_output(rank, text)``, and ``on_loss(rank, text, own)`` when a rank has died, where ``own`` says
-    whether by itself or with another.
+    ``on_output(rank, text)``, and ``on_loss(rank, text, own)`` when a rank has died, where ``own``
+    is False if it died because of another.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Supervisor:
 
     def launch(self, plan: LaunchPlan) -> None:
         """Start the ranks; `wait_until_up` waits for them."""
-        # `wait_until_up` says why a parent has ended.
+        # `wait_until_up` raises why a parent has ended.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._registry.send(pickle.dumps(plan))
 
@@ -235,7 +235,7 @@ class Supervisor:
             return bool(one.select(timeout=0))
 
     def _report_deaths(self) -> None:
-        """Report which ranks have ended, as soon as the parent has said how."""
+        """Report which ranks have ended, as soon as the parent has reported how."""
         for rank in self.ranks:
             died = self._deaths.get(rank.ordinal)
             if rank.has_ended or died is None:

@@ -104,7 +104,7 @@ def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | N
 
     Args:
         ordinals: of each host's ranks.
-        num_slots: how many chips of each host were asked for; None if that is known only now.
+        num_slots: the number of chips requested on each host; None if it is known only now.
 
     Raises:
         StartFailed: they do not form a world, or not the one that was requested.

@@ -123,7 +123,7 @@ class TorchXla:
             return ["the trial switched SPMD on, which cannot be undone in a process"]
         torch._dynamo.reset()
         gc.collect()
-        # What was traced and never run belongs to the trial that is over.
+        # Graphs that were traced and never run belong to the trial that has ended.
         torch_xla.sync(wait=True)
         xm.wait_device_ops()
         alive = (metrics.counter_value("CreateXlaTensor") or 0) - (
@@ -137,7 +137,7 @@ class TorchXla:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return True if torch.distributed raised since a connection to another rank broke."""
+    """Return True if torch.distributed raised because a connection to another rank broke."""
     import torch
 
     if not torch.distributed.is_available():

@@ -94,7 +94,7 @@ class XlaLauncher:
         return has_head and self._spec.num_hosts != 1
 
     def _request_rest(self) -> PlacementGroup:
-        """Ask for the other hosts of the slice whose head Tune gave us; Ray ends it with this coordinator."""
+        """Request the other hosts of the slice; Ray releases them when this coordinator ends."""
         head = placement_group_table(self._group)["bundles_to_node_id"][0]
         bundles = slices.rest_of_slice(self._spec, head, tpu_hosts())
         return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
@@ -127,7 +127,7 @@ class XlaLauncher:
         return [topology.plan_for_chips(facts[0].tpu_ids, here.chips, here.pod_type)]
 
     def _wait_for_ranks(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
-        """Wait until every rank of every host has started; a host that fails fails the start at once."""
+        """Wait until every rank of every host has started; the first host that fails ends the wait."""
         ordinals: dict[int, list[Ordinals]] = {}
         asked = {actors[i].wait_until_up.remote(POLL_S): i for i in range(len(actors))}
         end = time.monotonic() + LAUNCH_TIMEOUT_S
@@ -152,7 +152,7 @@ class XlaLauncher:
         return [ordinals[i] for i in range(len(actors))]
 
     def _record_processes(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> None:
-        """Note every process below the host actors, so that the coordinator can wait for their end."""
+        """Record every process below the host actors, so that the coordinator can wait for their end."""
         found = ray.get([actor.processes.remote() for actor in actors], timeout=self._spec.timeout_s)
         self._below = [
             WorkerInfo(fact.node_id, fact.node_ip, fact.host, pid, started)

@@ -9,7 +9,7 @@ figure.write_html("curves.html")
 figure.write_image("curves.png")  # needs `pip install kaleido`
 ```
 
-Colours are Okabe and Ito's for a few things and cividis for many: both can be told apart by people with any
+Colours are Okabe and Ito's for a few things and cividis for many: both are distinguishable with any
 kind of colour blindness.
 """
 

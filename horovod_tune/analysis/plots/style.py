@@ -39,7 +39,7 @@ def graph_objects() -> Any:
 
 
 def figure(title: str, subtitle: str = "", *, height: int = 420, empty: str = "") -> Figure:
-    """Return a figure in the package's style; with `empty`, a text that says why nothing is drawn in it."""
+    """Return a figure in the package's style; `empty` is a text that explains why nothing is drawn."""
     go = graph_objects()
     axis = {
         "gridcolor": "#E3E6EA",
@@ -146,7 +146,7 @@ def on_axis(parameter: Parameter, seed: int = 0) -> np.ndarray:
 
 @cached
 def hover_texts(analysis: Analysis) -> np.ndarray:
-    """Return for each trial what a picture shows when it is pointed at."""
+    """Return the hover text of each trial."""
     trials = analysis.trials
     if len(trials) > _HOVER_TRIALS:
         return trial_names(analysis)

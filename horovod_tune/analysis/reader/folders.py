@@ -16,11 +16,11 @@ from typing import Any
 from pyarrow import fs as pafs
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
-LARGEST = 256 * 2**20  # bytes of one file: a million reports, and what a machine's memory bears as JSON
+LARGEST = 256 * 2**20  # bytes of one file: a million reports, which still fit into memory as JSON
 
 
 class UnusableFile(OSError):
-    """Raised for a file that is there and is not to be read; the text says why."""
+    """Raised for an existing file that must not be read; the text has the reason."""
 
     def __init__(self, why: str):
         super().__init__(why)

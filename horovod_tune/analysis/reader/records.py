@@ -143,8 +143,8 @@ class ExperimentRecord(Metadata):
     """One search as Tune's files have it.
 
     `run` names it (None if its state file is lost), `runs` all searches of the same folder, oldest first.
-    `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` says
-    that the folder was copied, so that its files' times say nothing about the search.
+    `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` is
+    True if the folder was copied, so that its files' times are not those of the search.
     """
 
     name: str

@@ -26,7 +26,7 @@ _UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
 _TRIAL_FILES = ("result.json", "params.json", "progress.csv")
 _EQUAL = 4  # so many trials with the same problem make one line
 _COPIED_S = 3600.0  # a file of a search is written at most so long after its trial has started
-_READERS = 16  # storage in a cloud answers each request late; a local disk does not mind
+_READERS = 16  # storage in a cloud answers each request late; on a local disk it makes no difference
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _assemble(
 
 
 def _is_copy(files: RunFiles, trials: Iterable[TrialRecord]) -> bool:
-    """Return True if no file is as old as the search: a copy of its folder, whose file times say nothing."""
+    """Return True if no file is as old as the search: the folder is a copy, with other file times."""
     if files.chosen is None or files.chosen.newest.start_time is None or files.staged is not None:
         return False
     started = [trial for trial in trials if trial.status != "PENDING"][:3]

@@ -1,4 +1,4 @@
-"""Forgets what a training function has imported, so that the next trial imports it again.
+"""Removes modules that a training function imported, so that the next trial imports them again.
 
 Forgotten are the user's own modules, and installed packages of Python files that nothing which stays refers
 to. Parts of what a fresh worker has (torch, NumPy, the standard library), packages with extension modules,
@@ -98,7 +98,7 @@ class Imports:
         """Forget what can be forgotten.
 
         Returns:
-            whether some new modules stay, and why the process has to be replaced.
+            True if some new modules stay, and why the process must be replaced.
         """
         for name, module in self._before.items():
             if sys.modules.get(name) is not module:
@@ -152,7 +152,7 @@ def _packages_of(values: Iterable[Any]) -> set[str]:
     """Return the packages that modules, functions, classes, objects or names of theirs belong to."""
     names = set()
     for value in values:
-        # Not isinstance(): a proxy may raise when it is asked for its class.
+        # Not isinstance(): a proxy's `__class__` may raise.
         if issubclass(type(value), str):
             match = re.match(r"\w+", value)
             names.add(match[0] if match else "")
@@ -169,7 +169,7 @@ def _module_of(value: Any) -> Any:
         if issubclass(type(value), type):
             return value.__module__
         return object.__getattribute__(value, "__module__")
-    except Exception:  # any: classes decide themselves how they are asked
+    except Exception:  # any: a class may raise on attribute access
         return None
 
 

@@ -1,4 +1,4 @@
-"""The settings of a process that are no function, class or value in a module.
+"""The settings of a process outside modules' functions, classes and values.
 
 Those that training functions commonly change are restored. Where one of the others has changed, which can be
 read cheaply, the process is replaced. What belongs to a thread or a context variable (grad mode,
@@ -62,7 +62,7 @@ class Settings:
         return {setting.name: setting.read() for setting, _ in self._values if setting.name in _OF_LIBRARIES}
 
     def accept(self, before: dict[str, Any]) -> None:
-        """Take what has changed since ``before`` (of `of_libraries`) as the doing of a library's import."""
+        """Accept changes since ``before`` (of `of_libraries`) as made by a library's import."""
         for number, (setting, known) in enumerate(self._values):
             if setting.name in before:
                 self._values[number] = setting, _merged(known, before[setting.name], setting.read())
@@ -210,7 +210,7 @@ _TORCHS_GETTERS = re.compile(
 
 
 def _read_by_setting(torch: Any) -> tuple[Any, ...]:
-    """Return what torch tells only when it is set."""
+    """Return the settings that torch returns only when they are set."""
     profiles = torch._C._jit_set_profiling_executor(True)
     torch._C._jit_set_profiling_executor(profiles)
     strategy = torch._C._jit_set_fusion_strategy([])
@@ -259,12 +259,12 @@ def _working_directory() -> str:
 
 
 def _umask() -> int:
-    # os.umask() can be asked only by setting it, which is a race with other threads.
+    # os.umask() can be read only by setting it, which is a race with other threads.
     return int(_status("thread-self", "Umask")[0], 8)
 
 
 def _status(process: str, *names: str) -> list[str]:
-    """Return what the kernel says of a process; of its signals also those that C code has asked for."""
+    """Return a process's state from the kernel, with the signals that C code handles too."""
     with open(f"/proc/{process}/status") as file:
         fields = dict(line.split(":", 1) for line in file)
     return [fields[name] for name in names]

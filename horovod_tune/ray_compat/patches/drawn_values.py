@@ -1,7 +1,7 @@
-"""Patches how Tune draws what `tune.sample_from` stands for: after the search has suggested, without a seed.
+"""Patches how Tune draws values of `tune.sample_from`: after the search has suggested, without a seed.
 
-Tune takes such functions out of the space before a search sees it, and calls them when a trial is added,
-again when an experiment is restored.
+Tune removes such functions from the space before it passes it to a search, and calls them when a trial is
+added, and again when an experiment is restored.
 """
 
 from __future__ import annotations

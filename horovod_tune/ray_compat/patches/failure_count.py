@@ -24,8 +24,8 @@ _PATCH = Patch(
 def count_each_death_once(is_ours: Callable[[type], bool]) -> None:
     """Count the death of a coordinator that takes its next trial as one failure; once per process.
 
-    Tune hears of it as the actor's end and as the end of the call that was to reset it, counts both, and
-    abandons the trial with the second, whatever ``max_failures`` is.
+    Tune is notified of it twice, by the actor's death and by the failed call that should have reset it,
+    counts both, and abandons the trial at the second, whatever ``max_failures`` is.
     """
     if not _PATCH.is_due:
         return

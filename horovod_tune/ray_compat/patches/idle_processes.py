@@ -27,8 +27,8 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
 
     Tune gives every trainable a runtime environment with a variable for Lightning in it, and a process with
     another environment than the driver's has to be started first: two starts, one after the other, in each
-    first trial. Ours set that variable themselves (`LIGHTNING_VARIABLE`). Where the driver has variables that
-    Tune passes on (credentials), its way is left as it is. Once a process.
+    first trial. Ours set that variable themselves (`LIGHTNING_VARIABLE`). If the driver has variables that
+    Tune passes on (credentials), nothing is changed. Once per process.
     """
     if not _PATCH.is_due:
         return

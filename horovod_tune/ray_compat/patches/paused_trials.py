@@ -131,10 +131,10 @@ def _all_wait(controller: Any) -> bool:
 def _process_brackets_whose_trials_all_wait() -> None:
     """Make HyperBandScheduler check its brackets again when no trial is left to report.
 
-    It looks when a trial reports. A bracket that is over by then has its paused trials stopped, but not one
+    It checks when a trial reports. A bracket that is over by then has its paused trials stopped, but not one
     that is still being saved in order to pause; and a trial that fails last leaves a bracket that is not
-    checked. A trial that ResourceChangingScheduler pauses on its way to a milestone is not looked at either.
-    HyperBandForBOHB looks again by itself.
+    checked. Nor is a trial checked that ResourceChangingScheduler pauses on its way to a milestone.
+    HyperBandForBOHB checks again by itself.
     """
     if not _BRACKETS.is_due:
         return

@@ -43,7 +43,7 @@ _PATCH = Patch(
 )
 
 
-# How long a trial may take to say whether it can be resized while it runs. It waits for its next step then.
+# How long a trial may take to reply if it can be resized while it runs; it waits for its next step then.
 ANSWER_S = 5.0
 
 
@@ -55,8 +55,8 @@ def check_resized_trials(
     ``placement_of`` raises where a trial cannot have these resources: the search then ends with that error,
     as with those of Tune's own allocation functions.
 
-    A trial for whose trainable ``can_be_resized`` holds is asked to change its size while it runs
-    (`resize(placement)`). Others, and those that say that they cannot, Tune pauses and starts again.
+    If ``can_be_resized`` holds for its trainable, a trial is requested to change its size while it runs
+    (`resize(placement)`). Tune pauses and restarts all others, and those that refuse.
 
     Of several trials that pause at the same time, Tune (2.60) gives only the first its new resources:
     ``any_resources_changed or self.set_trial_resources(...)`` is not evaluated for the others.
@@ -79,7 +79,7 @@ def check_resized_trials(
             return None
         if not can_be_resized(trial.get_trainable_cls()) or not ask(trial, placement):
             return placement
-        # What Tune asks for if the trial has to start again; `update_resources` refuses one that runs.
+        # What Tune requests if the trial must restart; `update_resources` refuses a running one.
         trial.placement_group_factory = placement
         trial.invalidate_json_state()
         self._reallocated_trial_ids.add(trial.trial_id)
@@ -89,7 +89,7 @@ def check_resized_trials(
         actor = trial.temporary_state.ray_actor
         try:
             return bool(ray.get(actor.resize.remote(placement), timeout=ANSWER_S))
-        except RayError:  # it hangs, or was lost: Tune hears of it when it starts the trial again
+        except RayError:  # it hangs, or was lost: Tune notices when it restarts the trial
             return False
 
     original_set = ResourceChangingScheduler.set_trial_resources

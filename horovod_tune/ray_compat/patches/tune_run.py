@@ -1,7 +1,7 @@
-"""`ray.tune.run`, which every search goes through, and how it says that a trial has failed.
+"""Patches `ray.tune.run`, which every search goes through, and how it reports a failed trial.
 
 Without `prepare_runs` a search of distributed trials prints every result as a table (1,700 lines for the
-README's example), and accepts arguments that mean nothing to it. Without `without_reporter` Tune prints a
+README's example), and accepts arguments that do not apply to it. Without `without_reporter` Tune prints a
 box and a table even at ``verbose=0``. Without `shorten_errors` a rank's error is below 35 frames of Ray
 and of this package.
 """
@@ -55,7 +55,7 @@ _REPORTER = Patch(
         part("ray.tune.utils.callback:_create_default_callbacks", uses="_detect_reporter"),
     ),
 )
-# Whether the search that this thread runs prints nothing of Tune's.
+# True while this thread runs a search that prints nothing of Tune's.
 _IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _ERRORS = Patch(
@@ -193,7 +193,7 @@ def _allow_silent_reporter() -> None:
 
 
 def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
-    """Name the metrics that a distributed trial reports if the one asked for is not among them."""
+    """Name the metrics that a distributed trial reports if the requested one is not among them."""
     if not _METRICS.is_due:
         return
     from ray.tune.execution.tune_controller import TuneController

@@ -180,12 +180,12 @@ def play_first() -> None:
     channel = RankChannel(token)
     allowed, changed = [0.0], threading.Condition()
 
-    def on_release(run: int, index: float, checkpoint: Any) -> None:
+    def on_ack(run: int, index: float, checkpoint: Any) -> None:
         with changed:
             allowed[0] = max(allowed[0], index)
             changed.notify()
 
-    threading.Thread(target=channel.listen, args=(on_release,), daemon=True).start()
+    threading.Thread(target=channel.listen, args=(on_ack,), daemon=True).start()
     print("connected", flush=True)
     for index in itertools.count(1):
         if not channel.report(1, Report(index, METRICS)):

@@ -12,13 +12,13 @@ from ray.tune import Callback
 
 from horovod_tune import ray_compat
 from horovod_tune.backends import placement_of, require_installed
-from horovod_tune.function.driver_slips import refuse_launcher
+from horovod_tune.function.driver_mistakes import refuse_launcher
 from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import check_training_function, function_name
 from horovod_tune.function.with_parameters import parameters_of
 from horovod_tune.run_settings import settings_for
 from horovod_tune.spec.trial_spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
-from horovod_tune.trainable import DistributedTrainable, is_distributed, patch_tune, wants_reuse
+from horovod_tune.trainable import DistributedTrainable, is_distributed, patch_tune, reuses_workers
 
 
 def DistributedTrainableCreator(
@@ -133,4 +133,6 @@ def _describe(trainable: type[DistributedTrainable]) -> str:
 
 
 # Not when the factory is called: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before that.
-run = ray_compat.prepare_runs(settings_for(is_distributed, wants_reuse, _callbacks_of, _describe), __name__)
+run = ray_compat.prepare_runs(
+    settings_for(is_distributed, reuses_workers, _callbacks_of, _describe), __name__
+)

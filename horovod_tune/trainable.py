@@ -200,7 +200,7 @@ class DistributedTrainable(FunctionTrainable):
             result = TrainingResult(checkpoint=result, metrics={})
         # Tune checks it here; each host of the ranks fetches it if necessary.
         self._restored_from = self._trial_storage.place(result.checkpoint)
-        here = self._trial_storage.bring_here(result.checkpoint)
+        here = self._trial_storage.fetch(result.checkpoint)
         super().restore(TrainingResult(checkpoint=here, metrics=result.metrics))
 
     def load_checkpoint(self, checkpoint_result: TrainingResult) -> None:  # type: ignore[override]
@@ -252,7 +252,7 @@ def patch_tune(reuse_workers: bool) -> None:
     ray_compat.end_waits_of_paused_trials()
     ray_compat.write_down_ends_of_paused_trials()
     if reuse_workers:
-        ray_compat.reuse_actors_of(wants_reuse)
+        ray_compat.reuse_actors_of(reuses_workers)
     ray_compat.start_in_idle_processes(is_distributed)
     ray_compat.count_each_death_once(is_distributed)
     ray_compat.shorten_errors(is_distributed)
@@ -274,6 +274,6 @@ def _placement_in(trainable: Any, resources: Any) -> Any:
     return resized_request(trainable._spec, resources) if is_distributed(trainable) else resources
 
 
-def wants_reuse(trainable: type[DistributedTrainable]) -> bool:
+def reuses_workers(trainable: type[DistributedTrainable]) -> bool:
     """Return True if its trials keep their actors."""
     return issubclass(trainable, DistributedTrainable) and trainable._spec.reuse_workers

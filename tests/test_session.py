@@ -217,15 +217,15 @@ def test_no_rank_passes_its_report_before_it_is_let_go():
 
 def test_a_report_that_waits_is_sent_again_when_its_connection_is_lost():
     live, sent = make_session()
-    live.send_again()
+    live.resend()
     assert sent == [], "nothing was reported"
     thread, _ = _in_thread(lambda: live.report({"loss": 1}))
     _until(lambda: sent)
-    live.send_again()
+    live.resend()
     assert sent == [Report(1, {"loss": 1})] * 2
     live.proceed(1)
     thread.join(10)
-    live.send_again()
+    live.resend()
     assert len(sent) == 2, "it has been let go"
 
 
@@ -234,11 +234,11 @@ def test_a_report_of_a_broken_world_is_not_sent_again():
     thread, outcome = _in_thread(lambda: live.report({"loss": 1}))
     _until(lambda: sent)
     live.break_world()
-    live.send_again()
+    live.resend()
     thread.join(10)
     assert isinstance(outcome[0], session_module.WorldBroken)
     live.join_world(World(0, 1, 0, 1, 0, 1), number=1, reports=0, resources=b"")
-    live.send_again()
+    live.resend()
     assert len(sent) == 1, "the next world makes it anew"
 
 

@@ -92,22 +92,22 @@ class ActorLauncher:
             ray.util.remove_placement_group(group)
 
     def assign(
-        self, actors: Sequence[Any], facts: Sequence[WorkerInfo], *, first_node: str | None = None
+        self, actors: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
     ) -> list[Assignment]:
         spec = self._spec
         if spec.num_hosts is not None and not spec.is_elastic:
             assert spec.num_slots is not None
-            ranks.check_hosts(facts, num_hosts=spec.num_hosts, num_slots=spec.num_slots)
-        worlds = ranks.assign_worlds([each.node_id for each in facts], first_node=first_node or self._node_id)
-        single_host = len({each.node_id for each in facts}) == 1
+            ranks.check_hosts(infos, num_hosts=spec.num_hosts, num_slots=spec.num_slots)
+        worlds = ranks.assign_worlds([each.node_id for each in infos], first_node=first_node or self._node_id)
+        single_host = len({each.node_id for each in infos}) == 1
         self._end_rendezvous()
-        gpus = ranks.visible_gpus(facts, worlds)
-        interfaces = self._interfaces(actors, facts, single_host=single_host)
-        environments = self._rendezvous.open(actors, facts, worlds, interfaces)
+        gpus = ranks.visible_gpus(infos, worlds)
+        interfaces = self._interfaces(actors, infos, single_host=single_host)
+        environments = self._rendezvous.open(actors, infos, worlds, interfaces)
         self._listener = Listener()
         assignments = []
-        for actor, (fact, world, interface, visible, environment) in enumerate(
-            zip(facts, worlds, interfaces, gpus, environments, strict=True)
+        for actor, (info, world, interface, visible, environment) in enumerate(
+            zip(infos, worlds, interfaces, gpus, environments, strict=True)
         ):
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
@@ -117,31 +117,31 @@ class ActorLauncher:
             # Without nics= the machine's own setting is kept.
             defaults = {} if spec.nics else nccl
             # Ranks on other hosts report through Ray.
-            token = self._listener.create_token(actor) if fact.node_id == self._node_id else None
+            token = self._listener.create_token(actor) if info.node_id == self._node_id else None
             assignments.append(Assignment((world,), environment, defaults, token))
         return assignments
 
     def _interfaces(
-        self, actors: Sequence[Any], facts: Sequence[WorkerInfo], *, single_host: bool
+        self, actors: Sequence[Any], infos: Sequence[WorkerInfo], *, single_host: bool
     ) -> list[str]:
         """Return each rank's interface; every host is asked once, for hosts name theirs differently."""
         asked: dict[str, Any] = {}
-        for actor, fact in zip(actors, facts, strict=True):
+        for actor, info in zip(actors, infos, strict=True):
             # The first one: if it has died, the others of its host do not try to connect to it.
-            asked.setdefault(fact.node_id, actor)
+            asked.setdefault(info.node_id, actor)
         refs = {node: actor.interfaces.remote() for node, actor in asked.items()}
         chosen = {}
-        for fact in facts:
-            if fact.node_id in chosen:
+        for info in infos:
+            if info.node_id in chosen:
                 continue
             try:
-                addresses = ray.get(refs[fact.node_id], timeout=self._spec.timeout_s)
+                addresses = ray.get(refs[info.node_id], timeout=self._spec.timeout_s)
             except ray.exceptions.RayError as error:
-                raise StartFailed(f"could not read the network interfaces of {fact.host}: {error}") from error
-            chosen[fact.node_id] = ranks.choose_interface(
-                addresses, node_ip=fact.node_ip, nics=self._spec.nics, single_host=single_host
+                raise StartFailed(f"could not read the network interfaces of {info.host}: {error}") from error
+            chosen[info.node_id] = ranks.choose_interface(
+                addresses, node_ip=info.node_ip, nics=self._spec.nics, single_host=single_host
             )
-        return [chosen[fact.node_id] for fact in facts]
+        return [chosen[info.node_id] for info in infos]
 
     def channels(self) -> dict[int, CoordinatorChannel]:
         listener, self._listener = self._listener, None

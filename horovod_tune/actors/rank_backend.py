@@ -38,7 +38,7 @@ class RankBackend(Protocol):
     def close(self) -> None:
         """Break the world, so that every rank which waits in a collective gets an error."""
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Break a world that has lost a rank, also while it is formed, without waiting for peers."""
 
     def keep(self, timeout_s: float) -> list[str]:

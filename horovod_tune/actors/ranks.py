@@ -60,8 +60,8 @@ def visible_gpus(workers: Sequence[WorkerInfo], worlds: Sequence[World]) -> list
 
     So ``torch.cuda.set_device(hvd.local_rank())`` selects the one that Ray reserved for the rank.
 
-    >>> facts = [WorkerInfo("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
-    >>> visible_gpus(facts, assign_worlds(["n", "n"], first_node="n"))
+    >>> infos = [WorkerInfo("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
+    >>> visible_gpus(infos, assign_worlds(["n", "n"], first_node="n"))
     ['3,1', '3,1']
     """
     by_node: dict[str, list[tuple[int, tuple[str, ...]]]] = {}

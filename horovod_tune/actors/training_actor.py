@@ -153,7 +153,7 @@ class TrainingActor:
             # The coordinator still receives messages through Ray.
             training = self._training
             if training is not None:
-                training.session.send_again()
+                training.session.resend()
 
     def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
         training = self._training
@@ -254,7 +254,7 @@ class TrainingActor:
         with self._forming:
             if training.session.world_number == number:
                 training.session.break_world()
-                self._backend.break_off()
+                self._backend.abort()
 
     def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
         """Take this actor's place in the next world of its trial, which it waits for.
@@ -285,7 +285,7 @@ class TrainingActor:
 
     def has_committed(self) -> bool:
         """Return True if this rank could continue in another world with what it has committed."""
-        return self._training is not None and self._training.session.committed.is_kept
+        return self._training is not None and self._training.session.committed.can_restore
 
     def send_logs(self) -> None:
         assert self._world is not None

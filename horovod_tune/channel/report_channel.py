@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from horovod_tune.channel import listener
 from horovod_tune.channel.framing import Channel, frame
-from horovod_tune.channel.schema import RELEASES, REPORTS
+from horovod_tune.channel.schema import ACKS, REPORTS
 from horovod_tune.errors import MetricsError
 from horovod_tune.messages import CheckpointPlace, Report
 
@@ -30,7 +30,7 @@ class CoordinatorChannel:
     def fileno(self) -> int:
         return self._channel.fileno()
 
-    def release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> bool:
+    def acknowledge(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> bool:
         """Acknowledge reports up to ``index`` of trial ``run``; return False if it must go through Ray."""
         if not self.is_open or (checkpoint is not None and checkpoint.filesystem is not None):
             return False
@@ -61,7 +61,7 @@ class RankChannel:
 
     def __init__(self, token: listener.ChannelToken) -> None:
         """Connect; raises OSError if no process listens there."""
-        self._channel = Channel(listener.connect(token), RELEASES)
+        self._channel = Channel(listener.connect(token), ACKS)
 
     def report(self, run: int, report: Report) -> bool:
         """Send a report; False if it must go through Ray."""
@@ -83,8 +83,8 @@ class RankChannel:
             return False
         return True
 
-    def listen(self, on_release: Callable[[int, float, CheckpointPlace | None], None]) -> None:
-        """Call ``on_release(run, index, checkpoint)`` for each release, until the other end closes.
+    def listen(self, on_ack: Callable[[int, float, CheckpointPlace | None], None]) -> None:
+        """Call ``on_ack(run, index, checkpoint)`` for each acknowledgement, until the other end closes.
 
         However it ends, it closes the channel: acknowledgements then come through Ray, and no report waits
         for one that is lost.
@@ -94,7 +94,7 @@ class RankChannel:
             while is_open:
                 messages, is_open = self._channel.receive(None)
                 for each in messages:
-                    on_release(each["run"], each["index"], place_of(each["checkpoint"]))
+                    on_ack(each["run"], each["index"], checkpoint_place(each["checkpoint"]))
         finally:
             self.close()
 
@@ -103,10 +103,10 @@ class RankChannel:
         self._channel.close()
 
 
-def place_of(fields: tuple[str, str | None, int] | None) -> CheckpointPlace | None:
-    """Return the place that a release has in its field `checkpoint`.
+def checkpoint_place(fields: tuple[str, str | None, int] | None) -> CheckpointPlace | None:
+    """Return the place in an acknowledgement's field `checkpoint`.
 
-    >>> place_of(("/storage/a", "node", 3))
+    >>> checkpoint_place(("/storage/a", "node", 3))
     CheckpointPlace(path='/storage/a', filesystem=None, node_id='node', report=3)
     """
     if fields is None:

@@ -30,12 +30,12 @@ RANK_MESSAGES: Schema = {
     "stack": {"stack": str, "in_report": bool},
 }
 # What a Gloo rank receives from the coordinator. `checkpoint` has the path, node_id and report of a place.
-RELEASES: Schema = {
+ACKS: Schema = {
     "proceed": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }
 # What a rank on a TPU host receives from its host actor, which has started it; pickled_... are pickles.
 HOST_MESSAGES: Schema = {
-    "proceed": {**RELEASES["proceed"], "pickled_filesystem": (bytes, _NO)},
+    "proceed": {**ACKS["proceed"], "pickled_filesystem": (bytes, _NO)},
     "begin": {"pickled_order": bytes, "world": list},
     "stop": {},
     "fetched": {"path": str, "error": str},

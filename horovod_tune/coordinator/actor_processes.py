@@ -17,39 +17,41 @@ from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import WorkerInfo
 
 # How long a killed actor's process may take to end before it is killed by its pid.
-GONE_S = 3.0
-REMOTE_S = 10.0
-LOST_S = 2.0
+EXIT_TIMEOUT_S = 3.0
+REMOTE_EXIT_TIMEOUT_S = 10.0
+LOST_NODE_TIMEOUT_S = 2.0
 
 
 def end_actors(
     actors: Sequence[Any],
-    facts: Sequence[WorkerInfo],
+    infos: Sequence[WorkerInfo],
     *,
     lost_nodes: Collection[str] = (),
     wait: bool = True,
 ) -> None:
     """Kill the actors; if their processes are known, wait until they are gone.
 
-    A node of ``lost_nodes`` may be unreachable before Ray knows it: the wait for it is only LOST_S.
-    Without ``wait``, nodes other than this one are notified without waiting for them.
+    A node of ``lost_nodes`` may be unreachable before Ray knows it: the wait for it is only
+    LOST_NODE_TIMEOUT_S. Without ``wait``, nodes other than this one are notified without waiting for them.
 
     A process that is stopped (SIGSTOP) does not follow Ray's request to exit, so it is killed by its pid,
     on its own node.
     """
     for actor in actors:
         ray.kill(actor, no_restart=True)
-    here = ray.get_runtime_context().get_node_id() if facts else ""
+    here = ray.get_runtime_context().get_node_id() if infos else ""
     targets: dict[str, list[tuple[int, float]]] = {}
-    for fact in facts:
-        targets.setdefault(fact.node_id, []).append((fact.pid, fact.process_started))
+    for info in infos:
+        targets.setdefault(info.node_id, []).append((info.pid, info.process_started))
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if set(targets) - {here} else set()
     pending = []
     for node, processes in targets.items():
         if node != here and node in alive:
             strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
             task = ray.remote(num_cpus=0, max_retries=0)(end_processes).options(scheduling_strategy=strategy)
-            pending.append((LOST_S if node in lost_nodes else REMOTE_S, task.remote(processes)))
+            pending.append(
+                (LOST_NODE_TIMEOUT_S if node in lost_nodes else REMOTE_EXIT_TIMEOUT_S, task.remote(processes))
+            )
     if here in targets:
         end_processes(targets[here])
     began = time.monotonic()
@@ -64,7 +66,7 @@ def end_actors(
 def end_processes(processes: Sequence[tuple[int, float]]) -> None:
     """Wait until this host's processes (pid, `process_start`) are gone; kill what stays."""
     waiting = [process for pid, started in processes if (process := _find(pid, started)) is not None]
-    end = time.monotonic() + GONE_S
+    end = time.monotonic() + EXIT_TIMEOUT_S
     stopped = [process for process in waiting if _status(process) == psutil.STATUS_STOPPED]
     for process in stopped:
         _kill(process)

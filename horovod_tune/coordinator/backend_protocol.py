@@ -58,7 +58,7 @@ class Launcher(Protocol):
     def create(self) -> Sequence[Any]:
         """Create the workers' actors and return their handles, without waiting for them."""
 
-    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerInfo]) -> Sequence[Assignment]:
+    def assign(self, workers: Sequence[Any], infos: Sequence[WorkerInfo]) -> Sequence[Assignment]:
         """Return each worker's ranks and environment.
 
         Raises:
@@ -96,6 +96,6 @@ class ElasticLauncher(Launcher, Protocol):
         """Make ranks that are still entering the latest world abandon it at once: it lacks a rank."""
 
     def assign(
-        self, workers: Sequence[Any], facts: Sequence[WorkerInfo], *, first_node: str | None = None
+        self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
     ) -> Sequence[Assignment]:
         """Return each worker's ranks and environment; the first worker on ``first_node`` is rank 0."""

@@ -1,6 +1,6 @@
 """Runs in the coordinator actor: gives Tune one result at a time, from what rank 0 reports.
 
-Fourth stop of a report: `next_result()` stores its checkpoint, adds facts of the world, and returns it
+Fourth stop of a report: `next_result()` stores its checkpoint, adds metrics of the world, and returns it
 to `trainable.py` (5).
 """
 
@@ -84,9 +84,9 @@ class Coordinator:
             event = self._group.next_event()
         except Exception as cause:
             self._started = False  # nothing left to unwind
-            if self._may_try_again(cause):
-                return self._try_again(cause)
-            self._give_up(cause)
+            if self._may_retry(cause):
+                return self._retry(cause)
+            self._end_workers(cause)
             if self._are_used and isinstance(cause, TrainingFailed):
                 first, _, rest = str(cause).partition("\n")
                 cause.args = (f"{first}\n{_USED}\n{rest}",)
@@ -101,7 +101,7 @@ class Coordinator:
                 self._keep_logs(at_end=True)
                 return None
 
-    def _may_try_again(self, cause: Exception) -> bool:
+    def _may_retry(self, cause: Exception) -> bool:
         """Return True if a trial may have failed because of what another one left in its processes.
 
         One that has reported must not be restarted here: Tune has its results.
@@ -111,7 +111,7 @@ class Coordinator:
         lost = getattr(cause, "lost_nodes", ())
         return not (lost and ray_compat.is_preempted(lost))
 
-    def _try_again(self, cause: Exception) -> Any:
+    def _retry(self, cause: Exception) -> Any:
         """Start the trial again in new processes; a second failure is its error."""
         assert self._order is not None
         logger.warning(
@@ -124,7 +124,7 @@ class Coordinator:
         self._replace_workers(["the trial failed in them"])
         return self.next_result()
 
-    def _give_up(self, cause: Exception) -> None:
+    def _end_workers(self, cause: Exception) -> None:
         """End the workers after a failure; ``cause`` is reported, whatever else fails meanwhile."""
         self._keep_logs(at_end=True)
         try:
@@ -144,7 +144,7 @@ class Coordinator:
         self._function_is_there = True
         self._start_s = round(time.monotonic() - asked, 4)
 
-    def _world_facts(self) -> dict[str, Any]:
+    def _world_metrics(self) -> dict[str, Any]:
         """Return the metrics that describe the world of a result."""
         hosts = self._group.hosts
         return {
@@ -152,7 +152,7 @@ class Coordinator:
             # A string: Tune's loggers for TensorBoard and the like draw lists of numbers.
             "hosts": write_slots(hosts),
             "start_s": self._start_s,
-            **self._group.change_facts,
+            **self._group.change_metrics,
         }
 
     def _store(
@@ -161,8 +161,8 @@ class Coordinator:
         assert self._storage is not None
         self._has_reported = True
         metrics = {**metrics}
-        for name, fact in self._world_facts().items():
-            metrics.setdefault(name, fact)
+        for name, value in self._world_metrics().items():
+            metrics.setdefault(name, value)
         checkpoint, place = None, None
         if path is not None:
             checkpoint, place = self._storage.persist(path, metrics)

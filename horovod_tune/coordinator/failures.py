@@ -43,7 +43,7 @@ def explain(failures: Sequence[Failed], *, world_size: int) -> str:
     return encodable("\n".join(lines))
 
 
-def name_awaited(
+def add_awaited_ranks(
     failures: Sequence[Failed],
     awaited: Mapping[int, str],
     hosts: Sequence[str],
@@ -63,7 +63,7 @@ def name_awaited(
         stacks: where the training function of a running rank is, by rank.
 
     >>> stalled = Failed(0, "a", FailureKind.STALLED, "HorovodInternalError")
-    >>> _, hung = name_awaited(
+    >>> _, hung = add_awaited_ranks(
     ...     [stalled], {1: "gradient.7"}, ["a", "b"], running={1}, stacks={1: "  line 3, in train\\n"}
     ... )
     >>> print(explain([stalled, hung], world_size=2))
@@ -72,9 +72,9 @@ def name_awaited(
     Its training function is at:
       line 3, in train
     it did not enter gradient.7, in which the others waited
-    >>> name_awaited([stalled], {1: "gradient.7"}, ["a", "b"], running={}, returned={1})[1].kind.name
+    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, ["a", "b"], running={}, returned={1})[1].kind.name
     'RETURNED'
-    >>> name_awaited([stalled], {1: "gradient.7"}, ["a", "b"], running={})[0].traceback
+    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, ["a", "b"], running={})[0].traceback
     'HorovodInternalError\\nrank 1 did not enter gradient.7'
     """
     found = list(failures)
@@ -101,7 +101,7 @@ def returned_early(rank: int, host: str, collectives: str) -> Failed:
     return Failed(rank, host, FailureKind.RETURNED, text)
 
 
-def verb_of(kind: FailureKind) -> str:
+def failure_verb(kind: FailureKind) -> str:
     """Return the verb for a rank that was lost in this way: "died", "stopped responding"."""
     return _VERBS[kind]
 

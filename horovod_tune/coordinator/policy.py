@@ -59,7 +59,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Situation:
+class WorldStatus:
     """The state of a world when it is checked.
 
     Args:
@@ -110,23 +110,23 @@ class Fail:
 Action = Wait | Reform | Abandon | Fail
 
 
-def decide(now: Situation, limits: Limits) -> Action:
+def decide(now: WorldStatus, limits: Limits) -> Action:
     """Return what to do.
 
     >>> fixed, elastic = Limits(60.0), Limits(60.0, min_workers=2, max_workers=3, wait_s=30.0)
-    >>> decide(Situation(members=2, lost=1), fixed)
+    >>> decide(WorldStatus(members=2, lost=1), fixed)
     Fail(reason='')
-    >>> decide(Situation(members=2, lost=1, is_changing=True, left=1), elastic)
+    >>> decide(WorldStatus(members=2, lost=1, is_changing=True, left=1), elastic)
     Wait()
-    >>> decide(Situation(members=2, lost=1, is_changing=True, left=2), elastic)
+    >>> decide(WorldStatus(members=2, lost=1, is_changing=True, left=2), elastic)
     Reform()
-    >>> decide(Situation(members=2, lost=1, is_changing=True, left=1, elapsed_s=61.0), elastic)
+    >>> decide(WorldStatus(members=2, lost=1, is_changing=True, left=1, elapsed_s=61.0), elastic)
     Abandon()
-    >>> decide(Situation(members=1, lost=2, is_changing=True, left=1), elastic)
+    >>> decide(WorldStatus(members=1, lost=2, is_changing=True, left=1), elastic)
     Wait()
-    >>> decide(Situation(members=1, lost=2, is_changing=True, left=1, ready=1), elastic)
+    >>> decide(WorldStatus(members=1, lost=2, is_changing=True, left=1, ready=1), elastic)
     Reform()
-    >>> decide(Situation(members=1, lost=2, is_changing=True, left=1, elapsed_s=31.0), elastic).reason[:21]
+    >>> decide(WorldStatus(members=1, lost=2, is_changing=True, left=1, elapsed_s=31.0), elastic).reason[:21]
     '1 rank(s) are left, m'
     """
     if now.lost and (not limits.is_elastic or now.has_returned or not now.members):

@@ -22,7 +22,7 @@ class TrialLogs(Protocol):
         """Copy new output to the storage; ``at_end`` is True at the trial's end."""
 
 
-class LogsHere:
+class LocalLogs:
     """Logs that this host can write to the trial's directory itself."""
 
     def __init__(self, directory: str) -> None:
@@ -35,7 +35,7 @@ class LogsHere:
         """Do nothing: appended output is in the storage already."""
 
 
-class LogsOnNode:
+class NodeLogs:
     """Logs that another node writes to the trial's directory, on its own disk."""
 
     def __init__(self, node: str, directory: str) -> None:
@@ -54,7 +54,7 @@ class LogsOnNode:
             node_transfer.append_to_log(self._node, str(path), text, timeout_s=SEND_TIMEOUT_S)
 
 
-class LogsOnFilesystem:
+class FilesystemLogs:
     """Logs for a cloud's storage, which takes whole files only: written here, then uploaded.
 
     Before the end, a log is uploaded when it has grown by a quarter.

@@ -17,7 +17,7 @@ from horovod_tune.coordinator.policy import Limits, backoff_s
 from horovod_tune.coordinator.workers import Worker, end_workers
 
 # Interval between queries of which nodes are draining.
-DRAINING_EVERY_S = 2.0
+DRAINING_INTERVAL_S = 2.0
 
 
 class Slots:
@@ -60,7 +60,7 @@ class Slots:
     def ready(self, members: Sequence[Worker]) -> list[Worker]:
         """Return the workers that may join these members now, the first to start first."""
         ready = [worker for worker in self._started() if not self.must_leave(worker)]
-        kept = self.remaining(members) if self.can_do_without_leaving(members, len(ready)) else members
+        kept = self.remaining(members) if self.can_continue_without_leaving(members, len(ready)) else members
         return ready[: max(0, self.limits.max_workers - len(kept))]
 
     def _started(self) -> list[Worker]:
@@ -80,10 +80,10 @@ class Slots:
                 worker.info = ray.get(worker.description)
                 ray.get(worker.loaded)
             except RayError:
-                self.start_again(worker)
+                self.restart_later(worker)
         return [worker for worker in self._joining if worker.info is not None]
 
-    def start_again(self, worker: Worker) -> None:
+    def restart_later(self, worker: Worker) -> None:
         """Start another, after a while, instead of one that died before it had joined."""
         if worker not in self._joining:
             return
@@ -93,7 +93,7 @@ class Slots:
         self._deaths[worker.slot] = deaths + 1
         self._due[worker.slot] = (time.monotonic() + backoff_s(deaths), worker.elsewhere)
 
-    def note_joined(self, workers: Sequence[Worker]) -> None:
+    def record_joined(self, workers: Sequence[Worker]) -> None:
         """Forget workers that have joined a world."""
         self._joining = [worker for worker in self._joining if worker not in workers]
         for worker in workers:
@@ -126,7 +126,7 @@ class Slots:
         """Return the members that need not leave."""
         return [worker for worker in members if not self.must_leave(worker)]
 
-    def can_do_without_leaving(self, members: Sequence[Worker], joining: int = 0) -> bool:
+    def can_continue_without_leaving(self, members: Sequence[Worker], joining: int = 0) -> bool:
         """Return True if enough remain without those that must leave; one of them has what was committed."""
         remaining = len(self.remaining(members))
         return remaining > 0 and self.limits.can_continue_with(remaining + joining)
@@ -139,12 +139,12 @@ class Slots:
         if node_id in self._draining:
             return True
         draining = any(map(self.is_draining, members))
-        return draining and not self.can_do_without_leaving(members, len(self.ready(members)))
+        return draining and not self.can_continue_without_leaving(members, len(self.ready(members)))
 
     def replace_draining(self, members: Sequence[Worker]) -> None:
         """Query from time to time which nodes are draining; start replacements for the workers there."""
         now = time.monotonic()
-        if now - self._asked_s < DRAINING_EVERY_S:
+        if now - self._asked_s < DRAINING_INTERVAL_S:
             return
         self._asked_s, before, self._draining = now, self._draining, self._draining_nodes()
         if self._draining == before or not self.remaining(members):
@@ -154,7 +154,7 @@ class Slots:
             if self.is_draining(worker) and not self.is_excess(worker) and worker.slot not in taken:
                 self._start(worker.slot, elsewhere=True)
 
-    def note_lost(self, worker: Worker) -> None:
+    def record_lost(self, worker: Worker) -> None:
         """Release the slot of a member that is gone, or start another actor for it."""
         if self.is_excess(worker):
             self._launcher.release_slot(worker.slot)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune import ray_compat
-from horovod_tune.coordinator.rank_logs import LogsHere, LogsOnFilesystem, LogsOnNode, TrialLogs
+from horovod_tune.coordinator.rank_logs import FilesystemLogs, LocalLogs, NodeLogs, TrialLogs
 from horovod_tune.errors import MetricsError
 from horovod_tune.files import directories
 from horovod_tune.messages import CheckpointPlace
@@ -116,7 +116,7 @@ class TrialStorage:
         node = self.reached_through or self._node_id
         return CheckpointPlace(checkpoint.path, node_id=node)
 
-    def bring_here(self, checkpoint: Checkpoint) -> Checkpoint:
+    def fetch(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return the checkpoint in a form that this host can open, held until `close`."""
         self._remove_parts()
         self._brought = host_copies.open_checkpoint(self.place(checkpoint), self._node_id, self._copies)
@@ -127,10 +127,10 @@ class TrialStorage:
         directory = self._context.trial_fs_path
         if not self.is_local:
             scratch = Path(self._context.trial_working_directory, "rank_logs")
-            return LogsOnFilesystem(self._context.storage_filesystem, directory, scratch)
+            return FilesystemLogs(self._context.storage_filesystem, directory, scratch)
         if self.reached_through is not None:
-            return LogsOnNode(self.reached_through, directory)
-        return LogsHere(directory)
+            return NodeLogs(self.reached_through, directory)
+        return LocalLogs(directory)
 
     def append_log(self, rank: int, text: bytes) -> None:
         """Append to the rank's log, see `log_files`."""

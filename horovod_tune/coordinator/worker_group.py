@@ -98,7 +98,7 @@ class WorkerGroup:
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     @property
-    def change_facts(self) -> dict[str, Any]:
+    def change_metrics(self) -> dict[str, Any]:
         """What a result of an elastic trial says of the changes of its world."""
         if not self.world.limits.is_elastic:
             return {}
@@ -110,7 +110,7 @@ class WorkerGroup:
         }
 
     @property
-    def _have_ranks(self) -> bool:
+    def _has_ranks(self) -> bool:
         return any(worker.ranks for worker in self.workers)
 
     def create(self) -> None:
@@ -125,7 +125,7 @@ class WorkerGroup:
         """
         if not self.workers:
             self.create()
-        if not self._have_ranks:
+        if not self._has_ranks:
             self.world.form()
         self._forget_trial()
         self._run += 1
@@ -149,7 +149,7 @@ class WorkerGroup:
             if not self.world.running:
                 return Finished(0)
             self._listen(self.world.tick_s)
-            self.world.tend(entered)
+            self.world.advance(entered)
 
     def proceed(self, index: int, checkpoint: CheckpointPlace | None) -> None:
         """Acknowledge report ``index`` on every rank when `next_event` is called again."""
@@ -160,11 +160,11 @@ class WorkerGroup:
             return
         (index, checkpoint), self._next_ack = self._next_ack, None
         self._checkpoint = checkpoint or self._checkpoint
-        self.world.note_checkpoint(self._checkpoint)
+        self.world.record_checkpoint(self._checkpoint)
         self._last_ack = (index, self._checkpoint)
         for worker in self.workers:
             channel = worker.channel
-            is_sent = channel is not None and channel.release(self._run, index, self._checkpoint)
+            is_sent = channel is not None and channel.acknowledge(self._run, index, self._checkpoint)
             if worker.is_polled:
                 if not is_sent:
                     worker.actor.proceed.remote(index, self._checkpoint)
@@ -181,7 +181,7 @@ class WorkerGroup:
         # A report that came through a channel was sent before the answer that came with it.
         for run, report in events.reports:
             if run == self._run:
-                self._note_report(report)
+                self._record_report(report)
         for worker, answer in events.answers:
             if not worker.is_polled:
                 continue  # it is lost
@@ -189,7 +189,7 @@ class WorkerGroup:
             try:
                 messages = answer.result()
             except (RayActorError, OutOfMemoryError) as error:
-                self.world.lose_dead(worker, error)
+                self.world.mark_dead_lost(worker, error)
                 continue
             last_report = self._last_report
             self._take(worker, messages)
@@ -207,7 +207,7 @@ class WorkerGroup:
         for message in messages:
             match message:
                 case Report():
-                    self._note_report(message)
+                    self._record_report(message)
                 case Finished(rank=rank) | Stopped(rank=rank):
                     worker.running.discard(rank)
                     self._returned.add(rank)
@@ -223,18 +223,18 @@ class WorkerGroup:
                     self._awaited = names
                     self._check_awaited(names)
                 case NeedsWorld() if self.world.limits.is_elastic:
-                    self.world.note_left(worker, message)
+                    self.world.record_left(worker, message)
                 case _:
                     raise TrainingFailed(f"received a malformed message from {worker.name}: {message!r:.200}")
         if 0 in worker.ranks:
             self._returned_before = set(self._returned)
 
-    def _note_report(self, report: Report) -> None:
+    def _record_report(self, report: Report) -> None:
         # A rank that has lost its channel sends its report again: it may have come, and the answer not.
         if report.index > self._last_report:
             self._last_report = report.index
             self._reports.append(report)
-            self.world.note_report(report.index)
+            self.world.record_report(report.index)
 
     def _acknowledge_all(self) -> None:
         """Rank 0 has returned: ranks that report more often than it have nothing to wait for."""
@@ -270,7 +270,7 @@ class WorkerGroup:
         for worker in self.workers:
             if worker.running and not worker.is_polled:
                 self._poll(worker)
-            worker.hurry()
+            worker.request_reply()
         self._listen(0)
         while True:
             waited_s = time.monotonic() - began
@@ -284,7 +284,7 @@ class WorkerGroup:
             for worker in missing:
                 self.world.lose(worker, FailureKind.SILENT, f"no heartbeat for {PROMPT_S:g} s")
         stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
-        first = failures.name_awaited(
+        first = failures.add_awaited_ranks(
             first,
             self._awaited,
             self.hosts,
@@ -304,7 +304,7 @@ class WorkerGroup:
         Returns:
             why they are not, empty if they are: then they have a sound world and clean processes.
         """
-        if not self._have_ranks:
+        if not self._has_ranks:
             return ["there are no ranks"]
         if self.world.failures:
             return ["a rank failed"]
@@ -356,7 +356,7 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End every worker's process, and see it gone; twice is harmless."""
-        if self._have_ranks:
+        if self._has_ranks:
             # Without this, the ranks that are killed last complain about those that went first, and what
             # functions have left to `atexit` never runs.
             silent = {each.rank for each in self.world.failures if each.kind is FailureKind.SILENT}

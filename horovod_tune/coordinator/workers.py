@@ -78,7 +78,7 @@ class Worker:
         self._due_s = time.monotonic() + wait_s
         events.expect(self.actor.poll.remote(wait_s, *proceed), self)
 
-    def hurry(self, *, every_s: float = 0.0) -> None:
+    def request_reply(self, *, every_s: float = 0.0) -> None:
         """Request an immediate reply to the poll, unless that was done less than ``every_s`` ago."""
         now = time.monotonic()
         if self.is_polled and not self.is_hurried and now - self._hurried_s >= every_s:

@@ -3,7 +3,7 @@
 What happens when a rank dies, from top to bottom: `Worker.poll` fails or becomes overdue (the heartbeat),
 `lose` removes the worker and asks `policy.decide`. Either the trial fails (`failures`), or `_begin_change`
 breaks the world on the others, so that none waits in a collective or a report. Each sends `NeedsWorld` when
-its training function has left (`note_left`). When all have, `policy.decide` says so and `_form_next` gives
+its training function has left (`record_left`). When all have, `policy.decide` says so and `_form_next` gives
 those that are left, and others that have started meanwhile, their ranks in the next one.
 """
 
@@ -30,8 +30,8 @@ from horovod_tune.coordinator.policy import (
     Fail,
     Limits,
     Reform,
-    Situation,
     Wait,
+    WorldStatus,
     backoff_s,
     decide,
 )
@@ -225,16 +225,16 @@ class World:
             except GetTimeoutError:
                 self.lose(worker, FailureKind.SILENT, f"did not answer within {timeout_s:g} s")
             except RayError as error:
-                self.lose_dead(worker, error)
+                self.mark_dead_lost(worker, error)
 
-    def lose_dead(self, worker: Worker, error: RayError) -> None:
+    def mark_dead_lost(self, worker: Worker, error: RayError) -> None:
         """Mark a worker as lost whose actor Ray reports as dead."""
         self.lose(worker, FailureKind.DIED, error_text.death_text(error))
 
     def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
         """Deal with the loss of a worker: the trial fails, or continues without it."""
         if worker not in self.members:
-            self.slots.start_again(worker)
+            self.slots.restart_later(worker)
             return
         info = worker.info
         assert info is not None, "a worker without ranks is no member"
@@ -242,12 +242,12 @@ class World:
         worker.is_polled = False
         self.lost_nodes.append(info.node_id)
         lost = [Failed(rank, info.host, kind, f"process {info.pid}: {text}") for rank in worker.ranks]
-        now = Situation(len(self.members) - 1, lost=len(lost), has_returned=self.has_returned)
+        now = WorldStatus(len(self.members) - 1, lost=len(lost), has_returned=self.has_returned)
         if self.state is State.ENDED or isinstance(decide(now, self.limits), Fail):
             self._fail([*self.lost, *lost])
             return
         self._end_members([worker], wait=False)  # the others do not wait for its host
-        reason = f"{worker.name} {failure_texts.verb_of(kind)}"
+        reason = f"{worker.name} {failure_texts.failure_verb(kind)}"
         if self._change is None:
             self._begin_change(reason)
         else:
@@ -257,7 +257,7 @@ class World:
             self._change.reasons.append(reason)
             self._break_world()
         self.lost.extend(lost)
-        self.slots.note_lost(worker)
+        self.slots.record_lost(worker)
 
     def _end_members(self, workers: Sequence[Worker], *, wait: bool = True) -> None:
         self.members = [worker for worker in self.members if worker not in workers]
@@ -279,11 +279,11 @@ class World:
 
     # -- Changes of the world.
 
-    def _situation(self, ready: int = 0) -> Situation:
+    def _status(self, ready: int = 0) -> WorldStatus:
         change = self._change
         if change is None:
-            return Situation(len(self.members), has_returned=self.has_returned)
-        return Situation(
+            return WorldStatus(len(self.members), has_returned=self.has_returned)
+        return WorldStatus(
             members=len(self.members),
             lost=len(change.lost),
             is_changing=True,
@@ -297,11 +297,11 @@ class World:
 
     @property
     def tick_s(self) -> float:
-        """How long to listen before `tend` is called again."""
+        """How long to listen before `advance` is called again."""
         is_busy = self.state is State.CHANGING or self.slots.starting
         return TICK_S if is_busy else self.limits.heartbeat_s
 
-    def tend(self, listening_since: float) -> None:
+    def advance(self, listening_since: float) -> None:
         """Lose workers whose heartbeat is overdue, then do what the policy decides.
 
         ``listening_since`` is when this process began to receive what workers send.
@@ -317,7 +317,7 @@ class World:
             self.slots.replace_draining(self.members)
         ready = self.slots.ready(self.members)
         self._offer_change_if_due(bool(ready))
-        self._act(decide(self._situation(len(ready)), self.limits), ready)
+        self._act(decide(self._status(len(ready)), self.limits), ready)
 
     def _act(self, action: Action, ready: Sequence[Worker]) -> None:
         change = self._change
@@ -330,7 +330,7 @@ class World:
                 stalled = [change.stalled] if change.stalled is not None else []
                 self._fail(change.lost or stalled, reason)
             case Reform():
-                if self.slots.can_do_without_leaving(self.members, len(ready)):
+                if self.slots.can_continue_without_leaving(self.members, len(ready)):
                     self._end_leaving()
                 self._forget_offers()
                 self._form_next(change, ready)
@@ -343,7 +343,7 @@ class World:
                     # Some may not be able to leave: the heartbeat that they owe now shows which.
                     for worker in self.members:
                         if worker not in change.left:
-                            worker.hurry(every_s=self.limits.prompt_s / 2)
+                            worker.request_reply(every_s=self.limits.prompt_s / 2)
 
     def _begin_change(self, reason: str) -> None:
         self.state = State.CHANGING
@@ -358,7 +358,7 @@ class World:
             worker.actor.break_world.remote(self.number)
         self.poll_all()
 
-    def note_left(self, worker: Worker, message: NeedsWorld) -> None:
+    def record_left(self, worker: Worker, message: NeedsWorld) -> None:
         """Record that a worker's training function has left the world and waits for the next one."""
         if self._change is None:
             self._begin_change(self._reason_of_leaving(worker))
@@ -370,7 +370,7 @@ class World:
                 message.rank, worker.info.host, FailureKind.STALLED, message.stalled
             )
 
-    def note_report(self, reports: int) -> None:
+    def record_report(self, reports: int) -> None:
         """Record that rank 0 has reported, so often by now: the world works."""
         assert self._request is not None
         self._request = replace(self._request, reports=reports)
@@ -379,7 +379,7 @@ class World:
             self.change_s = time.monotonic() - self._without_world_since
             self._without_world_since = None
 
-    def note_checkpoint(self, checkpoint: Any) -> None:
+    def record_checkpoint(self, checkpoint: Any) -> None:
         """Record the newest checkpoint, which workers that join start from."""
         if checkpoint is not None and self._request is not None:
             self._request = replace(self._request, checkpoint=checkpoint)
@@ -404,7 +404,7 @@ class World:
         self._worlds_without_report += bool(change.lost or change.error)
         self.number += 1
         self.state, self._change = State.TRAINING, None
-        self.slots.note_joined(joining)
+        self.slots.record_joined(joining)
         self.members = list(workers)
         self._take_ranks(workers, assignments)
         for worker in workers:
@@ -442,7 +442,7 @@ class World:
         It is repeated, since ranks that have only just entered their world may not have received it.
         """
         must_leave = any(map(self.slots.must_leave, self.members))
-        must_shrink = must_leave and self.slots.can_do_without_leaving(self.members)
+        must_shrink = must_leave and self.slots.can_continue_without_leaving(self.members)
         if self.state is not State.TRAINING or self.has_returned or not (are_ready or must_shrink):
             return
         self._has_others_to_offer |= are_ready

@@ -1,6 +1,6 @@
 """Checks what is installed on a machine, or on each node of a Ray cluster, and whether it fits together.
 
-node_info.py   NodeInfo: what one machine has; gather_facts() examines the machine it runs on
+node_info.py   NodeInfo: what one machine has; collect_info() examines the machine it runs on
 findings.py    diagnose(), diagnose_nodes(): what is wrong, with the cure (pure)
 nodes.py       check(): examines every node of the cluster; NodeProbe is the actor that runs on each
 preflight.py   Preflight: the callback that does so before a search's first trial across nodes
@@ -9,20 +9,20 @@ command.py     `horovod-tune doctor`
 """
 
 from horovod_tune.doctor.findings import Finding, Node, can_run_trials, diagnose, diagnose_nodes
-from horovod_tune.doctor.node_info import HorovodFacts, NodeInfo, TorchFacts, gather_facts
+from horovod_tune.doctor.node_info import HorovodInfo, NodeInfo, TorchInfo, collect_info
 from horovod_tune.doctor.nodes import check
 from horovod_tune.doctor.report import Report
 
 __all__ = [
     "Finding",
-    "HorovodFacts",
+    "HorovodInfo",
     "Node",
     "NodeInfo",
     "Report",
-    "TorchFacts",
+    "TorchInfo",
     "can_run_trials",
     "check",
+    "collect_info",
     "diagnose",
     "diagnose_nodes",
-    "gather_facts",
 ]

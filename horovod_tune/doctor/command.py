@@ -41,10 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     if arguments.address is not None:
         return examine_cluster(arguments.address, as_json=arguments.json)
-    from horovod_tune.doctor import can_run_trials, diagnose, gather_facts
+    from horovod_tune.doctor import can_run_trials, collect_info, diagnose
     from horovod_tune.doctor.report import machine_table
 
-    info = gather_facts()
+    info = collect_info()
     findings = diagnose(info)
     ok = can_run_trials(findings)
     if arguments.json:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from horovod_tune.doctor.node_info import HorovodFacts, NodeInfo
+from horovod_tune.doctor.node_info import HorovodInfo, NodeInfo
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3
-LEAST_FREE_DISK = 1 * GIB
+MIN_FREE_DISK = 1 * GIB
 # Ray's object store takes this part of the memory, in /dev/shm (`ray.init`, `object_store_memory`).
 RAY_OBJECT_STORE_SHARE = 0.3
-LEAST_OPEN_FILES = 4096
+MIN_OPEN_FILES = 4096
 # Clocks further apart than this make time stamps, and Tune's resumes, hard to read.
 CLOCK_TOLERANCE_S = 5.0
 INSTALL = "horovod-tune install-horovod"
@@ -159,7 +159,7 @@ def _horovod(info: NodeInfo) -> Iterator[Finding]:
         yield from _working_horovod(info, horovod)
 
 
-def _working_horovod(info: NodeInfo, horovod: HorovodFacts) -> Iterator[Finding]:
+def _working_horovod(info: NodeInfo, horovod: HorovodInfo) -> Iterator[Finding]:
     gpus = info.torch.gpus if info.torch else ()
     if gpus and not horovod.nccl:
         what = (
@@ -191,7 +191,7 @@ def _host_name(info: NodeInfo) -> Iterator[Finding]:
 
 
 def _room(info: NodeInfo) -> Iterator[Finding]:
-    if info.temporary_free < LEAST_FREE_DISK:
+    if info.temporary_free < MIN_FREE_DISK:
         what = f"{info.temporary_folder} has {info.temporary_free / GIB:.1f} GiB left; Ray writes logs there"
         cure = "Make room, or set RAY_TMPDIR to a folder with more (a short path: Ray's sockets are in it)."
         yield warning("disk", f"{what} and what does not fit into memory.", cure)
@@ -204,7 +204,7 @@ def _room(info: NodeInfo) -> Iterator[Finding]:
         room = wanted // GIB + 1
         cure = f"In Docker: --shm-size={room}g. Elsewhere, as root: mount -o remount,size={room}G /dev/shm"
         yield warning("shared memory", what, cure)
-    if 0 <= info.open_files < LEAST_OPEN_FILES:
+    if 0 <= info.open_files < MIN_OPEN_FILES:
         what = f"A process may have {info.open_files} files open; Ray needs thousands."
         yield warning(
             "open files", what, "Raise nofile in /etc/security/limits.conf, or ulimit -Hn 65536 as root."

@@ -28,7 +28,7 @@ import psutil
 from horovod_tune.horovod_build.installed import installed_horovod, installed_torch
 
 IMPORT_TIMEOUT_S = 120.0
-# Ray hides the GPUs so from tasks that ask for none, such as the one that gathers facts on a node.
+# Ray hides the GPUs this way from tasks that request none, such as the one that examines a node.
 HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 # What each process imports, by package; it prints JSON last.
@@ -44,7 +44,7 @@ PROBES = {
 
 
 @dataclass(frozen=True)
-class TorchFacts:
+class TorchInfo:
     """The torch of an environment."""
 
     version: str
@@ -57,7 +57,7 @@ class TorchFacts:
 
 
 @dataclass(frozen=True)
-class HorovodFacts:
+class HorovodInfo:
     """The Horovod of an environment."""
 
     version: str
@@ -73,7 +73,7 @@ class HorovodFacts:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One machine and the Python environment in which the facts were gathered. Sizes are in bytes."""
+    """One machine and the Python environment that was examined. Sizes are in bytes."""
 
     host: str
     system: str
@@ -91,8 +91,8 @@ class NodeInfo:
     slow: dict[str, float] = field(default_factory=dict)
     # The modules of the training function that were tried.
     modules: tuple[str, ...] = ()
-    torch: TorchFacts | None = None
-    horovod: HorovodFacts | None = None
+    torch: TorchInfo | None = None
+    horovod: HorovodInfo | None = None
     # The GPUs' device files, whether or not torch can use them.
     gpu_devices: tuple[str, ...] = ()
     # What the host's own name resolves to.
@@ -107,8 +107,8 @@ class NodeInfo:
     open_files: int = 0
 
 
-def gather_facts(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEOUT_S) -> NodeInfo:
-    """Return the facts of this machine and of the Python that runs this.
+def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEOUT_S) -> NodeInfo:
+    """Examine this machine and its running Python.
 
     Args:
         modules: are imported too.
@@ -139,8 +139,8 @@ def gather_facts(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         broken={name: each["error"] for name, each in found.items() if name not in there and "error" in each},
         slow=slow,
         modules=tuple(modules),
-        torch=TorchFacts(torch.version, **of_torch) if torch else None,
-        horovod=None if horovod is None else HorovodFacts(*of_horovod, **found["horovod"]),
+        torch=TorchInfo(torch.version, **of_torch) if torch else None,
+        horovod=None if horovod is None else HorovodInfo(*of_horovod, **found["horovod"]),
         gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
         host_addresses=host_addresses(),
         interfaces=interfaces(),

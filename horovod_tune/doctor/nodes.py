@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from horovod_tune.doctor.findings import Node, diagnose_nodes
-from horovod_tune.doctor.node_info import NodeInfo, gather_facts
+from horovod_tune.doctor.node_info import NodeInfo, collect_info
 from horovod_tune.doctor.report import Report
 
 DEFAULT_TIMEOUT_S = 180.0
@@ -28,7 +28,7 @@ class NodeProbe:
         return time.time()
 
     def facts(self, modules: Sequence[str], timeout_s: float) -> NodeInfo:
-        return gather_facts(modules, timeout_s=timeout_s)
+        return collect_info(modules, timeout_s=timeout_s)
 
     def listen(self, address: str) -> int:
         """Listen on a free port of `address` until this process ends; return the port."""

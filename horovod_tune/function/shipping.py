@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from horovod_tune.errors import SerializationError
-from horovod_tune.function.driver_slips import refuse_horovod_of_driver, warn_of_horovod_in_driver
+from horovod_tune.function.driver_mistakes import refuse_horovod_of_driver, warn_of_horovod_in_driver
 from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import find_largest, find_unpicklable, type_name
 

@@ -73,7 +73,7 @@ class Notifications:
         self._listeners = [each for each in self._listeners if each is not listener]
 
     @property
-    def are_there(self) -> bool:
+    def exist(self) -> bool:
         """Return True if `hvd.elastic.run` has a state, which it has kept once before the function began."""
         return bool(self._listeners)
 

@@ -123,17 +123,17 @@ class HorovodWorld:
             if world._hides(basics):
                 world._kept = False
                 fits = comm is None and not process_sets and world._environment == _horovod_environment()
-                if world._all_take_it(fits):
-                    world._note_facts(basics)
+                if world._all_agree(fits):
+                    world._cache_facts(basics)
                     return None
                 world._shut_down()  # the kept world is not the one that is asked for
             world._environment = _horovod_environment()
             world._has_process_sets = bool(process_sets)
-            world._count_from_one()
+            world._reset_collective_count()
             world._before_init = sockets.open_tcp_sockets()
             try:
                 real_init(basics, comm, process_sets)
-                world._note_facts(basics)
+                world._cache_facts(basics)
             except Exception:
                 # Until it is shut down, Horovod remembers the failure and does not try again.
                 real_shutdown(basics)
@@ -169,8 +169,8 @@ class HorovodWorld:
                 "some of its variables once per process: a world with other values needs new processes"
             )
 
-    def _note_facts(self, basics: Any) -> None:
-        """Know the facts of a new world also when it has been broken off."""
+    def _cache_facts(self, basics: Any) -> None:
+        """Cache rank and size, so that they remain readable after the world is aborted."""
         try:
             known = {(name,): getattr(basics, name)() for name in _FACTS}
             self._known = {**known, **{(name, 0): getattr(basics, name)(0) for name in _FACTS_OF_SETS}}
@@ -265,7 +265,7 @@ class HorovodWorld:
         self._kept = False
         self._shut_down()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Shut down a world that has lost a rank, also while it is formed, without waiting for peers."""
         sockets.shut_down(self._new_sockets() or self._sockets)
         self.close()
@@ -284,10 +284,10 @@ class HorovodWorld:
             if self.is_up:
                 self._real_shutdown(self._basics)
 
-    def _all_take_it(self, fits: bool) -> bool:
+    def _all_agree(self, fits: bool) -> bool:
         """Return True if every rank asks for the kept world. Waits for all of them, as hvd.init() does.
 
-        Ranks that count their collectives differently cannot continue either, see `_count_from_one`.
+        Ranks that count their collectives differently cannot continue either, see `_reset_collective_count`.
         """
         import torch
         from horovod.torch import mpi_ops
@@ -299,7 +299,7 @@ class HorovodWorld:
         mpi_ops.synchronize(int(number))
         return not unfit and largest == -smallest
 
-    def _count_from_one(self) -> None:
+    def _reset_collective_count(self) -> None:
         """Number this rank's collectives from 1: Horovod pairs those that have no name by their number."""
         if self._basics is not None and _COUNTS.fits:
             from horovod.torch import mpi_ops

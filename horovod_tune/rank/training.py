@@ -130,7 +130,7 @@ class Training:
                 self.session.committed.is_to_change = False
             except Exception as error:  # whatever the function raises over a rank that was lost
                 kind, more = self._describe_failure(error)
-                if kind not in _LOSSES or not self._may_be_called_again():
+                if kind not in _LOSSES or not self._can_restart():
                     raise
                 left_with = f"{type(error).__name__}: {error}"
                 if kind is FailureKind.STALLED:
@@ -138,10 +138,10 @@ class Training:
             self._leave_world()
             self.session.wait_for_world(left_with, stalled)
 
-    def _may_be_called_again(self) -> bool:
+    def _can_restart(self) -> bool:
         """True if a function that lost its world can continue: it commits, or has reported nothing."""
         live = self.session
-        return live.order.is_elastic and (live.committed.is_used or not live.has_reported)
+        return live.order.is_elastic and (live.committed.has_committed or not live.has_reported)
 
 
 class _Once:

@@ -38,7 +38,7 @@ class States(Protocol):
     """The states of `hvd.elastic.run` in this process, which hold what was committed by themselves."""
 
     @property
-    def are_there(self) -> bool: ...
+    def exist(self) -> bool: ...
 
     def dump(self) -> Any: ...
 
@@ -50,7 +50,7 @@ class States(Protocol):
 class NoStates:
     """Implements `States` for a backend whose library has no elastic API."""
 
-    are_there = False
+    exist = False
 
     def dump(self) -> None:
         """Return nothing."""
@@ -82,22 +82,22 @@ class CommittedState:
         self._stored: Callable[[], bytes | None] | None = stored
         states.load_later(None)  # of the trial before
         self._state: Any = None
-        self._number, self._is_asked = 0, False
+        self._number, self._get_was_called = 0, False
         # Whether the world must change at the next commit; set by the actor's thread.
         self.is_to_change = False
 
     @property
-    def is_used(self) -> bool:
+    def has_committed(self) -> bool:
         """True if the training function has committed."""
         return self._number > 0
 
     @property
-    def is_kept(self) -> bool:
+    def can_restore(self) -> bool:
         """True if the function continues from what it commits, here or in a state of `hvd.elastic.run`.
 
         One that has asked for a state will commit, though it has not yet.
         """
-        return self.is_used or self._is_asked or self._states.are_there
+        return self.has_committed or self._get_was_called or self._states.exist
 
     def commit(self, state: Any) -> None:
         """Keep a copy of ``state``; raises `WorldChanges` on every rank if any must leave."""
@@ -110,7 +110,7 @@ class CommittedState:
     def get(self) -> Any:
         """Return a copy of the newest state that any rank of the world has."""
         self._require_world("get_state()")
-        self._is_asked = True
+        self._get_was_called = True
         self.load_stored()
         self._number, self._state = self._collectives.newest(self._number, self._state)
         return copy.deepcopy(self._state)

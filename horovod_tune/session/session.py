@@ -121,7 +121,7 @@ class Session:
             for report in due:
                 del self._stored[report]
 
-    def send_again(self) -> None:
+    def resend(self) -> None:
         """Send the pending report again: it may have been lost with a connection."""
         with self._condition:  # never after this rank has said that it needs another world
             is_waiting = self._sent is not None and self._allowed < self._sent.index

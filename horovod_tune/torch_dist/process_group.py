@@ -188,7 +188,7 @@ class TorchWorld:
                 group.abort()
 
     # No world changes its size: one that has lost a rank need not be left while it is formed.
-    break_off = close
+    abort = close
 
     def keep(self, timeout_s: float) -> list[str]:
         """Return why this process cannot form another world; `end` has destroyed the last one's groups."""

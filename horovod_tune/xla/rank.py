@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from horovod_tune.channel.framing import Channel
-from horovod_tune.channel.report_channel import place_of
+from horovod_tune.channel.report_channel import checkpoint_place
 from horovod_tune.channel.schema import HOST_MESSAGES
 from horovod_tune.errors import encodable
 from horovod_tune.files.process_start import process_start
@@ -164,7 +164,7 @@ class _Rank:
             case {"kind": "begin", "pickled_order": order, "world": world}:
                 self._begin(order, World(*world))
             case {"kind": "proceed", "index": index, "checkpoint": fields, "pickled_filesystem": filesystem}:
-                place = place_of(fields)
+                place = checkpoint_place(fields)
                 if place is not None and filesystem is not None:
                     place = replace(place, filesystem=pickle.loads(filesystem))
                 if self._training is not None:

@@ -215,7 +215,7 @@ def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> 
     return [{**_bundle(spec, slice_hosts[0].chips), name: 1.0}] * (spec.num_hosts - 1)
 
 
-def check_slice(facts: Sequence[WorkerInfo], hosts: Sequence[TpuHost]) -> list[int]:
+def check_slice(infos: Sequence[WorkerInfo], hosts: Sequence[TpuHost]) -> list[int]:
     """Return the worker id of each worker's host.
 
     Raises:
@@ -226,12 +226,12 @@ def check_slice(facts: Sequence[WorkerInfo], hosts: Sequence[TpuHost]) -> list[i
     [1, 0]
     """
     by_node = {host.node_id: host for host in hosts}
-    landed = [by_node[fact.node_id] for fact in facts]
+    landed = [by_node[info.node_id] for info in infos]
     workers = [host.worker_id if host.worker_id is not None else -1 for host in landed]
-    if len({host.slice_name for host in landed}) != 1 or sorted(workers) != list(range(len(facts))):
+    if len({host.slice_name for host in landed}) != 1 or sorted(workers) != list(range(len(infos))):
         where = ", ".join(
-            f"{fact.host} (slice {host.slice_name}, worker {host.worker_id})"
-            for fact, host in zip(facts, landed, strict=True)
+            f"{info.host} (slice {host.slice_name}, worker {host.worker_id})"
+            for info, host in zip(infos, landed, strict=True)
         )
         raise StartFailed(f"the trial's hosts are not one whole TPU slice: {where}")
     return workers

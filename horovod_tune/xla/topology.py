@@ -24,21 +24,21 @@ FIRST_PORT = 8476
 
 
 def plans_for_slice(
-    facts: Sequence[WorkerInfo], workers: Sequence[int], chips: int, pod_type: str | None = None
+    infos: Sequence[WorkerInfo], workers: Sequence[int], chips: int, pod_type: str | None = None
 ) -> list[LaunchPlan]:
     """Return each host's plan: every process's address, in the order of the worker ids.
 
     On v7x torch_xla finds the addresses itself, in the metadata of the slice.
 
-    >>> facts = [WorkerInfo("a", "10.0.0.1", "ha", 1, 0.0), WorkerInfo("b", "10.0.0.2", "hb", 1, 0.0)]
-    >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["TPU_PROCESS_ADDRESSES"]
+    >>> infos = [WorkerInfo("a", "10.0.0.1", "ha", 1, 0.0), WorkerInfo("b", "10.0.0.2", "hb", 1, 0.0)]
+    >>> plans_for_slice(infos, [1, 0], 1)[0].of_each[0]["TPU_PROCESS_ADDRESSES"]
     '10.0.0.2:8476,10.0.0.1:8476'
-    >>> plans_for_slice(facts, [1, 0], 1)[0].of_each[0]["CLOUD_TPU_TASK_ID"]
+    >>> plans_for_slice(infos, [1, 0], 1)[0].of_each[0]["CLOUD_TPU_TASK_ID"]
     '1'
     """
     if is_undivided(pod_type):
-        return [LaunchPlan(environment={"PJRT_DEVICE": "TPU"}, without=SET_BY_RAY)] * len(facts)
-    ips = [fact.node_ip for _, fact in sorted(zip(workers, facts, strict=True), key=lambda pair: pair[0])]
+        return [LaunchPlan(environment={"PJRT_DEVICE": "TPU"}, without=SET_BY_RAY)] * len(infos)
+    ips = [info.node_ip for _, info in sorted(zip(workers, infos, strict=True), key=lambda pair: pair[0])]
     addresses = ",".join(f"{ip}:{FIRST_PORT + chip}" for ip in ips for chip in range(chips))
     return [
         LaunchPlan(

@@ -99,10 +99,10 @@ class XlaLauncher:
         bundles = slices.rest_of_slice(self._spec, head, tpu_hosts())
         return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
 
-    def assign(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> list[Assignment]:
-        if len({fact.node_id for fact in facts}) != len(facts):
-            raise StartFailed(f"two host actors share a host: {', '.join(fact.host for fact in facts)}")
-        plans = self._plans(facts)
+    def assign(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[Assignment]:
+        if len({info.node_id for info in infos}) != len(infos):
+            raise StartFailed(f"two host actors share a host: {', '.join(info.host for info in infos)}")
+        plans = self._plans(infos)
         try:
             ray.get(
                 [actor.launch.remote(plan) for actor, plan in zip(actors, plans, strict=True)],
@@ -110,23 +110,23 @@ class XlaLauncher:
             )
         except (GetTimeoutError, RayActorError) as error:
             raise StartFailed(f"a host could not begin to launch its ranks: {error}") from error
-        ordinals = self._wait_for_ranks(actors, facts)
-        self._record_processes(actors, facts)
+        ordinals = self._wait_for_ranks(actors, infos)
+        self._record_processes(actors, infos)
         return topology.assignments_of(ordinals, num_slots=self._spec.num_slots)
 
-    def _plans(self, facts: Sequence[WorkerInfo]) -> list[LaunchPlan]:
+    def _plans(self, infos: Sequence[WorkerInfo]) -> list[LaunchPlan]:
         bundle = self._group.bundle_specs[0]
         if "TPU" not in bundle:
             return [LaunchPlan(environment={"PJRT_DEVICE": "CPU"})]
         hosts = tpu_hosts()
         if self._is_slice:
-            workers = slices.check_slice(facts, hosts)
-            pod_type = next(host.pod_type for host in hosts if host.node_id == facts[0].node_id)
-            return topology.plans_for_slice(facts, workers, int(bundle["TPU"]), pod_type)
-        here = next(host for host in hosts if host.node_id == facts[0].node_id)
-        return [topology.plan_for_chips(facts[0].tpu_ids, here.chips, here.pod_type)]
+            workers = slices.check_slice(infos, hosts)
+            pod_type = next(host.pod_type for host in hosts if host.node_id == infos[0].node_id)
+            return topology.plans_for_slice(infos, workers, int(bundle["TPU"]), pod_type)
+        here = next(host for host in hosts if host.node_id == infos[0].node_id)
+        return [topology.plan_for_chips(infos[0].tpu_ids, here.chips, here.pod_type)]
 
-    def _wait_for_ranks(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
+    def _wait_for_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
         """Wait until every rank of every host has started; the first host that fails ends the wait."""
         ordinals: dict[int, list[Ordinals]] = {}
         asked = {actors[i].wait_until_up.remote(POLL_S): i for i in range(len(actors))}
@@ -134,16 +134,16 @@ class XlaLauncher:
         while len(ordinals) < len(actors):
             ready, _ = ray.wait(list(asked), num_returns=1, timeout=POLL_S + self._spec.timeout_s)
             if not ready or time.monotonic() > end:
-                waiting = ", ".join(facts[i].host for i in asked.values())
+                waiting = ", ".join(infos[i].host for i in asked.values())
                 raise StartFailed(f"the ranks of {waiting} did not start within {LAUNCH_TIMEOUT_S:g} s")
             i = asked.pop(ready[0])
             try:
                 found = ray.get(ready[0])
             except RayTaskError as error:
-                raise StartFailed(f"the ranks of {facts[i].host} did not start:\n{error.cause}") from error
+                raise StartFailed(f"the ranks of {infos[i].host} did not start:\n{error.cause}") from error
             except RayActorError as error:
                 raise StartFailed(
-                    f"the host actor of {facts[i].host} died: {error_text.death_text(error)}"
+                    f"the host actor of {infos[i].host} died: {error_text.death_text(error)}"
                 ) from error
             if found is None:
                 asked[actors[i].wait_until_up.remote(POLL_S)] = i
@@ -151,12 +151,12 @@ class XlaLauncher:
                 ordinals[i] = found
         return [ordinals[i] for i in range(len(actors))]
 
-    def _record_processes(self, actors: Sequence[Any], facts: Sequence[WorkerInfo]) -> None:
+    def _record_processes(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> None:
         """Record every process below the host actors, so that the coordinator can wait for their end."""
         found = ray.get([actor.processes.remote() for actor in actors], timeout=self._spec.timeout_s)
         self._below = [
-            WorkerInfo(fact.node_id, fact.node_ip, fact.host, pid, started)
-            for fact, below in zip(facts, found, strict=True)
+            WorkerInfo(info.node_id, info.node_ip, info.host, pid, started)
+            for info, below in zip(infos, found, strict=True)
             for pid, started in below
         ]
 

@@ -64,8 +64,8 @@ def test_a_release_brings_its_checkpoint_and_the_end_of_waiting(
 ) -> None:
     channel, rank = ends
     place = CheckpointPlace("/storage/checkpoint_000001", None, "a node", 3)
-    assert channel.release(2, 3, place)
-    assert channel.release(2, math.inf, None)
+    assert channel.acknowledge(2, 3, place)
+    assert channel.acknowledge(2, math.inf, None)
     assert released(rank, 2) == [(2, 3, place), (2, math.inf, None)]
 
 
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_left_to_the_other_way(ends: tuple[CoordinatorChann
         nested = {"deeper": nested}
     for metrics in ({"when": datetime.date(2026, 1, 1)}, {"x": b"1" * MAX_REPORT_BYTES}, nested):
         assert not rank.report(1, Report(1, metrics))
-    assert not channel.release(1, 1, CheckpointPlace("bucket/path", filesystem=object()))
+    assert not channel.acknowledge(1, 1, CheckpointPlace("bucket/path", filesystem=object()))
     assert channel.receive() == []
 
 
@@ -128,7 +128,7 @@ def test_a_rank_that_is_gone_closes_its_channel(ends: tuple[CoordinatorChannel, 
     assert channel.receive() == [(1, Report(1, {"last": 1}))]
     assert channel.receive() == []
     assert not channel.is_open
-    assert not channel.release(1, 1, None)
+    assert not channel.acknowledge(1, 1, None)
 
 
 def test_a_rank_that_does_not_read_never_holds_up_the_coordinator(
@@ -136,12 +136,12 @@ def test_a_rank_that_does_not_read_never_holds_up_the_coordinator(
 ) -> None:
     channel, rank = ends
     sent = 0
-    while channel.release(1, sent + 1, CheckpointPlace("/a" * (sent % 90), None, "node", sent)):
+    while channel.acknowledge(1, sent + 1, CheckpointPlace("/a" * (sent % 90), None, "node", sent)):
         sent += 1
         assert sent < 100_000
     assert sent
     # However little of the last one fitted: a report still arrives, and what was sent is heard whole.
-    assert not channel.release(1, sent + 1, None)
+    assert not channel.acknowledge(1, sent + 1, None)
     assert rank.report(1, Report(1, {"x": 1}))
     assert channel.receive() == [(1, Report(1, {"x": 1}))]
     heard = released(rank, sent)

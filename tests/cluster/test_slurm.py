@@ -53,7 +53,7 @@ class Slurm:
             raise AssertionError(f"{late}\n{self.log(job)}") from late
         return self.state(job)
 
-    def start_again(self, job: int) -> None:
+    def restart_later(self, job: int) -> None:
         """Wait until a job is requeued and runs; by itself Slurm would hold it back for two minutes."""
 
         def running() -> bool:
@@ -121,7 +121,7 @@ def test_a_requeued_job_continues_its_trials_from_their_checkpoints(slurm: Slurm
     slurm.wait_for_steps(job, storage, 2)
     # What Slurm does near the time limit.
     slurm.run(f"scancel --batch --signal=USR1 {job}")
-    slurm.start_again(job)
+    slurm.restart_later(job)
     assert slurm.wait_for_end(job) == "COMPLETED", slurm.log(job)
     assert "requeueing" in slurm.log(job) and "steps [8, 8]" in slurm.log(job)
     ran = Counter(slurm.counted(storage))
@@ -157,7 +157,7 @@ def test_a_lost_node_requeues_the_job_elsewhere_and_scancel_leaves_nothing(slurm
     slurm.lab.power_off("n2")
     # Slurm finds out by itself after SlurmdTimeout; this is an administrator who is quicker.
     slurm.run("scontrol update nodename=n2 state=down reason=lost")
-    slurm.start_again(job)
+    slurm.restart_later(job)
     slurm.wait_for_steps(job, storage, 1, on="n1 n3")
     for number in (1, 2):
         steps = [step for trial, step, hosts in slurm.counted(storage) if (trial, hosts) == (number, "n1 n2")]

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod_tune.coordinator.policy import Abandon, Fail, Limits, Reform, Situation, Wait, decide
+from horovod_tune.coordinator.policy import Abandon, Fail, Limits, Reform, Wait, WorldStatus, decide
 
 
-def changes(elapsed_s: float) -> Iterator[tuple[Situation, Limits]]:
+def changes(elapsed_s: float) -> Iterator[tuple[WorldStatus, Limits]]:
     """Every small world that is being left, after so many seconds."""
     for members, left, ready, least, lost in itertools.product(
         range(1, 5), range(5), range(4), range(1, 5), range(3)
     ):
         if left <= members:
             limits = Limits(60.0, min_workers=least, max_workers=8, wait_s=60.0)
-            now = Situation(members, lost, is_changing=True, left=left, ready=ready, elapsed_s=elapsed_s)
+            now = WorldStatus(members, lost, is_changing=True, left=left, ready=ready, elapsed_s=elapsed_s)
             yield now, limits
 
 
@@ -40,18 +40,18 @@ def test_a_world_is_formed_only_of_ranks_that_have_left_theirs_and_of_enough() -
 @pytest.mark.parametrize(
     ("now", "limits"),
     [
-        (Situation(members=3, lost=1), Limits(60.0)),
-        (Situation(members=0, lost=1), Limits(60.0, min_workers=1)),
-        (Situation(members=2, lost=1, has_returned=True), Limits(60.0, min_workers=1)),
+        (WorldStatus(members=3, lost=1), Limits(60.0)),
+        (WorldStatus(members=0, lost=1), Limits(60.0, min_workers=1)),
+        (WorldStatus(members=2, lost=1, has_returned=True), Limits(60.0, min_workers=1)),
     ],
 )
-def test_a_loss_that_leaves_nothing_to_continue_with_fails_at_once(now: Situation, limits: Limits) -> None:
+def test_a_loss_that_leaves_nothing_to_continue_with_fails_at_once(now: WorldStatus, limits: Limits) -> None:
     assert isinstance(decide(now, limits), Fail)
 
 
 def test_a_stall_fails_only_if_no_rank_hangs() -> None:
     limits = Limits(60.0, min_workers=1, max_workers=2, wait_s=60.0)
-    stalled = Situation(members=2, is_changing=True, left=2, has_stalled=True)
+    stalled = WorldStatus(members=2, is_changing=True, left=2, has_stalled=True)
     assert isinstance(decide(stalled, limits), Fail)
-    hung = Situation(members=1, lost=1, is_changing=True, left=1, has_stalled=True)
+    hung = WorldStatus(members=1, lost=1, is_changing=True, left=1, has_stalled=True)
     assert isinstance(decide(hung, limits), Reform)

@@ -12,7 +12,7 @@ import ray.tune
 from ray.train._internal.storage import StorageContext
 
 from horovod_tune import ray_compat
-from horovod_tune.coordinator.rank_logs import LogsOnFilesystem
+from horovod_tune.coordinator.rank_logs import FilesystemLogs
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.files import log_files
 from horovod_tune.transfer import node_transfer
@@ -92,7 +92,7 @@ def test_checkpoints_on_this_host_are_numbered_and_replace_what_a_kill_left(tmp_
         assert place.node_id == "driver"
         assert Path(place.path, "link", "weights").read_text() == "w"
     assert sorted(each.name for each in trial.iterdir()) == ["checkpoint_000000", "checkpoint_000001"]
-    assert storage.bring_here(checkpoint).path == checkpoint.path
+    assert storage.fetch(checkpoint).path == checkpoint.path
 
 
 def test_checkpoints_reach_the_disk_of_the_driver_and_come_back_as_one_copy(tmp_path, made, other_disk):
@@ -107,12 +107,12 @@ def test_checkpoints_reach_the_disk_of_the_driver_and_come_back_as_one_copy(tmp_
     storage.persist(made, {})
     assert other_disk.calls.count("remove_parts") == 1, "what a kill left is looked for once a trial"
 
-    here = storage.bring_here(ray.tune.Checkpoint.from_directory(checkpoint.path))
+    here = storage.fetch(ray.tune.Checkpoint.from_directory(checkpoint.path))
     assert Path(here.path, "link", "weights").read_text() == "w"
     assert Path(here.path).parent == tmp_path / "copies"
     again, _ = make_storage(tmp_path)
     reads = other_disk.calls.count("read")
-    assert again.bring_here(checkpoint).path == here.path
+    assert again.fetch(checkpoint).path == here.path
     assert other_disk.calls.count("read") == reads, "it is here already"
     storage.close()
     assert Path(here.path).exists()
@@ -127,7 +127,7 @@ def test_a_trial_that_goes_on_frees_what_its_kill_left_before_its_first_checkpoi
     checkpoint, _ = storage.persist(made, {})
     (other_disk(str(trial)) / "checkpoint_000001.5f.part").mkdir()
     restarted, _ = make_storage(tmp_path)
-    restarted.bring_here(checkpoint)
+    restarted.fetch(checkpoint)
     assert [each.name for each in other_disk(str(trial)).iterdir()] == ["checkpoint_000000"]
 
 
@@ -135,11 +135,11 @@ def test_another_checkpoint_at_the_same_place_is_another_copy(tmp_path, made, ot
     """A trial that starts again may write its checkpoint 3 again."""
     storage, _ = make_storage(tmp_path)
     checkpoint, _ = storage.persist(made, {})
-    assert Path(storage.bring_here(checkpoint).path, "sub", "weights").read_text() == "w"
+    assert Path(storage.fetch(checkpoint).path, "sub", "weights").read_text() == "w"
     Path(made, "sub", "weights").write_text("new")
     restarted, _ = make_storage(tmp_path)
     checkpoint, _ = restarted.persist(made, {})
-    assert Path(restarted.bring_here(checkpoint).path, "sub", "weights").read_text() == "new"
+    assert Path(restarted.fetch(checkpoint).path, "sub", "weights").read_text() == "new"
 
 
 def test_a_full_disk_of_the_driver_is_told_and_keeps_no_part(tmp_path, made, other_disk, monkeypatch):
@@ -168,7 +168,7 @@ def test_logs_of_a_cloud_are_uploaded_when_they_have_grown_by_a_quarter(tmp_path
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     cloud = pyarrow.fs.SubTreeFileSystem(str(bucket), pyarrow.fs.LocalFileSystem())
-    logs = LogsOnFilesystem(cloud, "trial", tmp_path / "scratch")
+    logs = FilesystemLogs(cloud, "trial", tmp_path / "scratch")
     stored = bucket / "trial" / "rank_0.log"
     logs.append(0, b"x" * 100)
     logs.publish(at_end=False)
@@ -185,7 +185,7 @@ def test_logs_of_a_cloud_are_uploaded_when_they_have_grown_by_a_quarter(tmp_path
     assert stored.read_bytes() == b"x" * 100 + b"y" * 10 + b"z" * 20 + b"!"
     assert os.stat(stored).st_mtime_ns > stamp
 
-    restarted = LogsOnFilesystem(cloud, "trial", tmp_path / "scratch of another host")
+    restarted = FilesystemLogs(cloud, "trial", tmp_path / "scratch of another host")
     restarted.append(0, b" again")
     restarted.append(1, (b"w" * 99 + b"\n") * (log_files.LOG_BYTES // 50))
     restarted.publish(at_end=True)

@@ -213,7 +213,7 @@ def test_a_late_word_about_the_trial_before_lets_no_report_through(workers: Work
     workers.begin(train)
     assert isinstance(workers.group.next_event(), Report)
     for channel in channels.values():
-        assert channel.release(1, math.inf, None)
+        assert channel.acknowledge(1, math.inf, None)
     workers.group.proceed(1, None)
     # Packets keep their order: had the late one counted, the third report would be here with the second.
     second = workers.group.next_event()

@@ -11,13 +11,13 @@ import pytest
 
 from horovod_tune.doctor import (
     Finding,
-    HorovodFacts,
+    HorovodInfo,
     NodeInfo,
-    TorchFacts,
+    TorchInfo,
     can_run_trials,
+    collect_info,
     command,
     diagnose,
-    gather_facts,
 )
 from horovod_tune.doctor.node_info import probe
 from horovod_tune.doctor.report import machine_table
@@ -25,9 +25,9 @@ from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3
 
-TORCH = TorchFacts("2.13.0+cpu")
-HOROVOD = HorovodFacts(f"0.28.1+{PATCH_LEVEL}.cpu", PATCH_LEVEL, "2.13.0+cpu", gloo=True)
-UNPATCHED = HorovodFacts("0.28.1", None, "2.13.0+cpu", gloo=True)
+TORCH = TorchInfo("2.13.0+cpu")
+HOROVOD = HorovodInfo(f"0.28.1+{PATCH_LEVEL}.cpu", PATCH_LEVEL, "2.13.0+cpu", gloo=True)
+UNPATCHED = HorovodInfo("0.28.1", None, "2.13.0+cpu", gloo=True)
 SOUND = NodeInfo(
     host="node1",
     system="Linux 6.1 x86_64",
@@ -114,7 +114,7 @@ def test_with_a_problem_no_trial_can_run(
 
 
 GPU = ("/dev/nvidia0",)
-CUDA_TORCH = TorchFacts("2.13.0+cu128", "12.8", ("NVIDIA H100",))
+CUDA_TORCH = TorchInfo("2.13.0+cu128", "12.8", ("NVIDIA H100",))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_problems_stand_before_warnings() -> None:
 
 @pytest.fixture(scope="module")
 def here() -> NodeInfo:
-    return gather_facts()
+    return collect_info()
 
 
 def test_this_machine_can_run_trials(here: NodeInfo) -> None:
@@ -221,11 +221,11 @@ def arguments(**given: object) -> argparse.Namespace:
 def test_the_exit_status_says_whether_a_trial_could_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    torch: TorchFacts | None,
+    torch: TorchInfo | None,
     status: int,
     as_json: bool,
 ) -> None:
-    monkeypatch.setattr("horovod_tune.doctor.gather_facts", lambda: replace(SOUND, torch=torch))
+    monkeypatch.setattr("horovod_tune.doctor.collect_info", lambda: replace(SOUND, torch=torch))
     assert command.run(arguments(json=as_json)) == status
     said = capsys.readouterr().out
     if as_json:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from horovod_tune.actors.ranks import choose_interface
-from horovod_tune.doctor import gather_facts
+from horovod_tune.doctor import collect_info
 from horovod_tune.errors import StartFailed
 
 
@@ -26,7 +26,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_modules_of_a_training_function_are_tried_too(modules: None) -> None:
-    info = gather_facts(["sound", "broken", "final", "crashing", "json"])
+    info = collect_info(["sound", "broken", "final", "crashing", "json"])
     found = {name: info.broken.get(name) for name in info.modules}
     assert found["sound"] is None and found["json"] is None
     assert found["broken"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from horovod_tune.doctor import HorovodFacts, Node, NodeInfo, Report, TorchFacts, check, diagnose_nodes
+from horovod_tune.doctor import HorovodInfo, Node, NodeInfo, Report, TorchInfo, check, diagnose_nodes
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3
@@ -18,8 +18,8 @@ FACTS = NodeInfo(
     cpus=4,
     memory=8 * GIB,
     packages={"horovod_tune": "0.1.0", "ray": "2.60.0"},
-    torch=TorchFacts("2.13.0+cpu"),
-    horovod=HorovodFacts("0.28.1", PATCH_LEVEL, "2.13.0+cpu", gloo=True),
+    torch=TorchInfo("2.13.0+cpu"),
+    horovod=HorovodInfo("0.28.1", PATCH_LEVEL, "2.13.0+cpu", gloo=True),
     host_addresses=("10.0.0.1",),
     interfaces={"lo": ("127.0.0.1",), "eth0": ("10.0.0.1",)},
     temporary_free=100 * GIB,
@@ -50,10 +50,10 @@ def test_sound_machines_have_no_problem() -> None:
     ("changes", "said", "ok"),
     [
         ({"info": replace(FACTS, horovod=None)}, "Horovod is not installed", False),
-        ({"info": replace(FACTS, torch=TorchFacts("2.12.1"))}, "torch 2.12.1; n1 n3 have 2.13.0", False),
+        ({"info": replace(FACTS, torch=TorchInfo("2.12.1"))}, "torch 2.12.1; n1 n3 have 2.13.0", False),
         ({"info": replace(FACTS, python="3.10.2")}, "Python 3.10; n1 n3 have 3.11", False),
         (
-            {"info": replace(FACTS, horovod=HorovodFacts("0.27.0", PATCH_LEVEL, "2.13.0+cpu", gloo=True))},
+            {"info": replace(FACTS, horovod=HorovodInfo("0.27.0", PATCH_LEVEL, "2.13.0+cpu", gloo=True))},
             "Horovod 0.27.0; n1 n3 have 0.28.1",
             False,
         ),
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_one_machine_is_said_of_it(
 def test_an_unpatched_horovod_makes_127_0_1_1_a_problem() -> None:
     old = replace(
         FACTS,
-        horovod=HorovodFacts("0.28.1", None, "2.13.0+cpu", gloo=True),
+        horovod=HorovodInfo("0.28.1", None, "2.13.0+cpu", gloo=True),
         host_addresses=("127.0.1.1",),
     )
     report = Report(

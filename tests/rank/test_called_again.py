@@ -191,7 +191,7 @@ def test_before_init_nothing_can_be_committed(call: Callable[[CommittedState], A
     committed = CommittedState(Alone(is_ready=False), NoStates())
     with pytest.raises(NotInitialized, match=rf"call hvd\.init\(\) before {name}\(\)"):
         call(committed)
-    assert not committed.is_used and not committed.is_kept
+    assert not committed.has_committed and not committed.can_restore
 
 
 def test_in_a_trial_of_a_fixed_size_it_is_called_once(run: Any) -> None:

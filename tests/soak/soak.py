@@ -29,7 +29,7 @@ from typing import Any
 
 MARK = "HOROVOD_TUNE_SOAK"
 MAX_FAILURES = 3
-GONE_S = 60.0
+EXIT_TIMEOUT_S = 60.0
 
 
 def checksum(epoch: int, content: bytes) -> str:
@@ -192,7 +192,7 @@ def main() -> int:
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     with tempfile.TemporaryDirectory(prefix="soak_") as folder:
         summary = soak(arguments, Path(folder))
-    ends = time.monotonic() + GONE_S
+    ends = time.monotonic() + EXIT_TIMEOUT_S
     while (left := processes_left()) and time.monotonic() < ends:
         time.sleep(0.5)
     summary["problems"] += [f"a process is left: {line}" for line in left]

@@ -218,11 +218,11 @@ def test_a_node_that_is_lost_is_an_error_in_time(cluster, tmp_path):
 
 def test_a_trial_on_other_nodes_appends_to_its_logs_and_removes_what_a_kill_left(worker_node, tmp_path):
     """The storage of a driver elsewhere, as a coordinator meets it."""
-    from horovod_tune.coordinator.rank_logs import LogsOnNode
+    from horovod_tune.coordinator.rank_logs import NodeLogs
     from horovod_tune.files import log_files
     from horovod_tune.transfer import node_transfer
 
-    logs = LogsOnNode(worker_node, str(tmp_path / "trial"))
+    logs = NodeLogs(worker_node, str(tmp_path / "trial"))
     for text in (b"one\n", b"two\n"):
         logs.append(3, text)
         logs.publish(at_end=False)
@@ -230,7 +230,7 @@ def test_a_trial_on_other_nodes_appends_to_its_logs_and_removes_what_a_kill_left
     path = tmp_path / "trial" / "rank_3.log"
     assert path.read_bytes() == b"one\ntwo\n"
     logs.append(3, b"x" * 79 + b"\n")
-    LogsOnNode(worker_node, str(tmp_path / "trial")).publish(at_end=True)
+    NodeLogs(worker_node, str(tmp_path / "trial")).publish(at_end=True)
     assert path.read_bytes() == b"one\ntwo\n", "what was not published is another object's"
     logs.append(3, (b"y" * 79 + b"\n") * (log_files.LOG_BYTES // 40))
     logs.append(3, b"the end\n")

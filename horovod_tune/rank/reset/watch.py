@@ -36,7 +36,7 @@ _STANDARD = (
 _WITH_FUNCTIONS = ("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions", "horovod")
 # What libraries note down for themselves as they work; its loss or stay is not seen by a training function.
 # A name that is missing here costs new processes, not a wrong result.
-OWN_NOTES = {
+BOOKKEEPING = {
     *("_cupti_monitor_checked", "_SIGCHLD_handler_set", "next_id", "__warningregistry__", "__slotnames__"),
     *("_handle_map", "_distributed_opaque_types_registered", "_max_vals", "_min_vals", "cls_counter"),
     *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
@@ -150,7 +150,7 @@ class Watch:
             for key in then | current:
                 old, new = then.get(key, _MISSING), current.get(key, _MISSING)
                 name = f"{known.name}.{key}"
-                if old is not new and not _restore(known.owner, key, old, new) and not _is_note(name):
+                if old is not new and not _restore(known.owner, key, old, new) and not _is_bookkeeping(name):
                     problems.append(name)
             self._spaces[number] = known.now()
         return [f"{name} was changed" for name in problems]
@@ -181,8 +181,8 @@ def _are_equal(old: Any, new: Any) -> bool:
         return False
 
 
-def _is_note(name: str) -> bool:
-    return "cache" in name.lower() or not OWN_NOTES.isdisjoint(name.split("."))
+def _is_bookkeeping(name: str) -> bool:
+    return "cache" in name.lower() or not BOOKKEEPING.isdisjoint(name.split("."))
 
 
 def _contents_of(owner: Any, top: str, name: str) -> Any:

@@ -10,7 +10,7 @@ from made_experiments import START, made_experiment
 
 from horovod_tune.analysis import plots, series
 from horovod_tune.analysis.report import render
-from horovod_tune.analysis.report.run_summary import facts, usage, wall_time_s
+from horovod_tune.analysis.report.run_summary import run_summary, usage, wall_time_s
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import spans
 
@@ -64,5 +64,5 @@ def test_curves_over_time_are_broken_by_the_gap(resumed):
 def test_wall_and_cpu_time_leave_the_gap_out(resumed):
     assert wall_time_s(resumed) == 65.0
     assert usage(resumed).cpu == pytest.approx(2 * 80 / 3600, rel=0.02), "two CPUs a trial"
-    assert dict(facts(resumed))["Wall time"] == "1 min 5 s in 2 sessions"
+    assert dict(run_summary(resumed))["Wall time"] == "1 min 5 s in 2 sessions"
     assert "in 2 sessions" in render(resumed)

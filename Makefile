@@ -26,7 +26,7 @@ help: ## Show this list
 	@echo "make test-all everything: lint, typecheck, test, test-slow, test-hosts, examples, docs, wheel"
 	@echo "make test-slow    the tests over 5 s that are not in make test   make test-slow SHARD=1/4"
 	@echo "make test-hosts   those on several simulated hosts; needs root and Debian packages"
-	@echo "make examples run every program in examples/ and in the documentation"
+	@echo "make examples run the programs in examples/ that make demo does not, and the documentation's"
 	@echo "make lint     ruff, format and lint             make format rewrites the files"
 	@echo "make typecheck   mypy"
 	@echo "make docs     the documentation site, in build/site; a warning is an error"

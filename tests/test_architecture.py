@@ -201,7 +201,7 @@ def test_a_broad_except_raises_again_or_explains_why_not() -> None:
 
 
 # Folders of tests that belong to no folder of the package: what they need, or what they look at, is wider.
-WIDER_TESTS = {"cluster", "gpu", "peers", "soak", "trials"}
+WIDER_TESTS = {"cluster", "gpu", "soak", "trials"}
 
 
 def test_the_tests_mirror_the_package() -> None:

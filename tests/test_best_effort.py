@@ -23,6 +23,7 @@ def test_each_hook_of_ours_is_guarded() -> None:
         assert all(hasattr(vars(kind)[name], "__wrapped__") for name in hooks), kind
 
 
+@pytest.mark.slow
 def test_a_search_returns_its_results_when_everything_that_is_shown_or_recorded_fails(
     ray_session: None,
     tmp_path: Any,

@@ -1,6 +1,6 @@
 """Every program in examples/, run with small settings: real searches of Horovod trials.
 
-`make examples` runs these, `make test` only the guide's; `make demo` runs bayesopt_digits.py in full.
+`make examples` runs these, `make test` only the guide's; `make demo` runs bayesopt_digits.py.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ pytestmark = [pytest.mark.example, pytest.mark.timeout(900)]
 
 # Imported by others, and run by none.
 SHARED = {"digits_mlp.py"}
-# Run by these tests.
+# Run by these.
 ELSEWHERE = {
+    "bayesopt_digits.py": "../Makefile",
     "first_search.ipynb": "test_notebook.py",
     "large_batch_digits.py": "large_batch/test_digits_example.py",
     "transformers_tpu.py": "xla/test_example.py",
 }
 # Run as a user types it; the others' `main` is called below, with settings of the test's.
 SCRIPTS = {
-    "bayesopt_digits.py": ["--num-samples=2", "--epochs=1"],
     "horovod_simple.py": [],
     "transformers_horovod.py": ["--samples=1", "--epochs=1"],
 }
@@ -92,7 +92,6 @@ def test_every_example_is_named_by_its_test() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "bayesopt_digits.py",
         "transformers_horovod.py",
         pytest.param("horovod_simple.py", marks=pytest.mark.contract),
     ],

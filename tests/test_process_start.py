@@ -22,7 +22,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="psutil has the boot time from /proc/stat on Linux")
-@pytest.mark.parametrize("seconds", [-3600, -1, 1, 3600])
+@pytest.mark.parametrize("seconds", [-3600, 3600])
 def test_a_process_is_found_again_after_the_clock_was_set(
     process: subprocess.Popen[bytes], seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

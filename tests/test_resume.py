@@ -30,7 +30,7 @@ def started(run_config: tune.RunConfig, ran: Path, *, fail: bool) -> tune.Result
 
 def test_the_second_start_runs_only_what_had_not_ended(ray_session: Any, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    here = tune.RunConfig(name="mine", storage_path=str(tmp_path / "results"), verbose=0)
+    here = tune.RunConfig(name="mine", storage_path=f"file://{tmp_path}/results", verbose=0)
     assert started(here, ran, fail=True).num_errors == 1
     results = started(here, ran, fail=False)
     assert sorted(result.metrics["loss"] for result in results) == [1, 2]
@@ -61,18 +61,12 @@ def bucket() -> Iterator[str]:
         server.stop()
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "endpoint_override=http://{}",
-        pytest.param("endpoint_override={}&scheme=http", marks=pytest.mark.slow),
-        pytest.param(None, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("query", ["endpoint_override=http://{}", "endpoint_override={}&scheme=http"])
 def test_an_experiment_is_found_again_at_a_uri(
-    bucket: str, ray_session: Any, tmp_path: Path, query: str | None
+    bucket: str, ray_session: Any, tmp_path: Path, query: str
 ) -> None:
-    place = f"s3://bucket/{len(query)}?{query.format(bucket)}" if query else f"file://{tmp_path}/results"
+    place = f"s3://bucket/{len(query)}?{query.format(bucket)}"
     here = tune.RunConfig(name="my search", storage_path=place, verbose=0)
     ran = tmp_path / "ran"
     assert started(here, ran, fail=True).num_errors == 1

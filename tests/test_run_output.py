@@ -214,6 +214,7 @@ def test_a_process_that_gets_the_class_prepares_its_searches(tmp_path):
     assert done.stdout.split() == ["True", "horovod_tune.creator"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_metric_that_no_trial_reports_is_named_with_those_that_are_reported(
     ray_session, new_output, tmp_path, capsys
 ):

@@ -88,6 +88,7 @@ def test_what_two_parameters_share_stays_shared(tmp_path: Any) -> None:
     assert torch.equal(load_values(str(file))["a"][0], torch.ones(3)), "the file itself is as it was"
 
 
+@pytest.mark.slow
 def test_every_trial_of_a_horovod_function_gets_them_whole(tune_run: Callable[..., Any]) -> None:
     pytest.importorskip("horovod")
 

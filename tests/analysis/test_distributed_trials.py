@@ -7,12 +7,20 @@ import socket
 from pathlib import Path
 
 import pytest
-from test_tensorboard import scalars
 
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.analysis import ProgressCallback, analyze, series
 
 pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def scalars(trial_folder: Path) -> dict[str, list[float]]:
+    """Each tag's values in what Tune's TensorBoard logger wrote."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("tensorboardX", reason="Tune's TensorBoard logger needs it")
+    found = reader.EventAccumulator(str(trial_folder))
+    found.Reload()
+    return {tag: [each.value for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
 @pytest.mark.slow
@@ -56,4 +64,5 @@ def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run
         assert scalars(Path(trial.path))["ray/tune/loss"][:3] == pytest.approx(
             [trial.config["lr"], trial.config["lr"] / 2, trial.config["lr"] / 3]
         )
+        assert scalars(Path(trial.path))["ray/tune/world_size"][0] == 2.0
     assert "search ended: 2 of 2 trials ended" in said.getvalue()

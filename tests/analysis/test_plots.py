@@ -151,39 +151,3 @@ def test_names_are_shown_as_they_are():
     figure = plots.parameter(hostile, "<i>a</i>%{x}")
     assert figure.layout.title.text == "&lt;i&gt;a&lt;/i&gt;%\u200b{x}"
     assert figure.data[0].text[0].startswith("&lt;b&gt;0&lt;/b&gt;")
-
-
-def test_real_experiments_of_every_kind_can_be_drawn(experiments):
-    for name in ("asha", "diverging", "distributed", "pbt"):
-        analysis = analyze(experiments / name)
-        for picture in (
-            "learning_curves",
-            "best_so_far",
-            "parallel_coordinates",
-            "importance",
-            "rungs",
-            "timeline",
-        ):
-            getattr(plots, picture)(analysis).to_json()
-
-
-def luminance(colour: str) -> float:
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-
-def dichromat(colour: str) -> np.ndarray:
-    """What a deuteranope sees (Machado, Oliveira and Fernandes, 2009, severity 1), in linear RGB."""
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    linear = np.array(
-        [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
-    )
-    return np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]) @ linear
-
-
-def test_colours_of_a_few_trials_differ_for_a_colour_blind_person():
-    seen = [dichromat(colour) for colour in OKABE_ITO]
-    apart = min(np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i])
-    assert apart > 0.1
-    assert max(map(luminance, OKABE_ITO)) < 0.7, "readable on white"

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from made_experiments import made_experiment
-from test_odd_experiments import odd_experiment
 from test_report_page import EVIL, evil_experiment
 
 from horovod_tune.analysis import analyze, write_report
@@ -118,25 +117,24 @@ def keep_screenshot(browser: Any, name: str) -> bytes:
     return picture
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)], ids=["wide, light", "narrow, dark"])
-def test_every_chart_is_drawn_and_nothing_overflows(opened, width, dark):
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        pytest.param(1280, False, id="wide, light"),
+        pytest.param(390, True, id="narrow, dark", marks=pytest.mark.slow),
+    ],
+)
+def test_every_chart_is_drawn_and_nothing_overflows_or_is_fetched(opened, width, dark):
     browser = opened(made_experiment(10), width=width, dark=dark)
     marks = drawn(browser)
     assert len(marks) >= 12 and all(marks), marks
     across = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert across[0] <= across[1], "the page does not scroll sideways"
     assert complaints(browser) == []
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(20, 23, 28)" if dark else "rgb(246, 247, 249)")
     assert len(keep_screenshot(browser, f"{width}-{'dark' if dark else 'light'}")) > 10_000
-
-
-@pytest.mark.slow
-def test_five_thousand_trials_are_drawn(opened):
-    browser = opened(made_experiment(5000))
-    assert all(drawn(browser))
-    keep_screenshot(browser, "5000")
-    assert complaints(browser) == []
 
 
 def column(browser: Any, place: int) -> list[str]:
@@ -160,16 +158,6 @@ def test_the_table_sorts_by_numbers_and_text_with_missing_values_last(opened):
     assert heads[names.index("error")].find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
 
 
-def test_pointing_at_a_bar_names_its_trial(opened):
-    from selenium.webdriver import ActionChains
-
-    browser = opened(made_experiment(6))
-    bar = browser.find_elements("css selector", ".barlayer .point path")[0]
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", bar)
-    ActionChains(browser).move_to_element(bar).perform()
-    wait_for(browser, "document.querySelector('.hoverlayer .hovertext')")
-
-
 def test_hostile_names_and_values_are_text(opened):
     browser = opened(evil_experiment())
     assert browser.title.startswith(EVIL[:20])
@@ -179,35 +167,6 @@ def test_hostile_names_and_values_are_text(opened):
     )
     assert EVIL in heads
     assert complaints(browser) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_odd_values_are_drawn_without_complaint(opened, tmp_path, seed):
-    browser = opened(analyze(odd_experiment(tmp_path, seed), metric="loss", mode="min"))
-    assert complaints(browser) == []
-    across = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
-    assert across[0] <= across[1], "the page does not scroll sideways"
-    keep_screenshot(browser, f"odd-{seed}")
-
-
-@pytest.mark.slow
-def test_nothing_is_fetched(opened):
-    browser = opened(made_experiment(10))
-    fetched = browser.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
-    assert fetched == []
-
-
-@pytest.mark.slow
-def test_it_prints_in_light_on_paper(opened, tmp_path):
-    browser = opened(made_experiment(60), dark=True)
-    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
-    import base64
-
-    pdf = base64.b64decode(printed)
-    assert pdf.startswith(b"%PDF")
-    if os.environ.get("REPORT_SCREENSHOTS"):
-        (Path(os.environ["REPORT_SCREENSHOTS"]) / "printed.pdf").write_bytes(pdf)
 
 
 @pytest.mark.parametrize("name", ["asha", "failing", "diverging", "distributed", "pbt", "no_metric"])

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from made_experiments import made_experiment
 
-from horovod_tune.analysis import analyze, plots, write_report
+from horovod_tune.analysis import analyze, plots
 from horovod_tune.analysis.printable import python_text, yaml_text
 from horovod_tune.analysis.report import render
 from horovod_tune.analysis.report.run_summary import run_summary, usage
@@ -170,11 +170,6 @@ def test_the_table_has_every_trial_best_first():
     rows = table[: table.index("</table>")].split("<tr")[2:]
     assert len(rows) == 40
     assert "best-row" in rows[0] and analysis.best_trial.trial_id in rows[0]
-
-
-def test_write_report_returns_its_path(tmp_path):
-    place = write_report(made_experiment(3), tmp_path / "r.html")
-    assert place.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_the_noise_scale_that_large_batch_reports_is_drawn_like_any_metric():

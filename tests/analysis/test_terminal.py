@@ -6,8 +6,6 @@ import argparse
 import io
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,15 +143,6 @@ def test_export_writes_both_tables_in_both_formats(home, tmp_path, capsys):
     assert "--csv FILE" in capsys.readouterr().err
 
 
-def test_export_keeps_real_experiments(experiments, tmp_path):
-    for name in ("random", "failing", "diverging", "distributed", "pbt", "no_metric"):
-        given = ["--metric", "loss", "--mode", "min"]
-        for what in ("trials", "history"):
-            file = tmp_path / f"{name}-{what}.parquet"
-            assert run("export", experiments / name, *given, "--what", what, "--parquet", file) == 0
-            assert len(pd.read_parquet(file)) > 0
-
-
 def running(home: Path, monkeypatch: pytest.MonkeyPatch, looks: int) -> tuple[Analysis, list[float]]:
     """An experiment that runs for so many looks, and the seconds that were slept between them."""
     slept: list[float] = []
@@ -210,21 +199,3 @@ def test_a_file_that_is_being_replaced_is_read_the_next_time(home, monkeypatch):
             state.rename(home.parent / state.name)
 
     terminal.watch(analysis, terminal.console(file=io.StringIO()), sleep=vanish)
-
-
-def test_the_commands_cost_nothing_to_register():
-    heavy = "{'pandas', 'plotly', 'sklearn', 'ray', 'rich', 'numpy', 'pyarrow', 'torch'}"
-    code = f"import sys, horovod_tune.analysis.analysis_commands; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"
-
-
-def test_analyze_loads_neither_plotly_nor_sklearn_nor_rich():
-    heavy = "{'plotly', 'sklearn', 'rich', 'ray', 'torch'}"
-    code = f"import sys, horovod_tune.analysis.results; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import pickle
 import resource
 import socket
 import struct
@@ -45,39 +44,11 @@ def test_messages_come_whole_and_in_order_however_they_are_cut(ends: tuple[Chann
     assert channel.receive(1) == ([], False)
 
 
-def test_a_report_comes_back_as_it_was() -> None:
-    metrics = {
-        "loss": 0.1,
-        "large": 1 << 70,
-        "pair": (1, "x"),
-        "raw": b"\xff",
-        3: None,
-        "row": numpy.ones(2, "f4"),
-    }
-    ours, theirs = socket.socketpair()
-    Channel(ours, {}).send("report", run=1, index=1, metrics=metrics, checkpoint_path=None)
-    ((message,), _) = Channel(theirs, RANK_MESSAGES).receive(1)
-    row = message["metrics"].pop("row")
-    assert (row.dtype, row.tolist()) == (numpy.float32, [1.0, 1.0])
-    assert message["metrics"] == {name: value for name, value in metrics.items() if name != "row"}
-
-
 def test_what_could_carry_code_is_refused_at_the_sender() -> None:
     with pytest.raises(MetricsError, match="may carry numbers, text"):
         pack({"kind": "report", "metrics": {"f": print}})
     with pytest.raises(MetricsError, match="may carry numbers, text"):
         pack({"kind": "report", "metrics": {"objects": numpy.array([print])}})
-
-
-def test_a_pickle_is_not_opened(ends: tuple[Channel, socket.socket]) -> None:
-    class Opened:
-        def __reduce__(self) -> tuple[object, ...]:
-            return (pytest.fail, ("a rank's message was unpickled",))
-
-    channel, other = ends
-    other.sendall(frame(pickle.dumps(Opened())))
-    with pytest.raises(MalformedMessage):
-        channel.receive(1)
 
 
 def test_a_length_beyond_bounds_is_refused_before_it_is_waited_for(

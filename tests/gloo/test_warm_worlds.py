@@ -16,29 +16,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_a_trial_that_ends_leaves_its_workers(runner):
-    def train(config):
-        import horovod.torch as hvd
-
-        hvd.init()
-        report(rank=hvd.rank())
-
-    assert is_kept(runner, train)
-
-
-def test_a_trial_that_reports_on_all_ranks_and_is_stopped_leaves_its_workers(runner):
-    def train(config):
-        import horovod.torch as hvd
-        import torch
-
-        hvd.init()
-        for _ in range(100):
-            hvd.allreduce(torch.ones(1))
-            report(rank=hvd.rank())
-
-    assert is_kept(runner, train, stop_after=2)
-
-
 def test_a_trial_that_reports_on_rank_zero_and_is_stopped_leaves_its_workers(runner):
     """Rank 1 waits in a collective that rank 0 never enters: it is thrown out, and the world made again."""
 
@@ -53,20 +30,6 @@ def test_a_trial_that_reports_on_rank_zero_and_is_stopped_leaves_its_workers(run
                 report(loss=1)
 
     assert is_kept(runner, train, stop_after=1)
-
-
-def test_a_trial_that_never_uses_horovod_leaves_its_workers(runner):
-    assert is_kept(runner, lambda config: report(loss=1))
-
-
-def test_a_trial_that_calls_shutdown_leaves_its_workers(runner):
-    def train(config):
-        import horovod.torch as hvd
-
-        hvd.init()
-        hvd.shutdown()
-
-    assert is_kept(runner, train)
 
 
 def test_a_trial_that_shuts_down_and_starts_again_leaves_its_workers(runner):

@@ -156,32 +156,23 @@ CONNECTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def worlds() -> dict[str, World]:
-    return dict(zip(CONNECTED, run_worlds(*CONNECTED, program=WORK), strict=True))
+@pytest.mark.slow
+def test_every_group_is_connected_once_and_collectives_process_sets_and_training_work() -> None:
+    for world, connected in zip(run_worlds(*CONNECTED, program=WORK), CONNECTED.values(), strict=True):
+        # The process set of ranks 0 and 1 is the test's own; the one of all ranks connects nothing.
+        assert {scope for scope in world.scopes if "process_set" not in scope} == connected
+        assert len({scope.split("_hash_")[1] for scope in world.scopes if "_hash_" in scope}) == 1
+        said = world.said
+        assert [one["everyone"] for one in said] == [6.0] * 3
+        assert [one["some"] for one in said] == [2.0, 2.0, None]
+        assert [one["again"] for one in said] == [[0, 1, 2]] * 3
+        assert said[0]["weights"] == said[1]["weights"] == said[2]["weights"]
+        assert [one["place"] for one in said] == [
+            [slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size] for slot in world.slots
+        ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hosts", CONNECTED)
-def test_every_group_is_connected_once(worlds: dict[str, World], hosts: str) -> None:
-    scopes = worlds[hosts].scopes
-    # The process set of ranks 0 and 1 is the test's own; the one of all ranks connects nothing.
-    assert {scope for scope in scopes if "process_set" not in scope} == CONNECTED[hosts]
-    assert len({scope.split("_hash_")[1] for scope in scopes if "_hash_" in scope}) == 1
-
-
-@pytest.mark.parametrize("hosts", CONNECTED)
-def test_collectives_process_sets_and_training_work(worlds: dict[str, World], hosts: str) -> None:
-    said = worlds[hosts].said
-    assert [one["everyone"] for one in said] == [6.0] * 3
-    assert [one["some"] for one in said] == [2.0, 2.0, None]
-    assert [one["again"] for one in said] == [[0, 1, 2]] * 3
-    assert said[0]["weights"] == said[1]["weights"] == said[2]["weights"]
-    assert [one["place"] for one in said] == [
-        [slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size] for slot in worlds[hosts].slots
-    ]
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a process another host name")
 def test_a_host_name_that_resolves_to_nothing_is_no_obstacle() -> None:
     elsewhere = ("unshare", "--uts", "sh", "-c", 'hostname no-such-host-name && exec "$0" "$@"')

@@ -163,7 +163,6 @@ def bad(**options: Any) -> GradientAccumulator:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bad(passes=0), "passes must be an integer of at least 1, got 0"),
         (lambda: bad(local_batch_size=1), "local_batch_size must be an integer of at least 2, got 1"),
         (lambda: bad(max_norm=0), "max_norm must be more than 0, got 0"),
         (

@@ -191,7 +191,6 @@ def test_a_growth_in_the_middle_of_a_group_is_refused() -> None:
     ("call", "message"),
     [
         (lambda: FixedGrowth([2, 1]), r"milestones must increase, got \[2, 1\]"),
-        (lambda: FixedGrowth([1], factor=1.5), "factor must be an integer of at least 2, got 1.5"),
         (lambda: NoiseScaleGrowth(fraction=0), "fraction must be more than 0, got 0"),
         (lambda: CurvatureGrowth(decay=1), "decay must be more than 1, got 1"),
         (

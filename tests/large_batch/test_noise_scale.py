@@ -139,7 +139,6 @@ def test_hooks_see_one_pass_at_a_time_also_of_shared_and_sparse_weights() -> Non
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: NoiseScale(every=0), "every must be an integer of at least 1, got 0"),
         (lambda: NoiseScale(decay=1.0), "decay must be at least 0 and less than 1, got 1.0"),
         (lambda: NoiseScale(confidence=1.0), "confidence must be at least 0 and less than 1, got 1.0"),
         (

@@ -18,7 +18,6 @@ from horovod_tune.large_batch import (
     MultiStep,
     Schedule,
     Warmup,
-    scaling_factor,
 )
 
 
@@ -123,23 +122,6 @@ def test_milestones_are_hit_after_changes_by_thirds_and_sevenths() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_a_world_of_any_size_uses_the_rates_of_one_rank() -> None:
-    # Nothing of the world is an argument: the same global batch on 1, 2 or 48 ranks is the same call.
-    rates = []
-    for world_size in (1, 2, 48):
-        local_batch_size = 4800 // world_size
-        optimizer = sgd(0.1)
-        scheduler = LargeBatchLR(
-            optimizer,
-            SCHEDULE,
-            steps_per_epoch=13,
-            global_batch_size=local_batch_size * world_size,
-            base_batch_size=7,
-        )
-        rates.append(list(walk(optimizer, scheduler, 60)))
-    assert rates[0] == rates[1] == rates[2]
-
-
 def test_a_reduction_holds_for_the_rest_of_the_schedule_and_has_a_floor() -> None:
     optimizer = sgd(1.0)
     scheduler = LargeBatchLR(optimizer, Constant(), steps_per_epoch=1)
@@ -179,7 +161,6 @@ def bad_schedule(value: float) -> Schedule:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps_per_epoch": 0}, "steps_per_epoch must be an integer of at least 1, got 0"),
         (
             {"steps_per_epoch": 1, "global_batch_size": 8},
             "global_batch_size and base_batch_size must be given together, got 8 and None",
@@ -223,10 +204,3 @@ def test_a_state_of_other_groups_is_refused() -> None:
     state = LargeBatchLR(sgd(0.1, 0.2), Constant(), steps_per_epoch=1).state_dict()
     with pytest.raises(HyperparameterError, match="state_dict must have 1 parameter groups, got 2"):
         LargeBatchLR(sgd(0.1), Constant(), steps_per_epoch=1).load_state_dict(state)
-
-
-def test_the_factor_is_that_of_the_rule() -> None:
-    scheduler = LargeBatchLR(
-        sgd(0.1), Constant(), steps_per_epoch=1, global_batch_size=96, base_batch_size=32, rule="sqrt"
-    )
-    assert scheduler.scale == scaling_factor(96, 32, "sqrt")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,12 @@ TIMEOUT_S = 200
 NAMES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "hostname")
 
 
-def run_world(program: Path, size: int = 2, sizes: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Run `program` as `size` ranks; return the JSON that each printed in its last line.
-
-    Worlds of other `sizes`, at most `size`, are prepared: (size, port) of each is in WORLDS, as JSON.
-    """
+def run_world(program: Path, size: int = 2) -> list[dict[str, Any]]:
+    """Run `program` as `size` ranks; return the JSON that each printed in its last line."""
     slots = get_host_assignments(parse_hosts(f"localhost:{size}"), size)
-    servers, ports = [], []
-    for each in sizes or (size,):
-        servers.append(RendezvousServer())
-        ports.append(servers[-1].start())
-        servers[-1].init(get_host_assignments(parse_hosts(f"localhost:{each}"), each))
+    server = RendezvousServer()
+    port = server.start()
+    server.init(slots)
 
     def run(slot: Any) -> dict[str, Any]:
         place = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in NAMES}
@@ -38,8 +32,7 @@ def run_world(program: Path, size: int = 2, sizes: Sequence[int] = ()) -> list[d
             | place
             | {
                 "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(ports[0]),
-                "WORLDS": json.dumps(list(zip(sizes, ports, strict=False))),
+                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
                 "HOROVOD_CONTROLLER": "gloo",
                 "HOROVOD_CPU_OPERATIONS": "gloo",
                 "HOROVOD_GLOO_IFACE": "lo",
@@ -56,5 +49,4 @@ def run_world(program: Path, size: int = 2, sizes: Sequence[int] = ()) -> list[d
         with ThreadPoolExecutor(size) as pool:
             return list(pool.map(run, slots))
     finally:
-        for server in servers:
-            server.stop()
+        server.stop()

@@ -131,14 +131,6 @@ def slowly_saved(tmp_path):
     return make
 
 
-def test_a_trial_that_is_exploited_while_it_is_saved_goes_on(trials_of, slowly_saved):
-    member, tells = slowly_saved(2)
-    trials = trials_of(
-        member, [0, 1], scheduler=population_based(), stop={"training_iteration": 6}, callbacks=[tells]
-    )
-    assert iterations(trials) == [6, 6]
-
-
 @pytest.mark.parametrize("is_saved_while", ["exploited", "the strong one has not reported"])
 def test_a_trial_goes_on_from_the_strong_ones_checkpoint(trials_of, slowly_saved, is_saved_while):
     member, tells = slowly_saved(2 if is_saved_while == "exploited" else 0)

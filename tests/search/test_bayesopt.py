@@ -108,16 +108,8 @@ def test_results_are_paired_with_their_trials_whatever_the_order() -> None:
     }
 
 
-def test_batches_of_the_limiter_work() -> None:
-    limiter = ConcurrencyLimiter(searcher(), max_concurrent=4, batch=True)
-    loop = Loop(searcher(), None)
-    limiter.set_search_properties(METRIC, "min", mixed_space())
-    loop.searcher = limiter
-    assert len(loop.run(16)) == 16
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), np.float32("nan")])
-def test_not_a_number_and_infinity_count_as_failures(bad: Any) -> None:
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), np.float32("nan"), 10**400, [10**400]])
+def test_what_is_no_finite_float_counts_as_a_failure(bad: Any) -> None:
     search = searcher()
     configs = Loop(search, mixed_space()).run(10, lambda c: bad if c["momentum"] > 0.5 else loss(c))
     failed = sum(config["momentum"] > 0.5 for config in configs)
@@ -125,6 +117,7 @@ def test_not_a_number_and_infinity_count_as_failures(bad: Any) -> None:
     assert sum(trial.ending == "failed" for trial in search._history.trials.values()) == failed
 
 
+@pytest.mark.slow
 def test_a_region_that_fails_is_avoided() -> None:
     """The function gets better towards a wall behind which everything fails."""
     space = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
@@ -330,18 +323,6 @@ def test_a_choice_of_very_many_is_read_at_once() -> None:
     space = {"seed": tune.choice(list(range(100_000))), "name": tune.choice(["a", 1, True, 1.0, None])}
     config = BayesOptSearch(space, metric=METRIC, mode="min").suggest("t")
     assert config is not None and config["seed"] in range(100_000)
-
-
-def test_bayesian_optimizations_space_can_be_given_to_it() -> None:
-    search = BayesOptSearch({"x": (0, 1), "n": (1, 3, int)}, metric=METRIC, mode="min")
-    config = Loop(search, None).start()
-    assert config is not None and 0 <= config["x"] <= 1 and config["n"] in (1, 2, 3)
-
-
-def test_a_space_of_ones_own_brings_its_constants() -> None:
-    search = BayesOptSearch({"x": tune.uniform(0, 1), "epochs": 5}, metric=METRIC, mode="min")
-    config = Loop(search, None).start()
-    assert config is not None and config["epochs"] == 5
 
 
 def test_a_second_space_is_refused_and_the_same_one_taken() -> None:

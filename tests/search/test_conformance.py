@@ -16,12 +16,6 @@ class TestBayesOptSearch(SearcherConformance):
         return BayesOptSearch(metric=METRIC, mode="min", random_state=seed)
 
 
-class TestBayesOptSearchWithUpperConfidenceBound(SearcherConformance):
-    def make(self, seed: int = 1) -> Searcher:
-        utility = {"kind": "ucb", "kappa": 2.0}
-        return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, utility_kwargs=utility)
-
-
 class TestHyperOptSearch(SearcherConformance):
     improvement = 0.9
 

@@ -69,13 +69,6 @@ def test_given_points_that_are_still_to_come_survive(tmp_path: Path) -> None:
     assert other.suggest("t1")["layers"] == 2 and other.suggest("t2")["lr"] == 0.012345678901234567
 
 
-def test_the_file_is_versioned_json(tmp_path: Path) -> None:
-    _, path = half_done(tmp_path)
-    state = json.loads(Path(path).read_text())
-    assert (state["format"], state["version"]) == ("horovod_tune.BayesOptSearch", 1)
-    assert [t["ending"] for t in state["trials"]] == ["scored"] * 12 + ["running"] * 2
-
-
 def test_a_search_saved_before_it_has_a_space_can_be_restored(tmp_path: Path) -> None:
     searcher().save(str(tmp_path / "s"))
     fresh = searcher()

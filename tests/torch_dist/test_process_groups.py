@@ -242,6 +242,7 @@ def fail(config: dict[str, Any]) -> None:
     dist.all_reduce(torch.ones(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "named"),
     [

@@ -161,8 +161,9 @@ def test_a_rank_that_is_asked_for_when_the_world_has_ended_is_no_error(run: Run)
     assert "died" in records[3]["world_change"] and records[-1]["epoch"] == EPOCHS
 
 
-@pytest.mark.contract
-@pytest.mark.parametrize("function", [train, train_with_horovods_api])
+@pytest.mark.parametrize(
+    "function", [pytest.param(train, marks=pytest.mark.contract), train_with_horovods_api]
+)
 def test_a_lost_rank_comes_back(run: Run, function: Any) -> None:
     trial, records = run(function, config={"dies": 1, "until": 3})
     assert trial.status == "TERMINATED" and trial.num_failures == 0

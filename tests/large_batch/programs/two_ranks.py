@@ -197,18 +197,16 @@ results = {
     "clipped": accumulated("lars", clip=0.05),
     "summed": accumulated("sgd", op=hvd.Sum),
     "mixed_precision": mixed_precision(),
-    "compressed": {kind: wrapped.compressed(kind) for kind in ("lars", "lamb")},
     **{
         check.__name__: {kind: check(kind) for kind in ("lars", "lamb")}
         for check in (wrapped.own_passes, wrapped.scaled, wrapped.sparse, wrapped.sparse_as_dense)
     },
-    "adasum": {kind: wrapped.adasum(kind) for kind in ("lars", "lamb")},
+    "adasum": wrapped.adasum(),
     "broadcast": {kind: wrapped.broadcast(kind) for kind in ("lars", "lamb")},
     "noise": noise(),
     "curvature": curvature(),
     "configured": configured(),
     "refusals": refusals(),
-    "no_adasum": wrapped.no_adasum(),  # The last, as it ends the world.
 }
 hvd.shutdown()
 print(json.dumps(results), flush=True)

@@ -11,19 +11,6 @@ from small_training import OPTIMIZERS, RANK, SIZE, distance, distributed, loss_o
 from horovod_tune.large_batch import GradientAccumulator, HyperparameterError, parameter_groups
 
 
-def compressed(kind: str) -> float:
-    """How far fp16 compression is from none, relative to how far training goes."""
-    model, whole, start = new_model(), new_model(), new_model()
-    options = [{"compression": hvd.Compression.fp16}, {}]
-    for each, option in zip((model, whole), options, strict=True):
-        optimizer = distributed(each, kind, **option)
-        for step in range(5):
-            optimizer.zero_grad()
-            loss_of(each, [(step + row) % 24 for row in range(8)][RANK::SIZE]).backward()
-            optimizer.step()
-    return distance(model, whole) / distance(whole, start)
-
-
 def own_passes(kind: str) -> float:
     """Horovod's own ``backward_passes_per_step``, whose sum the losses make a mean."""
     model, whole = new_model(), new_model()
@@ -82,64 +69,11 @@ def sparse_as_dense(kind: str) -> str:
     return sparse(kind, sparse_as_dense=True)
 
 
-def adasum_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Maleki et al. 2020 (arXiv:2006.02924): the sum of two steps less what they have in common."""
-    product = (a * b).sum()
-    of_a, of_b = (1 - product / (2 * each.square().sum()) if each.any() else 1.0 for each in (a, b))
-    return of_a * a + of_b * b
-
-
-def adasum(kind: str) -> dict[str, object]:
-    """Adasum's wrapper steps one parameter at a time and combines the steps of the ranks.
-
-    Gloo has no Adasum: there its formula is computed here of what Horovod gathers; with MPI it is Horovod's
-    own. The reference makes both ranks' steps on one rank.
-    """
-    import horovod.torch.optimizer as wrappers
-
-    send = wrappers.allreduce_async_
-
-    def combine(tensor: torch.Tensor, name: str, op: object) -> int:
-        tensor.copy_(adasum_of(*hvd.allgather(tensor[None], name=f"adasum.{name}")))
-        return send(tensor, name=name, op=hvd.Average)  # Equal on both.
-
-    if not hvd.mpi_enabled():
-        wrappers.allreduce_async_ = combine
-    model = new_model()
-    optimizer = distributed(model, kind, op=hvd.Adasum)
-    wholes = [new_model() for _ in range(SIZE)]
-    references = [OPTIMIZERS[kind](parameter_groups(each, weight_decay=0.01)) for each in wholes]
-    for step in range(6):
-        rows = [(step * 5 + row) % 24 for row in range(8)]
-        optimizer.zero_grad()
-        loss_of(model, rows[RANK::SIZE]).backward()
-        optimizer.step()
-        starts = [parameter.detach().clone() for parameter in wholes[0].parameters()]
-        for number, (each, reference) in enumerate(zip(wholes, references, strict=True)):
-            reference.zero_grad()
-            loss_of(each, rows[number::SIZE]).backward()
-            reference.step()
-        for start, *parts in zip(starts, *(each.parameters() for each in wholes), strict=True):
-            after = start + adasum_of(*(part.detach() - start for part in parts))
-            for part in parts:
-                part.data.copy_(after)
-    wrappers.allreduce_async_ = send
+def adasum() -> str:
+    """What the accumulator says to Adasum's wrapper."""
     try:
-        GradientAccumulator(optimizer, passes=2, local_batch_size=4)
-        refused = ""
+        GradientAccumulator(distributed(new_model(), "lamb", op=hvd.Adasum), passes=2, local_batch_size=4)
     except HyperparameterError as error:
-        refused = str(error)
-    return {"distance": distance(model, wholes[0]), "refused": refused}
-
-
-def no_adasum() -> str:
-    """What this build of Horovod says to Adasum itself; its world has ended then."""
-    model = torch.nn.Linear(6, 2, bias=False).double()
-    optimizer = distributed(model, "lamb", op=hvd.Adasum)
-    try:
-        loss_of(model, list(range(4))).backward()
-        optimizer.step()
-    except hvd.mpi_ops.HorovodInternalError as error:
         return str(error)
     return ""
 

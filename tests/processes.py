@@ -1,12 +1,14 @@
-"""What tests look at while trials run: the session's own training processes, and a wait that ends.
+"""What tests look at while trials run, and after: training processes, what Tune wrote, and a wait that ends.
 
 Not in conftest.py: several folders have one, and `import conftest` is the one that was loaded last.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -29,6 +31,17 @@ def training_processes() -> list[psutil.Process]:
         if any(path.startswith(session) for path in files):
             found.append(process)
     return found
+
+
+def results_of(trial: Any) -> list[dict[str, Any]]:
+    """Return what a trial has reported, as Tune wrote it."""
+    path = Path(trial.path, "result.json")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def error_of(trial: Any) -> str:
+    """Return the text of a trial's failures."""
+    return Path(trial.path, "error.txt").read_text()
 
 
 def eventually(holds: Callable[[], Any], *, within_s: float = 20.0, why: Any = "") -> Any:

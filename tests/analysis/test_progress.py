@@ -49,10 +49,8 @@ ray.shutdown()
 """
 
 
-@pytest.fixture(scope="module")
-def searches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A folder with two searches, and what was said of the one in plain lines and of the other live."""
-    folder = tmp_path_factory.mktemp("searches")
+def searches(folder: Path) -> list[str]:
+    """Run two searches in a folder; return what was said of the one in plain lines and of the other live."""
     program = folder / "search.py"
     program.write_text(SCRIPT)
     environment = os.environ | {
@@ -68,8 +66,7 @@ def searches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    plain, live = done.stdout.split("=== live")
-    return folder, plain, live
+    return done.stdout.split("=== live")
 
 
 def going(total: int | None = 8, **more: object) -> Progress:
@@ -268,8 +265,8 @@ def test_the_callback_travels_as_tune_pickles_it():
 
 
 @pytest.mark.slow
-def test_a_real_search_tells_its_progress_in_plain_lines_beside_tunes_reporter(searches):
-    folder, said, _ = searches
+def test_real_searches_tell_their_progress_in_plain_lines_and_live_beside_tunes_reporter(tmp_path):
+    folder, said, live = tmp_path, *searches(tmp_path)
     lines = said.splitlines()
     assert sum(" started  x=" in line for line in lines) == 3
     assert sum("done · iteration 3 of 3" in line for line in lines) == 2
@@ -282,14 +279,10 @@ def test_a_real_search_tells_its_progress_in_plain_lines_beside_tunes_reporter(s
     assert facts["versions"]["ray"] and facts["cluster"]["CPU"] == 2.0
     assert (facts["metric"], facts["mode"]) == ("loss", "min")
     assert analyze(folder / "plain").record.metadata == facts
-
-
-def test_a_real_search_is_followed_live_beside_tunes_reporter(searches):
-    _, _, said = searches
-    assert "search ended: 3 of 3 trials ended" in said
-    assert "failed · iteration 1 of 3" in said
-    assert "Trial status:" in said, "Tune's own reporter"
-    assert said.count("\x1b[?25l") <= said.count("\x1b[?25h"), "the cursor is shown again"
+    assert "search ended: 3 of 3 trials ended" in live
+    assert "failed · iteration 1 of 3" in live
+    assert "Trial status:" in live, "Tune's own reporter"
+    assert live.count("\x1b[?25l") <= live.count("\x1b[?25h"), "the cursor is shown again"
 
 
 class FakeOutput:

@@ -244,22 +244,6 @@ def test_a_moved_experiment_is_found_where_it_is_now(experiments, tmp_path):
     assert analysis.best_checkpoint.path.startswith(str(tmp_path))
 
 
-def test_scope_all_takes_each_trials_best_report():
-    made = made_experiment(12)
-    last, best = analyze(made), analyze(made, scope="all")
-    assert best.best_value == min(scored.best for scored in best.scores if math.isfinite(scored.best))
-    assert best.best_value <= last.best_value
-    assert best.best_result["loss"] == best.best_value
-
-
-def test_of_equal_trials_the_earlier_wins():
-    made = made_experiment(3, asha=False)
-    rows = made.trials[0].rows
-    twins = tuple(replace(trial, rows=rows) for trial in made.trials)
-    twins = type(made)(replace(made.record, trials=twins), made.folder, metric="loss", mode="min")
-    assert twins.best_trial.trial_id == made.trials[0].trial_id
-
-
 def test_reload_sees_what_was_added(experiments, tmp_path):
     shutil.copytree(experiments / "random", tmp_path / "growing")
     before = analyze(tmp_path / "growing")

@@ -12,13 +12,7 @@ from horovod_tune import DistributedTrainableCreator
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
-
-@pytest.fixture(autouse=True)
-def by_value():
-    """The ranks cannot import this file, so its functions travel as code."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def chatty(config):

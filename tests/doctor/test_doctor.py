@@ -167,21 +167,15 @@ def test_problems_stand_before_warnings() -> None:
     assert levels == ["problem", "warning"]
 
 
-@pytest.fixture(scope="module")
-def here() -> NodeInfo:
-    return collect_info()
-
-
-def test_this_machine_can_run_trials(here: NodeInfo) -> None:
+@pytest.mark.slow
+def test_this_machine_can_run_trials_and_its_facts_travel() -> None:
+    here = collect_info()
     findings = diagnose(here)
     assert can_run_trials(findings), findings
     assert here.torch is not None and here.torch.version == here.packages["torch"]
     assert here.horovod is not None and here.horovod.gloo and here.horovod.error is None
     assert here.memory > 0 and here.cpus > 0 and here.temporary_free > 0
     assert any("127.0.0.1" in addresses for addresses in here.interfaces.values())
-
-
-def test_the_facts_travel_between_nodes_and_as_json(here: NodeInfo) -> None:
     assert pickle.loads(pickle.dumps(here)) == here
     assert json.loads(json.dumps(asdict(here)))["host"] == here.host
 

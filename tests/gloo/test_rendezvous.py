@@ -15,6 +15,7 @@ from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from processes import eventually
 
 from horovod_tune.actors import ranks
 from horovod_tune.gloo import rendezvous
@@ -166,10 +167,7 @@ def test_a_peer_that_does_not_read_its_answer_is_dropped(server, monkeypatch):
     with socket.create_connection((address, port), timeout=WAIT_S) as deaf:
         deaf.sendall(f"GET /{secret}/global/0 HTTP/1.1\r\n\r\n".encode())
         deaf.recv(1, socket.MSG_PEEK)  # the answer has begun, so the connection is known
-        end = time.monotonic() + WAIT_S
-        while server._server._connections:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        eventually(lambda: not server._server._connections)
         received = b"".join(iter(lambda: deaf.recv(1 << 16), b""))
     assert len(received) < size
     monkeypatch.undo()
@@ -286,10 +284,7 @@ def test_mangled_requests_neither_end_it_nor_stay(server, monkeypatch, seed):
                 pass
     assert ask(server, "PUT", "own/0", b"fine") == (200, b"")
     assert ask(server, "GET", "own/0") == (200, b"fine")
-    end = time.monotonic() + WAIT_S
-    while server._server._connections:  # its own thread closes them, a moment after their answers
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    eventually(lambda: not server._server._connections)  # closed by its own thread, after their answers
     assert len(os.listdir("/proc/self/fd")) <= files
 
 

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tarfile
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import eventually
 
 from horovod_tune.horovod_build import BuildError, patches
 from horovod_tune.horovod_build.build import GPU_CHOICES, Hunk, Plan, apply, hunks
@@ -123,7 +123,7 @@ def test_an_ended_build_ends_its_compilers_and_is_simply_run_again(tmp_path: Pat
         for line in build.stdout:
             if "Compiling" in line:
                 break
-        compilers = wait_for_children(build.pid)
+        compilers = eventually(lambda: psutil.Process(build.pid).children(recursive=True), within_s=30)
         build.send_signal(signal.SIGTERM)
         assert build.wait(timeout=30) == 128 + signal.SIGTERM
     finally:
@@ -134,15 +134,6 @@ def test_an_ended_build_ends_its_compilers_and_is_simply_run_again(tmp_path: Pat
     (tmp_path / "horovod-0.28.1.tar.gz").unlink()
     install_horovod(request(tmp_path, source=source_archive(tmp_path / "again")))
     assert list((tmp_path / "wheels").iterdir())
-
-
-def wait_for_children(pid: int) -> list[psutil.Process]:
-    ends_s = time.monotonic() + 30
-    while time.monotonic() < ends_s:
-        if children := psutil.Process(pid).children(recursive=True):
-            return children
-        time.sleep(0.05)
-    raise AssertionError("the build started no process within 30 s")
 
 
 def test_the_wheel_of_another_build_is_not_taken_for_ours() -> None:

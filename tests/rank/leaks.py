@@ -9,7 +9,6 @@ import builtins
 import contextlib
 import copyreg
 import csv
-import ctypes
 import decimal
 import gc
 import io
@@ -233,11 +232,6 @@ def _look_at(read: Callable[[], Any]) -> Any:
         return type(error).__name__
 
 
-def plant() -> None:
-    for each in LEAKS.values():
-        each[1]()
-
-
 def generators() -> dict[str, str]:
     """Return what differs in every new process: what Python's and NumPy's generators draw next."""
     return {"random": repr(random.random()), "numpy": repr(np.random.random())}
@@ -316,8 +310,3 @@ def _saved_tensor_is_packed() -> bool:
 
 def _pack_saved_tensors() -> None:
     torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__()
-
-
-def ignore_a_signal_in_c() -> None:
-    """Ignore SIGUSR2 without Python's knowledge; only the main thread may use the signal module."""
-    ctypes.CDLL(None).signal(signal.SIGUSR2, ctypes.c_void_p(1))

@@ -66,14 +66,6 @@ def test_a_thread_that_ends_by_itself_leaves_the_workers(runner):
     assert is_kept(runner, train)
 
 
-def test_a_thread_that_goes_on_is_replaced(runner):
-    def train(config):
-        threading.Thread(target=time.sleep, args=(1000,), name="prefetcher", daemon=True).start()
-
-    assert not is_kept(runner, train)
-    assert "the thread 'prefetcher' still runs" in runner.replaced_because
-
-
 def test_loader_processes_that_nobody_holds_any_more_leave_the_workers(runner):
     def train(config):
         import torch

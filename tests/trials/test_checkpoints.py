@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
+from processes import error_of, results_of
 
 from horovod_tune import DistributedTrainableCreator
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def counting(config):
@@ -99,24 +103,10 @@ def in_every_form(config):
         report(metrics={"form": f"{form} again", "loss": step}, checkpoint=stored)
 
 
-def nested(function):
-    """Return the function pickled by value: the ranks cannot import this file."""
-    import sys
-
-    import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    return function
-
-
-def results_of(trial):
-    return [json.loads(line) for line in Path(trial.path, "result.json").read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_a_checkpoint_and_the_metrics_of_its_report_belong_together(tune_run):
     analysis = tune_run(
-        DistributedTrainableCreator(nested(counting), num_slots=2),
+        DistributedTrainableCreator(counting, num_slots=2),
         config={"until": 4},
         metric="value",
         mode="max",
@@ -133,7 +123,7 @@ def test_a_checkpoint_and_the_metrics_of_its_report_belong_together(tune_run):
 
 @pytest.mark.slow
 def test_every_form_of_a_checkpoint_is_stored_and_comes_back(tune_run):
-    analysis = tune_run(DistributedTrainableCreator(nested(in_every_form), num_slots=2))
+    analysis = tune_run(DistributedTrainableCreator(in_every_form, num_slots=2))
     (trial,) = analysis.trials
     results = results_of(trial)
     assert len(results) == 16
@@ -145,7 +135,7 @@ def test_every_form_of_a_checkpoint_is_stored_and_comes_back(tune_run):
 @pytest.mark.contract
 def test_a_killed_rank_starts_again_from_the_last_checkpoint_on_every_rank(tune_run, tmp_path):
     analysis = tune_run(
-        DistributedTrainableCreator(nested(counting), num_slots=2),
+        DistributedTrainableCreator(counting, num_slots=2),
         config={"until": 5, "die_at": 3, "once": str(tmp_path / "died")},
         max_failures=1,
     )
@@ -154,7 +144,7 @@ def test_a_killed_rank_starts_again_from_the_last_checkpoint_on_every_rank(tune_
     assert [result["count"] for result in results] == [1, 2, 3, 4, 5]
     assert [result["training_iteration"] for result in results] == [1, 2, 3, 4, 5]
     assert results[-1]["starts"] == [3, 3]
-    error = Path(trial.path, "error.txt").read_text()
+    error = error_of(trial)
     assert "rank 1 of 2 on" in error and "died" in error
 
 
@@ -172,7 +162,7 @@ def test_population_based_training_hands_the_donors_checkpoint_to_every_rank(tun
         synch=True,
     )
     analysis = tune_run(
-        DistributedTrainableCreator(nested(counting), num_slots=2),
+        DistributedTrainableCreator(counting, num_slots=2),
         config={"until": 8, "gain": tune.grid_search([1, 10]), "name": tune.sample_from(_gain_name)},
         metric="value",
         mode="max",
@@ -202,7 +192,7 @@ def test_remote_storage_gets_checkpoints_and_logs(ray_session, tmp_path):
     # SubTreeFileSystem is not "local" to Tune and to us, so files go through pyarrow as for a bucket.
     storage = pyarrow.fs.SubTreeFileSystem(str(root), pyarrow.fs.LocalFileSystem())
     tuner = tune.Tuner(
-        DistributedTrainableCreator(nested(counting), num_slots=2),
+        DistributedTrainableCreator(counting, num_slots=2),
         param_space={"until": 2},
         run_config=tune.RunConfig(
             storage_filesystem=storage, storage_path="results", name="remote", verbose=0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import training_processes
+from processes import error_of, eventually, results_of, training_processes
 
 from horovod_tune import DistributedTrainableCreator
 
@@ -21,32 +20,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
 @pytest.fixture(autouse=True)
 def no_process_stays(ray_session):
-    assert not eventually_none()
     yield
-    left = eventually_none()
-    assert not left, f"training actors stayed: {left}"
-
-
-def eventually_none(within_s=20.0):
-    end = time.monotonic() + within_s
-    while (found := training_processes()) and time.monotonic() < end:
-        time.sleep(0.2)
-    return found
-
-
-def results_of(trial):
-    path = Path(trial.path, "result.json")
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    eventually(lambda: not training_processes(), why=training_processes)
 
 
 def run_failing(tune_run, function, **settings):
     factory = {key: settings.pop(key) for key in ("timeout_s", "stall_timeout_s") if key in settings}
     trainable = DistributedTrainableCreator(function, num_slots=2, **factory)
     return tune_run(trainable, raise_on_failed_trial=False, **settings)
-
-
-def error_of(trial):
-    return Path(trial.path, "error.txt").read_text()
 
 
 @pytest.mark.contract
@@ -176,7 +157,6 @@ def test_a_killed_coordinator_takes_its_ranks_with_it(tune_run, tmp_path, moment
     def train(config):
         import os
         import time
-        from pathlib import Path
 
         import horovod.torch as hvd
 

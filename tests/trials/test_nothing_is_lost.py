@@ -5,24 +5,17 @@ from __future__ import annotations
 import atexit
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import eventually
 from ray import tune
 
 from horovod_tune import DistributedTrainableCreator, report
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
-
-
-def wait_for(folder: Path, names: set[str]) -> set[str]:
-    end = time.monotonic() + 20
-    while (found := set(os.listdir(folder))) != names and time.monotonic() < end:
-        time.sleep(0.1)
-    return found
 
 
 def test_exit_handlers_of_kept_processes_run_at_each_trials_end(
@@ -44,7 +37,7 @@ def test_exit_handlers_of_kept_processes_run_at_each_trials_end(
     # Not at the end of the process: a kept one has other trials before that.
     assert trials[1].last_result["earlier"] == ["trial_0_rank_0", "trial_0_rank_1"]
     expected = {f"trial_{i}_rank_{rank}" for i in (0, 1) for rank in (0, 1)}
-    assert wait_for(notes, expected) == expected
+    eventually(lambda: set(os.listdir(notes)) == expected, why=lambda: os.listdir(notes))
 
 
 def test_a_process_that_is_ended_cleans_up_first(tune_run: Callable[..., Any], tmp_path: Path) -> None:
@@ -75,7 +68,7 @@ def test_a_process_that_is_ended_cleans_up_first(tune_run: Callable[..., Any], t
     config = {"end": tune.grid_search(ends)}
     tune_run(trainable, config=config, stop={"training_iteration": 3}, raise_on_failed_trial=False)
     expected = {f"{end}_{rank}" for end in ends for rank in (0, 1)}
-    assert wait_for(notes, expected) == expected
+    eventually(lambda: set(os.listdir(notes)) == expected, why=lambda: os.listdir(notes))
 
 
 def test_artifacts_are_stored_until_the_end(ray_session: Any, tmp_path: Path) -> None:

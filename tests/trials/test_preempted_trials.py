@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+import sessions
 from sessions import drain_node, simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
@@ -19,6 +20,8 @@ from horovod_tune.session.session import COMMIT_FILE
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 pytest.importorskip("horovod")
+for module in (sys.modules[__name__], sessions):
+    cloudpickle.register_pickle_by_value(module)
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +30,6 @@ def cluster() -> Iterator[Any]:
     host = {"num_cpus": 1}
     with simulated_nodes(host, host, host) as nodes:
         yield nodes
-
-
-@pytest.fixture(autouse=True)
-def by_value() -> Iterator[None]:
-    """The ranks cannot import the tests' files, so their functions travel as code."""
-    for name in (__name__, "sessions"):
-        cloudpickle.register_pickle_by_value(sys.modules[name])
-    yield
-    for name in (__name__, "sessions"):
-        cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
 def drain_this_node() -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import socket
+import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
+import cloudpickle
 import pytest
-from processes import eventually
+from processes import eventually, results_of
 from sessions import simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator
 from horovod_tune.errors import ResourcesUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +34,6 @@ def run(trainable, tmp_path, **settings):
     return tune.run(trainable, storage_path=str(tmp_path), name="hosts", verbose=0, **settings)
 
 
-def results_of(trial):
-    return [json.loads(line) for line in Path(trial.path, "result.json").read_text().splitlines()]
-
-
 def where(config):
     import horovod.torch as hvd
     import ray
@@ -48,18 +46,6 @@ def where(config):
     everyone = hvd.allgather(torch.tensor([mine]), name="where").tolist()
     nodes = hvd.allgather_object(ray.get_runtime_context().get_node_id())
     report(everyone=everyone, nodes=nodes, size=hvd.size())
-
-
-@pytest.fixture(autouse=True)
-def by_value():
-    """The ranks cannot import this file, so its functions travel as code."""
-    import sys
-
-    import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.mark.contract
@@ -149,37 +135,6 @@ def test_a_directory_crosses_nodes_whole(worker_node, tmp_path):
     assert stamp == directories.fingerprint(str(there))
 
 
-def test_a_copy_that_fails_leaves_no_part_of_it(worker_node, tmp_path):
-    import ray
-
-    from horovod_tune.errors import MetricsError
-    from horovod_tune.transfer import node_transfer
-
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "large").write_bytes(bytes(3 * node_transfer.CHUNK_BYTES))
-    with pytest.raises(FileNotFoundError, match="absent"):
-        node_transfer.fetch_directory(
-            worker_node, str(tmp_path / "absent"), str(tmp_path / "t"), timeout_s=120
-        )
-    with pytest.raises(FileNotFoundError, match="absent"):
-        node_transfer.send_directory(
-            str(tmp_path / "absent"), worker_node, str(tmp_path / "t"), timeout_s=120
-        )
-    # Several times: what is on its way when a copy is given up runs beside what removes its part.
-    for move in (node_transfer.send_directory, node_transfer.fetch_directory):
-        places = (
-            [str(source), worker_node] if move is node_transfer.send_directory else [worker_node, str(source)]
-        )
-        for number in range(20):
-            with pytest.raises(ray.exceptions.GetTimeoutError):
-                move(*places, str(tmp_path / f"t{number}"), timeout_s=0.001)
-    (source / "up").symlink_to(source)
-    with pytest.raises(MetricsError, match="directory that it is in"):
-        node_transfer.fetch_directory(worker_node, str(source), str(tmp_path / "t"), timeout_s=120)
-    eventually(lambda: sorted(each.name for each in tmp_path.iterdir()) == ["source"])
-
-
 def test_copying_goes_on_when_the_process_that_owned_the_actor_has_ended(worker_node, tmp_path):
     import ray
 
@@ -214,33 +169,6 @@ def test_a_node_that_is_lost_is_an_error_in_time(cluster, tmp_path):
         return False  # its processes take a moment to follow the node
 
     eventually(is_an_error, within_s=120)
-
-
-def test_a_trial_on_other_nodes_appends_to_its_logs_and_removes_what_a_kill_left(worker_node, tmp_path):
-    """The storage of a driver elsewhere, as a coordinator meets it."""
-    from horovod_tune.coordinator.rank_logs import NodeLogs
-    from horovod_tune.files import log_files
-    from horovod_tune.transfer import node_transfer
-
-    logs = NodeLogs(worker_node, str(tmp_path / "trial"))
-    for text in (b"one\n", b"two\n"):
-        logs.append(3, text)
-        logs.publish(at_end=False)
-        logs.publish(at_end=False)
-    path = tmp_path / "trial" / "rank_3.log"
-    assert path.read_bytes() == b"one\ntwo\n"
-    logs.append(3, b"x" * 79 + b"\n")
-    NodeLogs(worker_node, str(tmp_path / "trial")).publish(at_end=True)
-    assert path.read_bytes() == b"one\ntwo\n", "what was not published is another object's"
-    logs.append(3, (b"y" * 79 + b"\n") * (log_files.LOG_BYTES // 40))
-    logs.append(3, b"the end\n")
-    logs.publish(at_end=True)
-    assert path.stat().st_size <= log_files.LOG_BYTES
-    assert path.read_bytes().startswith(b"one\n") and path.read_bytes().endswith(b"the end\n")
-
-    (tmp_path / "trial" / "checkpoint_000001.5f.part" / "sub").mkdir(parents=True)
-    node_transfer.remove_parts(worker_node, str(tmp_path / "trial"), timeout_s=60)
-    assert [each.name for each in (tmp_path / "trial").iterdir()] == ["rank_3.log"]
 
 
 def report_often(config):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from processes import error_of, results_of
 from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler
 
@@ -54,20 +54,10 @@ def trials(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return {trial.config["case"]: trial for trial in analysis.trials}
 
 
-def results_of(trial: Any) -> list[dict[str, Any]]:
-    path = Path(trial.path, "result.json")
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def reported(trial: Any) -> list[dict[str, Any]]:
     """Return the results of a trial that has ended well."""
     assert trial.status == "TERMINATED", Path(trial.error_file).read_text()
     return results_of(trial)
-
-
-def error_of(trial: Any) -> str:
-    assert trial.status == "ERROR"
-    return Path(trial.path, "error.txt").read_text()
 
 
 @case

@@ -6,6 +6,8 @@ Not in conftest.py: several folders have one, and `import conftest` is the one t
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +44,14 @@ def results_of(trial: Any) -> list[dict[str, Any]]:
 def error_of(trial: Any) -> str:
     """Return the text of a trial's failures."""
     return Path(trial.path, "error.txt").read_text()
+
+
+def run_python(*words: object, timeout_s: float = 120, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run this Python with ``words``, which has to end well; return what it printed."""
+    command = [sys.executable, *map(str, words)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **settings)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-6000:]
+    return ran
 
 
 def eventually(holds: Callable[[], Any], *, within_s: float = 20.0, why: Any = "") -> Any:

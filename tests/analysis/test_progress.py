@@ -7,12 +7,12 @@ import json
 import math
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from processes import run_python
 
 pytest.importorskip("rich")
 
@@ -58,14 +58,7 @@ def searches(folder: Path) -> list[str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AIR_NEW_OUTPUT": "1",
     }
-    done = subprocess.run(
-        [sys.executable, str(program), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = run_python(str(program), str(folder), env=environment, timeout_s=240)
     return done.stdout.split("=== live")
 
 

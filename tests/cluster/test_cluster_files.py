@@ -305,12 +305,3 @@ def test_the_sky_task_ends_its_cluster_and_its_scripts_are_bash(tmp_path: Path) 
 def port_is_free(port: int) -> bool:
     with socket.socket() as probe:
         return bool(probe.connect_ex(("127.0.0.1", port)))
-
-
-def test_sky_accepts_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sky = pytest.importorskip("sky", reason="pip install 'skypilot>=0.12' in an environment of its own")
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("token")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(REPOSITORY)
-    assert sky.Task.from_yaml("cluster/sky.yaml").num_nodes == 3

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+
+from processes import run_python
 
 PROGRAM = """
 import json
@@ -42,10 +42,7 @@ print(json.dumps(told))
 
 
 def test_a_changed_horovod_makes_a_world_for_each_trial_and_warns_once_of_each_loss() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = run_python("-c", PROGRAM)
     told = json.loads(ran.stdout.splitlines()[-1])
     assert told == {"sums": [1.0, 1.0], "replaced": [1, 1], "up": [False, False], "elastic": "NotElastic"}
     warned = [line for line in ran.stderr.splitlines() if "differs from what horovod_tune was" in line]

@@ -17,10 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from processes import eventually
 
-from horovod_tune.actors import ranks
 from horovod_tune.gloo import rendezvous
 from horovod_tune.gloo.rendezvous import Rendezvous
-from horovod_tune.gloo.world_rendezvous import horovod_environment
 
 WAIT_S = 20.0
 
@@ -148,14 +146,6 @@ def test_an_answer_larger_than_a_sockets_buffer_arrives_whole(server):
         assert ask(server, "GET", "global/0") == (200, body)
         received = b"".join(iter(lambda: slow.recv(1 << 16), b""))
     assert received.partition(b"\r\n\r\n")[2] == body
-
-
-def test_a_large_value_that_was_waited_for_arrives_whole_at_everybody(server):
-    body = os.urandom(1 << 20)
-    with ThreadPoolExecutor(8) as pool:
-        waiting = [pool.submit(ask, server, "GET", "global/1") for _ in range(8)]
-        assert ask(server, "PUT", "global/1", body) == (200, b"")
-        assert all(each.result(timeout=WAIT_S) == (200, body) for each in waiting)
 
 
 def test_a_peer_that_does_not_read_its_answer_is_dropped(server, monkeypatch):
@@ -367,34 +357,3 @@ def test_close_ends_the_port_the_thread_and_every_connection():
         socket.create_connection((address, port), timeout=WAIT_S)
     assert set(threading.enumerate()) == before
     assert len(os.listdir("/proc/self/fd")) == files
-
-
-WORLD = """
-import sys, torch, horovod.torch as hvd
-for _ in range(3):
-    hvd.init()
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
-    hvd.shutdown()
-"""
-
-
-def test_a_world_forms_again_and_again_through_one_rendezvous(server):
-    size = 4
-    processes = []
-    for world in ranks.assign_worlds(["here"] * size, first_node="here"):
-        environment = horovod_environment(
-            world,
-            host_key="here",
-            rendezvous=server.address,
-            interface="lo",
-            gloo_timeout_s=60,
-            stall_timeout_s=60,
-        )
-        environment = {**os.environ, **environment, "OMP_NUM_THREADS": "1"}
-        processes.append(subprocess.Popen([sys.executable, "-c", WORLD], env=environment))
-    try:
-        assert [process.wait(timeout=120) for process in processes] == [0] * size
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()

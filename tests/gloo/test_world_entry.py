@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+
+from processes import run_python
 
 ENTERED = """
 import json
@@ -55,16 +55,10 @@ hvd.init()
 
 
 def test_a_process_makes_no_world_with_other_settings_than_its_first() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", OTHER_SETTINGS], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = run_python("-c", OTHER_SETTINGS)
     assert "HOROVOD_FUSION_THRESHOLD differs from this process's first Horovod world" in ran.stdout
 
 
 def test_a_world_that_breaks_while_it_is_entered_is_not_a_call_before_init() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", ENTERED], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = run_python("-c", ENTERED)
     assert json.loads(ran.stdout.splitlines()[-1]) == [False, True, False, True, True, False]

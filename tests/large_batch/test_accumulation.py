@@ -15,7 +15,6 @@ from horovod_tune.large_batch import (
     HyperparameterError,
     LargeBatchLR,
     NoiseScale,
-    split_batch,
 )
 
 INPUTS = torch.randn(64, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -57,17 +56,6 @@ def test_groups_of_any_cut_are_one_batch(seed: int, max_norm: float | None) -> N
         assert result == (True, len(rows), result.gradient_norm)
     for one, other in zip(model.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-def test_the_split_of_a_batch_gives_the_passes() -> None:
-    split = split_batch(50, 1, max_micro_batch_size=12)
-    model = new_model()
-    accumulator = GradientAccumulator(
-        sgd(model), passes=split.passes, local_batch_size=split.local_batch_size
-    )
-    for piece in INPUTS[:50].split(split.micro_batch_size):
-        accumulator.backward(loss_of(model, piece), samples=len(piece))
-    assert accumulator.full and accumulator.step().samples == 50
 
 
 def test_a_skipped_step_changes_neither_weights_nor_schedule_nor_noise_scale() -> None:

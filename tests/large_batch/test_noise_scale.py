@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from horovod_tune.large_batch import GradientAccumulator, HyperparameterError, NoiseScale
+from horovod_tune.large_batch import HyperparameterError, NoiseScale
 from horovod_tune.large_batch.noise_scale import GradientNorms, unbiased_moments
 
 # The loss of sample x is (theta - x)' H (theta - x) / 2, x from N(0, diag(variances)): its gradient is
@@ -82,23 +82,6 @@ def test_at_the_minimum_the_interval_is_open() -> None:
         assert estimate is not None and 0 <= estimate.low < math.inf
         still_open += estimate.high == math.inf
     assert still_open >= 90
-
-
-def test_accumulation_on_one_rank_finds_the_known_scale() -> None:
-    theta = torch.nn.Parameter(torch.from_numpy(THETA))
-    meter = NoiseScale(every=1, decay=0.999, confidence=0.999)
-    accumulator = GradientAccumulator(
-        torch.optim.SGD([theta], lr=0.0), passes=2, local_batch_size=64, noise_scale=meter
-    )
-    draw = np.random.default_rng(4)
-    for _ in range(400):
-        for size in (24, 40):
-            samples = torch.from_numpy(draw.normal(size=(size, 12)) * np.sqrt(VARIANCES))
-            loss = 0.5 * (torch.from_numpy(HESSIAN) * (theta - samples) ** 2).sum(1).mean()
-            accumulator.backward(loss, samples=size)
-        accumulator.step()
-    estimate = meter.estimate()
-    assert estimate is not None and estimate.low < TRACE / SQUARED_GRADIENT < estimate.high
 
 
 def test_the_average_of_both_is_kept_and_not_that_of_the_ratio() -> None:

@@ -29,13 +29,6 @@ def test_scaled_adam_keeps_its_memory_in_samples() -> None:
     assert (scaled.lr, scaled.eps) == (2e-3, 0.5e-8)
 
 
-def test_scaled_adam_can_be_undone() -> None:
-    there = scaled_adam(1e-3, (0.9, 0.999), 1e-8, global_batch_size=512, base_batch_size=128)
-    back = scaled_adam(*there, global_batch_size=128, base_batch_size=512)
-    assert back.lr == pytest.approx(1e-3) and back.eps == pytest.approx(1e-8)
-    assert back.betas == pytest.approx((0.9, 0.999))
-
-
 def test_a_split_is_the_whole_batch_in_the_fewest_passes() -> None:
     draw = random.Random(0)
     for _ in range(500):

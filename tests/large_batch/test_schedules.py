@@ -12,7 +12,6 @@ import torch
 from torch.optim import lr_scheduler
 
 from horovod_tune.large_batch import (
-    Constant,
     Cosine,
     CosineRestarts,
     HyperparameterError,
@@ -27,32 +26,13 @@ from horovod_tune.large_batch import (
 TIMES = np.linspace(0, 120, 2401)
 
 
-def cosine(times: np.ndarray, length: float, end: float = 0.0) -> np.ndarray:
-    return end + (1 - end) * 0.5 * (1 + np.cos(np.pi * np.minimum(times / length, 1)))
-
-
+# Those that torch has as well are compared with torch's below.
 CURVES = {
-    "constant": (Constant(), np.ones_like(TIMES)),
     "multi-step": (
         MultiStep([30, 60.5, 80], gamma=0.3),
         0.3 ** ((TIMES >= 30) * 1 + (TIMES >= 60.5) * 1 + (TIMES >= 80) * 1),
     ),
-    "polynomial": (Polynomial(90, power=2, end=0.01), 0.01 + 0.99 * np.clip(1 - TIMES / 90, 0, 1) ** 2),
-    "cosine": (Cosine(90, end=0.1), cosine(TIMES, 90, 0.1)),
-    "restarts": (CosineRestarts(25), cosine(np.mod(TIMES, 25), 25)),
-    "longer restarts": (
-        CosineRestarts(10, multiplier=2, end=0.05),
-        np.piecewise(
-            TIMES,
-            [TIMES < 10, (TIMES >= 10) & (TIMES < 30), (TIMES >= 30) & (TIMES < 70), TIMES >= 70],
-            [
-                lambda time: cosine(time, 10, 0.05),
-                lambda time: cosine(time - 10, 20, 0.05),
-                lambda time: cosine(time - 30, 40, 0.05),
-                lambda time: cosine(time - 70, 80, 0.05),
-            ],
-        ),
-    ),
+    "cosine": (Cosine(90, end=0.1), 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * np.minimum(TIMES / 90, 1)))),
     "inverse square root": (InverseSqrt(7.5), 1 / np.sqrt(1 + TIMES / 7.5)),
     "warm-up of Vaswani et al.": (
         Warmup(12, InverseSqrt(12)),
@@ -62,11 +42,6 @@ CURVES = {
         Warmup(0.5, Polynomial(100), start=0.2),
         np.where(TIMES < 0.5, 0.2 + 0.8 * TIMES / 0.5, np.clip(1 - (TIMES - 0.5) / 100, 0, 1)),
     ),
-    "warm-up inside milestones": (
-        Warmup(5, MultiStep([3, 60]), start=0.5, overlap=True),
-        np.minimum(0.5 + 0.5 * TIMES / 5, 1) * 0.1 ** ((TIMES >= 3) * 1 + (TIMES >= 60) * 1),
-    ),
-    "no warm-up": (Warmup(0, Cosine(90)), cosine(TIMES, 90)),
 }
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
+from processes import run_python
 
 TIMEOUT_S = 200
 NAMES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "hostname")
@@ -26,8 +25,8 @@ def run_world(program: Path, size: int = 2) -> list[dict[str, Any]]:
 
     def run(slot: Any) -> dict[str, Any]:
         place = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in NAMES}
-        ran = subprocess.run(
-            [sys.executable, str(program)],
+        ran = run_python(
+            str(program),
             env=os.environ
             | place
             | {
@@ -38,11 +37,8 @@ def run_world(program: Path, size: int = 2) -> list[dict[str, Any]]:
                 "HOROVOD_GLOO_IFACE": "lo",
                 "OMP_NUM_THREADS": "1",
             },
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
+            timeout_s=TIMEOUT_S,
         )
-        assert ran.returncode == 0, f"rank {slot.rank}:\n{ran.stderr[-3000:]}"
         return dict(json.loads(ran.stdout.splitlines()[-1]))
 
     try:

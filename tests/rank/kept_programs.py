@@ -35,7 +35,6 @@ MODULES = {
         "lib.define('twice(Tensor x) -> Tensor')\n"
         "@torch.library.impl(lib, 'twice', 'CompositeExplicitAutograd')\ndef twice(x): return 2 * x\n"
     ),
-    "beside/helper.py": "import trainpkg\nSEEN = []\n",
 }
 
 
@@ -99,16 +98,6 @@ def uses_an_installed_package_with_a_closure(config):
     import closurepkg
 
     return closurepkg.step()
-
-
-@program
-def imports_an_installed_package_through_a_module_beside_it(config):
-    import helper
-
-    seen = helper.trainpkg.STEP, len(helper.SEEN)
-    helper.trainpkg.STEP += 1
-    helper.SEEN.append(1)
-    return seen
 
 
 @program
@@ -213,15 +202,6 @@ def changes_matplotlib(config):
 
 
 @program
-def changes_pandas(config):
-    import pandas
-
-    seen = pandas.get_option("display.max_rows")
-    pandas.set_option("display.max_rows", 7)
-    return seen
-
-
-@program
 def defines_flags(config):
     from absl import flags
 
@@ -237,17 +217,6 @@ def changes_a_plain_value_of_the_standard_library(config):
     seen = json.encoder.INFINITY, pickle.DEFAULT_PROTOCOL
     json.encoder.INFINITY = 3.0
     pickle.DEFAULT_PROTOCOL = 2
-    return seen
-
-
-@program
-def registers_with_copyreg_and_codecs(config):
-    import codecs
-    import mimetypes
-
-    seen = mimetypes.guess_type("a.mine")[0]
-    mimetypes.add_type("text/mine", ".mine")
-    codecs.register_error("mine", lambda error: ("", error.end))
     return seen
 
 

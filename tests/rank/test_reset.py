@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import leaks
 import pytest
+from processes import run_python
 
 from horovod_tune.rank.reset.settings import horovod_settings
 
@@ -77,14 +76,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     paths = [str(Path(__file__).parent), str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     told = folder / "told.json"
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(told)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment,
-    )
-    assert ran.returncode == 0, ran.stderr
+    run_python("-c", PROGRAM, str(told), timeout_s=300, env=environment)
     return json.loads(told.read_text())
 
 
@@ -111,8 +103,7 @@ few = baseline.restore()
 baseline.kept = bytearray(b"x" * (MEMORY_LEFT_MB << 20))
 print(json.dumps([few, baseline.restore()]))
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
+    ran = run_python("-c", program)
     few, many = json.loads(ran.stdout)
     assert few == []
     assert len(many) == 1 and "MB more memory" in many[0]

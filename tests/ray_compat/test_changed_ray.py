@@ -6,13 +6,12 @@ import importlib
 import json
 import os
 import pkgutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import run_python
 
 import horovod_tune.gloo.horovod_elastic
 import horovod_tune.gloo.horovod_world
@@ -50,14 +49,7 @@ def test_the_ray_and_the_horovod_in_place_have_the_shapes(patch: compatibility.P
 
 
 def test_each_patch_leaves_ray_alone_with_one_warning_where_any_of_its_parts_has_another_name() -> None:
-    driver = subprocess.run(
-        [sys.executable, HERE / "drivers" / "renamed_parts.py"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert driver.returncode == 0, driver.stderr[-5000:]
+    driver = run_python(HERE / "drivers" / "renamed_parts.py", timeout_s=280)
     told = json.loads(driver.stdout.splitlines()[-1])
     assert told["problems"] == {}
     assert set(told["modules"]) == set(told["with_patches"])
@@ -65,15 +57,12 @@ def test_each_patch_leaves_ray_alone_with_one_warning_where_any_of_its_parts_has
 
 
 def test_a_search_runs_under_a_ray_in_which_everything_private_has_changed(tmp_path: Path) -> None:
-    driver = subprocess.run(
-        [sys.executable, HERE / "drivers" / "changed_ray.py", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+    driver = run_python(
+        HERE / "drivers" / "changed_ray.py",
+        tmp_path,
+        timeout_s=280,
         env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
     )
-    assert driver.returncode == 0, driver.stdout[-3000:] + driver.stderr[-5000:]
     told = json.loads(driver.stdout.splitlines()[-1])
     assert told["statuses"] == ["TERMINATED"] * 2
     assert told["steps"] == [3, 3]

@@ -10,7 +10,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from conformance import METRIC, Loop, loss, mixed_space
@@ -156,13 +155,6 @@ def table(rows: int = 20) -> pd.DataFrame:
             for c in configs
         ]
     )
-
-
-def test_a_warm_start_goes_straight_to_the_good_region() -> None:
-    earlier = table(30)
-    first = [Loop(searcher(seed, analysis=earlier), mixed_space()).start() for seed in (2, 3, 4)]
-    # A random point has a median of 0.9.
-    assert np.median([loss(config) for config in first if config is not None]) < 0.4
 
 
 def test_what_does_not_fit_a_changed_space_is_counted(caplog: Any) -> None:

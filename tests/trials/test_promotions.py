@@ -155,29 +155,6 @@ def test_functions_that_only_commit_are_paused(tune_run):
     assert scheduler.most_waiting >= 3
 
 
-def test_a_trial_that_is_tried_again_goes_on(tune_run, tmp_path):
-    marker = tmp_path / "failed once"
-
-    def fails_once(config):
-        import os
-
-        import horovod.torch as hvd
-
-        from horovod_tune import get_checkpoint
-
-        hvd.init()
-        if get_checkpoint() is not None and hvd.rank() == 1 and not marker.exists():
-            marker.touch()
-            os._exit(3)
-        train(config)
-
-    # One at a time: the best comes first, has to wait for others to compare it with, and is restored.
-    analysis = run(tune_run, fails_once, concurrent=1, max_failures=1)
-    assert marker.exists()
-    assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * SAMPLES
-    assert max(map(len, steps_of(analysis))) == STEPS
-
-
 def test_an_interrupted_search_goes_on(ray_session, tmp_path, monkeypatch):
     # Not with every step: the copy of one state to the storage would meet the next one half written.
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "1")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 for name in ("torch_xla", "transformers", "accelerate", "hyperopt"):
     pytest.importorskip(name)
@@ -26,15 +25,7 @@ def test_the_example_tunes_a_transformer_on_its_own_text(tmp_path: Path) -> None
         "print('FOUND', json.dumps([analysis.best_config, analysis.best_result['eval_loss']]))\n"
     )
     environment = {**os.environ, "PJRT_DEVICE": "CPU", "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-c", run],
-        cwd=EXAMPLES,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    ran = run_python("-c", run, cwd=EXAMPLES, env=environment, timeout_s=280)
     (line,) = [each for each in ran.stdout.splitlines() if each.startswith("FOUND")]
     best, loss = json.loads(line.removeprefix("FOUND "))
     assert set(best) == {"learning_rate", "warmup_ratio", "num_train_epochs"}

@@ -37,7 +37,7 @@ help: ## Show this list
 	@echo "make test-matrix   a core of the tests with other releases of Ray, pandas, bayesian-optimization"
 	@echo "make test-xla run the TPU tests on torch_xla's CPU device (7 GB more)"
 	@echo "make test-gpu build Horovod with NCCL and run the tests that need an NVIDIA GPU; without one it says so"
-	@echo "make set-up   only set up                       horovod-tune doctor says whether it fits together"
+	@echo "make set-up   only set up                       horovod-tune doctor checks the versions"
 	@echo "make clean    remove the environments and caches of this checkout"
 
 demo: set-up ## The main job

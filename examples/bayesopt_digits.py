@@ -1,4 +1,4 @@
-"""Tune a small convolutional network on handwritten digits: 2 Horovod ranks a trial, Bayesian optimisation.
+"""Tune a small convolutional network on handwritten digits: 2 Horovod ranks per trial, Bayesian optimisation.
 
 python examples/bayesopt_digits.py
 python examples/bayesopt_digits.py --num-slots 4 --num-samples 32 --max-concurrent 2 --use-gpu
@@ -133,7 +133,7 @@ def main():
     if args.address:
         ray.init(address=args.address)
     else:
-        # A machine with fewer cores than ranks still runs the example, in turns.
+        # A machine with fewer cores than ranks still runs the example: ranks share them.
         ranks = args.num_hosts * args.num_slots * args.max_concurrent
         ray.init("local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False)
 

@@ -2,7 +2,7 @@
 
 pip install 'horovod_tune[bohb]'
 python examples/bohb_digits.py                  # a ConfigSpace, as in older scripts
-python examples/bohb_digits.py --tune-space     # the same space in Tune's words
+python examples/bohb_digits.py --tune-space     # the same space as Tune domains
 """
 
 import sys

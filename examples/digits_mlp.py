@@ -1,4 +1,4 @@
-"""What the algorithm examples tune: a small network on handwritten digits, trained by Horovod ranks.
+"""The function that the algorithm examples tune: a small network on handwritten digits, on Horovod ranks.
 
 A plain Horovod training function; it takes up its checkpoint, so that schedulers may pause, resume and clone
 its trials.

@@ -48,14 +48,14 @@ def train(config):
         with torch.no_grad():
             accuracy = (model(held_out).argmax(1) == answers).float().mean()
         report(epoch=epoch, accuracy=accuracy.item(), pid=os.getpid(), seconds=time.monotonic() - began)
-        # After the report: what comes after a commit may not be reached any more when the world changes.
+        # After the report: when the world changes, code after a commit is not reached.
         commit(
             {"epoch": epoch, "last": last, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
         )
 
 
 class ShowWorld(tune.Callback):
-    """Prints a line an epoch: how many ranks there are, and why their number changed."""
+    """Prints a line per epoch: the number of ranks, and why it changed."""
 
     def on_trial_result(self, iteration, trials, trial, result, **info):
         why = result["world_change"] if result["world_changes"] != getattr(self, "changes", 0) else ""

@@ -36,7 +36,7 @@ def training_function(config: Dict):  # noqa: UP006 - as printed
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--address", default="local")  # a Ray of its own; auto: this machine's cluster
+    parser.add_argument("--address", default="local")  # starts a Ray; auto: this machine's cluster
     ray.init(parser.parse_args().address)
     trainable = DistributedTrainableCreator(
             training_function, num_slots=2, use_gpu=use_gpu)

@@ -1,4 +1,4 @@
-"""A small GPT-2 on two Horovod ranks per trial, tuned with ASHA: Transformers' Trainer, whole.
+"""A small GPT-2 on two Horovod ranks per trial, tuned with ASHA: with Transformers' Trainer.
 
 pip install 'horovod_tune[transformers]'
 python examples/transformers_horovod.py

@@ -1,4 +1,4 @@
-"""The backends by name, and what a trial needs of the one that it uses."""
+"""The backends by name, and their parts that a trial needs."""
 
 from __future__ import annotations
 

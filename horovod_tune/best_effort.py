@@ -1,4 +1,4 @@
-"""Keeps what only shows, records or advises from ending a search. Runs in the driver.
+"""Prevents failures of displays, records and advice from ending a search. Runs in the driver.
 
 Tune lets an exception of a callback end the search: days of training would be lost to a line on the screen.
 """

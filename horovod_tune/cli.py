@@ -12,7 +12,7 @@ from collections.abc import Sequence
 # Each has `add_parsers(subparsers)`, whose parsers set `run`: from the parsed arguments to an exit status.
 #
 # They import what they need in `run`, so that `horovod-tune --help` is quick and one command's missing
-# dependency is no other's trouble.
+# dependency does not affect the others.
 COMMAND_MODULES = (
     "horovod_tune.analysis.analysis_commands",
     "horovod_tune.doctor.command",

@@ -1,4 +1,4 @@
-"""Runs in the driver: `DistributedTrainableCreator`, and what its searches do besides Tune."""
+"""Runs in the driver: `DistributedTrainableCreator`, and the hooks of its searches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from horovod_tune.function.training_function import check_training_function, fun
 from horovod_tune.function.with_parameters import parameters_of
 from horovod_tune.run_settings import settings_for
 from horovod_tune.spec.trial_spec import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S, make_spec
-from horovod_tune.trainable import DistributedTrainable, is_distributed, patch_tune, reuses_workers
+from horovod_tune.trainable import DistributedTrainable, is_distributed, keeps_actors, patch_tune
 
 
 def DistributedTrainableCreator(
@@ -50,7 +50,7 @@ def DistributedTrainableCreator(
     Args:
         func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
             `horovod_tune.report` or ``ray.tune.report``.
-        use_gpu: whether each rank holds one GPU; ``torch.cuda.set_device(hvd.local_rank())`` selects it.
+        use_gpu: give each rank one GPU; ``torch.cuda.set_device(hvd.local_rank())`` selects it.
         num_hosts: number of different machines that a trial runs on (default 1).
         num_slots: ranks on each of them (default 1; with ``use_tpu``, all chips of a host).
         num_cpus_per_slot: CPUs that each rank holds (default 1).
@@ -133,6 +133,4 @@ def _describe(trainable: type[DistributedTrainable]) -> str:
 
 
 # Not when the factory is called: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before that.
-run = ray_compat.prepare_runs(
-    settings_for(is_distributed, reuses_workers, _callbacks_of, _describe), __name__
-)
+run = ray_compat.prepare_runs(settings_for(is_distributed, keeps_actors, _callbacks_of, _describe), __name__)

@@ -99,7 +99,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def traceback_text(pieces: Sequence[str]) -> str:
-    """Return a traceback in one text: each exception's message, and the whole, no longer than is read."""
+    """Return a traceback as one text, with each exception's message and the whole shortened."""
     return shorten("".join(shorten(piece, MAX_TEXT) for piece in pieces), MAX_TRACEBACK)
 
 

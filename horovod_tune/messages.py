@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """One trial's work, as the coordinator hands it to every rank.
+    """One trial's work, which the coordinator sends to every rank.
 
     ``function`` is the training function as cloudpickle bytes, ``None`` when the rank holds it already.
     ``checkpoint`` is a directory that a restored trial starts from; ``resources`` is Tune's
     PlacementGroupFactory and ``storage`` its StorageContext, both pickled. ``parameters`` is where the rank
     finds the objects of `with_parameters`: a Ray ObjectRef, or a path of its host. ``run`` counts the trials
-    of one worker group, so that a late message is not taken for one of the next trial. ``reports`` is how
+    of one worker group, so that a late message is not mistaken for one of the next trial. ``reports`` is how
     often the trial has reported before a rank joins it, ``world_number`` counts the worlds that an elastic
     trial has formed.
     """
@@ -79,7 +79,7 @@ class FailureKind(Enum):
 
     RAISED = 1
     DIED = 2
-    SILENT = 3
+    UNRESPONSIVE = 3
     RETURNED = 4
     HUNG = 5
     STALLED = 6
@@ -100,7 +100,7 @@ class Failed:
 class LogChunk:
     """What a rank printed since its last chunk.
 
-    ``stack`` is where its training function was, if the rank was asked to answer at once.
+    ``stack`` is where its training function was, if an immediate reply was requested.
     """
 
     rank: int
@@ -169,7 +169,7 @@ class World:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one worker gets before its first trial: its ranks and their environment.
+    """One worker's ranks and their environment, sent before its first trial.
 
     ``defaults`` are variables that are set only if the process has none of that name. ``channel_token`` (a
     `channel.listener.ChannelToken`) lets a rank on the coordinator's host report without Ray.

@@ -1,4 +1,4 @@
-"""Runs in the driver: an experiment that continues where it was when its job is started a second time."""
+"""Runs in the driver: continues an experiment when its job is started again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
 
     Args:
         trainable: as for `Tuner`; the same one at every start.
-        run_config: its `name` and `storage_path` are how the experiment is found again.
+        run_config: its `name` and `storage_path` identify the experiment.
         tuner_arguments: `param_space`, `tune_config`, as for `Tuner`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a search of distributed trials changes about `tune.run`: what it refuses, writes down and prints.
+"""The changes of a distributed search to `tune.run`: refused arguments, metadata and output.
 
 Runs in the driver, for trainables of `DistributedTrainableCreator` only, however they were given to Tune.
 """

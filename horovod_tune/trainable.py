@@ -1,7 +1,7 @@
-"""The trial, as Tune sees it: the base of the classes that `DistributedTrainableCreator` returns.
+"""Tune's trainable: the base of the classes that `DistributedTrainableCreator` returns.
 
 Runs in the trial's coordinator actor, its class methods in the driver. Last stop of a report: `step()`
-returns it to Tune, and the next `step()` releases the ranks.
+returns it to Tune, and the next `step()` acknowledges it on the ranks.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def patch_tune(reuse_workers: bool) -> None:
     ray_compat.end_waits_of_paused_trials()
     ray_compat.write_down_ends_of_paused_trials()
     if reuse_workers:
-        ray_compat.reuse_actors_of(reuses_workers)
+        ray_compat.reuse_actors_of(keeps_actors)
     ray_compat.start_in_idle_processes(is_distributed)
     ray_compat.count_each_death_once(is_distributed)
     ray_compat.shorten_errors(is_distributed)
@@ -274,6 +274,6 @@ def _placement_in(trainable: Any, resources: Any) -> Any:
     return resized_request(trainable._spec, resources) if is_distributed(trainable) else resources
 
 
-def reuses_workers(trainable: type[DistributedTrainable]) -> bool:
+def keeps_actors(trainable: type[DistributedTrainable]) -> bool:
     """Return True if its trials keep their actors."""
     return issubclass(trainable, DistributedTrainable) and trainable._spec.reuse_workers

@@ -20,7 +20,7 @@ from horovod_tune.errors import MetricNotReported, SerializationError, SpecError
 from horovod_tune.ray_compat import metric_and_mode
 from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, settings_for
 from horovod_tune.search import BayesOptSearch
-from horovod_tune.trainable import is_distributed, reuses_workers
+from horovod_tune.trainable import is_distributed, keeps_actors
 
 pytestmark = pytest.mark.processes
 
@@ -192,7 +192,7 @@ def test_a_search_is_prepared_however_its_trainable_is_named(new_output, given):
         "experiment": experiment,
         "list": [experiment],
     }[given]
-    prepare = settings_for(is_distributed, reuses_workers)
+    prepare = settings_for(is_distributed, keeps_actors)
     arguments = {"config": space} if given in ("class", "name") else {}
     with prepare(run, arguments) as prepared:
         (metadata,) = [each for each in prepared["callbacks"] if isinstance(each, ExperimentMetadata)]

@@ -64,10 +64,10 @@ class ActorLauncher:
         return options.remote(self._make_backend)
 
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
-        """Start the actor of one slot: where one was lost, or beyond those that the trial began with.
+        """Start the actor of one slot: to replace a lost one, or beyond those that the trial began with.
 
         A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
-        So has one whose host is about to go (``elsewhere``): another one than so far.
+        So has one whose host is draining (``elsewhere``), for a new host.
         """
         if slot < self._spec.world_size and not elsewhere:
             return self._create_actor(self._group, self._bundle_of_slots()[slot])
@@ -124,7 +124,7 @@ class ActorLauncher:
     def _interfaces(
         self, actors: Sequence[Any], infos: Sequence[WorkerInfo], *, single_host: bool
     ) -> list[str]:
-        """Return each rank's interface; every host is asked once, for hosts name theirs differently."""
+        """Return each rank's interface; queries every host once, since their names may differ."""
         asked: dict[str, Any] = {}
         for actor, info in zip(actors, infos, strict=True):
             # The first one: if it has died, the others of its host do not try to connect to it.

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from horovod_tune.files.log_files import LOG_BYTES, left_out
 from horovod_tune.rank.streams import flush_streams
 
-# How much of one stream is taken at once, so that what both had to say fits into the rank's log.
+# How much of one stream is read at once, so that both streams fit into the rank's log.
 TAKE_BYTES = LOG_BYTES // 2
 # How long the inspector's message may be in an error.
 STALL_LINES = 30
-# How far from the end of stderr it is looked for: a second or two of reading.
+# How much of stderr's end is searched for it: a second or two of reading.
 SEARCHED_BYTES = 256 << 20
 _LINE_BYTES = 4096
 # "1: [allreduce.x, allreduce.y]"; "!" marks those that the inspector no longer waits for.
@@ -43,7 +43,7 @@ class OutputReader:
         self.forget_stalls()
 
     def forget_stalls(self) -> None:
-        """Leave out of account what Horovod's stall inspector has said so far: it was of another world."""
+        """Ignore what Horovod's stall inspector has printed so far: it was about another world."""
         self._stderr_mark, self._awaited_mark = _size(self._paths[1]), None
 
     def take(self, limit: int = TAKE_BYTES) -> bytes:

@@ -83,8 +83,8 @@ class TrainingActor:
         self._prepared = threading.Lock()
         self._forming = threading.Lock()
         ray_compat.prepare_rank_process()
-        # Python before 3.12 fills this table without a lock: a thread that asks meanwhile finds no suffix of
-        # extension modules there, and Horovod takes its own for not built.
+        # Python before 3.12 fills this table without a lock: a thread that reads it meanwhile finds no suffix
+        # of extension modules there, and Horovod takes its own for not built.
         sysconfig.get_config_vars()
         # Imports take a second or two: they run while the coordinator still gathers the actors.
         threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
@@ -247,7 +247,7 @@ class TrainingActor:
         end_process()
 
     def break_world(self, number: int) -> None:
-        """Get this rank out of world ``number``, which has lost a rank, unless it has left that already."""
+        """Remove this rank from world ``number``, which has lost a rank, unless it has left already."""
         training = self._training
         if training is None:
             return
@@ -274,7 +274,7 @@ class TrainingActor:
             )
 
     def offer_change(self, number: int) -> None:
-        """Make the training function's next commit end world ``number``: others wait, or some leave."""
+        """Make the training function's next commit end world ``number``: others wait, or some must leave."""
         if self._training is not None and self._training.session.world_number == number:
             self._backend.states.offer_change()
             self._training.session.committed.is_to_change = True

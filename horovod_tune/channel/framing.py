@@ -46,14 +46,14 @@ class Channel:
 
     Args:
         end: a connected stream socket, which blocks.
-        hears: what the other end may send.
-        most_bytes: the largest message that it may send.
+        receives: what the other end may send.
+        max_bytes: the largest message that it may send.
     """
 
-    def __init__(self, end: socket.socket, hears: Schema, most_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, end: socket.socket, receives: Schema, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._socket = end
-        self._most_bytes = most_bytes
-        self._hears = hears
+        self._most_bytes = max_bytes
+        self._hears = receives
         self._sending = threading.Lock()
         self._buffer = bytearray()
 

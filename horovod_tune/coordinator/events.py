@@ -18,7 +18,7 @@ from horovod_tune.messages import Report
 class Events:
     """Events that arrived: replies with their worker, reports with the number of their trial."""
 
-    answers: list[tuple[Any, Future[Any]]] = field(default_factory=list)
+    replies: list[tuple[Any, Future[Any]]] = field(default_factory=list)
     reports: list[tuple[int, Report]] = field(default_factory=list)
 
 
@@ -26,8 +26,8 @@ class EventQueue:
     """Queue of actors' replies and of messages from channels; only one thread may `wait`."""
 
     def __init__(self) -> None:
-        self._answers: queue.SimpleQueue[tuple[Any, Future[Any]]] = queue.SimpleQueue()
-        # Ray's thread writes here when an answer has come: one `select` waits for answers and channels.
+        self._replies: queue.SimpleQueue[tuple[Any, Future[Any]]] = queue.SimpleQueue()
+        # Ray's thread writes here when a reply has arrived: one `select` waits for replies and channels.
         self._wakeup_r, self._wakeup_w = socket.socketpair()
         self._wakeup_r.setblocking(False)
         self._wakeup_w.setblocking(False)
@@ -35,10 +35,10 @@ class EventQueue:
         self._selector.register(self._wakeup_r, selectors.EVENT_READ)
 
     def expect(self, ref: Any, worker: Any) -> None:
-        """Deliver the answer to ``ref`` here, as that of ``worker``."""
+        """Deliver the reply to ``ref`` here, as that of ``worker``."""
 
-        def arrived(answer: Future[Any]) -> None:
-            self._answers.put((worker, answer))
+        def arrived(reply: Future[Any]) -> None:
+            self._replies.put((worker, reply))
             try:
                 self._wakeup_w.send(b"!")
             except OSError:  # it is full of such bytes already, or this queue is closed
@@ -60,18 +60,18 @@ class EventQueue:
         for key, _ in self._selector.select(timeout_s):
             channel = key.data
             if channel is None:
-                self._take_answers(events)
+                self._take_replies(events)
                 continue
             events.reports += channel.receive()
             if not channel.is_open:
                 self._selector.unregister(channel)
         return events
 
-    def _take_answers(self, events: Events) -> None:
+    def _take_replies(self, events: Events) -> None:
         self._wakeup_r.recv(4096)
         while True:
             try:
-                events.answers.append(self._answers.get_nowait())
+                events.replies.append(self._replies.get_nowait())
             except queue.Empty:
                 return
 
@@ -82,7 +82,7 @@ class EventQueue:
             channel.close()
 
     def close_channels(self) -> None:
-        """Close every open channel; answers continue to arrive."""
+        """Close every open channel; replies continue to arrive."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 self._selector.unregister(key.fileobj)

@@ -14,7 +14,7 @@ _NAMED = 3
 
 
 def needs_cause(failures: Sequence[Failed]) -> bool:
-    """Return True if all that is known so far is that ranks lost each other."""
+    """Return True if so far ranks are only known to have lost each other."""
     return all(failure.kind in _CONSEQUENCES for failure in failures)
 
 
@@ -39,7 +39,7 @@ def explain(failures: Sequence[Failed], *, world_size: int) -> str:
     if others:
         lines.append(f"({'; '.join(others)})")
     lines.append(cause.traceback.rstrip())
-    # Not every text is a training function's: a process that could not begin says why in its own words.
+    # Not every text has a traceback: a process that could not begin has only a message.
     return encodable("\n".join(lines))
 
 
@@ -109,7 +109,7 @@ def failure_verb(kind: FailureKind) -> str:
 _VERBS = {
     FailureKind.RAISED: "failed",
     FailureKind.DIED: "died",
-    FailureKind.SILENT: "stopped responding",
+    FailureKind.UNRESPONSIVE: "stopped responding",
     FailureKind.RETURNED: "returned from the training function, while others wait in a collective for it",
     FailureKind.STALLED: "waited in a collective that not all ranks entered",
     FailureKind.HUNG: "hung",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 # The longest time between two heartbeats of a worker (a quarter of timeout_s if that is shorter).
 HEARTBEAT_S = 10.0
-# How long a worker may take to answer when others wait for it (half of timeout_s if that is shorter).
-PROMPT_S = 5.0
+# How long a worker may take to reply when others wait for it (half of timeout_s if that is shorter).
+PROMPT_REPLY_S = 5.0
 # How often a changing world, or joining actors, are checked.
 TICK_S = 0.1
 # After how many worlds in a row in which nothing was reported the trial fails.
@@ -41,13 +41,13 @@ class Limits:
 
     @property
     def heartbeat_s(self) -> float:
-        """How long a worker with nothing to send waits before it answers a poll."""
+        """How long a worker with nothing to send waits before it replies to a poll."""
         return min(HEARTBEAT_S, self.timeout_s / 4)
 
     @property
     def prompt_s(self) -> float:
-        """How long a worker may take to answer while others wait for it."""
-        return min(PROMPT_S, self.timeout_s / 2)
+        """How long a worker may take to reply while others wait for it."""
+        return min(PROMPT_REPLY_S, self.timeout_s / 2)
 
     def can_continue_with(self, workers: int) -> bool:
         """Return True if a world may be formed of so many workers after a loss.

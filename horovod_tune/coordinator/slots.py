@@ -39,8 +39,6 @@ class Slots:
         self._due: dict[int, tuple[float, bool]] = {}
         self._deaths: dict[int, int] = {}
 
-    # -- Workers that join.
-
     @property
     def starting(self) -> set[int]:
         """The slots for which an actor starts, or waits to join."""
@@ -107,8 +105,6 @@ class Slots:
         self._due = {slot: when for slot, when in self._due.items() if slot not in ended}
         end_workers(dropped)
         return ended
-
-    # -- Members that must leave.
 
     def is_excess(self, worker: Worker) -> bool:
         """Return True if a scheduler has taken the worker's slot from the trial."""

@@ -1,7 +1,7 @@
-"""The workers of one trial as the coordinator sees them: its reports, its logs, its failures and its end.
+"""The workers of one trial in the coordinator: its reports, its logs, its failures and its end.
 
-Runs in the coordinator, in one thread. Every wait has an end: a worker answers `poll` in time even if it has
-nothing to send, and one that does not for ``timeout_s`` is lost. Which workers there are, and what a loss
+Runs in the coordinator, in one thread. Every wait has an end: a worker replies to `poll` in time even if it
+has nothing to send, and one that does not for ``timeout_s`` is lost. Which workers there are, and what a loss
 leads to, is in `world`.
 
 Third stop of a report: `next_event()` returns it to `coordinator.py` (4), and the next call
@@ -24,7 +24,7 @@ from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.events import EventQueue, Events
-from horovod_tune.coordinator.policy import PROMPT_S, Limits
+from horovod_tune.coordinator.policy import PROMPT_REPLY_S, Limits
 from horovod_tune.coordinator.workers import Worker
 from horovod_tune.coordinator.world import World
 from horovod_tune.errors import TrainingFailed
@@ -45,9 +45,9 @@ from horovod_tune.messages import (
 # How long the rank that broke a collective is waited for when the others have only lost contact.
 ROOT_CAUSE_WAIT_S = 2.0
 # How long a stopped training function may take to unwind before its process is replaced.
-UNWIND_S = 5.0
+UNWIND_TIMEOUT_S = 5.0
 # How long ranks that end may take to part from each other.
-CLOSE_S = 2.0
+CLOSE_TIMEOUT_S = 2.0
 
 
 class WorkerGroup:
@@ -78,7 +78,7 @@ class WorkerGroup:
         self._logs: list[LogChunk] = []
         self._returned: set[int] = set()
         self._returned_before: set[int] = set()
-        # The ranks that collectives waited for when Horovod last said so, with the collectives' names.
+        # The ranks that collectives waited for in Horovod's last message, with the collectives' names.
         self._awaited: dict[int, str] = {}
         # The next acknowledgement, and the last one: what a channel has lost comes with the next poll. The
         # newest checkpoint goes with each, since a call may overtake the one that brought it first.
@@ -99,7 +99,7 @@ class WorkerGroup:
 
     @property
     def change_metrics(self) -> dict[str, Any]:
-        """What a result of an elastic trial says of the changes of its world."""
+        """The metrics in an elastic trial's results that describe the changes of its world."""
         if not self.world.limits.is_elastic:
             return {}
         changes = self.world.changes
@@ -130,8 +130,6 @@ class WorkerGroup:
         self._forget_trial()
         self._run += 1
         self.world.begin(replace(order, run=self._run))
-
-    # -- Reports.
 
     def next_event(self) -> Report | Finished:
         """Wait for rank 0's next report, or for the end of the training function on every rank.
@@ -176,18 +174,18 @@ class WorkerGroup:
         worker.poll(self._events, self.world.limits.heartbeat_s, *proceed)
 
     def _listen(self, wait_s: float) -> None:
-        """Take in what workers send within ``wait_s``, and poll them again."""
+        """Handle the workers' messages of the next ``wait_s``, and poll them again."""
         events = self._wait_for_events(wait_s)
-        # A report that came through a channel was sent before the answer that came with it.
+        # A report that came through a channel was sent before the reply that came with it.
         for run, report in events.reports:
             if run == self._run:
                 self._record_report(report)
-        for worker, answer in events.answers:
+        for worker, reply in events.replies:
             if not worker.is_polled:
                 continue  # it is lost
             worker.is_polled = False
             try:
-                messages = answer.result()
+                messages = reply.result()
             except (RayActorError, OutOfMemoryError) as error:
                 self.world.mark_dead_lost(worker, error)
                 continue
@@ -230,22 +228,24 @@ class WorkerGroup:
             self._returned_before = set(self._returned)
 
     def _record_report(self, report: Report) -> None:
-        # A rank that has lost its channel sends its report again: it may have come, and the answer not.
+        # A rank that has lost its channel sends its report again: it may have arrived, and the
+        # acknowledgement not.
         if report.index > self._last_report:
             self._last_report = report.index
             self._reports.append(report)
             self.world.record_report(report.index)
 
     def _acknowledge_all(self) -> None:
-        """Rank 0 has returned: ranks that report more often than it have nothing to wait for."""
+        """Acknowledge all reports, since rank 0 has returned: ranks that report more often must not wait."""
         for worker in self.workers:
             worker.actor.proceed.remote(math.inf, self._checkpoint)
 
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail if ranks wait in a collective for one that has returned, and so never enters it.
 
-        Horovod's stall inspector knows who is missing, not that it never comes. Its text is as old as the
-        poll before at most: of a rank that returned since then it may have been written earlier.
+        Horovod's stall inspector knows which rank is missing, not that it never comes. Its text is at most as
+        old
+        as the previous poll: if a rank returned since then, the text may be older.
         """
         hosts = self.hosts
         for rank, collectives in names.items():
@@ -257,13 +257,11 @@ class WorkerGroup:
         logs, self._logs = self._logs, []
         return [chunk for chunk in logs if chunk.text]
 
-    # -- Failures.
-
     def _failed(self, first: list[Failed]) -> TrainingFailed:
-        """Find the cause, and take in what the other ranks have printed: they are about to be ended.
+        """Find the cause, and collect the other ranks' output before they are ended.
 
-        A rank that has lost contact with the others shows that something happened, not what. Each worker is
-        asked to answer at once; one that does not is the cause.
+        A rank that has lost contact with the others is a symptom, not the cause. Each worker is
+        requested to reply at once; one that does not is the cause.
         """
         first += [each for each in self.world.end_trial() if each not in first]
         began, asked = time.monotonic(), len(self._logs)
@@ -277,12 +275,12 @@ class WorkerGroup:
             have_answered = {chunk.rank for chunk in self._logs[asked:]}
             missing = [each for each in self.workers if each.running and not have_answered & set(each.ranks)]
             is_known = not failures.needs_cause(first) or waited_s >= ROOT_CAUSE_WAIT_S
-            if (is_known and not missing) or waited_s >= PROMPT_S:
+            if (is_known and not missing) or waited_s >= PROMPT_REPLY_S:
                 break
             self._listen(0.1)
         if failures.needs_cause(first):
             for worker in missing:
-                self.world.lose(worker, FailureKind.SILENT, f"no heartbeat for {PROMPT_S:g} s")
+                self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no heartbeat for {PROMPT_REPLY_S:g} s")
         stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
         first = failures.add_awaited_ranks(
             first,
@@ -296,13 +294,11 @@ class WorkerGroup:
         error.lost_nodes = tuple(self.world.lost_nodes)
         return error
 
-    # -- The end of a trial.
-
     def end_trial(self) -> list[str]:
         """End the trial on every rank and make the workers fit for the next one.
 
         Returns:
-            why they are not, empty if they are: then they have a sound world and clean processes.
+            the reasons why they are not; if empty, they have a sound world and clean processes.
         """
         if not self._has_ranks:
             return ["there are no ranks"]
@@ -323,7 +319,7 @@ class WorkerGroup:
         self.world.poll_all()
         start = time.monotonic()
         closing: list[Any] = []
-        while self.world.running and time.monotonic() - start < UNWIND_S:
+        while self.world.running and time.monotonic() - start < UNWIND_TIMEOUT_S:
             self._listen(0.2)
             if self.world.running and not closing and time.monotonic() - start > 0.3:
                 # Some ranks left at their report, others wait in a collective for them (the function
@@ -331,11 +327,11 @@ class WorkerGroup:
                 closing = [worker.actor.close_world.remote() for worker in self.workers]
         running = sorted(self.world.running)
         if running:
-            return [f"rank(s) {running} did not leave the training function in {UNWIND_S:g} s"]
+            return [f"rank(s) {running} did not leave the training function in {UNWIND_TIMEOUT_S:g} s"]
         self.world.failures = []  # ranks that were thrown out of a collective end with an error
         try:
             # A world that is closed on one rank later than on another could be taken for sound in between.
-            ray.get(closing, timeout=UNWIND_S)
+            ray.get(closing, timeout=UNWIND_TIMEOUT_S)
         except RayError as error:
             return [f"the world could not be closed: {error}"]
         return []
@@ -349,20 +345,20 @@ class WorkerGroup:
             self.begin_reset()
         resets, self._resetting = self._resetting, []
         try:
-            results: list[ResetResult] = ray.get(resets, timeout=UNWIND_S + 5)
+            results: list[ResetResult] = ray.get(resets, timeout=UNWIND_TIMEOUT_S + 5)
         except RayError as error:
             return [f"a rank could not be reset: {error}"]
         return [problem for each in results for problem in each.problems]
 
     def close(self) -> None:
-        """End every worker's process, and see it gone; twice is harmless."""
+        """End every worker's process and wait for it; twice is harmless."""
         if self._has_ranks:
             # Without this, the ranks that are killed last complain about those that went first, and what
             # functions have left to `atexit` never runs.
-            silent = {each.rank for each in self.world.failures if each.kind is FailureKind.SILENT}
+            silent = {each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE}
             alive = [worker for worker in self.workers if silent.isdisjoint(worker.ranks)]
             ends = [worker.actor.end_process.remote() for worker in alive]
             if ends:
-                ray.wait(ends, num_returns=len(ends), timeout=CLOSE_S)
+                ray.wait(ends, num_returns=len(ends), timeout=CLOSE_TIMEOUT_S)
         self._resetting = []
         self.world.close()

@@ -44,7 +44,7 @@ class Worker:
         self.description = actor.describe.remote()
         self.is_polled = False
         # True if an immediate reply was requested, when that was, and from when on the reply is overdue.
-        self.is_hurried = False
+        self.is_reply_requested = False
         self._hurried_s = float("-inf")
         self._due_s = 0.0
 
@@ -73,16 +73,16 @@ class Worker:
 
         It comes within ``wait_s`` if there is nothing to send; ``proceed`` is passed with the call.
         """
-        assert not self.is_polled, "the answer to the first poll would be lost"
-        self.is_polled, self.is_hurried = True, False
+        assert not self.is_polled, "the reply to the first poll would be lost"
+        self.is_polled, self.is_reply_requested = True, False
         self._due_s = time.monotonic() + wait_s
         events.expect(self.actor.poll.remote(wait_s, *proceed), self)
 
     def request_reply(self, *, every_s: float = 0.0) -> None:
         """Request an immediate reply to the poll, unless that was done less than ``every_s`` ago."""
         now = time.monotonic()
-        if self.is_polled and not self.is_hurried and now - self._hurried_s >= every_s:
-            self.is_hurried, self._hurried_s, self._due_s = True, now, min(self._due_s, now)
+        if self.is_polled and not self.is_reply_requested and now - self._hurried_s >= every_s:
+            self.is_reply_requested, self._hurried_s, self._due_s = True, now, min(self._due_s, now)
             self.actor.send_logs.remote()
 
     def overdue_s(self, listening_since: float) -> float:

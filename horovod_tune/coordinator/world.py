@@ -4,7 +4,7 @@ What happens when a rank dies, from top to bottom: `Worker.poll` fails or become
 `lose` removes the worker and asks `policy.decide`. Either the trial fails (`failures`), or `_begin_change`
 breaks the world on the others, so that none waits in a collective or a report. Each sends `NeedsWorld` when
 its training function has left (`record_left`). When all have, `policy.decide` says so and `_form_next` gives
-those that are left, and others that have started meanwhile, their ranks in the next one.
+the remaining workers, and others that have started meanwhile, their ranks in the next world.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class World:
     Args:
         launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
         limits: how many members the world may have, and how long it waits.
-        events: where the answers to polls arrive.
+        events: where the replies to polls arrive.
         draining_nodes: returns the ids of the nodes that are about to be taken away.
     """
 
@@ -126,8 +126,6 @@ class World:
     def lost(self) -> list[Failed]:
         """The ranks that were lost since the world began to change."""
         return self._change.lost if self._change is not None else []
-
-    # -- The first world of the workers.
 
     def create(self) -> None:
         """Begin to start the workers; does not wait for them."""
@@ -206,12 +204,10 @@ class World:
         self.slots.start_missing(self.members)
 
     def poll_all(self) -> None:
-        """Poll every member that has ranks which run and no poll to answer."""
+        """Poll every member that has ranks which run and no pending poll."""
         for worker in self.members:
             if worker.running and not worker.is_polled:
                 worker.poll(self._events, self.limits.heartbeat_s)
-
-    # -- Losses.
 
     def _await(self, workers: Sequence[Worker], calls: Sequence[Any], timeout_s: float | None = None) -> None:
         """Wait until each worker has answered its call; those that do not are lost."""
@@ -223,7 +219,7 @@ class World:
             try:
                 ray.get(call, timeout=0)
             except GetTimeoutError:
-                self.lose(worker, FailureKind.SILENT, f"did not answer within {timeout_s:g} s")
+                self.lose(worker, FailureKind.UNRESPONSIVE, f"did not answer within {timeout_s:g} s")
             except RayError as error:
                 self.mark_dead_lost(worker, error)
 
@@ -277,8 +273,6 @@ class World:
         if self._change is not None:
             self._change.lost = []
 
-    # -- Changes of the world.
-
     def _status(self, ready: int = 0) -> WorldStatus:
         change = self._change
         if change is None:
@@ -302,15 +296,15 @@ class World:
         return TICK_S if is_busy else self.limits.heartbeat_s
 
     def advance(self, listening_since: float) -> None:
-        """Lose workers whose heartbeat is overdue, then do what the policy decides.
+        """Mark workers with an overdue heartbeat as lost, then do what the policy decides.
 
         ``listening_since`` is when this process began to receive what workers send.
         """
         for worker in list(self.members):
-            limit_s = self.limits.prompt_s if worker.is_hurried else self.limits.timeout_s
+            limit_s = self.limits.prompt_s if worker.is_reply_requested else self.limits.timeout_s
             if worker.overdue_s(listening_since) > limit_s:
-                source = "asked to answer at once" if worker.is_hurried else "timeout_s"
-                self.lose(worker, FailureKind.SILENT, f"no heartbeat for {limit_s:g} s ({source})")
+                source = "an immediate reply was requested" if worker.is_reply_requested else "timeout_s"
+                self.lose(worker, FailureKind.UNRESPONSIVE, f"no heartbeat for {limit_s:g} s ({source})")
         if not self.limits.is_elastic or self.failures or self.state is State.ENDED or not self.running:
             return
         if not self.has_returned:
@@ -434,8 +428,6 @@ class World:
             return f"a scheduler left the trial {self.limits.max_workers} rank(s)"
         return "more workers join" if self._has_others_to_offer else f"{first.name} lost contact"
 
-    # -- Others that join, and members that must leave.
-
     def _offer_change_if_due(self, are_ready: bool) -> None:
         """End this world at the next commit if others are ready to join, or some must leave.
 
@@ -491,15 +483,13 @@ class World:
         return dumped
 
     def _ask_one(self, method: str, *, timeout_s: float) -> Any:
-        """Return what the first member that answers within ``timeout_s`` answers, None if none does."""
+        """Return the first member's reply that arrives within ``timeout_s``, None if none does."""
         for worker in self.members:
             try:
                 return ray.get(getattr(worker.actor, method).remote(), timeout=timeout_s)
             except RayError:
                 continue  # it is lost when its heartbeat is looked at
         return None
-
-    # -- The end.
 
     def end_trial(self) -> list[Failed]:
         """Deal with no loss and no change any more; return the ranks that the last change had lost."""
@@ -517,7 +507,7 @@ class World:
         self.slots.end()
         members, self.members = self.members, []
         for worker in members:
-            worker.is_polled = False  # its answer may still arrive, in the next trial
+            worker.is_polled = False  # its reply may still arrive, in the next trial
         self._events.close_channels()
         actor_processes.end_actors(
             [worker.actor for worker in members],

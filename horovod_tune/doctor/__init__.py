@@ -1,4 +1,4 @@
-"""Checks what is installed on a machine, or on each node of a Ray cluster, and whether it fits together.
+"""Checks that the versions installed on a machine, or on each node of a Ray cluster, are compatible.
 
 node_info.py   NodeInfo: what one machine has; collect_info() examines the machine it runs on
 findings.py    diagnose(), diagnose_nodes(): what is wrong, with the cure (pure)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-# How long a cluster may take to be connected to.
+# How long connecting to a cluster may take.
 CONNECT_TIMEOUT_S = 30.0
 # Run in a child process, because ray.init() retries for two minutes and cannot be interrupted.
 _CONNECT = """
@@ -26,8 +26,8 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to `horovod-tune`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="check what is installed here and whether it fits together",
-        description="Checks what is installed here and whether it fits together, and names the cure for each "
+        help="check that the installed versions are compatible",
+        description="Checks that the versions installed here are compatible, and names the cure for each "
         "problem. Exit status 1 when a trial could not run.",
     )
     parser.add_argument("--json", action="store_true", help="print the facts and findings as JSON")
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def why_unreachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
+def unreachable_reason(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
     """Return why no Ray cluster answers at `address` within `timeout_s` seconds; None if one does."""
     command = [sys.executable, "-c", _CONNECT, address]
     try:
@@ -79,7 +79,7 @@ def examine_cluster(address: str, *, as_json: bool = False) -> int:
     """Print the report of the cluster at `address`; return 1 if a trial across it could not run."""
     import logging
 
-    why = why_unreachable(address)
+    why = unreachable_reason(address)
     if why is not None:
         print(f"horovod-tune doctor: {why}", file=sys.stderr)
         return 1

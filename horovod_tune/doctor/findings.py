@@ -1,4 +1,4 @@
-"""What is wrong with a machine, or between the nodes of a cluster, and what to do about it. Pure."""
+"""Finds problems of a machine, or between the nodes of a cluster, with their cures. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSTALL = "horovod-tune install-horovod"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong."""
+    """One problem or warning."""
 
     # A trial cannot run with a problem; with a warning it can, though not everything goes well.
     level: Literal["problem", "warning"]
@@ -31,7 +31,7 @@ class Finding:
     subject: str
     what: str
     cure: str
-    # The node of the cluster that it is wrong on; empty for this machine.
+    # The node that has the problem; empty for this machine.
     node: str = ""
 
 
@@ -219,7 +219,7 @@ def _failed(node: Node) -> Iterator[Finding]:
     if "No module named 'horovod_tune'" in why:
         yield problem("horovod_tune", "horovod_tune is not installed.", "Install it there as on the others.")
     else:
-        cure = f"Look at Ray's log on {node.label}, and whether the machine is up: `ray status`."
+        cure = f"Check Ray's log on {node.label}, and with `ray status` that the machine is up."
         yield problem("node", f"It could not be examined: {why}", cure)
 
 

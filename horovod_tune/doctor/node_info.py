@@ -1,6 +1,6 @@
-"""What one machine has, as plain data that travels between nodes, and the function that gathers it.
+"""The state of one machine, as plain data that is sent between nodes, and the function that collects it.
 
-Gathering takes some seconds: each import is tried in a new process, since it would be final in this one, and
+Collecting takes some seconds: each import is tried in a new process, since it would be final in this one, and
 one that crashes would take this process with it.
 """
 
@@ -31,7 +31,7 @@ IMPORT_TIMEOUT_S = 120.0
 # Ray hides the GPUs this way from tasks that request none, such as the one that examines a node.
 HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
-# What each process imports, by package; it prints JSON last.
+# The program of each process, by package; it prints JSON last.
 PROBES = {
     "torch": "import json, torch; gpus = range(torch.cuda.device_count()); print(json.dumps({'cuda': "
     "torch.version.cuda, 'gpus': [torch.cuda.get_device_name(number) for number in gpus]}))",

@@ -22,7 +22,7 @@ MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class NodeProbe:
-    """What `check` asks of one node. Plain: `check` makes a Ray actor without resources of it."""
+    """Examines one node. A plain class: `check` makes a Ray actor without resources of it."""
 
     def clock_s(self) -> float:
         return time.time()
@@ -79,7 +79,7 @@ def check(
         backend: the `TrialSpec.backend_name` of a trial; only "horovod" needs Horovod.
 
     Raises:
-        ValueError: `modules` contains something else than module names.
+        ValueError: `modules` contains something other than module names.
     """
     for name in modules:
         if not MODULE_NAME.fullmatch(name):
@@ -113,7 +113,7 @@ def _machines() -> dict[str, Mapping[str, Any]]:
 
 
 class _Probes:
-    """One `NodeProbe` on each machine, asked in parallel until the deadline (monotonic, in seconds)."""
+    """One `NodeProbe` per machine, called in parallel until the deadline (monotonic, in seconds)."""
 
     def __init__(self, machines: Mapping[str, Mapping[str, Any]], *, deadline: float) -> None:
         import ray
@@ -163,7 +163,7 @@ class _Probes:
     def _ask(
         self, question: Callable[[str, Any], Any], labels: Sequence[str] | Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the answers that came; a node that gave none is marked with why."""
+        """Return the replies; a node that sent none is marked with the reason."""
         import ray
 
         asked = [label for label, node in self._nodes.items() if node.failure is None]

@@ -15,7 +15,7 @@ MARKS = {"problem": "!!", "warning": " !"}
 
 @dataclass(frozen=True)
 class Report:
-    """The nodes that were examined and what is wrong with them; `str()` is the table."""
+    """The examined nodes and their problems; `str()` is the table."""
 
     nodes: tuple[Node, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -41,7 +41,7 @@ class Report:
 
 
 def table(rows: Sequence[Sequence[str]], findings: Sequence[Finding]) -> str:
-    """Return aligned rows, then what is wrong with its cure."""
+    """Return aligned rows, then the problems with their cures."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

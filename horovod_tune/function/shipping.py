@@ -1,4 +1,4 @@
-"""The training function on its way to the ranks: cloudpickle bytes, which the coordinator never opens."""
+"""The serialised training function: cloudpickle bytes, which the coordinator never unpickles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MB = 1_000_000
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, which also sends what it takes for data or looks up in the script, where a rank has none.
+    """cloudpickle that also sends what it cannot pickle, or would look up in a script that ranks lack.
 
     Modules of a class of their own (``torch.backends.cudnn``), Horovod's functions by their names
     (``from horovod.torch import rank``), and the script's functions below `functools.lru_cache`.
@@ -98,7 +98,7 @@ def _oversized(function: Any, size: int, max_bytes: float) -> SerializationError
 
 
 def travels_by_name(module: str) -> bool:
-    """Return True if what ``module`` defines is sent as a name to import, and not as code.
+    """Return True if objects of ``module`` are sent as names to import, and not as code.
 
     >>> travels_by_name("sys"), travels_by_name("__main__"), travels_by_name("no.such.module")
     (True, False, False)
@@ -109,7 +109,7 @@ def travels_by_name(module: str) -> bool:
 
 
 class ShippedFunction:
-    """The training function on its way to the ranks.
+    """The training function, serialised for the ranks.
 
     Pickled when Tune ships the class, not when it is made, so that what the function refers to may be
     defined after the factory is called. It arrives as bytes: the coordinator never imports what it needs.

@@ -1,4 +1,4 @@
-"""The user's training function, as the driver meets it: its name, and what no trial could call."""
+"""The user's training function in the driver: its name, and checks that a trial can call it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _name_of_remote(remote: Any) -> str:
 
 
 def _refuse_tunes_parameters(func: Any, name: str) -> None:
-    # Tune's references into the object store are made for its own pickling: a rank that asks for them waits
+    # Tune's references into the object store are made for its own pickling: a rank that fetches them waits
     # forever, or is no Ray worker at all.
     for cell in getattr(func, "__closure__", None) or ():
         try:
@@ -115,7 +115,7 @@ def _refuse_tunes_parameters(func: Any, name: str) -> None:
         if kind == "_ParameterRegistry":
             raise TrainingFunctionError(
                 f"{name} was made by ray.tune.with_parameters, whose objects ranks cannot fetch; use "
-                "horovod_tune.with_parameters in its place, with the same arguments"
+                "horovod_tune.with_parameters instead, with the same arguments"
             )
 
 

@@ -1,7 +1,7 @@
 """Runs in the driver: which variable of a training function cannot be pickled, or makes it too large.
 
-Looked for after the function has failed: cloudpickle's own error names a type and nothing of the user's. Each
-part is pickled again.
+Searched after the function has failed: cloudpickle's own error names a type and no variable. Each part is
+pickled again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 Dumps = Callable[[Any], bytes]
 Finding = TypeVar("Finding")
-# Deeper than anybody reads; data that contains itself ends here too.
+# A deeper path would not be readable; data that contains itself ends here too.
 _MAX_DEPTH = 8
 
 

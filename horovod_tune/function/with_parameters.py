@@ -24,7 +24,7 @@ from horovod_tune.session.session import Session, current
 
 
 class ShippedParameters:
-    """The objects on their way to the ranks: pickled as a reference into Ray's object store, made once."""
+    """The objects to ship, pickled as a reference into Ray's object store, which is made once."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -218,7 +218,7 @@ def load_values(source: Any) -> dict[str, Any]:
     import torch
 
     if isinstance(source, (str, os.PathLike)):
-        # weights_only=False: the driver's own objects, on the way that its function took too.
+        # weights_only=False: the driver's own objects, as trusted as its function.
         mapped: dict[str, Any] = torch.load(source, mmap=True, weights_only=False)
         return mapped
     import ray

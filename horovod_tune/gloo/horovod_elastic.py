@@ -1,7 +1,7 @@
-"""Horovod's elastic API in this rank: `hvd.elastic.run` and its states talk to the trial's coordinator.
+"""Horovod's elastic API in this rank: connects `hvd.elastic.run` and its states to the trial's coordinator.
 
-Horovod's own way asks a driver through its elastic rendezvous handler and listens for notifications, and both
-unpickle what a stranger sends (CVE-2024-10190). Neither ever starts here: the notification manager and the
+Stock Horovod queries a driver through its elastic rendezvous handler and listens for notifications, and both
+unpickle unauthenticated input (CVE-2024-10190). Neither ever starts here: the notification manager and the
 reset of `hvd.elastic` are replaced as soon as Horovod is loaded, in trials of a fixed size too.
 
 Checked against Horovod 0.28.1: `horovod.common.elastic.notification_manager`, `horovod.torch.elastic._reset`,
@@ -25,7 +25,7 @@ from horovod_tune.session import session
 
 logger = logging.getLogger(__name__)
 
-# The most that is broadcast at once: sizes are 32 bits long here and there.
+# The most bytes of one broadcast: Horovod has sizes of 32 bits in places.
 PIECE_BYTES = 1 << 28
 _HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler")
 # Where each of them keeps what was committed.
@@ -50,7 +50,7 @@ _ELASTIC = Patch(
 
 
 class Notifications:
-    """Tells the states of `hvd.elastic.run` to leave their world, instead of Horovod's own manager."""
+    """Makes the states of `hvd.elastic.run` leave their world; replaces Horovod's own manager."""
 
     def __init__(self) -> None:
         self._listeners: list[Any] = []
@@ -60,7 +60,7 @@ class Notifications:
         """Do nothing: Horovod's would open a service here."""
 
     def register_listener(self, listener: Any) -> None:
-        """Know a state of `hvd.elastic.run`, which calls this before it synchronises the state first."""
+        """Register a state of `hvd.elastic.run`, which calls this before it first synchronises the state."""
         live = session.current()
         if live is not None:
             live.committed.load_stored()
@@ -178,7 +178,7 @@ def reset() -> None:
 
 
 class Collectives:
-    """What ranks agree on through Horovod, for `horovod_tune.commit` and `horovod_tune.get_state`."""
+    """Collectives through Horovod, for `horovod_tune.commit` and `horovod_tune.get_state`."""
 
     start = "hvd.init()"
 
@@ -186,7 +186,7 @@ class Collectives:
         self._are_ready = are_ready
 
     def are_ready(self) -> bool:
-        """Return True if the training function has called `hvd.init()`; see `HorovodWorld.is_entered`."""
+        """Return True if the training function has called `hvd.init()`; see `HorovodWorld.has_entered`."""
         return self._are_ready()
 
     def any(self, flag: bool) -> bool:

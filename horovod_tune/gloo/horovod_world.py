@@ -4,8 +4,8 @@ Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `_handle_
 `horovod.torch.mpi_ops`, and what the library writes to stderr.
 
 A world that a trial leaves sound is kept for the next one, so that its ``hvd.init()`` costs one collective
-of some bytes. The trial cannot tell: until it calls ``hvd.init()`` a kept world answers as one that is not
-initialised, and what it then finds is a world that was made with the environment of that moment.
+of some bytes. The trial sees no difference: until it calls ``hvd.init()`` a kept world behaves as if it were
+not initialised, and afterwards as a world that was made with the environment of that moment.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HorovodWorld:
     """The Horovod world of this process; one instance per process, which implements `RankBackend`."""
 
     def __init__(self) -> None:
-        self.collectives = Collectives(self.is_entered)
+        self.collectives = Collectives(self.has_entered)
         self.states = notifications
         self._kept = False
         # What is known of the world that the training function has made, until it leaves it itself.
@@ -78,7 +78,7 @@ class HorovodWorld:
         # Of this process's first world.
         self._settings: set[tuple[str, str]] | None = None
         self._sockets: dict[int, str] = {}
-        # What was open when the `hvd.init()` that is under way began.
+        # The sockets that were open when the current `hvd.init()` began.
         self._before_init: dict[int, str] | None = None
         self._lock = threading.Lock()
         self._ending = threading.Lock()
@@ -126,7 +126,7 @@ class HorovodWorld:
                 if world._all_agree(fits):
                     world._cache_facts(basics)
                     return None
-                world._shut_down()  # the kept world is not the one that is asked for
+                world._shut_down()  # the kept world is not the requested one
             world._environment = _horovod_environment()
             world._has_process_sets = bool(process_sets)
             world._reset_collective_count()
@@ -181,7 +181,7 @@ class HorovodWorld:
         """Cache rank and size so they remain readable after the world is aborted.
 
         So does Horovod's own until this process shuts it down. Its `broadcast_object` and the restore of an
-        `ElasticSampler` ask for them then; the next collective raises `HorovodInternalError`.
+        `ElasticSampler` read them then; the next collective raises `HorovodInternalError`.
         """
 
         @functools.wraps(real)
@@ -221,12 +221,12 @@ class HorovodWorld:
         allowed = self._environment.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0")
         return _GUARD.fits and not self._has_process_sets and allowed == "0"
 
-    def is_entered(self) -> bool:
+    def has_entered(self) -> bool:
         """Return True if the training function has called ``hvd.init()``, and not ``hvd.shutdown()`` since.
 
-        A world that it entered and that broke counts, and one that broke meanwhile. With a release of Horovod
-        whose worlds cannot be kept this is not known, and it is taken to be so: then Horovod's own error is
-        what there is.
+        A world that it entered counts even if that world broke. With a release of Horovod whose worlds cannot
+        be
+        kept this is unknown, and True is returned: Horovod's own error is raised then.
         """
         return not _GUARD.fits or self._has_asked
 
@@ -236,7 +236,7 @@ class HorovodWorld:
         """Return the kind of a failure, text to add to its traceback, and the ranks that were awaited."""
         if not is_collective_error(error):
             return FailureKind.RAISED, "", {}
-        if is_call_before_init(error) and not self.is_entered():
+        if is_call_before_init(error) and not self.has_entered():
             # The function's own mistake: called again in another world, it would make it again.
             return FailureKind.RAISED, "", {}
         stalled = output.stall_report()
@@ -285,7 +285,7 @@ class HorovodWorld:
                 self._real_shutdown(self._basics)
 
     def _all_agree(self, fits: bool) -> bool:
-        """Return True if every rank asks for the kept world. Waits for all of them, as hvd.init() does.
+        """Return True if every rank requests the kept world. Waits for all of them, as hvd.init() does.
 
         Ranks that count their collectives differently cannot continue either, see `_reset_collective_count`.
         """
@@ -315,7 +315,7 @@ class HorovodWorld:
         """Keep the world for the next trial if it is sound; every rank of it has to call this.
 
         Returns:
-            what is wrong with it. A trial that called hvd.shutdown(), or never hvd.init(), leaves no world,
+            the problems with it. A trial that called hvd.shutdown(), or never hvd.init(), leaves no world,
             and that is sound: the next ``hvd.init()`` makes one.
         """
         self._forget()

@@ -1,16 +1,16 @@
 """The rendezvous of a world: the key-value server that Horovod's Gloo ranks find each other through.
 
-Runs in the coordinator, in threads of Python's own HTTP server. It answers what Horovod 0.28's
-`http_store.cc` sends: one request per connection, PUT and GET of ``/scope/key``, DELETE when a rank has
+Runs in the coordinator, in threads of Python's own HTTP server. It responds to the requests of Horovod
+0.28's `http_store.cc`: one request per connection, PUT and GET of ``/scope/key``, DELETE when a rank has
 connected. It differs from Horovod's own server in four ways: a GET for a missing key is held until the key
-is there (the stock client otherwise asks again every 10 ms), the listen backlog takes a whole world at once
+is there (the stock client otherwise repeats it every 10 ms), the listen backlog takes a whole world at once
 (the stock 5 drops connections, which are retried after seconds), every path starts with a secret that only
 this trial's ranks were given, and ``gathered.RANK.SIZE`` returns what the other ranks have put for RANK in
 one answer, so that a world needs three requests per rank (Horovod as `horovod-tune install-horovod` builds
 it; any other makes some for each pair of ranks). Bodies are opaque bytes; nothing is ever unpickled.
 
-An unauthenticated client can hold one connection for at most `REQUEST_S`; it cannot end or block the server,
-not even with more connections than the process may have files.
+An unauthenticated client can hold one connection for at most `REQUEST_TIMEOUT_S`; it cannot end or block the
+server, not even with more connections than the process may have files.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-# How long a GET is held; the client asks again after a 404, so this only bounds what a held socket costs.
-HOLD_S = 5.0
+# How long a GET is held; the client repeats it after a 404, so this only bounds the cost of a held socket.
+HOLD_TIMEOUT_S = 5.0
 # How long a connection may take to send its request, and a peer to read its answer.
-REQUEST_S = 5.0
-ANSWER_S = 30.0
+REQUEST_TIMEOUT_S = 5.0
+RESPONSE_TIMEOUT_S = 30.0
 MAX_REQUEST_BYTES = 4 << 20
 # Connections that have not shown the secret yet; one more closes the oldest. Linux gives a process 1,024
 # files by default, and a rank's request arrives with its connection.
@@ -42,7 +42,7 @@ MAX_UNAUTHENTICATED = 512
 # How long nothing is accepted when the process has no file for another connection.
 NO_FILES_S = 0.1
 _NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-CLOSE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 _GATHERED = re.compile(r"gathered\.(\d{1,6})\.(\d{1,6})", re.ASCII)
 
 
@@ -65,7 +65,7 @@ class Rendezvous:
 
     Args:
         host: the address to listen on: the loopback where all ranks share a host, else the address that the
-            other hosts reach this one by.
+            other hosts use for this one.
     """
 
     def __init__(self, host: str) -> None:
@@ -95,7 +95,8 @@ class Rendezvous:
         self.close()
 
     def answer(self, method: str, path: str, body: bytes) -> bytes | None:
-        """Return the answer to an authenticated request, None for a key that does not arrive in `HOLD_S`.
+        """Return the answer to an authenticated request, None for a key that does not arrive in
+        `HOLD_TIMEOUT_S`.
 
         Raises:
             ValueError: Horovod's ranks do not send this.
@@ -123,7 +124,7 @@ class Rendezvous:
     def _wait_for(
         self, scope_name: str, what: str | int, find: Callable[[_Scope], bytes | None]
     ) -> bytes | None:
-        end = time.monotonic() + HOLD_S
+        end = time.monotonic() + HOLD_TIMEOUT_S
         while True:
             with self._lock:
                 found = find(self._scopes.setdefault(scope_name, _Scope()))
@@ -141,7 +142,7 @@ def _gathered(scope: _Scope, rank: int, size: int) -> bytes | None:
 
 
 def _leave(scope: _Scope) -> None:
-    # A rank deletes after a barrier of its Gloo context: no rank asks for these keys any more, and the next
+    # A rank deletes after a barrier of its Gloo context: no rank requests these keys any more, and the next
     # hvd.init() may already put new ones while slower ranks still leave the old context.
     if scope.left == 0:
         scope.size = len(scope.addresses)
@@ -160,7 +161,7 @@ def addresses_for(rank: int, size: int, addresses: Mapping[int, bytes]) -> bytes
         addresses: by rank, its addresses for the others in the order of ranks, all of one length.
 
     Raises:
-        ValueError: there are others than ``size`` ranks, or their addresses are not of one length.
+        ValueError: there are not ``size`` ranks, or their addresses are not of one length.
 
     >>> addresses_for(1, 3, {0: b"0101" b"0202", 1: b"1010" b"1212", 2: b"2020" b"2121"})
     b'01012121'
@@ -221,7 +222,7 @@ class _Server(ThreadingHTTPServer):
         thread.start()
 
     def _drop_oldest(self) -> bool:
-        """End the oldest connection that has not shown the secret; return whether there was one."""
+        """End the oldest unauthenticated connection; return True if there was one."""
         with self._lock:
             oldest = next(iter(self._unauthenticated), None)
             if oldest is None:
@@ -232,7 +233,7 @@ class _Server(ThreadingHTTPServer):
             return True
 
     def knows_secret(self, request: socket.socket, line: bytes) -> bool:
-        """Return whether the first line of a request has the secret, and count it as authenticated then."""
+        """Return True if the first line of a request has the secret, and count it as authenticated."""
         path = line.partition(b" ")[2].partition(b" ")[0]
         # Horovod appends ":port" to the address that it is given, so that is at the end of the secret.
         given = path.lstrip(b"/").partition(b"/")[0].partition(b":")[0]
@@ -249,7 +250,7 @@ class _Server(ThreadingHTTPServer):
             self._connections.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that sends garbage or goes away is no event worth a traceback in the trial's log."""
+        """Ignore clients that send garbage or disconnect: the trial's log needs no traceback of them."""
 
     def close(self) -> None:
         self.socket.shutdown(socket.SHUT_RDWR)  # `serve_forever` looks for the end when it is woken
@@ -260,17 +261,17 @@ class _Server(ThreadingHTTPServer):
             for each in self._connections:
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
-        end = time.monotonic() + CLOSE_S
+        end = time.monotonic() + CLOSE_TIMEOUT_S
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
 
 class _UntilDeadline(io.RawIOBase):
-    """Reads from a socket until ``REQUEST_S`` after it was made, however slowly bytes arrive."""
+    """Reads from a socket until ``REQUEST_TIMEOUT_S`` after it was made, however slowly bytes arrive."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._end = time.monotonic() + REQUEST_S
+        self._end = time.monotonic() + REQUEST_TIMEOUT_S
 
     def readable(self) -> bool:
         return True
@@ -310,7 +311,7 @@ class _Handler(BaseHTTPRequestHandler):
         answer = self.server.answer(self.command, path, body)
         status = "404 Not Found" if answer is None else "200 OK"
         head = f"HTTP/1.1 {status}\r\nContent-Length: {len(answer or b'')}\r\nConnection: close\r\n\r\n"
-        self.connection.settimeout(ANSWER_S)  # for all of it
+        self.connection.settimeout(RESPONSE_TIMEOUT_S)  # for all of it
         self.connection.sendall(head.encode() + (answer or b""))
         self.close_connection = True
 

@@ -1,4 +1,4 @@
-"""Runs in the coordinator: what Horovod's ranks meet at, and the environment from which they read it."""
+"""Runs in the coordinator: the rendezvous of Horovod's ranks, and their environment."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HorovodRendezvous:
         ]
 
     def abandon(self) -> None:
-        # A rank that waits there for a peer otherwise asks again until Gloo's own timeout.
+        # A rank that waits there for a peer otherwise retries until Gloo's own timeout.
         if self._rendezvous is not None:
             self._rendezvous.close()
 

@@ -97,10 +97,10 @@ def machine_tag(cpuinfo: str) -> str:
     return f"{sysconfig.get_platform()}-{libc or 'libc'}{release}-{instructions}"
 
 
-def jobs_that_fit(cpus: int, meminfo: str) -> int:
+def max_jobs(cpus: int, meminfo: str) -> int:
     """Return how many compilers may run at once: one per CPU, with 1.5 GB of available memory for each.
 
-    >>> jobs_that_fit(8, "MemTotal: 9000000 kB\\nMemAvailable:    4000000 kB")
+    >>> max_jobs(8, "MemTotal: 9000000 kB\\nMemAvailable:    4000000 kB")
     2
     """
     available = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)

@@ -123,7 +123,7 @@ def _build(plan: Plan, torch: InstalledTorch, request: Request, lock: int) -> Pa
     print(f"Fetching Horovod {build.HOROVOD_VERSION} ...", flush=True)
     source = build.fetch_source(request.source, work)
     apply(patches.patches_for(torch.release, plan.gpu), source)
-    jobs = request.jobs or build.jobs_that_fit(len(os.sched_getaffinity(0)), _text("/proc/meminfo"))
+    jobs = request.jobs or build.max_jobs(len(os.sched_getaffinity(0)), _text("/proc/meminfo"))
     environment = build.compile_environment(plan, os.environ, jobs=jobs, cmake=cmake)
     what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
     build.compile_wheel(source, work / "wheel", environment, what, log, lock)

@@ -60,7 +60,7 @@ class TuneReporterCallback(TrainerCallback):
     ) -> None:
         """Refuse ranks that would train by themselves."""
         live = session.current()
-        if live is None or not _is_alone(live, args) or hasattr(args, _MARK):
+        if live is None or not _trains_by_itself(live, args) or hasattr(args, _MARK):
             return
         # Horovod's own way; Accelerate wraps what the Trainer was given.
         if hasattr(getattr(optimizer, "optimizer", optimizer), "skip_synchronize"):
@@ -121,7 +121,7 @@ class TuneReporterCallback(TrainerCallback):
 _MARK = "_distributed_by_horovod_tune"
 
 
-def _is_alone(live: session.Session, args: TrainingArguments) -> bool:
+def _trains_by_itself(live: session.Session, args: TrainingArguments) -> bool:
     """Return True if each rank's Trainer takes itself for the only one: Horovod's ranks, without "
     "Accelerate."""
     return live.committed is not None and live.world.size > 1 and args.world_size == 1
@@ -139,7 +139,7 @@ def distribute(trainer: Trainer) -> Trainer:
         TypeError: ``train_dataset`` has no length, so that its shares could differ in their number of steps.
     """
     live = session.current()
-    if live is None or not _is_alone(live, trainer.args):
+    if live is None or not _trains_by_itself(live, trainer.args):
         return trainer
     import horovod.torch as hvd
 

@@ -23,7 +23,7 @@ from horovod_tune.session import session
 from horovod_tune.session.committed_state import WorldChanges
 from horovod_tune.session.session import Session, StopTraining
 
-# How a function fails where another rank is the cause.
+# The kinds of failure that another rank causes.
 _LOSSES = (FailureKind.DISCONNECTED, FailureKind.STALLED)
 
 
@@ -102,7 +102,7 @@ class Training:
         except BaseException as error:
             # The coordinator raises it. SystemExit too: a function that exits has not finished its training.
             kind, text = FailureKind.RAISED, _own_traceback(error)
-            with contextlib.suppress(Exception):  # of the user's own error: its __str__ may raise
+            with contextlib.suppress(Exception):  # of the user's error: its __str__ may raise
                 kind, more = self._describe_failure(error)
                 text += more + advice_on(error)
             ending = Failed(self.session.world.rank, self._host, kind, encodable(text))

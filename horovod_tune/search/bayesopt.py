@@ -26,7 +26,7 @@ from horovod_tune.search.gp.acquisition import acquisition_of
 from horovod_tune.search.gp.fitted_model import FitState
 from horovod_tune.search.gp.gp_options import check_kernel, model_options
 from horovod_tune.search.history import Ending, History, Trial, as_number
-from horovod_tune.search.initial_points import Queued, queue_points
+from horovod_tune.search.initial_points import QueuedPoint, queue_points
 from horovod_tune.search.objectives import Objectives, check_metrics, parse_limits
 from horovod_tune.search.optimizer import Optimizer
 from horovod_tune.search.search_arguments import check_arguments, refuse_removed
@@ -136,7 +136,7 @@ class BayesOptSearch(Searcher):
         self._optimizer = Optimizer(acquisition, model_options(gp_params or {}), random_search_steps)
         self._given = (copy.deepcopy(points_to_evaluate), evaluated_rewards)
         self._earlier = None if analysis is None else read_previous(analysis)
-        self._queue: list[Queued] = []
+        self._queue: list[QueuedPoint] = []
         self._history = History()
         self._time_attr, self._is_time_given = time_attr or TRAINING_ITERATION, time_attr is not None
         self._optimizer.horizon = max_t
@@ -211,7 +211,7 @@ class BayesOptSearch(Searcher):
             trial.last = as_number(result.get(objectives.metrics[0]))
             trial.others.update(objectives.other_metrics_in(result))
             time = as_number(result.get(self._time_attr))
-            trial.note(time, trial.last)
+            trial.add_report(time, trial.last)
             if time is None and self._time_attr != TRAINING_ITERATION:
                 self._warn_of_missing_time(trial_id, result)
 
@@ -233,7 +233,7 @@ class BayesOptSearch(Searcher):
         trial.others.update(objectives.other_metrics_in(flat))
         self._history.end(trial_id, objectives.final_value(trial, value), error)
         time = as_number(flat.get(self._time_attr))
-        trial.note(time, value)
+        trial.add_report(time, value)
         if not result:
             return
         if time is None and self._time_attr != TRAINING_ITERATION:
@@ -335,8 +335,6 @@ class BayesOptSearch(Searcher):
         """
         return to_pbounds(spec, join)
 
-    # Records of the trials.
-
     def _ready(self) -> SearchSpace:
         if self._space is None:
             raise RuntimeError(
@@ -393,7 +391,7 @@ class BayesOptSearch(Searcher):
         limits = [str(limit) for limit in self._limits]
         state_file.check_same_search(state, space.describe(), self._metric, self._mode, limits)
         self._seed = state["seed"]
-        self._queue = [Queued.from_json(entry) for entry in state["queue"]]
+        self._queue = [QueuedPoint.from_json(entry) for entry in state["queue"]]
         self._history = History.from_json(state)
         self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
         self._optimizer.fit_states = _fit_states(state.get("fits", {}))

@@ -40,7 +40,7 @@ class Trial:
     #: The latest values of the search's further metrics.
     others: dict[str, float] = field(default_factory=dict)
 
-    def note(self, time: float | None, value: float | None) -> None:
+    def add_report(self, time: float | None, value: float | None) -> None:
         """Add a report to the curve, where both of it are finite numbers."""
         if time is not None and math.isfinite(time) and value is not None and math.isfinite(value):
             self.curve[time] = value
@@ -85,14 +85,14 @@ class History:
     ) -> None:
         """Add a trial that was evaluated elsewhere, named after its source."""
         trial = Trial(f"{source}-{len(self.trials)}", point)
-        trial.note(time, value)
+        trial.add_report(time, value)
         self.add(trial)
         self.end(trial.trial_id, value, error)
 
     def add_earlier(self, point: Point, value: float, time: float | None) -> None:
         """Add a result of an earlier experiment, at the time at which its trial ended."""
         trial = Trial(f"earlier-{len(self.earlier)}", point, Ending.SCORED, value, value)
-        trial.note(time, value)
+        trial.add_report(time, value)
         self.earlier.append(trial)
 
     def with_ending(self, ending: Ending) -> list[Trial]:

@@ -15,7 +15,7 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 
 
 @dataclass
-class Queued:
+class QueuedPoint:
     """A point to evaluate: coordinates by parameter index, the rest open; values to use exactly as given."""
 
     coordinates: dict[int, float]
@@ -42,7 +42,7 @@ class Queued:
         }
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> Queued:
+    def from_json(cls, entry: Mapping[str, Any]) -> QueuedPoint:
         return cls(
             {int(index): float(coordinate) for index, coordinate in entry["coordinates"]},
             {tuple(path): value for path, value in entry["exact"]},
@@ -53,7 +53,7 @@ def queue_points(
     space: SearchSpace,
     points: Sequence[Mapping[str, Any]] | None,
     rewards: Sequence[float | None] | None,
-) -> tuple[list[Queued], list[tuple[Point, float]]]:
+) -> tuple[list[QueuedPoint], list[tuple[Point, float]]]:
     """Check the user's points against the space; return those to run, and those with known results.
 
     Raises `SpaceError` naming the point and the parameter, for a point outside the space, a repeated one,
@@ -67,13 +67,13 @@ def queue_points(
             f"evaluated_rewards must have one value for each of the {len(points)} points_to_evaluate, "
             f"got {len(rewards)}"
         )
-    queue: list[Queued] = []
+    queue: list[QueuedPoint] = []
     for number, config in enumerate(points):
         where = f"points_to_evaluate[{number}]"
         if not isinstance(config, Mapping):
             raise SpaceError(f"{where} must be a dictionary, got {config!r}")
         try:
-            queued = Queued(*space.partial(_nested(config, space)))
+            queued = QueuedPoint(*space.partial(_nested(config, space)))
         except SpaceError as error:
             raise SpaceError(f"{where}: {error}") from None
         try:
@@ -85,7 +85,7 @@ def queue_points(
         queue.append(queued)
     if rewards is None:
         return queue, []
-    to_run: list[Queued] = []
+    to_run: list[QueuedPoint] = []
     known: list[tuple[Point, float]] = []
     for number, (queued, reward) in enumerate(zip(queue, rewards, strict=True)):
         if reward is None:

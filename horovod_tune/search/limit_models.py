@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from horovod_tune.search.gp.feasibility import JointFeasibility, LimitFeasibility, room
+from horovod_tune.search.gp.feasibility import JointFeasibility, LimitFeasibility, slack
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions
 from horovod_tune.search.history import Trial
 from horovod_tune.search.objectives import Objectives
@@ -38,7 +38,7 @@ class LimitModels:
                 continue
             features = space.features(np.asarray([point for point, _ in known]))
             values = np.asarray([value for _, value in known])
-            left = room(values, limit.bound, upwards=limit.sense.startswith(">"))
+            left = slack(values, limit.bound, upwards=limit.sense.startswith(">"))
             earlier = self.states.get(str(limit))
             model = FittedModel(features, left, space.feature_groups, plain, space.axes, earlier)
             assert model.state is not None

@@ -16,15 +16,15 @@ from horovod_tune.analysis.scoring import non_dominated
 from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, trials_ahead
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
-from horovod_tune.search.gp.averaged import Averaged
+from horovod_tune.search.gp.averaged_acquisition import AveragedAcquisition
 from horovod_tune.search.gp.axes import Axes
-from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.feasibility import Feasibility, FeasibilityOnly, JointFeasibility
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
 from horovod_tune.search.gp.posterior import Posterior
+from horovod_tune.search.gp.posterior_draws import PosteriorDraws
 from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
 from horovod_tune.search.history import Ending, History
 from horovod_tune.search.initial_design import failure_model_of, quasi_random_point, remaining_point
@@ -180,7 +180,7 @@ class Optimizer:
         points = np.asarray([scored[i].point for i in kept])
         features, pending = space.features(points), features_of(space, running(state.usable))
         drawn = [
-            Drawn(
+            PosteriorDraws(
                 self._fit(metric, features, scores[kept], space.feature_groups, space.axes, scales=False),
                 pending,
                 state.draws + number,
@@ -228,7 +228,7 @@ class Optimizer:
         )
         allowed = state.allowed(ahead + reported, features_of(space, silent))
         few = len(model.features) + len(pending) <= self.options.drawn_rows
-        posterior = Averaged(
+        posterior = AveragedAcquisition(
             [
                 Posterior(
                     each,

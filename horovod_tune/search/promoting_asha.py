@@ -218,8 +218,6 @@ class PromotingASHA(TrialScheduler):
         ]
         return f"PromotingASHA: {'; '.join(parts)}"
 
-    # The decisions.
-
     def _read(self, result: Mapping[str, Any]) -> tuple[float | None, float | None]:
         """Return a report's time and its metric, larger being better, and -inf where it is not finite."""
         time, value = as_number(result.get(self._time_attr)), as_number(result.get(str(self._metric)))

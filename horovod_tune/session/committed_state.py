@@ -20,7 +20,7 @@ class WorldChanges(BaseException):
 
 
 class Collectives(Protocol):
-    """What the ranks of a trial agree on; every rank calls `any` and `newest` at the same point."""
+    """Collectives of a trial's ranks; every rank calls `any` and `newest` at the same point."""
 
     # The call that makes a world, as errors name it.
     start: str
@@ -63,10 +63,10 @@ class NoStates:
 
 
 class CommittedState:
-    """What one rank has committed in one trial.
+    """One rank's committed state in one trial.
 
     Args:
-        collectives: what the ranks agree through.
+        collectives: how the ranks agree.
         states: those of Horovod's own elastic API.
         stored: returns what `dump` of an earlier start of the trial returned, None if there is none.
     """
@@ -83,7 +83,7 @@ class CommittedState:
         states.load_later(None)  # of the trial before
         self._state: Any = None
         self._number, self._get_was_called = 0, False
-        # Whether the world must change at the next commit; set by the actor's thread.
+        # True if the world must change at the next commit; set by the actor's thread.
         self.is_to_change = False
 
     @property
@@ -95,7 +95,7 @@ class CommittedState:
     def can_restore(self) -> bool:
         """True if the function continues from what it commits, here or in a state of `hvd.elastic.run`.
 
-        One that has asked for a state will commit, though it has not yet.
+        One that called `get_state` will commit, even if it has not yet.
         """
         return self.has_committed or self._get_was_called or self._states.exist
 

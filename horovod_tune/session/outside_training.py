@@ -1,4 +1,4 @@
-"""Runs wherever `report()` is called and no rank is: finds out where that is, for the error."""
+"""Explains a call of `report()` outside a rank: finds out in which kind of process, for the error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of_another_process(caller: str, rank: int, pid: int) -> str:
 
 
 def refuse_below_a_rank(caller: str) -> None:
-    """Raise NotInTraining where a training function has started this process, which is no rank itself."""
+    """Raise NotInTraining if a training function started this process, which is not a rank."""
     rank, _, pid = os.environ.get(RANK_VARIABLE, "").partition(":")
     if pid and int(pid) != os.getpid():
         raise NotInTraining(of_another_process(caller, int(rank), int(pid)))

@@ -1,4 +1,4 @@
-"""Runs in each rank: what `report()` was given, checked, as it is sent: metrics and a checkpoint's path."""
+"""Runs in each rank: checks and converts the arguments of `report()`: metrics and a checkpoint."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def checkpoint_path(checkpoint: Any) -> str | None:
     """
     if checkpoint is None:
         return None
-    # Ray's Checkpoint passes for an os.PathLike, but its __fspath__ raises: so it is asked first.
+    # First, since Ray's Checkpoint passes for an os.PathLike, but its __fspath__ raises.
     if hasattr(checkpoint, "path") and hasattr(checkpoint, "filesystem"):
         kind = getattr(checkpoint.filesystem, "type_name", "local")
         if kind != "local":

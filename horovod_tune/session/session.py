@@ -39,7 +39,7 @@ COMMIT_FILE = "horovod_tune_commit.pkl"
 
 
 class StopTraining(BaseException):
-    """Unwinds the training function of a stopped trial; no Exception, so that handlers let it pass."""
+    """Unwinds the training function of a stopped trial; no Exception, so that handlers do not catch it."""
 
 
 class WorldBroken(Exception):
@@ -74,7 +74,7 @@ class Session:
         self._sent: Report | None = None
         self._allowed = float(order.reports)
         self._stopped = False
-        # Whether `report` was called in this process.
+        # True if `report` was called in this process.
         self.has_reported = False
         self.world_number = order.world_number
         self._world_is_broken = False
@@ -123,7 +123,7 @@ class Session:
 
     def resend(self) -> None:
         """Send the pending report again: it may have been lost with a connection."""
-        with self._condition:  # never after this rank has said that it needs another world
+        with self._condition:  # never after this rank has requested another world
             is_waiting = self._sent is not None and self._allowed < self._sent.index
             if is_waiting and not (self._stopped or self._world_is_broken):
                 assert self._sent is not None
@@ -257,7 +257,7 @@ def report(
 ) -> None:
     """Report to Tune from the training function: rank 0's metrics count, every rank may call it.
 
-    Returns when Tune has decided that the trial continues; a trial that a scheduler stops, stops in here.
+    Returns when Tune has decided that the trial continues; a trial that a scheduler stops ends in here.
 
     Args:
         metrics: names to values as a dict; more may come as keywords. NumPy scalars and tensors of one

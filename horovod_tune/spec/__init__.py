@@ -1,1 +1,1 @@
-"""What one trial asks for, validated once."""
+"""The validated request of one trial."""

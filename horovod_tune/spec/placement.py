@@ -17,7 +17,7 @@ class Placement:
 
 
 def check_fits(placement: Placement, nodes: Sequence[dict[str, float]]) -> None:
-    """Raise ResourcesUnavailable where no node of these total resources can ever hold a bundle of the trial.
+    """Raise ResourcesUnavailable if nodes with these total resources can never hold the trial's bundles.
 
     ``nodes`` are the total (not the free) resources of the cluster's nodes: a trial that fits but finds
     the nodes busy waits its turn.

@@ -21,7 +21,7 @@ _TOLERANCE = 1e-6
 def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpec:
     """Return the spec of a trial that holds these bundles (resource name to amount).
 
-    One that holds what it began with is returned as it is.
+    The spec is unchanged if these are its own bundles.
 
     Raises:
         SpecError: the bundles are not those of a whole number of ranks, or of more or fewer than the trial
@@ -77,7 +77,7 @@ def with_workers(spec: TrialSpec, workers: int) -> TrialSpec:
 
 
 def request_for(placement: Placement) -> PlacementGroupFactory:
-    """Return what Tune asks Ray for: an empty bundle for the coordinator, and the training actors'."""
+    """Return Tune's resource request: an empty bundle for the coordinator, and the training actors'."""
     from ray.tune import PlacementGroupFactory
 
     bundles = [{}, *[dict(bundle) for bundle in placement.bundles]]
@@ -87,7 +87,7 @@ def request_for(placement: Placement) -> PlacementGroupFactory:
 def resized_request(
     spec: TrialSpec, resources: PlacementGroupFactory | dict[str, float]
 ) -> PlacementGroupFactory:
-    """Return what a trial asks for that a scheduler gives these resources, in either form that Tune has.
+    """Return the resource request of a trial to which a scheduler gives these resources, in Tune's two forms.
 
     Raises:
         SpecError: a trial cannot run with them.

@@ -1,4 +1,4 @@
-"""TrialSpec: what one trial asks for, validated once, frozen."""
+"""TrialSpec: the request of one trial, validated once, frozen."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def start_timeout_s(timeout_s: float, workers: int) -> float:
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What one trial asks for; the fields are the arguments that `DistributedTrainableCreator` documents.
+    """The request of one trial; its fields are the arguments that `DistributedTrainableCreator` documents.
 
     ``num_hosts`` is ``None`` when only a total of ranks was given, which is then placed as tightly as it
     fits; otherwise exactly ``num_slots`` ranks run on each of ``num_hosts`` different machines. On a TPU

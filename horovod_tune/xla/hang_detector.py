@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from horovod_tune.xla import inactivity
-from horovod_tune.xla.answers import Answers
 from horovod_tune.xla.inactivity import Inactivity, StackDump
+from horovod_tune.xla.replies import Replies
 from horovod_tune.xla.supervisor import Supervisor
 
 # How often the activity of ranks that send nothing is measured; a host has many processes.
@@ -23,7 +23,7 @@ class HangDetector:
         self._limit_s = limit_s
         self._inactivity = Inactivity(limit_s)
         self._listened_s = 0.0
-        self._stacks: Answers[StackDump] = Answers()
+        self._stacks: Replies[StackDump] = Replies()
 
     def restart(self) -> None:
         """Start counting again."""

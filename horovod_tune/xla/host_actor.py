@@ -36,12 +36,12 @@ from horovod_tune.messages import (
     World,
 )
 from horovod_tune.rank.outbox import Outbox
-from horovod_tune.xla.answers import Answers
 from horovod_tune.xla.checkpoint_cache import CheckpointCache
 from horovod_tune.xla.hang_detector import HangDetector
 from horovod_tune.xla.inactivity import StackDump
 from horovod_tune.xla.rank_output import RankOutput
 from horovod_tune.xla.rank_process import RankProcess
+from horovod_tune.xla.replies import Replies
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.shared_parameters import SharedParameters
 from horovod_tune.xla.supervisor import Supervisor
@@ -65,7 +65,7 @@ class HostActor:
         self._worlds: dict[int, World] = {}
         self._running: set[int] = set()
         self._logs = RankOutput(lambda chunk: self._outbox.put(chunk))
-        self._reset_answers: Answers[list[str]] = Answers()
+        self._reset_replies: Replies[list[str]] = Replies()
         self._parameters = SharedParameters()
         self._order: TrialRequest | None = None
         self._checkpoints = CheckpointCache(self._node_id)
@@ -169,7 +169,9 @@ class HostActor:
     def _check_heartbeats(self) -> None:
         for rank in self._supervisor.unresponsive(self._timeout_s):
             if rank.ordinal in self._running:
-                self._fail(rank, FailureKind.SILENT, f"no heartbeat for {self._timeout_s:g} s (timeout_s)")
+                self._fail(
+                    rank, FailureKind.UNRESPONSIVE, f"no heartbeat for {self._timeout_s:g} s (timeout_s)"
+                )
 
     def _check_hang(self) -> None:
         if self._checkpoints.is_busy:
@@ -217,9 +219,9 @@ class HostActor:
     def reset(self, join_s: float) -> ResetResult:
         """Reset every rank's process; the result lists what keeps the next trial from using it."""
         ranks = tuple(self._worlds)
-        self._reset_answers.clear()
+        self._reset_replies.clear()
         self._send_to_all("reset", join_s=join_s)
-        answers = self._reset_answers.wait_for(len(ranks), timeout_s=join_s + RESET_S)
+        answers = self._reset_replies.wait_for(len(ranks), timeout_s=join_s + RESET_S)
         problems = [f"rank {rank}: {problem}" for rank, found in answers.items() for problem in found]
         problems += [
             f"rank {rank} did not reset its process in time" for rank in ranks if rank not in answers
@@ -243,7 +245,7 @@ class HostActor:
             case {"kind": "failed", "failure_kind": kind, "traceback": text}:
                 self._fail(rank, FailureKind(kind), text)
             case {"kind": "reset_done", "problems": problems}:
-                self._reset_answers.put(rank.ordinal, [str(problem) for problem in problems])
+                self._reset_replies.put(rank.ordinal, [str(problem) for problem in problems])
             case {"kind": "stack", "stack": stack, "in_report": in_report}:
                 self._hang_detector.add_stack(rank.ordinal, StackDump(stack, in_report))
             case {"kind": "fetch", "path": path, "node_id": node_id}:
@@ -264,7 +266,7 @@ class HostActor:
             self._fail(rank, kind, f"process {rank.pid}: {text}")
         else:
             # Between trials, or after its function has ended: the next trial must not use it.
-            self._reset_answers.put(rank.ordinal, [f"its process {rank.pid} is gone: {text}"])
+            self._reset_replies.put(rank.ordinal, [f"its process {rank.pid} is gone: {text}"])
 
     # What follows runs in a thread for one fetch.
 

@@ -152,7 +152,7 @@ def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
     from torch_xla._internal.tpu import TpuPlugin
     from torch_xla.experimental import plugins
 
-    class SomeChips(TpuPlugin):
+    class ChipSubset(TpuPlugin):
         def physical_chip_count(self) -> int:
             return len(of_each)
 
@@ -160,7 +160,7 @@ def _use_chips(of_each: Sequence[Mapping[str, str]]) -> None:
             os.environ.update(of_each[local_rank])
             super().configure_multiprocess(local_rank, local_world_size)
 
-    plugins.register_plugin("TPU", SomeChips())
+    plugins.register_plugin("TPU", ChipSubset())
 
 
 def _abort_without_device(abort: Callable[[], NoReturn]) -> None:

@@ -32,7 +32,7 @@ def ends() -> Iterator[tuple[CoordinatorChannel, RankChannel]]:
 
 
 def released(rank: RankChannel, count: int) -> list[tuple[int, float, CheckpointPlace | None]]:
-    """Return the next ``count`` releases that a rank hears."""
+    """Return the next ``count`` releases that a rank receives."""
     heard: list[Any] = []
     done = threading.Event()
 

@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         end = clock.now + timeout_s
         while True:
             events = receive(self, 0)
-            if events.answers or events.reports or clock.now >= end:
+            if events.replies or events.reports or clock.now >= end:
                 return events
             clock.move(end - clock.now)
 

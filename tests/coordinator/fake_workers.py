@@ -87,7 +87,7 @@ class FakeActor:
         self.calls: list[tuple[Any, ...]] = []
         self.is_dead = self.is_silent = False
         # What it answers to calls other than `poll`; those that are not named answer None.
-        self.answers: dict[str, Any] = {
+        self.replies: dict[str, Any] = {
             "describe": WorkerInfo(f"node {rank}", "10.0.0.1", f"host{rank}", 100 + rank, 0.0),
             "reset": ResetResult((rank,)),
             # A rank that has printed nothing says so.
@@ -110,7 +110,7 @@ class FakeActor:
                 self._poll = ref
                 self._answer_poll()
             elif not self.is_silent:
-                answer = self.answers.get(name)
+                answer = self.replies.get(name)
                 try:
                     ref.answer.set_result(answer() if callable(answer) else answer)
                 except ActorDiedError as error:
@@ -233,11 +233,11 @@ class ElasticActor(FakeActor):
         self._launcher, self.slot = launcher, slot
         self.has_left = False
         node = node or launcher.node_of(slot)
-        self.answers["describe"] = WorkerInfo(node, "10.0.0.1", f"host{node.split()[-1]}", 100 + number, 0.0)
+        self.replies["describe"] = WorkerInfo(node, "10.0.0.1", f"host{node.split()[-1]}", 100 + number, 0.0)
         for what in ("break_world", "offer_change"):
-            self.answers[what] = self.leave
-        self.answers["rejoin"] = self.enter
-        self.answers["has_committed"] = True
+            self.replies[what] = self.leave
+        self.replies["rejoin"] = self.enter
+        self.replies["has_committed"] = True
 
     def leave(self) -> None:
         if not self.has_left:

@@ -68,7 +68,7 @@ def trial(
 
 def stop_at_once(trial: Trial) -> None:
     for actor in trial.actors:
-        actor.answers["stop_training"] = lambda actor=actor: actor.say(
+        actor.replies["stop_training"] = lambda actor=actor: actor.say(
             LogChunk(actor.rank, b"stopped\n"), Stopped(actor.rank)
         )
 

@@ -63,7 +63,7 @@ def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_left_behind(
     trial = make(3, least=2, most=3, is_full=True)
     assert trial.next_report().metrics == {"size": 3}
     first, hung, _ = trial.world
-    del hung.answers["break_world"]  # it is alive, and leaves no world
+    del hung.replies["break_world"]  # it is alive, and leaves no world
     first.has_left = True
     first.say(NeedsWorld(0, "HorovodInternalError", "Missing ranks: 1"))
     trial.clock.at(TIMEOUT_S + 10.0, lambda: first.say(Report(2, {"size": 2})))
@@ -117,7 +117,7 @@ def test_one_that_is_lost_when_it_was_to_leave_is_not_replaced(make: Callable[..
     trial = make(2, least=1, most=2)
     trial.group.world.resize(3, b"")
     assert trial.next_report().metrics == {"size": 3}
-    del trial.world[2].answers["offer_change"]  # it has not come to its commit
+    del trial.world[2].replies["offer_change"]  # it has not come to its commit
     trial.group.world.resize(2, b"")
     trial.world[2].die()
     assert trial.next_report().metrics == {"size": 2}
@@ -129,7 +129,7 @@ def test_a_size_that_takes_a_new_start_is_refused(make: Callable[..., Elastic], 
     trial = make(2, least=1, most=2)
     trial.next_report()
     if why == "nothing committed":
-        trial.world[0].answers["has_committed"] = False
+        trial.world[0].replies["has_committed"] = False
     if why == "over":
         for actor in trial.world:
             actor.say(Finished(actor.rank))
@@ -181,7 +181,7 @@ def test_worlds_that_break_again_and_again_without_a_report_end_the_trial(
 
 def test_a_rank_that_does_not_leave_its_broken_world_is_lost_too(make: Callable[..., Elastic]) -> None:
     trial = make(3, least=1, most=3, is_full=True)
-    del trial.world[2].answers["break_world"]
+    del trial.world[2].replies["break_world"]
     trial.world[1].die()
     began = trial.clock.now
     trial.clock.at(TIMEOUT_S + 10, lambda: trial.report_in(0))
@@ -212,8 +212,8 @@ def test_ranks_that_did_not_hear_that_others_wait_are_told_again(make: Callable[
         if told > 2:
             first[0].leave()
 
-    first[0].answers["offer_change"] = forget_twice
-    first[1].answers["offer_change"] = None
+    first[0].replies["offer_change"] = forget_twice
+    first[1].replies["offer_change"] = None
     assert trial.group.world.resize(3, b"")
     while trial.next_report().metrics != {"size": 3}:
         assert told < 3
@@ -232,7 +232,7 @@ def dies_in(*calls: str, which: int = 1) -> Callable[[list[ElasticActor]], None]
                 actor.die()
                 raise ActorDiedError
 
-            actor.answers[name] = answer
+            actor.replies[name] = answer
 
     return plan
 

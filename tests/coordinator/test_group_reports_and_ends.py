@@ -107,7 +107,7 @@ def test_a_trial_that_is_stopped_in_its_report_leaves_fit_workers(make: Callable
     group.actors[0].say(Report(1, {}))
     group.real.next_event()
     for actor in group.actors:
-        actor.answers["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
+        actor.replies["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
     assert group.real.end_trial() == []
     assert not any(actor.called("close_world") for actor in group.actors)
     group.real.begin(ORDER)
@@ -117,10 +117,10 @@ def test_a_trial_that_is_stopped_in_its_report_leaves_fit_workers(make: Callable
 
 def test_a_stopped_rank_in_a_collective_is_thrown_out_of_it(make: Callable[..., Group]) -> None:
     group = make()
-    group.actors[0].answers["stop_training"] = lambda: group.actors[0].say(Stopped(0))
+    group.actors[0].replies["stop_training"] = lambda: group.actors[0].say(Stopped(0))
     for actor in group.actors[1:]:
         end = failed(actor.rank, FailureKind.DISCONNECTED, LOST)
-        actor.answers["close_world"] = lambda actor=actor, end=end: actor.say(end)
+        actor.replies["close_world"] = lambda actor=actor, end=end: actor.say(end)
     assert group.real.end_trial() == []
     assert all(len(actor.called("close_world")) == 1 for actor in group.actors)
 
@@ -129,7 +129,7 @@ def test_a_function_that_does_not_stop_is_given_up_in_time(make: Callable[..., G
     group = make()
     began = group.clock.now
     for actor in group.actors[:2]:
-        actor.answers["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
+        actor.replies["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
     assert group.real.end_trial() == ["rank(s) [2] did not leave the training function in 5 s"]
     assert group.clock.now - began < 6
 
@@ -137,8 +137,8 @@ def test_a_function_that_does_not_stop_is_given_up_in_time(make: Callable[..., G
 def test_a_rank_that_dies_while_it_is_stopped_makes_the_workers_unfit(make: Callable[..., Group]) -> None:
     group = make()
     for actor in group.actors[:2]:
-        actor.answers["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
-    group.actors[2].answers["stop_training"] = group.actors[2].die
+        actor.replies["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
+    group.actors[2].replies["stop_training"] = group.actors[2].die
     (problem,) = group.real.end_trial()
     assert "died" in problem or "could not be" in problem
 
@@ -151,7 +151,7 @@ def finish(group: Group) -> None:
 
 def test_what_a_reset_could_not_restore_is_told(make: Callable[..., Group]) -> None:
     group = make()
-    group.actors[1].answers["reset"] = ResetResult((1,), ("rank 1 left a thread",))
+    group.actors[1].replies["reset"] = ResetResult((1,), ("rank 1 left a thread",))
     finish(group)
     assert group.real.end_trial() == ["rank 1 left a thread"]
 

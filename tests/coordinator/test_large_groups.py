@@ -12,7 +12,7 @@ from fake_workers import ORDER, TIMEOUT_S, Clock, Group
 def start_late(group: Group, seconds: float) -> None:
     """Let the last actor of a group say after ``seconds`` where it is."""
     description = group.real.workers[-1].description
-    facts = group.actors[-1].answers["describe"]
+    facts = group.actors[-1].replies["describe"]
     group.clock.at(seconds, lambda: description.answer.set_result(facts))
 
 

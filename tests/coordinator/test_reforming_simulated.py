@@ -27,7 +27,7 @@ def check_world(trial: Elastic) -> None:
     assert trial.is_settled
     alive = sorted(trial.launcher.alive, key=lambda actor: actor.rank)
     assert [actor.rank for actor in alive] == list(range(len(alive)))
-    hosts = [actor.answers["describe"].host for actor in alive]
+    hosts = [actor.replies["describe"].host for actor in alive]
     assert len([1 for a, b in itertools.pairwise(hosts) if a != b]) == len(set(hosts)) - 1
     assert trial.group.hosts == hosts
 
@@ -117,7 +117,7 @@ def test_ranks_whose_host_drains_and_whose_slots_are_taken_leave_once(make: Call
     trial.settle()
     trial.launcher.draining = {"node 1"}
     for actor in trial.world:
-        actor.answers["offer_change"] = None  # it does not come to its commit
+        actor.replies["offer_change"] = None  # it does not come to its commit
     trial.next_report()
     assert len(trial.launcher.alive) == 3 * SLOTS, "others start instead of them"
     assert trial.group.world.resize(SLOTS, b"")
@@ -125,7 +125,7 @@ def test_ranks_whose_host_drains_and_whose_slots_are_taken_leave_once(make: Call
     assert all(actor.called("killed") for actor in started), "and end again"
     assert len(trial.group.workers) == 2 * SLOTS, "while those that train continue"
     for actor in trial.world:
-        actor.answers["offer_change"] = actor.leave
+        actor.replies["offer_change"] = actor.leave
     while len(trial.group.workers) > SLOTS:
         trial.next_report()
     assert [worker.slot for worker in trial.group.workers] == list(range(SLOTS))

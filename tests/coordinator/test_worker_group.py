@@ -37,7 +37,7 @@ def test_an_actor_that_dies_between_its_ranks_and_the_trial_is_named_by_rank_and
     clock: Clock,
 ) -> None:
     group = Group(clock)
-    group.actors[2].answers["assign"] = group.actors[2].die
+    group.actors[2].replies["assign"] = group.actors[2].die
     group.real.begin(ORDER)
     assert error_of(group).startswith("rank 2 of 3 on host2 died:")
     group.real.close()
@@ -137,7 +137,7 @@ def test_the_nodes_of_lost_workers_are_noted_for_preemption(make: Callable[..., 
 def test_what_the_others_printed_last_is_kept(make: Callable[..., Group]) -> None:
     group = make()
     last = LogChunk(2, b"its last words\n")
-    group.actors[2].answers["send_logs"] = lambda: group.actors[2].say(last)
+    group.actors[2].replies["send_logs"] = lambda: group.actors[2].say(last)
     group.actors[0].say(LogChunk(0, b"before\n"), failed(0, FailureKind.RAISED, "ValueError: x"))
     error_of(group)
     assert group.real.take_logs() == [LogChunk(0, b"before\n"), last]

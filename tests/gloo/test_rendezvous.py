@@ -80,7 +80,7 @@ def test_a_get_waits_for_its_put(server):
 
 
 def test_a_get_that_waits_too_long_is_told_to_ask_again(server, monkeypatch):
-    monkeypatch.setattr(rendezvous, "HOLD_S", 0.05)
+    monkeypatch.setattr(rendezvous, "HOLD_TIMEOUT_S", 0.05)
     assert ask(server, "GET", "global/never")[0] == 404
     assert ask(server, "PUT", "global/never", b"now") == (200, b"")
     assert ask(server, "GET", "global/never") == (200, b"now")
@@ -152,7 +152,7 @@ def test_a_peer_that_does_not_read_its_answer_is_dropped(server, monkeypatch):
     size = 32_000_000  # more than the kernel holds for the two ends
     monkeypatch.setattr(rendezvous, "MAX_REQUEST_BYTES", 2 * size)
     ask(server, "PUT", "global/0", bytes(size))
-    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.1)
+    monkeypatch.setattr(rendezvous, "RESPONSE_TIMEOUT_S", 0.1)
     address, port, secret = endpoint(server)
     with socket.create_connection((address, port), timeout=WAIT_S) as deaf:
         deaf.sendall(f"GET /{secret}/global/0 HTTP/1.1\r\n\r\n".encode())
@@ -254,8 +254,8 @@ def _mangled(data: bytes, source: random.Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_mangled_requests_neither_end_it_nor_stay(server, monkeypatch, seed):
-    monkeypatch.setattr(rendezvous, "REQUEST_S", 1.0)
-    monkeypatch.setattr(rendezvous, "HOLD_S", 0.1)
+    monkeypatch.setattr(rendezvous, "REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(rendezvous, "HOLD_TIMEOUT_S", 0.1)
     source = random.Random(seed)
     address, port, secret = endpoint(server)
     files = len(os.listdir("/proc/self/fd"))
@@ -295,7 +295,7 @@ def test_ranks_that_give_up_waiting_harm_nobody(server):
 
 
 def test_a_client_that_sends_a_byte_at_a_time_blocks_no_other_and_is_dropped(server, monkeypatch):
-    monkeypatch.setattr(rendezvous, "REQUEST_S", 0.3)
+    monkeypatch.setattr(rendezvous, "REQUEST_TIMEOUT_S", 0.3)
     address, port, _ = endpoint(server)
     with socket.create_connection((address, port), timeout=WAIT_S) as stranger:
         began = time.monotonic()

@@ -15,20 +15,20 @@ world.load()
 import horovod.torch as hvd
 import torch
 
-told = [world.is_entered()]
+told = [world.has_entered()]
 hvd.init()
-told.append(world.is_entered())
+told.append(world.has_entered())
 assert world.keep(timeout_s=30) == []
-told.append(world.is_entered())
+told.append(world.has_entered())
 # A rank is lost while the others take the kept world: Horovod says that there is none.
 take = world._all_agree
 world._all_agree = lambda fits: (world.close(), take(fits))[1]
 try:
     hvd.init()
 except Exception as error:
-    told += [is_call_before_init(error), world.is_entered()]
+    told += [is_call_before_init(error), world.has_entered()]
 hvd.shutdown()
-told.append(world.is_entered())
+told.append(world.has_entered())
 print(json.dumps(told))
 """
 

@@ -354,7 +354,7 @@ def test_at_most_two_hundred_curves_are_predicted_those_that_may_go_on_first(tmp
         config = {name: float(generator.random()) for name in "xyz"}
         trial = Trial(f"t{number}", search._ready().point(config))
         for epoch in (1, 2):
-            trial.note(epoch, curve(config)[epoch - 1])
+            trial.add_report(epoch, curve(config)[epoch - 1])
         trial.ending = Ending.RUNNING if number % 10 == 0 else Ending.SCORED
         trial.value = None if number % 10 == 0 else curve(config)[1]
         search._history.add(trial)

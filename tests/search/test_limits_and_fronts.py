@@ -15,10 +15,10 @@ from ray import tune
 
 from horovod_tune.analysis.scoring import hypervolume
 from horovod_tune.search import BayesOptSearch
-from horovod_tune.search.gp.drawn import Drawn
-from horovod_tune.search.gp.feasibility import JointFeasibility, LimitFeasibility, room
+from horovod_tune.search.gp.feasibility import JointFeasibility, LimitFeasibility, slack
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
+from horovod_tune.search.gp.posterior_draws import PosteriorDraws
 
 SQUARE = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
 Told = list[tuple[dict[str, Any], dict[str, float]]]
@@ -242,13 +242,13 @@ def test_slopes_of_the_chances_and_of_the_gain() -> None:
     generator = np.random.default_rng(0)
     features = generator.random((15, 2))
     values = np.stack([features[:, 0], np.sin(5 * features[:, 1])])
-    limit = LimitFeasibility(model_of(room(values[0] + features[:, 1], 0.9, upwards=False), features))
-    drawn = [Drawn(model_of(each, features), features[:0], 1) for each in values]
+    limit = LimitFeasibility(model_of(slack(values[0] + features[:, 1], 0.9, upwards=False), features))
+    drawn = [PosteriorDraws(model_of(each, features), features[:0], 1) for each in values]
     gain = HypervolumeGain(drawn, np.ones(15, dtype=bool), limit, 1, features)
-    for belief, tolerance in ((JointFeasibility([limit, limit]), 1e-4), (gain, 1e-2)):
+    for acquisition, tolerance in ((JointFeasibility([limit, limit]), 1e-4), (gain, 1e-2)):
         for query in generator.random((6, 2)):
-            value, slope = belief.with_slope(query)
-            ask = belief.log_probability if isinstance(belief, JointFeasibility) else belief
+            value, slope = acquisition.with_slope(query)
+            ask = acquisition.log_probability if isinstance(acquisition, JointFeasibility) else acquisition
             steps = 1e-5 * np.eye(2)
             numeric = (ask(query + steps) - ask(query - steps)) / 2e-5
             np.testing.assert_allclose(slope, numeric, rtol=tolerance, atol=tolerance)
@@ -262,7 +262,7 @@ def test_the_gain_is_the_hypervolume_improvement() -> None:
     values = np.stack([np.sin(6 * features[:, 0]), np.cos(5 * features[:, 1]) - features[:, 0]])
     exactly = ModelOptions(fixed_noise=1e-6)
     models = [FittedModel(features, each, np.arange(2), exactly) for each in values]
-    drawn = [Drawn(model, features[:0], 2 + n) for n, model in enumerate(models)]
+    drawn = [PosteriorDraws(model, features[:0], 2 + n) for n, model in enumerate(models)]
     gain = HypervolumeGain(drawn, np.ones(6, dtype=bool), None, 2, features)
     queries = generator.random((25, 2))
     known = np.stack([one.values.mean(axis=1) for one in drawn], axis=1)

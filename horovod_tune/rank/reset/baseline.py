@@ -1,8 +1,8 @@
 """Restores a rank's process after a trial, so that the next one finds what it would in a new process.
 
 Runs in each rank, in a thread that runs no code of the user's. `Baseline.restore` returns what it could not
-restore; the process is then replaced. What the three parts see: `settings` what is no attribute of a module,
-`imports` which modules there are, `watch` what the modules that stay hold.
+restore; the process is then replaced. It has three parts: `settings` has what is not an attribute of a
+module, `imports` the loaded modules, `watch` the contents of the modules that stay.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MEMORY_LEFT_CUDA_MB = 2048
 
 
 class Baseline:
-    """How this process was before its first trial."""
+    """The state of this process before its first trial."""
 
     def __init__(self) -> None:
         self._settings = Settings()

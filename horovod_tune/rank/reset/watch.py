@@ -1,4 +1,4 @@
-"""Finds what a trial has changed in the modules that stay: one pass over them, by identity, in some ten ms.
+"""Detects a trial's changes to the modules that stay: one pass over them, by identity, in some ten ms.
 
 A *space* is what has named or listed contents: a module, a class, and the dicts, lists, sets and objects that
 those hold. `Watch` compares each with what it was and puts functions, classes and removed or added attributes
@@ -102,7 +102,7 @@ class Watch:
                     self._parts[value] = _parts_of(value)
                     if value.__kwdefaults__:
                         self._add(value.__kwdefaults__, f"{name}.{key}.__kwdefaults__", top, depth=0)
-            # Not isinstance(): a proxy may raise when it is asked for its class.
+            # Not isinstance(): a proxy's `__class__` may raise.
             elif depth and not issubclass(type(value), _NO_SPACE):
                 is_pythons = isinstance(key, str) and (key.startswith("__") or key.endswith("member_map_"))
                 if not is_pythons or key == "__constants__":
@@ -128,7 +128,7 @@ class Watch:
         return found
 
     def accept(self, before: dict[int, _Space]) -> None:
-        """Take what has changed since ``before`` (of `differing`) as the modules' own doing."""
+        """Accept changes since ``before`` (of `differing`) as the modules' own."""
         for number, now in self.differing().items():
             known = self._spaces[number]
             then = before.get(number, known).items()
@@ -140,7 +140,7 @@ class Watch:
             self._spaces[number] = now
 
     def restore(self) -> list[str]:
-        """Put back what can be; return what else was changed."""
+        """Restore what can be restored; return what else was changed."""
         changed = [each for each, parts in self._parts.items() if _parts_of(each) != parts]
         problems = [f"{each.__module__}.{each.__qualname__}" for each in changed]
         self._parts |= zip(changed, map(_parts_of, changed), strict=True)
@@ -157,7 +157,7 @@ class Watch:
 
 
 def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
-    """Put an attribute of a module or class back; return whether nothing else has to be done."""
+    """Restore an attribute of a module or class; return True if nothing else must be done."""
     if not isinstance(owner, ModuleType | type):
         return _are_equal(old, new)
     if issubclass(type(new), ModuleType) and old is _MISSING and sys.modules.get(new.__name__) is new:
@@ -204,7 +204,7 @@ def _contents_of(owner: Any, top: str, name: str) -> Any:
         return None
     try:
         attributes = object.__getattribute__(owner, "__dict__")
-    except Exception:  # any: classes decide themselves how they are asked
+    except Exception:  # any: a class may raise on attribute access
         return None
     return attributes if type(attributes) is dict else None
 

@@ -37,7 +37,7 @@ _PATCH = Patch(
 )
 
 
-def reuse_actors_of(reuses_workers: Callable[[type], bool]) -> None:
+def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
     """Make Tune keep the actors of trainables that want it, whatever ``reuse_actors`` is; once per process.
 
     Tune refuses actor reuse together with ResourceChangingScheduler, which is therefore not changed, and
@@ -62,7 +62,7 @@ def reuse_actors_of(reuses_workers: Callable[[type], bool]) -> None:
     @functools.wraps(original)
     def maybe_cache(self: Any, trial: Any) -> bool:
         if self not in wanted and {each.trainable_name for each in self._trials} == {trial.trainable_name}:
-            wanted[self] = reuses_workers(get_trainable_cls(trial.trainable_name))
+            wanted[self] = keeps_actors(get_trainable_cls(trial.trainable_name))
             if wanted[self] and type(self._scheduler_alg).__name__ != "ResourceChangingScheduler":
                 self._reuse_actors = True
         if not (wanted.get(self) and self._reuse_actors) or self._staged_trials:

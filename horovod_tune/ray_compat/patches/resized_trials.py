@@ -44,7 +44,7 @@ _PATCH = Patch(
 
 
 # How long a trial may take to reply if it can be resized while it runs; it waits for its next step then.
-ANSWER_S = 5.0
+REPLY_TIMEOUT_S = 5.0
 
 
 def check_resized_trials(
@@ -88,7 +88,7 @@ def check_resized_trials(
     def ask(trial: Any, placement: Any) -> bool:
         actor = trial.temporary_state.ray_actor
         try:
-            return bool(ray.get(actor.resize.remote(placement), timeout=ANSWER_S))
+            return bool(ray.get(actor.resize.remote(placement), timeout=REPLY_TIMEOUT_S))
         except RayError:  # it hangs, or was lost: Tune notices when it restarts the trial
             return False
 

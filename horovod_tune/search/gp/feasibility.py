@@ -43,7 +43,7 @@ class JointFeasibility:
 class LimitFeasibility:
     """The probability that a limit is kept (Gardner et al., 2014).
 
-    `model` is one of the remaining `room`, so that the limit is at 0.
+    `model` is one of the remaining `slack`, so that the limit is at 0.
     """
 
     def __init__(self, model: FittedModel) -> None:
@@ -61,13 +61,13 @@ class LimitFeasibility:
         return float(log_ndtr(z)), ratio * (mean_slopes[:, 0] - z * std_slope) / std
 
 
-def room(values: FloatArray, bound: float, upwards: bool) -> FloatArray:
+def slack(values: FloatArray, bound: float, upwards: bool) -> FloatArray:
     """Return how far inside a limit values lie, shape (points,), on a scale that large ones do not stretch.
 
     0 is at the bound, and 1 near the median distance from it; from some times that on it grows like a
     logarithm. `upwards` for a limit from below.
 
-    >>> room(np.array([10.0, 20.0, 30.0, 1e6]), 20.0, upwards=False).round(2).tolist()
+    >>> slack(np.array([10.0, 20.0, 30.0, 1e6]), 20.0, upwards=False).round(2).tolist()
     [0.88, 0.0, -0.88, -12.21]
     """
     distances = values - bound if upwards else bound - values

@@ -10,9 +10,9 @@ from scipy.special import log_expit
 from scipy.stats import norm, qmc
 
 from horovod_tune.analysis.scoring import non_dominated
-from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.kernels import FloatArray
+from horovod_tune.search.gp.posterior_draws import PosteriorDraws
 
 #: Pairs of a direction and of a draw at the query, for each draw of the results.
 _PAIRS = 16
@@ -39,7 +39,7 @@ class HypervolumeGain:
 
     def __init__(
         self,
-        drawn: Sequence[Drawn],
+        drawn: Sequence[PosteriorDraws],
         allowed: NDArray[np.bool_],
         feasibility: Feasibility | None,
         seed: int,

@@ -10,10 +10,10 @@ from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement, Prob
 from numpy.typing import NDArray
 
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
-from horovod_tune.search.gp.drawn import Drawn
 from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
+from horovod_tune.search.gp.posterior_draws import PosteriorDraws
 
 _NOTHING = np.empty(0)
 
@@ -22,8 +22,8 @@ class Posterior:
     """An acquisition function over the model space, knowing the points in flight and the failures.
 
     `pending` has the shape (points, features). `context` are features that every query shares, after its own:
-    the time at which learning curves are compared. `draw_results` and `expected` as `Drawn` has them.
-    The value to beat is the best of `rivals`, shape (points, features and context); if None, of the
+    the time at which learning curves are compared. `draw_results` and `expected` as `PosteriorDraws` has
+    them. The value to beat is the best of `rivals`, shape (points, features and context); if None, of the
     model's own points and those in flight. `allowed` selects at least one that counts; None selects all.
     """
 
@@ -49,7 +49,7 @@ class Posterior:
         improvement = isinstance(acquisition, (ExpectedImprovement, ProbabilityOfImprovement))
         self._multiplied = improvement and not self._logarithmic
         self._unit = 1.0 if self._logarithmic else model.scale
-        drawn = Drawn(model, pending, seed, draw_results, expected)
+        drawn = PosteriorDraws(model, pending, seed, draw_results, expected)
         self._process, self.rows = drawn.process, len(drawn.values)
         values = drawn.values if rivals is None else self._process.predict(rivals)[0]
         self.incumbents = (values if allowed is None else values[allowed]).max(axis=0)

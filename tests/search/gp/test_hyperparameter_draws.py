@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 from sklearn.gaussian_process.kernels import Matern
 
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
-from horovod_tune.search.gp.averaged import Averaged
+from horovod_tune.search.gp.averaged_acquisition import AveragedAcquisition
 from horovod_tune.search.gp.fit import MarginalLikelihood, Priors
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hyperparameter_draws import draws
@@ -102,13 +102,15 @@ def posteriors() -> list[Posterior]:
 def test_the_average_is_that_of_the_expectations_not_of_their_logarithms() -> None:
     each, queries = posteriors(), np.random.default_rng(4).random((6, 3))
     expected = logsumexp([one(queries) for one in each], axis=0) - np.log(3)
-    assert Averaged(each)(queries) == pytest.approx(expected)
-    assert Averaged(each[:1])(queries) == pytest.approx(each[0](queries))
-    assert Averaged(each).means(queries) == pytest.approx(np.mean([p.means(queries) for p in each], axis=0))
+    assert AveragedAcquisition(each)(queries) == pytest.approx(expected)
+    assert AveragedAcquisition(each[:1])(queries) == pytest.approx(each[0](queries))
+    assert AveragedAcquisition(each).means(queries) == pytest.approx(
+        np.mean([p.means(queries) for p in each], axis=0)
+    )
 
 
 def test_the_averages_gradient_is_that_of_finite_differences() -> None:
-    belief, query = Averaged(posteriors()), np.array([0.3, 0.6, 0.2])
+    belief, query = AveragedAcquisition(posteriors()), np.array([0.3, 0.6, 0.2])
     value, slope = belief.with_slope(query)
     assert value == pytest.approx(float(belief(query[None, :])[0]))
     steps = 1e-5 * np.eye(3)

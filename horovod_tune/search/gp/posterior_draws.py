@@ -10,7 +10,7 @@ from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.gp.process import Conditioned
 
 
-class Drawn:
+class PosteriorDraws:
     """Beliefs about one metric, as several equally probable processes that share their points.
 
     `pending`, shape (points, features), are the points in flight. Without `draw_results` observed results are

@@ -10,7 +10,7 @@ from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.gp.posterior import Posterior
 
 
-class Averaged:
+class AveragedAcquisition:
     """The logarithm of the mean of what several posteriors expect, whose values are logarithms.
 
     They share the results, the points in flight and the scale.

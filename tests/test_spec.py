@@ -1,4 +1,4 @@
-"""What the factory accepts, and how it says no. No Ray is started here."""
+"""What the factory accepts, how it says no, and whether a cluster can hold it. No Ray is started here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from horovod_tune.errors import SpecError
-from horovod_tune.spec.placement import Placement
+from horovod_tune.errors import ResourcesUnavailable, SpecError
+from horovod_tune.spec.placement import Placement, check_fits
 from horovod_tune.spec.trial_spec import make_spec
 
 
@@ -82,3 +82,23 @@ def test_horovod_without_gloo_or_missing_is_said_with_its_cure(tmp_path):
     (hide / "horovod" / "torch" / "mpi_lib_v2.so").write_bytes(b"\0" * 100)
     text = run()
     assert "not built with Gloo" in text and "horovod-tune install-horovod" in text
+
+
+def test_a_trial_that_can_never_fit_is_an_error_that_says_both_sides():
+    placement = make_spec(num_hosts=2, num_slots=3).placement()
+    with pytest.raises(ResourcesUnavailable) as raised:
+        check_fits(placement, [{"CPU": 8.0}, {"CPU": 2.0}])
+    text = str(raised.value)
+    assert "2 x 3 CPU on different machines" in text
+    assert "2 node(s) have 8 CPU; 2 CPU" in text
+
+
+def test_hosts_that_fit_only_on_one_machine_do_not_fit():
+    placement = make_spec(num_hosts=2, num_slots=1).placement()
+    with pytest.raises(ResourcesUnavailable):
+        check_fits(placement, [{"CPU": 64.0}])
+    check_fits(placement, [{"CPU": 1.0}, {"CPU": 1.0}])
+
+
+def test_a_total_may_be_larger_than_one_node():
+    check_fits(make_spec(num_workers=5).placement(), [{"CPU": 2.0}, {"CPU": 4.0}])

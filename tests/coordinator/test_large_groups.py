@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import ray
 from fake_workers import ORDER, TIMEOUT_S, Clock, Group
+from processes import run_python
 
 
 def start_late(group: Group, seconds: float) -> None:
@@ -51,3 +54,16 @@ def test_a_function_for_many_ranks_is_stored_once(
     if stored:
         assert set(given) == {"a reference"}
     group.real.close()
+
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("way", ["fixed", "elastic"])
+def test_a_report_takes_one_call_of_ray_for_each_rank_on_another_host(way: str) -> None:
+    ranks = 64
+    figures = json.loads(run_python("-m", "benchmarks.scale_reports", way, ranks, 0.5, cwd=REPOSITORY).stdout)
+    # Eight ranks per host: those of the coordinator's host are connected to it.
+    assert figures["connected"] == 8
+    assert figures["ray_calls_per_report"] == pytest.approx(ranks - 8, rel=0.05)
+    assert figures["reports_per_s"] > 0

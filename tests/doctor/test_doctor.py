@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import socket
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
+from horovod_tune.actors.ranks import choose_interface
 from horovod_tune.doctor import (
     Finding,
     HorovodInfo,
@@ -21,6 +25,7 @@ from horovod_tune.doctor import (
 )
 from horovod_tune.doctor.node_info import probe
 from horovod_tune.doctor.report import machine_table
+from horovod_tune.errors import StartFailed
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3
@@ -234,3 +239,49 @@ def test_the_screen_marks_what_is_wrong_and_gives_the_cure() -> None:
     assert [line for line in screen if line.startswith("!!")] == ["!!  horovod        not installed"]
     assert "  Cure: horovod-tune install-horovod" in screen
     assert len(screen) <= 24
+
+
+def test_an_address_where_nobody_answers_is_named_in_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        why = command.unreachable_reason(address, timeout_s=3)
+    assert why is not None and f"no Ray cluster answered at {address} within 3 s" in why
+    monkeypatch.setattr(command, "unreachable_reason", lambda address: why)
+    assert command.examine_cluster(address) == 1
+    assert capsys.readouterr().err == f"horovod-tune doctor: {why}\n"
+
+
+def test_what_ray_says_of_an_address_is_passed_on() -> None:
+    why = command.unreachable_reason("no-address-of-ray")
+    assert why is not None and why.startswith("could not connect to a Ray cluster at no-address-of-ray: ")
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "sound": "print('IMPORTED is what I say')",
+        "broken": "import nothing_of_that_name",
+        "final": "import os; os._exit(3)",
+        "crashing": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text + "\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+@pytest.mark.slow
+def test_the_modules_of_a_training_function_are_tried_too(modules: None) -> None:
+    info = collect_info(["sound", "broken", "final", "crashing", "json"])
+    found = {name: info.broken.get(name) for name in info.modules}
+    assert found["sound"] is None and found["json"] is None
+    assert found["broken"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
+    assert found["final"] == "exit status 3" and found["crashing"] == "the import was ended by signal 11"
+
+
+def test_hosts_without_ipv4_are_refused_by_one_clear_sentence() -> None:
+    here = {"lo": ["::1"], "eth0": ["fd00::2"]}
+    with pytest.raises(
+        StartFailed, match=r"knows this host by fd00::2, and .* speak IPv4 only\. Start Ray with"
+    ):
+        choose_interface(here, node_ip="fd00::2", nics=["eth0"], single_host=False)

@@ -324,29 +324,25 @@ def test_a_rank_that_gives_no_sign_of_life_is_named(own_workers: Callable[..., W
     assert "stopped responding" in str(caught.value) and "for 45 s (timeout_s)" in str(caught.value)
 
 
-def test_workers_that_a_trial_left_unfit_say_why(own_workers: Callable[..., Workers]) -> None:
+def test_workers_that_a_trial_left_unfit_say_why_and_closing_leaves_no_process(workers: Workers) -> None:
+    """The last one: no other may use these workers afterwards."""
+
     def train(config: dict[str, Any]) -> None:
         import threading
 
+        note_rank(config)
         threading.Thread(target=threading.Event().wait, name="left-behind", daemon=True).start()
 
-    workers = own_workers()
-    workers.begin(train)
+    directory = workers.begin(train)
     workers.events()
     problems = workers.group.end_trial()
     assert len(problems) == workers.size and all("'left-behind' still runs" in each for each in problems)
-
-
-def test_closing_leaves_no_process(own_workers: Callable[..., Workers]) -> None:
-    workers = own_workers()
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    directory, _ = workers.run(note_rank)
     pids = {facts["pid"] for facts in noted(directory).values()}
     workers.close()
     workers.group.close()
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
-    more = {child.pid for child in psutil.Process().children(recursive=True)} - before
-    assert [pid for pid in more if "parent" in _command(pid)] == []
+    left = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert [pid for pid in left if "xla.parent" in _command(pid)] == []
 
 
 def _command(pid: int) -> str:

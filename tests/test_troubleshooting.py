@@ -1,12 +1,16 @@
-"""docs/troubleshooting.md has an entry for every error that this package raises, and for nothing else."""
+"""The texts of failures are cut to what is read, and docs/troubleshooting.md has an entry for every error."""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import re
+import traceback
 from pathlib import Path
 
+import pytest
+
+from horovod_tune import errors as error_text
 from horovod_tune.coordinator.failures import _VERBS
 from horovod_tune.messages import FailureKind
 
@@ -63,3 +67,25 @@ def test_every_way_in_which_a_rank_can_be_lost_is_explained():
     assert set(_VERBS) == set(FailureKind)
     for words in _VERBS.values():
         assert f"| `{words}` |" in TEXT
+
+
+def test_a_huge_message_is_cut_with_its_two_ends_and_the_chain_around_it_kept():
+    def chain():
+        try:
+            raise KeyError("the cause")
+        except KeyError as cause:
+            raise ValueError("the start " + "x" * (5 << 20) + " the end") from cause
+
+    with pytest.raises(ValueError, match="the start") as raised:
+        chain()
+    text = error_text.traceback_text(traceback.format_exception(raised.value))
+    assert len(text) < 2 * error_text.MAX_TEXT
+    for kept in ("KeyError: 'the cause'", "direct cause", "ValueError: the start", "left out", "the end"):
+        assert kept in text
+
+
+def test_a_long_chain_of_huge_messages_is_cut_too():
+    pieces = ["first\n", *["y" * (1 << 20)] * 20, "last\n"]
+    text = error_text.traceback_text(pieces)
+    assert len(text) < error_text.MAX_TRACEBACK + 100
+    assert text.startswith("first") and text.endswith("last\n")

@@ -198,19 +198,3 @@ def test_a_damaged_curve_is_none(tmp_path: Path, damage: dict[str, Any]):
         found = analyze(home)
         assert set(expectations(found)) == expected and not found.problems
         shown(found)
-
-
-@pytest.mark.parametrize(
-    "predictions", [None, [], "x", {"curves": {}}, {"time_attr": 3, "curves": [{}]}], ids=str
-)
-def test_damaged_predictions_are_none(tmp_path: Path, predictions: Any):
-    home = written(made_experiment(12), tmp_path)
-    state = {
-        "format": "horovod_tune.BayesOptSearch",
-        "metric": "loss",
-        "mode": "min",
-        "predictions": predictions,
-    }
-    (home / "searcher-state-2026-11-20_12-00-00.json").write_text(json.dumps(state))
-    found = analyze(home)
-    assert found.record.predictions is None and not found.problems

@@ -57,14 +57,6 @@ def test_hypervolume_is_the_part_of_space_that_is_dominated(metrics):
     assert hypervolume(values, corner, modes) == pytest.approx(inside.mean(), abs=0.006)
 
 
-def test_hypervolume_of_two_metrics_is_the_staircase():
-    points = np.array([[1.0, 4.0], [2.0, 2.0], [4.0, 1.0], [3.0, 3.0]])
-    assert hypervolume(points, [5.0, 5.0], ["min", "min"]) == 4 * 1 + 3 * 2 + 1 * 1
-    assert hypervolume(points, [1.0, 1.0], ["min", "min"]) == 0.0
-    with pytest.raises(ValueError, match="reference must have 2 values, got 1"):
-        hypervolume(points, [1.0], ["min", "min"])
-
-
 def with_latency(trials: int = 40) -> Analysis:
     """A made experiment whose reports have a latency too: the wider the net, the slower."""
     made = made_experiment(trials)

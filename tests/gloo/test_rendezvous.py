@@ -1,4 +1,4 @@
-"""The rendezvous serves those who know its secret: values, and each rank all that the others have put for it."""
+"""The rendezvous serves those who know its secret: values, and to each rank what all others put for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `horovod-tune`: each subcommand is registered, and run, by a module of its own."""
+"""The command `horovod-tune`: each subcommand is registered and run by its own module."""
 
 from __future__ import annotations
 

@@ -206,5 +206,5 @@ def _name_unpicklable_value(config: Any, error: Exception) -> None:
         raise SerializationError(
             f"config cannot be sent to the trials, because of config{where}, which is of type "
             f"{type(what).__module__}.{type(what).__qualname__}: {cause}. Make it inside the training "
-            "function, from what config says of it."
+            "function, from plain values in config."
         ) from error

@@ -62,7 +62,7 @@ class RankBackend(Protocol):
 
 
 class WorldRendezvous(Protocol):
-    """What the ranks of one trial's worlds meet at, from the coordinator's side."""
+    """The rendezvous of one trial's worlds, in the coordinator."""
 
     def open(
         self,
@@ -74,7 +74,7 @@ class WorldRendezvous(Protocol):
         """Open it for the next world, instead of the one before; return each rank's environment."""
 
     def abandon(self) -> None:
-        """Make ranks that are still on their way into the latest world give up at once."""
+        """Make ranks that are still entering the latest world abandon it at once."""
 
     def close(self) -> None:
         """Undo `open`; twice is harmless."""

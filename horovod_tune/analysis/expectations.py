@@ -51,7 +51,7 @@ def at_time(time_attr: str, time: float) -> str:
 def expectations(analysis: Analysis) -> dict[int, Expectation]:
     """Return what is expected of trials that have neither failed nor been trained to the end, by number.
 
-    Empty where the search had no model of learning curves, or one of another metric.
+    Empty if the search had no model of learning curves, or one of another metric.
     """
     predictions = analysis.record.predictions
     if predictions is None or predictions.metric != analysis.metric:

@@ -61,7 +61,7 @@ def typed(values: Sequence[Any], index: pd.Index | None = None) -> pd.Series:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return flat rows as a frame whose columns stand in the order in which they first appear."""
+    """Return flat rows as a frame whose columns are in the order of first appearance."""
     columns: dict[str, list[Any]] = {}
     for number, row in enumerate(rows):
         for name, value in row.items():

@@ -140,7 +140,7 @@ class Analysis:
             )
             name = one_line(self.metric or "NAME")
             front = " and ".join(map(one_line, self.record.front))
-            why = f"does not say its {missing}"
+            why = f"does not record its {missing}"
             if front:
                 why = f"looked for a front of {front}, see pareto_front(), and has no single metric"
             raise MetricUnknown(
@@ -154,7 +154,7 @@ class Analysis:
         return self.metric, self.mode
 
     def require_reported(self, metric: str) -> None:
-        """Raise `MetricUnknown` where trials have reported numbers, and none by this name."""
+        """Raise `MetricUnknown` if trials have reported numbers, and none by this name."""
         if self.reported_numbers and metric not in self.reported_numbers:
             raise MetricUnknown(
                 f"no trial reported a number named {metric!r}; reported: {self._reported_text}"

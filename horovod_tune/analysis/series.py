@@ -126,7 +126,7 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
 
 @dataclass(frozen=True)
 class Rung:
-    """The trials that came as far as one rung: their values there, and what became of them.
+    """The trials that reached one rung: their values there, and what happened to them.
 
     `fates` are "went on", "stopped", "failed" or "running", one for each entry of `trials`.
     """
@@ -188,7 +188,7 @@ class Bar:
     """A trial's hold on one row of the timeline, in seconds since the experiment's start.
 
     From `begin` to `trained` it started up (0 s if the reports do not record it), from there to `end` it
-    trained. `rank` is which of the trial's ranks it is, None where their number is not known.
+    trained. `rank` is which of the trial's ranks it is, None if their number is not known.
     """
 
     trial: int
@@ -215,9 +215,8 @@ class Timeline:
 def timeline(analysis: Analysis) -> Timeline:
     """Return every trial's time on rows of ranks; rows are reused as soon as their trial ended.
 
-    Where the start-up that the reports tell (`start_s`) is comes from `start_span`;
-    where they tell none, there is none. Where no trial tells its number of ranks, a row is a place for one
-    whole trial.
+    The start-up comes from `start_span` if the reports have its length (`start_s`). If no trial reports its
+    number of ranks, a row is a place for one whole trial.
     """
     zero, now = start_time(analysis), analysis.record.last_write
     known = any(ranks_of(trial) for trial in analysis.trials)

@@ -17,10 +17,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def report_times(trial: TrialRecord) -> list[float]:
-    """When each report came, in Unix time (seconds); NaN if it is not written down.
+    """Return the Unix time of each report in seconds; NaN if it is not recorded.
 
     Tune writes whole seconds. The time that training took, counted back from the moment of the last report,
-    tells the fraction; it is used only as far as it agrees with what is written.
+    gives the fraction; it is used only if it agrees with what is written.
     """
     rows = trial.rows
     if not rows:

@@ -70,7 +70,7 @@ class Channel:
         self.send_frame(frame(kind, **fields))
 
     def send_frame(self, data: bytes) -> None:
-        """Send what `frame` has made; raises OSError where the other end is closed."""
+        """Send what `frame` has made; raises OSError if the other end is closed."""
         with self._sending:
             self._socket.sendall(data)
 

@@ -56,7 +56,7 @@ def add_awaited_ranks(
 
     Args:
         failures: what is known.
-        awaited: the collectives that others wait in for a rank, by that rank.
+        awaited: by rank, the collectives in which others wait for it.
         hosts: of each rank, by rank.
         running: the ranks whose training function still runs.
         returned: those whose training function has returned.

@@ -1,10 +1,11 @@
 """The world of one trial in the coordinator: its members, how it is formed, lost and formed again.
 
 What happens when a rank dies, from top to bottom: `Worker.poll` fails or becomes overdue (the heartbeat),
-`lose` removes the worker and asks `policy.decide`. Either the trial fails (`failures`), or `_begin_change`
+`lose` removes the worker and calls `policy.decide`. Either the trial fails (`failures`), or `_begin_change`
 breaks the world on the others, so that none waits in a collective or a report. Each sends `NeedsWorld` when
-its training function has left (`record_left`). When all have, `policy.decide` says so and `_form_next` gives
-the remaining workers, and others that have started meanwhile, their ranks in the next world.
+its training function has left (`record_left`). When all have, `policy.decide` returns `Reform` and
+`_form_next` gives the remaining workers, and others that have started meanwhile, their ranks in the next
+world.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class State(Enum):
 
 @dataclass
 class _Change:
-    """A world that is being left: since when (monotonic clock), why, who was lost and who has left it."""
+    """A change of the world: its start (monotonic clock), reasons, lost ranks and members that left."""
 
     began: float
     reasons: list[str]
@@ -392,7 +393,7 @@ class World:
             change.reasons.append(str(error))
             self._await(workers, [worker.actor.describe.remote() for worker in workers], self.limits.prompt_s)
             return
-        # The next world has connections of its own. A report that is still on its way is made again there,
+        # The next world has new connections. A report that is still in transit is repeated there,
         # since it was not acknowledged.
         self._events.close_channels()
         self._worlds_without_report += bool(change.lost or change.error)
@@ -423,7 +424,7 @@ class World:
         """Return why the world is left that ``first`` has left without a loss."""
         draining = ", ".join(worker.name for worker in self.members if self.slots.is_draining(worker))
         if draining:
-            return f"the host of {draining} is about to go"
+            return f"the node of {draining} is draining"
         if any(map(self.slots.is_excess, self.members)):
             return f"a scheduler left the trial {self.limits.max_workers} rank(s)"
         return "more workers join" if self._has_others_to_offer else f"{first.name} lost contact"

@@ -31,7 +31,7 @@ def refuse_launcher() -> None:
                 f"a whole search "
                 f"in the same folder. Start it once, without {launcher}: python "
                 f"{sys.argv[0] or 'tune.py'}. The "
-                "search starts the ranks of each trial itself: num_slots says how many."
+                "search starts the ranks of each trial itself: num_slots sets how many."
             )
 
 

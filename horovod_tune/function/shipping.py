@@ -144,7 +144,7 @@ class ShippedFunction:
         return pickled
 
     def modules(self) -> list[str]:
-        """Return the modules that a rank has to import to open the function; none where a script holds it."""
+        """Return the modules that a rank has to import to open the function; none if a script holds it."""
         name = getattr(self._function, "__module__", None)
         return [name] if name is not None and travels_by_name(name) else []
 

@@ -134,7 +134,7 @@ def _refuse_tunes_resources(func: Any, name: str) -> None:
 
 
 RESOURCE_ARGUMENTS = (
-    "The arguments of DistributedTrainableCreator say what a trial takes: num_hosts and num_slots (or "
+    "The arguments of DistributedTrainableCreator set what a trial takes: num_hosts and num_slots (or "
     "num_workers) how many ranks, num_cpus_per_slot the CPUs of each, use_gpu=True a GPU for each."
 )
 

@@ -22,7 +22,7 @@ _MAX_DEPTH = 8
 def find_unpicklable(value: Any, dumps: Dumps) -> tuple[str, Any, Exception] | None:
     """Return where in ``value`` something cannot be pickled, that something, and its own error.
 
-    ``dumps`` is what pickles. None where ``value`` itself can be pickled.
+    ``dumps`` is what pickles. None if ``value`` itself can be pickled.
 
     >>> import cloudpickle, threading
     >>> where, what, _ = find_unpicklable({"model": [1, threading.Lock()]}, cloudpickle.dumps)

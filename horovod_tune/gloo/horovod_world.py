@@ -70,7 +70,7 @@ class HorovodWorld:
         self._kept = False
         # What is known of the world that the training function has made, until it leaves it itself.
         self._known: dict[tuple[Any, ...], Any] = {}
-        # Whether it has called `hvd.init()` since it began or left a world; also if that failed.
+        # True if it has called `hvd.init()`, even if that failed, since it began or left a world.
         self._has_asked = False
         self._basics: Any = None
         self._environment: dict[str, str] = {}
@@ -271,7 +271,7 @@ class HorovodWorld:
         self.close()
 
     def _new_sockets(self) -> dict[int, str]:
-        """Return the sockets that came with the `hvd.init()` that is under way; none where there is none."""
+        """Return the sockets that came with the `hvd.init()` that is under way; none between two."""
         before = self._before_init
         if before is None:
             return {}

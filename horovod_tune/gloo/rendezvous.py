@@ -168,7 +168,7 @@ def addresses_for(rank: int, size: int, addresses: Mapping[int, bytes]) -> bytes
     """
     length, rest = divmod(len(addresses[0]) if 0 in addresses else 0, max(1, size - 1))
     if rest or rank >= size or addresses.keys() != set(range(size)):
-        raise ValueError(f"rank {rank} of {size} asks for addresses of {len(addresses)} ranks")
+        raise ValueError(f"rank {rank} of {size} requests addresses of {len(addresses)} ranks")
     if {len(each) for each in addresses.values()} != {length * (size - 1)}:
         raise ValueError(f"the addresses of {size} ranks are of different lengths")
     # A rank has none for itself, so its addresses for ranks above it are one place earlier.

@@ -29,7 +29,7 @@ class TuneReporterCallback(TrainerCallback):
     Works in Horovod trials, in TPU trials and where Accelerate joins a trial's ranks; give it to the Trainer
     of every rank, since every rank waits at a report until Tune has decided. A trial that a scheduler stops
     ends in its evaluation. In a Horovod trial the Trainer has to go through `distribute` first; the callback
-    raises `NotSynchronised` where it has not. In a script that `accelerate launch` runs without Tune there is
+    raises `NotSynchronised` if it has not. In a script that `accelerate launch` runs without Tune there is
     nothing to report to: the callback logs that once and does nothing. In a process that a trial's
     training function has launched, it raises `NotInTraining`, as `report()` does there.
 

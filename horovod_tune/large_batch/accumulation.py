@@ -217,7 +217,7 @@ class GradientAccumulator:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def _scale_gradients(self, factor: float, measures: bool) -> float | None:
-        """Multiply by `factor` and clip, in one; return the norm before clipping, None where not used."""
+        """Multiply by `factor` and clip, in one; return the norm before clipping, None if not used."""
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         norm = None
         if measures or self._max_norm is not None:

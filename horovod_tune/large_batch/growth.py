@@ -18,7 +18,7 @@ from horovod_tune.large_batch.world import horovod, world_size
 
 
 class GrowthPolicy(ABC):
-    """What `BatchGrowth` asks. All ranks must get the same answer, so measures are those of all ranks."""
+    """The policy of `BatchGrowth`. All ranks must decide alike, so measures are those of all ranks."""
 
     @abstractmethod
     def growth(self, epoch: float, global_batch_size: int, measure: Any) -> int:

@@ -51,8 +51,8 @@ class Lamb(LayerWiseOptimizer):
         weight_decay: λ.
 
     Raises:
-        HyperparameterError: An option is out of bounds, or `step` meets a sparse gradient.
-        TrustRatioError: `step` meets a NaN or an infinity.
+        HyperparameterError: An option is out of bounds, or `step` finds a sparse gradient.
+        TrustRatioError: `step` finds a NaN or an infinity.
 
     >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     >>> optimizer = Lamb([weight], lr=0.5, eps=0.0)

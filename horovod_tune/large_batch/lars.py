@@ -55,8 +55,8 @@ class Lars(LayerWiseOptimizer):
         nesterov: If True, step by :math:`\mu v + \gamma r (g + \lambda w)` instead of v.
 
     Raises:
-        HyperparameterError: An option is out of bounds, or `step` meets a sparse gradient.
-        TrustRatioError: `step` meets a NaN or an infinity.
+        HyperparameterError: An option is out of bounds, or `step` finds a sparse gradient.
+        TrustRatioError: `step` finds a NaN or an infinity.
 
     >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     >>> optimizer = Lars([weight], lr=1.0, momentum=0.0, trust=0.1)

@@ -63,7 +63,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         return "a parameter of no group"
 
     def check_options(self, group: Group) -> None:
-        """Raise HyperparameterError where an option of the group is out of bounds."""
+        """Raise HyperparameterError if an option of the group is out of bounds."""
         for name in ("lr", "weight_decay", "eps"):
             value = group[name]
             bounds.at_least(name, value.item() if isinstance(value, torch.Tensor) else value, 0)
@@ -96,7 +96,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def finite_norms(self, params: Tensors, grads: Tensors) -> list[tuple[float, float]]:
-        """Return the norms of each weight and gradient; raises TrustRatioError where one is not finite."""
+        """Return the norms of each weight and gradient; raises TrustRatioError if one is not finite."""
         found = list(zip(norms(params), norms(grads), strict=True))
         for parameter, (of_weight, of_gradient) in zip(params, found, strict=True):
             if not math.isfinite(of_weight + of_gradient):

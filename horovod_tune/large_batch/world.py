@@ -82,7 +82,7 @@ def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> Ca
 
 
 def averages(optimizer: Any, size: int) -> bool:
-    """Return whether the optimiser averages over the ranks, rather than summing.
+    """Return True if the optimiser averages over the ranks, False if it sums.
 
     Raises:
         HyperparameterError: It does neither.

@@ -159,7 +159,8 @@ class _Once:
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:
     """Call the training function; what it returns or yields is reported, as Tune does."""
     output = function(dict(live_session.order.config))
-    # Asked of what it returned: functools.partial and callable objects do not look like generator functions.
+    # Checked on what it returned: functools.partial and callable objects do not look like generator
+    # functions.
     if inspect.isgenerator(output):
         for each in output:
             session.handle_output(live_session, each)

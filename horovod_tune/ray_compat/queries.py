@@ -195,7 +195,7 @@ def cluster_size() -> str | None:
 
 
 def check_cluster_holds(placement: Placement) -> None:
-    """Raise ResourcesUnavailable where this driver's cluster, if there is one yet, can never hold it."""
+    """Raise ResourcesUnavailable if this driver is connected to a cluster that can never hold it."""
     import ray
 
     if ray.is_initialized() and not cluster_can_grow():

@@ -51,7 +51,7 @@ class Objectives:
 
 
 def check_metrics(metric: str | Sequence[str] | None, mode: str | Sequence[str] | None) -> None:
-    """Raise `ValueError` where metric and mode do not fit, naming what is wrong."""
+    """Raise `ValueError` with the reason if metric and mode do not fit."""
     if metric is None or isinstance(metric, str):
         if mode not in (None, "min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")

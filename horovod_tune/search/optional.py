@@ -25,7 +25,7 @@ class MissingExtra(HorovodTuneError, ImportError):
 
 
 def load(name: str) -> Any:
-    """Return the searcher called `name`. Raises `MissingExtra` where its packages are not installed."""
+    """Return the searcher called `name`. Raises `MissingExtra` if its packages are not installed."""
     module, packages, extra = OPTIONAL[name]
     missing = [package for package in packages if find_spec(package) is None]
     if missing:

@@ -82,7 +82,7 @@ def check_same_search(
     mode: str | Sequence[str] | None,
     limits: Sequence[str] | None = None,
 ) -> None:
-    """Raise `StateFileError` where a state belongs to another space, metric, mode or limits."""
+    """Raise `StateFileError` if a state belongs to another space, metric, mode or limits."""
     for name, mine in (("metric", metric), ("mode", mode)):
         if mine is not None and state[name] is not None and state[name] != mine:
             raise StateFileError(f"the saved search has the {name} {state[name]!r}, this one {mine!r}")

@@ -43,7 +43,7 @@ class PreviousResults:
 
     @staticmethod
     def nested_point(space: SearchSpace, config: Mapping[str, Any]) -> Point:
-        """Return the point of a configuration, nested or flat. Raises `SpaceError` where it has none."""
+        """Return the point of a configuration, nested or flat. Raises `SpaceError` if it has none."""
         nested: dict[Any, Any] = {}
         for node in space.nodes:
             if node.conditions:

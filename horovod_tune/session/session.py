@@ -80,7 +80,7 @@ class Session:
         self._world_is_broken = False
         # What the training function has given to `atexit`, see `rank.exit_handlers`.
         self.exit_handlers: list[functools.partial[Any]] = []
-        # The rank's `elastic.CommittedState`; None where ranks are not Horovod's.
+        # The rank's `elastic.CommittedState`; None if ranks are not Horovod's.
         self.committed: Any = None
         # What `report` raises in a broken world; a rank of Horovod's has Horovod's own error here.
         self.world_error: Callable[[str], BaseException] = WorldBroken

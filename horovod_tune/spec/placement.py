@@ -71,7 +71,7 @@ def _shortage(placement: Placement, nodes: Sequence[dict[str, float]]) -> str:
     names = sorted({name for each in placement.bundles for name in each})
     there = "; ".join(_amounts({name: node.get(name, 0.0) for name in names}) for node in nodes)
     return (
-        f"a trial asks for {asked}, which this cluster can never give: its {len(nodes)} node(s) have "
+        f"a trial requests {asked}, which this cluster can never provide: its {len(nodes)} node(s) have "
         f"{there}. "
         "Lower num_slots, num_hosts or num_cpus_per_slot, or start Ray with more."
     )

@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class NodeFiles:
-    """The files of one node, for the job's processes on other nodes. Runs in an actor of its own."""
+    """The files of one node, for the job's processes on other nodes. Runs in its own actor."""
 
     def fingerprint(self, path: str) -> tuple[int, int] | None:
         return directories.fingerprint(path)

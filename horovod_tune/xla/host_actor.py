@@ -249,7 +249,7 @@ class HostActor:
             case {"kind": "stack", "stack": stack, "in_report": in_report}:
                 self._hang_detector.add_stack(rank.ordinal, StackDump(stack, in_report))
             case {"kind": "fetch", "path": path, "node_id": node_id}:
-                # In a thread of its own: a copy from another host may take minutes.
+                # In its own thread: a copy from another host may take minutes.
                 threading.Thread(target=self._fetch, args=(rank, path, node_id), daemon=True).start()
 
     def _end(self, rank: RankProcess, message: Message) -> None:

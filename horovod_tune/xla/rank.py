@@ -1,6 +1,6 @@
 """One rank on a TPU host: connects to the host actor, then runs one trial's training function after another.
 
-`serve` is what torch_xla's launcher calls. The training function runs in a thread of its own while this one
+`serve` is what torch_xla's launcher calls. The training function runs in its own thread while this one
 listens, so that a rank which compiles for minutes still sends heartbeats.
 """
 
@@ -107,7 +107,7 @@ def _join(registry_fd: int, runtime: Runtime) -> Channel:
 
 
 def _redirect_output() -> list[int]:
-    """Send what this process prints, C++ included, into a pipe; return its reading end, once a process."""
+    """Send what this process prints, C++ included, into a pipe; return its reading end, once per process."""
     global _output
     with _one_at_a_time:
         if _output is not None:

@@ -17,7 +17,7 @@ from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.tpu_types import generation_of, shape_of
 from horovod_tune.spec.trial_spec import TrialSpec
 
-# What Ray lets one actor ask for: TPU_VALID_CHIP_OPTIONS.
+# The numbers of chips that one actor may request in Ray: TPU_VALID_CHIP_OPTIONS.
 CHIP_COUNTS = (1, 2, 4, 8)
 # The amount of a resource that selects the kind of host for a bundle without taking it from other trials.
 PIN = 0.001
@@ -126,14 +126,14 @@ def _chips_of_a_host(spec: TrialSpec, alone: Sequence[TpuHost]) -> int:
         return counts.pop()
     if counts:
         raise SpecError(
-            f"the cluster's TPU hosts have {' and '.join(map(str, sorted(counts)))} chips: say with "
-            "num_slots how many a trial takes, or with tpu_type which hosts"
+            f"the cluster's TPU hosts have {' and '.join(map(str, sorted(counts)))} chips: pass "
+            "num_slots (chips per trial) or tpu_type (which hosts)"
         )
     if spec.tpu_type is not None:
         return shape_of(spec.tpu_type)[1]
     raise ResourcesUnavailable(
         "the cluster has no TPU host that is a slice by itself. Give num_hosts for a slice of several, "
-        "num_slots or tpu_type where an autoscaler is to start a host, or set PJRT_DEVICE=CPU to try it on "
+        "num_slots or tpu_type if an autoscaler should start a host, or set PJRT_DEVICE=CPU to try it on "
         "the CPU."
     )
 
@@ -161,7 +161,7 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
     if len(shapes) > 1:
         raise ResourcesUnavailable(
             f"the cluster has several kinds of TPU slices with {spec.num_hosts} hosts: "
-            f"{', '.join(str(kind) for kind, _ in shapes)}; say with tpu_type which it is to be"
+            f"{', '.join(str(kind) for kind, _ in shapes)}; pass tpu_type"
         )
     ((pod_type, chips),) = shapes
     _check_whole_hosts(spec, chips)

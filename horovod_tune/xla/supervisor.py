@@ -65,7 +65,7 @@ class Supervisor:
         self._last_errors: dict[int, str] = {}
         self._changed = threading.Condition()
         self.ranks: list[RankProcess] = []
-        # A process that asked the kernel to die with its parent dies with the *thread* that started it, so
+        # A process that requested to die with its parent dies with the *thread* that started it, so
         # this thread lives as long as the actor does.
         self._thread = threading.Thread(target=self._run, name="xla-supervisor", daemon=True)
         self._thread.start()

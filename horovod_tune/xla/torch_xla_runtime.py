@@ -118,7 +118,7 @@ class TorchXla:
 
         for name in _READ_ONCE:
             if environment.get(name) != os.environ.get(name):
-                return [f"the trial set {name}, which torch_xla reads once a process"]
+                return [f"the trial set {name}, which torch_xla reads once per process"]
         if xr.is_spmd() != self._spmd:
             return ["the trial switched SPMD on, which cannot be undone in a process"]
         torch._dynamo.reset()

@@ -47,8 +47,8 @@ def tpu_hosts() -> list[slices.TpuHost]:
 class XlaLauncher:
     """Starts one host actor on each host of the trial, and torch_xla's processes below them.
 
-    ``placement_group`` has a bundle for a host, or for the first host of a slice; its resources say which
-    device torch_xla uses.
+    ``placement_group`` has a bundle for a host, or for the first host of a slice; its resources determine
+    the device of torch_xla.
     """
 
     # Tests replace both.

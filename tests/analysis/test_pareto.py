@@ -214,7 +214,7 @@ def test_an_experiment_shows_itself_in_a_notebook():
             replace(made.record, trials=trials, metric=metric), made.folder, metric=metric, mode="min"
         )
         assert evil not in hostile._repr_html_()
-    assert "does not say its" in hostile._repr_html_()
+    assert "does not record its" in hostile._repr_html_()
 
 
 def test_an_experiment_that_looked_for_a_front_says_where_it_is():

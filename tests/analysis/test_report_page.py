@@ -153,7 +153,7 @@ def test_what_could_not_be_read_is_on_the_page(experiments, tmp_path):
 
 def test_an_experiment_without_a_metric_still_has_a_page(experiments):
     text = render(analyze(experiments / "no_metric"))
-    assert "does not say its metric and mode" in text
+    assert "does not record its metric and mode" in text
     assert "Which trial" in text, "what needs no metric is drawn"
 
 

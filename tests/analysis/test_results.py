@@ -53,7 +53,7 @@ def test_the_guides_attributes_are_there(experiments):
 
 def test_without_metric_and_mode_the_error_says_what_may_be_passed(experiments):
     with pytest.raises(
-        ValueError, match=r"does not say its metric and mode.*reported: loss, accuracy, deep/loss"
+        ValueError, match=r"does not record its metric and mode.*reported: loss, accuracy, deep/loss"
     ):
         _ = analyze(experiments / "no_metric").best_config
     analysis = analyze(experiments / "no_metric", metric="deep/loss", mode="max")
@@ -61,7 +61,7 @@ def test_without_metric_and_mode_the_error_says_what_may_be_passed(experiments):
 
 
 def test_a_plain_runs_folder_lacks_the_mode_and_says_so(experiments):
-    with pytest.raises(ValueError, match="does not say its mode"):
+    with pytest.raises(ValueError, match="does not record its mode"):
         _ = analyze(experiments / "plain_run").best_config
 
 

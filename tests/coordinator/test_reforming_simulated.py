@@ -142,7 +142,7 @@ def test_ranks_leave_a_draining_host_at_a_commit_and_others_start_elsewhere(
     while len(trial.group.workers) != size or "host1" in trial.group.hosts:
         trial.next_report()
     change = trial.group.world.changes[0]
-    assert "rank 8 on host1" in change and "about to go" in change and "ranks 8" not in change
+    assert "rank 8 on host1" in change and "is draining" in change and "ranks 8" not in change
     assert not trial.group.world.may_end_soon("node 0") and trial.group.world.may_end_soon("node 1")
     assert trial.group.world.lost_nodes == []
 

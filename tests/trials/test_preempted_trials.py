@@ -1,4 +1,4 @@
-"""A node that is about to go: an elastic trial leaves it at a commit, or moves, and no retry is used up."""
+"""A draining node: an elastic trial leaves it at a commit, or moves, and no retry is used up."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def run(folder: Path, ranks: int) -> tuple[Any, list[dict[str, Any]]]:
 def test_ranks_leave_a_node_that_is_about_to_go_and_the_others_go_on(cluster: Any, tmp_path: Path) -> None:
     _, records = run(tmp_path, ranks=2)
     assert "rank 1 on" in str([each["world_change"] for each in records])
-    assert "about to go" in str([each["world_change"] for each in records])
+    assert "draining" in str([each["world_change"] for each in records])
     assert len({each["pid"] for each in records}) == 1, "rank 0 keeps its process"
 
 

@@ -273,7 +273,7 @@ def test_resources_are_what_the_ranks_hold_and_nothing_for_the_coordinator(tune_
 
 def test_a_trial_that_can_never_fit_is_an_error_and_not_a_wait(tune_run: Any) -> None:
     trainable = DistributedTrainableCreator(lambda config: None, num_slots=5)
-    with pytest.raises(ResourcesUnavailable, match=r"5 CPU, which this cluster can never give.*4 CPU"):
+    with pytest.raises(ResourcesUnavailable, match=r"5 CPU, which this cluster can never provide.*4 CPU"):
         tune_run(trainable)
 
 

@@ -56,7 +56,7 @@ def test_one_host_gives_all_its_chips_unless_told_otherwise() -> None:
 
 
 def test_hosts_with_different_chips_need_to_be_told() -> None:
-    with pytest.raises(SpecError, match="4 and 8 chips: say with num_slots"):
+    with pytest.raises(SpecError, match="4 and 8 chips: pass num_slots"):
         slices.tpu_placement(spec(), [TpuHost("a", 4), TpuHost("b", 8)])
 
 

@@ -162,7 +162,7 @@ def importance(analysis: Analysis) -> Figure:
     """Draw how much each hyperparameter matters: permutation importance on a random forest (scikit-learn).
 
     Bars are the drop of R² on held-out trials when a hyperparameter's values are shuffled, with the standard
-    deviation; the 20 largest are drawn. With too few trials the figure says so. See
+    deviation; the 20 largest are drawn. With too few trials the figure has a text instead. See
     `horovod_tune.analysis.importance`.
     """
     try:

@@ -27,8 +27,8 @@ _START = "#E0CE1A"
 def rungs(analysis: Analysis) -> Figure:
     """Draw the trials at each rung of ASHA or HyperBand: which continued and which were stopped there.
 
-    Rungs are the scheduler's own if the experiment has them, else the iterations at which trials ended (the
-    picture says which).
+    Rungs are the scheduler's own if the experiment has them, else the iterations at which trials ended; the
+    figure is labelled accordingly.
     """
     metric, mode = analysis.require_metric()
     found = series.rungs(analysis)

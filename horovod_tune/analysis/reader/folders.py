@@ -28,7 +28,7 @@ class UnusableFile(OSError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file or folder directly below another; `modified` is Unix time in seconds, None where not known.
+    """One file or folder directly below another; `modified` is Unix time in seconds, None if not known.
 
     `odd_name` is True if the name is not text (UTF-8); `name` then replaces it, and cannot be opened.
     """
@@ -170,7 +170,7 @@ def open_folder(place: str | os.PathLike[str], filesystem: Any = None) -> Folder
     """Return the folder at a local path or a URI.
 
     With `filesystem` (a pyarrow filesystem, as `RunConfig(storage_filesystem=…)` takes it), `place` is a path
-    on that filesystem. Raises `FileNotFoundError` where there is no such folder, and `ValueError` for a URI
+    on that filesystem. Raises `FileNotFoundError` if there is no such folder, and `ValueError` for a URI
     that pyarrow does not know.
     """
     text = os.fspath(place)

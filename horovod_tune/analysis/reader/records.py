@@ -49,7 +49,7 @@ class Resources:
 class TrialRecord:
     """One trial as Tune's files have it. Times are Unix time in seconds; None is "not written down".
 
-    `rows` are the reports as they stand in result.json, in its order. `directory` is the trial's folder in
+    `rows` are the reports in result.json, in its order. `directory` is the trial's folder in
     the experiment's storage, with its URI's scheme where it has one.
     """
 
@@ -161,7 +161,7 @@ class ExperimentRecord(Metadata):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """The iterations at which the scheduler decides; empty if it goes by another time."""
+        """The iterations at which the scheduler decides; empty if it uses another time."""
         known = self.rung_times
         if known is None or known.time_attr != TRAINING_ITERATION:
             return ()

@@ -17,7 +17,7 @@ STATE_PREFIX, STATE_SUFFIX = "experiment_state-", ".json"
 
 
 def id_of(trial: dict[str, Any]) -> str:
-    """A trial's id in its state. Raises `KeyError` where it has none."""
+    """A trial's id in its state. Raises `KeyError` if it has none."""
     return text_or_none(trial["trial_id"]) or str(plain(trial["trial_id"]))[:300]
 
 

@@ -31,7 +31,7 @@ _READERS = 16  # storage in a cloud answers each request late; on a local disk i
 
 @dataclass(frozen=True)
 class Result:
-    """What `tune.run` or `Tuner.fit` returned, as far as it matters here."""
+    """The used part of what `tune.run` or `Tuner.fit` returned."""
 
     folder: Folder
     metric: str | None

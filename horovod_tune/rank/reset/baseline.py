@@ -181,7 +181,7 @@ def _child(pid: int) -> psutil.Process | None:
     """Return a child of the trial's own; None if it is gone, or is Python's own resource tracker."""
     try:
         process = psutil.Process(pid)
-        # Started once a process by multiprocessing; it holds nothing of a trial.
+        # Started once per process by multiprocessing; it holds nothing of a trial.
         return None if "resource_tracker" in " ".join(process.cmdline()) else process
     except psutil.NoSuchProcess:
         return None

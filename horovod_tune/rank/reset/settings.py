@@ -40,7 +40,7 @@ _OF_LIBRARIES = ("os.environ", "warnings.filters", "logging", "sys.meta_path", "
 class Setting(NamedTuple):
     """``read()`` returns a setting's value, ``write(value)`` restores it; None if that is not done.
 
-    ``always``: it is read for the thread that asks and written for all that come after, so never compared.
+    ``always``: it is read for the calling thread and written for all later ones, so never compared.
     """
 
     name: str

@@ -27,7 +27,7 @@ _PATCH = Patch(
 
 
 def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> None:
-    """Add each trial inside ``seeding(searcher, tag)``, its number and what was suggested; once a process."""
+    """Add each trial inside ``seeding(searcher, tag)``, its number and suggestion; once per process."""
     if not _PATCH.is_due:
         return
     from ray.tune.execution.tune_controller import TuneController

@@ -62,7 +62,7 @@ class LimitFeasibility:
 
 
 def slack(values: FloatArray, bound: float, upwards: bool) -> FloatArray:
-    """Return how far inside a limit values lie, shape (points,), on a scale that large ones do not stretch.
+    """Return how far inside a limit values are, shape (points,), on a scale that large ones do not stretch.
 
     0 is at the bound, and 1 near the median distance from it; from some times that on it grows like a
     logarithm. `upwards` for a limit from below.

@@ -232,8 +232,8 @@ class FittedModel:
         return own if task is None else TransferCovariance(own, task)
 
     def drawn(self, number: int, seed: int) -> list[FittedModel]:
-        """Return models of the same results: this one, and others whose hyperparameters are drawn from what
-        the results say of them, `number` in all. A `kernel` of the user's stays as it is: then it is one.
+        """Return models of the same results: this one, and others whose hyperparameters are drawn from
+        their posterior, `number` in all. With a `kernel` of the user's only this one.
         """
         if self.state is None or number < 2:
             return [self]

@@ -116,7 +116,7 @@ def warp(values: FloatArray, bends: FloatArray) -> tuple[FloatArray, FloatArray,
 
 
 def linear(features: FloatArray, powers: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return features in [0, 1] as they lie on linear axes, and the slopes by them.
+    """Return features in [0, 1] on linear axes, and the slopes by them.
 
     Those whose entry in `powers`, shape (features,), is 0 stay as they are.
 
@@ -160,7 +160,7 @@ class MaternCovariance:
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
         warps = hyperparameters.warps
         self._bends = warps[groups] if warps is not None and np.any(warps) else None
-        #: The points of the latest call, and the same on their scaled axes: a climb asks for them every time.
+        #: The points of the latest call, and the same on their scaled axes: a climb repeats them.
         self._latest: tuple[FloatArray, FloatArray] | None = None
 
     def _scaled_points(self, points: FloatArray) -> FloatArray:
@@ -216,7 +216,7 @@ class KernelCovariance:
     """A fitted kernel of scikit-learn; `alpha` is the noise variance in addition to the kernel's own.
 
     A `WhiteKernel` in it is noise, not a part of the objective. `points`, shape (points, features), are some
-    places to tell the two apart at.
+    places at which the two are distinguished.
     """
 
     def __init__(self, kernel: Any, alpha: float, points: FloatArray) -> None:

@@ -37,7 +37,7 @@ class Conditioned:
             mean = float(np.mean(sums @ targets) / sums.sum())
         self.mean = mean
         self._solved = cho_solve((self._factor, True), targets - mean, check_finite=False)
-        #: The inverse of the factor, made where a climb asks for slopes at many points one by one.
+        #: The inverse of the factor, made when a climb needs slopes at many points one by one.
         self._inverse: FloatArray | None = None
 
     def predict(self, queries: FloatArray) -> tuple[FloatArray, FloatArray]:

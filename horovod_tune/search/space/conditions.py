@@ -90,7 +90,7 @@ def _domains(spec: Any, path: Path) -> list[tuple[Path, Domain]]:
 def option_of(choice: Node, value: Any) -> int:
     """Return the number of the option that a value in a configuration belongs to.
 
-    Raises `SpaceError` where it belongs to none.
+    Raises `SpaceError` if it belongs to none.
     """
     for number, option in enumerate(choice.options or ()):
         if _belongs(value, option):

@@ -221,7 +221,7 @@ class SearchSpace:
     def point(self, config: Mapping[str, Any]) -> Point:
         """Return the point of a complete configuration.
 
-        Raises `SpaceError` where a modelled parameter is missing or not in its domain.
+        Raises `SpaceError` if a modelled parameter is missing or not in its domain.
         """
         coordinates, _, missing = self._read(config)
         if missing:

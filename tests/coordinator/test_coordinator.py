@@ -91,6 +91,17 @@ def test_a_trial_that_is_stopped_in_its_report_hands_its_workers_on(trial: Trial
     assert functions == [b"function", None] * 2, "the ranks have it already"
 
 
+def test_without_reuse_workers_end_and_what_a_stopped_trial_printed_last_is_kept(trial: Trial) -> None:
+    stop_at_once(trial)
+    trial.coordinator = Coordinator(trial.group.real, b"function", reuse_workers=False)
+    trial.next_trial()
+    trial.actors[0].say(LogChunk(0, b"printed\n"), Report(1, {}))
+    assert trial.coordinator.next_result()
+    trial.coordinator.end_trial()
+    assert (trial.directory / "rank_0.log").read_text() == "printed\nstopped\n"
+    assert trial.all_killed
+
+
 def test_a_checkpoint_that_cannot_be_copied_is_the_error_and_nobody_goes_on(trial: Trial) -> None:
     trial.make_storage_impossible()
     stop_at_once(trial)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_workers import ORDER, TIMEOUT_S, WAIT_S, Elastic, ElasticActor
+from fake_workers import ORDER, TIMEOUT_S, WAIT_S, Elastic, ElasticActor, failed
 from ray.exceptions import ActorDiedError
 
 from horovod_tune.coordinator.policy import WORLDS_WITHOUT_REPORT
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.messages import Finished, NeedsWorld, Report
+from horovod_tune.messages import FailureKind, Finished, NeedsWorld, Report
 
 
 @pytest.fixture
@@ -88,6 +88,19 @@ def test_when_all_ranks_die_at_once_the_trial_fails(make: Callable[..., Elastic]
     for actor in trial.world:
         actor.die()
     with pytest.raises(TrainingFailed, match="rank 0 of 3 on host0 died"):
+        trial.group.next_event()
+
+
+def test_a_function_that_cannot_be_called_again_fails_with_the_rank_that_was_lost(
+    make: Callable[..., Elastic],
+) -> None:
+    """It has reported and committed nothing, so its ranks end with the loss of their world."""
+    trial = make(3, least=2, most=3, is_full=True)
+    assert trial.next_report().metrics == {"size": 3}
+    trial.world[1].die()
+    for actor in (trial.world[0], trial.world[2]):
+        actor.say(failed(actor.rank, FailureKind.DISCONNECTED, "connection closed"))
+    with pytest.raises(TrainingFailed, match="rank 1 of 3 on host1 died"):
         trial.group.next_event()
 
 

@@ -142,6 +142,18 @@ def test_trials_wait_and_the_best_go_on(tune_run):
     assert set(expectations(seen)) == set(standings(seen)) == set(stopped)
 
 
+def test_with_tunes_own_generator(tune_run):
+    """It limits trials by itself."""
+    scheduler = Watched(max_t=STEPS, grace_period=1)
+    analysis = run(tune_run, train, scheduler, search_alg=None, max_concurrent_trials=2)
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * SAMPLES
+    steps = steps_of(analysis)
+    assert all(each == list(range(1, len(each) + 1)) for each in steps)
+    assert max(map(len, steps)) == STEPS
+    assert sum(map(len, steps)) < 0.5 * STEPS * SAMPLES
+    assert scheduler.most <= 2 and scheduler.most_waiting >= 3
+
+
 def test_functions_that_only_commit_are_paused(tune_run):
     # At the second report the first step has been committed.
     scheduler = Watched(max_t=STEPS, grace_period=2)

@@ -175,10 +175,6 @@ def test_large_batch_knows_nothing_of_trials_or_ray() -> None:
                 assert ".".join(name.split(".")[:2]) in known, f"{path.name} imports {name}"
 
 
-def test_the_package_ships_its_type_information() -> None:
-    assert (PACKAGE / "py.typed").is_file()
-
-
 def _is_broad(caught: ast.expr | None) -> bool:
     names = caught.elts if isinstance(caught, ast.Tuple) else [caught]
     return any(

@@ -232,11 +232,6 @@ def test_a_uri_keeps_its_query_at_its_end():
     assert replace(record, directory=trial.shown).folder_name == "trial_1"
 
 
-def test_a_uri_of_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="Unrecognized filesystem type in URI: nosuch://bucket/run"):
-        analyze("nosuch://bucket/run")
-
-
 def test_a_moved_experiment_is_found_where_it_is_now(experiments, tmp_path):
     shutil.copytree(experiments / "distributed", tmp_path / "elsewhere")
     analysis = analyze(tmp_path / "elsewhere")

@@ -31,27 +31,6 @@ from horovod_tune.large_batch import (
 )
 
 
-def one_step(optimizer_of: Any, values: list[float], gradient: list[float]) -> list[float]:
-    weight = torch.nn.Parameter(torch.tensor(values, dtype=torch.float64))
-    optimizer = optimizer_of([weight])
-    weight.grad = torch.tensor(gradient, dtype=torch.float64)
-    optimizer.step()
-    return list(weight.tolist())
-
-
-def test_lars_scales_without_weight_decay_too() -> None:
-    """PaddlePaddle #40892: no decay meant no trust ratio."""
-    after = one_step(lambda p: Lars(p, lr=1.0, momentum=0.0, trust=0.1), [3.0, 4.0], [0.0, 2.0])
-    assert after == pytest.approx([3.0, 3.5])
-
-
-@pytest.mark.parametrize("kind", [Lars, Lamb])
-def test_weights_of_0_leave_0(kind: Any) -> None:
-    """SimCLR #27: a layer that starts at 0 was never updated."""
-    after = one_step(lambda p: kind(p, lr=0.5), [0.0, 0.0], [1.0, -1.0])
-    assert after[0] < 0 < after[1]
-
-
 def test_groups_with_and_without_momentum_do_not_mix() -> None:
     """bitsandbytes #2079: without momentum a step crashed, or made that of the parameter before again."""
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]

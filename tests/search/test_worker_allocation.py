@@ -16,21 +16,20 @@ from horovod_tune.spec.resizing import request_for, with_workers
 from horovod_tune.spec.trial_spec import TrialSpec, make_spec
 
 
-def test_the_noisy_trial_gets_the_free_workers() -> None:
-    assert share_out({"a": Demand(1, 32, 1e4), "b": Demand(1, 32, 16)}, free=2) == {"a": 3, "b": 1}
-
-
-def test_a_trial_stops_growing_when_its_batch_reaches_its_noise_scale() -> None:
-    assert share_out({"a": Demand(1, 32, 90)}, free=10) == {"a": 3}  # 96 samples
-
-
-def test_two_alike_get_alike() -> None:
-    assert share_out({"a": Demand(1, 32, math.inf), "b": Demand(1, 32, math.inf)}, free=4) == {"a": 3, "b": 3}
-
-
-def test_nobody_gets_any_where_none_are_free_and_none_gives_any_back() -> None:
-    for free in (0, -3):
-        assert share_out({"a": Demand(4, 32, 1.0), "b": Demand(1, 32, 1e6)}, free=free) == {"a": 4, "b": 1}
+@pytest.mark.parametrize(
+    ("demands", "free", "shares"),
+    [
+        ({"a": Demand(1, 32, 1e4), "b": Demand(1, 32, 16)}, 2, {"a": 3, "b": 1}),  # the noisy one gets them
+        ({"a": Demand(1, 32, 90)}, 10, {"a": 3}),  # until its batch reaches its noise scale: 96 samples
+        ({"a": Demand(1, 32, math.inf), "b": Demand(1, 32, math.inf)}, 4, {"a": 3, "b": 3}),  # alike
+        ({"a": Demand(4, 32, 1.0), "b": Demand(1, 32, 1e6)}, 0, {"a": 4, "b": 1}),  # none gives any back
+        ({"a": Demand(4, 32, 1.0), "b": Demand(1, 32, 1e6)}, -3, {"a": 4, "b": 1}),
+    ],
+)
+def test_free_workers_go_where_the_gradient_is_noisy(
+    demands: dict[str, Demand], free: int, shares: dict[str, int]
+) -> None:
+    assert share_out(demands, free=free) == shares
 
 
 def test_shares_are_bounded_whole_and_no_better_elsewhere() -> None:

@@ -130,11 +130,6 @@ def test_a_value_that_is_no_option_is_named() -> None:
         SearchSpace(optimizers()).point({"opt": {"name": "adam", "lr": 0.5}, "width": 2})
 
 
-def test_a_grid_inside_an_option_is_refused_with_the_cure() -> None:
-    with pytest.raises(SpaceError, match=r"tune.grid_search at 'opt/lr'.*tune.choice"):
-        SearchSpace({"opt": tune.choice([{"lr": tune.grid_search([1, 2])}, 3])})
-
-
 def loss(config: dict[str, Any]) -> float:
     option = config["opt"]
     if not isinstance(option, dict) or option["name"] == "staged":

@@ -84,7 +84,7 @@ def clock(unix_s: pd.Series) -> pd.Series:
 
 
 def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) -> list[dict[str, Any]]:
-    """One flat dictionary per report."""
+    """Return one flat dictionary per report."""
     flat = []
     for row, time, attempt in zip(trial.rows, report_times(trial), attempts(trial.rows), strict=True):
         known = time == time
@@ -115,12 +115,12 @@ _TRIAL_COLUMNS: tuple[str, ...] = (
 
 
 def metric_column(metric: str) -> str:
-    """The column of `dataframe()` with the metric's last value: its name, unless another column has it."""
+    """Return the name of the metric's column in `dataframe()`: its own, unless another column has it."""
     return f"last_{metric}" if metric in _TRIAL_COLUMNS else metric
 
 
 def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> dict[str, Any]:
-    """One flat dictionary per trial."""
+    """Return one flat dictionary per trial."""
     iterations = [iteration_of(row) for row in trial.rows]
     if not iterations and trial.last_result:
         iterations = [iteration_of(trial.last_result)]
@@ -148,7 +148,7 @@ def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> d
 def trials_frame(
     trials: Sequence[TrialRecord], scores: Sequence[Score | None], metric: str | None
 ) -> pd.DataFrame:
-    """One row per trial: see `Analysis.dataframe`."""
+    """Return one row per trial: see `Analysis.dataframe`."""
     made = frame([trial_row(trial, scored, metric) for trial, scored in zip(trials, scores, strict=True)])
     for name in ("start", "end"):
         if name in made:
@@ -162,7 +162,7 @@ def trials_frame(
 
 
 def history_frame(trials: Sequence[TrialRecord], start_time: float | None, with_config: bool) -> pd.DataFrame:
-    """One row per report: see `Analysis.history`."""
+    """Return one row per report: see `Analysis.history`."""
     made = frame([row for trial in trials for row in trial_rows(trial, start_time, with_config)])
     if "time" in made:
         made["time"] = clock(made["time"])

@@ -45,7 +45,7 @@ class ParetoFront:
         return sorted(np.flatnonzero(self.on_front).tolist(), key=lambda place: (first[place], place))
 
     def dataframe(self) -> pd.DataFrame:
-        """One row per result of the front, the best of the first metric first.
+        """Return one row per result of the front, the best of the first metric first.
 
         Columns: trial_id, training_iteration, the metrics, and the configuration as config/….
         """

@@ -81,7 +81,7 @@ def _shortened(values: list[float], width: int) -> list[float]:
 
 
 def python_text(config: dict[str, Any]) -> str:
-    """A configuration as a Python statement that can be run.
+    """Return a configuration as a Python statement that can be run.
 
     >>> print(python_text({"lr": 0.1, "clip": float("inf")}))
     config = {'lr': 0.1, 'clip': float('inf')}
@@ -110,7 +110,7 @@ class _Odd:
 
 
 def yaml_text(config: dict[str, Any]) -> str:
-    """A configuration as YAML."""
+    """Return a configuration as YAML."""
     import yaml
 
     return str(yaml.safe_dump(config, sort_keys=False, default_flow_style=False, allow_unicode=True)).rstrip()

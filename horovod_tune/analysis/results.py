@@ -188,7 +188,7 @@ class Analysis:
 
     @staticmethod
     def reports(trial: TrialRecord) -> tuple[Mapping[str, Any], ...]:
-        """A trial's reports; where its result.json is lost, the last one that Tune's state has."""
+        """Return a trial's reports; if its result.json is lost, the last one that Tune's state has."""
         return trial.rows or ((trial.last_result,) if trial.last_result else ())
 
     @cached_property
@@ -322,7 +322,7 @@ class Analysis:
         return None if chosen is None else home.below(chosen)
 
     def dataframe(self) -> pd.DataFrame:
-        """One row per trial, in the order of creation.
+        """Return one row per trial, in the order of creation.
 
         Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
         start and end (UTC), duration_s, ranks, hosts and start_s (NA if the reports lack them), error
@@ -336,7 +336,7 @@ class Analysis:
         return self.metric is not None and self.mode is not None and self.metric in self.reported_numbers
 
     def history(self) -> pd.DataFrame:
-        """One row per report, by trial and then in the order of reporting.
+        """Return one row per report, by trial and then in the order of reporting.
 
         Columns: trial_id, training_iteration, attempt (counts the trial's starts), time (UTC; Tune writes
         whole seconds), elapsed_s since the experiment's start, then whatever was reported. Configurations are
@@ -368,5 +368,5 @@ class Analysis:
         return as_html(self)
 
     def errors(self) -> dict[str, str]:
-        """The full text of each failed trial's error file, by trial_id."""
+        """Return the full text of each failed trial's error file, by trial_id."""
         return {t.trial_id: plain_text(t.error) for t in self.trials if t.error is not None}

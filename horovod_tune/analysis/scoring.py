@@ -32,7 +32,7 @@ class Score:
 
 
 def value_of(row: Mapping[str, Any], metric: str) -> float | None:
-    """The metric in a report, with `/` reaching into nested results; None if it is not there.
+    """Return the metric in a report, with `/` reaching into nested results; None if it is not there.
 
     >>> value_of({"valid": {"loss": 2}}, "valid/loss")
     2.0

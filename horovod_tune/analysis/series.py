@@ -86,7 +86,7 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
 
 
 def start_time(analysis: Analysis) -> float:
-    """When the experiment began in Unix time (seconds): as Tune has it, else when its first trial began."""
+    """Return the experiment's start in Unix time (seconds): Tune's, else that of its first trial."""
     if analysis.record.start_time is not None:
         return analysis.record.start_time
     starts = [trial.start_time for trial in analysis.trials if trial.start_time is not None]

@@ -87,7 +87,7 @@ def as_html(analysis: Analysis, *, rows: int = 10, width: int = 160) -> str:
 
 
 def _safe(text: str, style: str = "") -> Text:
-    """A line of text from the experiment's files: no control character in it reaches the terminal."""
+    """Return a line of text from the experiment's files: no control character in it reaches the terminal."""
     from rich.text import Text
 
     return Text(one_line(text), style=style)
@@ -201,7 +201,7 @@ def _short(value: Any) -> str:
 
 
 def _spark(curve: Curve, expected: Expectation | None) -> Text:
-    """The curve as it was reported, and dimmed how it is expected to continue, on one scale."""
+    """Return the curve as it was reported, and dimmed how it is expected to continue, on one scale."""
     from rich.text import Text
 
     if expected is None:

@@ -40,7 +40,7 @@ def report_times(trial: TrialRecord) -> list[float]:
 
 
 def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Which start of the trial each report belongs to: 1, and one more whenever its iteration falls back.
+    """Return the attempt of each report: 1, and one more whenever its iteration decreases.
 
     >>> attempts([{"training_iteration": n} for n in (1, 2, 1, 2, 3)])
     [1, 1, 2, 2, 2]
@@ -83,7 +83,7 @@ def error_line(text: str | None) -> str | None:
 
 
 def plain_text(text: str) -> str:
-    """A text without the colours that Ray puts into its tracebacks."""
+    """Return a text without the colours that Ray puts into its tracebacks."""
     return _ANSI.sub("", text)
 
 
@@ -111,7 +111,7 @@ def start_seconds(trial: TrialRecord) -> float | None:
 
 
 def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, float, float]]:
-    """When drivers ran a trial: for each session when its start-up began, its training, and its end.
+    """Return when drivers ran a trial: for each session when its start-up began, its training, and its end.
 
     All are Unix times; `sessions` are those at which the experiment's drivers started. Between the trial's
     last report before such a start and the first one after it, no driver ran it.
@@ -135,7 +135,7 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
 
 
 def session_gaps(trials: Sequence[TrialRecord], sessions: Sequence[float]) -> list[tuple[float, float]]:
-    """When no driver ran the experiment: from the last report before each later session to its start."""
+    """Return the gaps without a driver: from the last report before each later session to its start."""
     every = [span for trial in trials for span in spans(trial, sessions)] if len(sessions) > 1 else []
     found = []
     for session in sessions[1:]:
@@ -145,7 +145,7 @@ def session_gaps(trials: Sequence[TrialRecord], sessions: Sequence[float]) -> li
 
 
 def start_span(trial: TrialRecord) -> tuple[float, float] | None:
-    """When a trial began to start up and when it began to train (Unix time, seconds); None before it began.
+    """Return when a trial's start-up and its training began (Unix time, seconds); None before it began.
 
     Tune notes the moment from which it waits for reports. Workers that a trial starts within its first step
     start after that moment, and the first report's time covers it; otherwise they were started before it.

@@ -54,7 +54,7 @@ class Parameter:
             return np.where(numbers > 0, np.log10(numbers), math.nan)
 
     def limits(self) -> tuple[float, float]:
-        """The axis's ends, in the unit of `positions`."""
+        """Return the axis's ends, in the unit of `positions`."""
         if self.kind == "category":
             return -0.5, len(self.categories) - 0.5
         known = self.positions[np.isfinite(self.positions)]
@@ -66,7 +66,7 @@ class Parameter:
 
 
 def text_of(value: Any) -> str:
-    """A value as text, short for floats.
+    """Return a value as text, short for floats.
 
     >>> text_of(0.1 + 0.2), text_of(True), text_of("adam")
     ('0.3', 'True', 'adam')
@@ -91,7 +91,7 @@ def varying_parameters(analysis: Analysis) -> list[Parameter]:
 
 
 def _options(config: dict[str, Any], domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """A flat configuration in which a list is one option, unless its elements have ranges of their own.
+    """Return a flat configuration; a list is one option, unless its elements have their own ranges.
 
     An object's address is left out: it differs in each trial.
     """
@@ -123,7 +123,7 @@ def _parameter(name: str, values: tuple[Any, ...], domain: Domain | None) -> Par
 
 
 def _ordered(values: Sequence[Any]) -> tuple[str, ...]:
-    """Categories as text: numbers by size, the rest by the alphabet."""
+    """Return categories as text: numbers by size, the rest by the alphabet."""
 
     def key(value: Any) -> tuple[int, float, str]:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:

@@ -229,7 +229,7 @@ class World:
         self.lose(worker, FailureKind.DIED, error_text.death_text(error))
 
     def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
-        """Deal with the loss of a worker: the trial fails, or continues without it."""
+        """Handle the loss of a worker: the trial fails, or continues without it."""
         if worker not in self.members:
             self.slots.restart_later(worker)
             return
@@ -493,7 +493,7 @@ class World:
         return None
 
     def end_trial(self) -> list[Failed]:
-        """Deal with no loss and no change any more; return the ranks that the last change had lost."""
+        """Stop handling losses and changes; return the ranks that the last change had lost."""
         lost = self.lost
         self.state, self._change = State.ENDED, None
         return lost

@@ -207,5 +207,5 @@ class Warmup:
 
 
 def _half_cosine(done: float) -> float:
-    """From 1 at 0 to 0 at 1."""
+    """Return the half cosine from 1 at 0 to 0 at 1."""
     return (1 + math.cos(math.pi * done)) / 2

@@ -209,7 +209,7 @@ def is_excluded(name: str, parameter: torch.Tensor) -> bool:
 
 
 def _of_normalisation(model: nn.Module) -> list[torch.Tensor]:
-    """Parameters of normalising modules of any shape, such as ``LayerNorm([8, 4, 4])``'s weight."""
+    """Return parameters of normalising modules of any shape, such as ``LayerNorm([8, 4, 4])``'s weight."""
     found: list[Any] = []
     for module in model.modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]

@@ -139,7 +139,7 @@ class Training:
             self.session.wait_for_world(left_with, stalled)
 
     def _can_restart(self) -> bool:
-        """True if a function that lost its world can continue: it commits, or has reported nothing."""
+        """Return True if a function that lost its world can continue: it commits, or has reported nothing."""
         live = self.session
         return live.order.is_elastic and (live.committed.has_committed or not live.has_reported)
 

@@ -67,7 +67,7 @@ def _named(analysis: Analysis, name: str) -> Parameter:
 
 
 def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, Any], dict[str, Any], str]:
-    """The traces of the metric against a hyperparameter, both axes, and a note on values outside."""
+    """Return the traces of the metric against a hyperparameter, both axes, and a note on values outside."""
     metric, mode = analysis.require_metric()
     go = style.graph_objects()
     values, xs = analysis.values, style.on_axis(one)

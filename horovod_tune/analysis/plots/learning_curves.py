@@ -58,7 +58,7 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
 
 
 def _line(curve: series.Curve, x: np.ndarray, most: int, against: str) -> np.ndarray:
-    """One curve's points, shape (points, 2), with a row of NaN before each new start."""
+    """Return one curve's points, shape (points, 2), with a row of NaN before each new start."""
     begun = curve.attempts + (curve.sessions if against == "time" else 0)
     kept = series.thinned(curve.values, most)
     points = np.column_stack([x, curve.values])[kept]
@@ -79,7 +79,7 @@ def _few(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.
 
 
 def _many(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
-    """A trace per shade, worst first, then the best trial's: thousands of traces would be slow."""
+    """Return a trace per shade, worst first, then the best trial's: thousands of traces would be slow."""
     place_of = {curve.trial: place for place, curve in enumerate(drawn)}
     order = [place_of[trial] for trial in analysis.ranked if trial in place_of]
     best = analysis.best_number

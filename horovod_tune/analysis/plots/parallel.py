@@ -127,7 +127,7 @@ def _ticks(one: Parameter) -> list[tuple[float, str]]:
 
 
 def _round_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Some five round numbers of an axis with their heights."""
+    """Return some five round numbers of an axis with their heights."""
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
@@ -136,7 +136,7 @@ def _round_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round marks between two powers of ten: whole decades, or 1, 2, 5 if there are few.
+    """Return round marks between two powers of ten: whole decades, or 1, 2, 5 if there are few.
 
     >>> log_ticks(-3.2, 0.1)
     [0.001, 0.01, 0.1, 1.0]

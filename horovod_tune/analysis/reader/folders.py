@@ -65,7 +65,7 @@ class Folder:
         return self.path.rstrip("/").rsplit("/", 1)[-1]
 
     def entries(self) -> list[Entry]:
-        """The entries directly in the folder, sorted by name; empty if the folder does not exist."""
+        """Return the entries directly in the folder, sorted by name; empty if the folder does not exist."""
         local = _on_this_machine(self.filesystem, self.path)
         if local is not None:
             return self._local_entries(local)
@@ -97,7 +97,7 @@ class Folder:
         return self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory
 
     def read(self, name: str, at_most: int = LARGEST) -> bytes | None:
-        """A file's bytes, or None if there is no such file.
+        """Return a file's bytes, or None if there is no such file.
 
         Raises:
             UnusableFile: it is larger than `at_most` bytes, no regular file, or a link that leads outside.
@@ -115,7 +115,7 @@ class Folder:
             return None
 
     def size(self, name: str) -> int:
-        """A file's size in bytes; 0 if there is no such file."""
+        """Return a file's size in bytes; 0 if there is no such file."""
         local = _on_this_machine(self.filesystem, self._inside(name))
         if local is None:
             return self.filesystem.get_file_info(self._inside(name)).size or 0
@@ -154,7 +154,7 @@ _KINDS = {
 
 
 def _on_this_machine(filesystem: Any, path: str) -> str | None:
-    """A path of a local pyarrow filesystem as this machine's own; None for storage elsewhere."""
+    """Return a path of a local pyarrow filesystem as this machine's own; None for storage elsewhere."""
     while isinstance(filesystem, pafs.SubTreeFileSystem):
         path = f"{filesystem.base_path.rstrip('/')}/{path.lstrip('/')}"
         filesystem = filesystem.base_fs

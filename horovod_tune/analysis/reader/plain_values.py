@@ -56,12 +56,12 @@ def plain(value: Any, cut: list[str] | None = None) -> Any:
 
 
 def text_or_none(value: Any) -> str | None:
-    """A short text that can be written out; None for anything else."""
+    """Return a short text that can be written out; None for anything else."""
     return _unicode(value)[:300] if isinstance(value, str) else None
 
 
 def number_or_none(value: Any) -> float | None:
-    """A number as a float; None for anything else, and for one that no float can hold."""
+    """Return a number as a float; None for anything else, and for one that no float can hold."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:
@@ -71,7 +71,7 @@ def number_or_none(value: Any) -> float | None:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """The value if it is a dictionary, else an empty one."""
+    """Return the value if it is a dictionary, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -152,7 +152,7 @@ TUNES_OWN = frozenset(
 
 
 def iteration_of(report: Mapping[str, Any]) -> int | None:
-    """The report's training_iteration; None if it is not a whole number.
+    """Return the report's training_iteration; None if it is not a whole number.
 
     >>> iteration_of({"training_iteration": 3}), iteration_of({"training_iteration": "x"})
     (3, None)
@@ -164,7 +164,7 @@ def iteration_of(report: Mapping[str, Any]) -> int | None:
 
 
 def seconds(value: Any) -> float | None:
-    """A length of time or a Unix time in seconds; None for what can be neither.
+    """Return a length of time or a Unix time in seconds; None for what can be neither.
 
     >>> seconds(1.5), seconds(-1), seconds(float("nan")), seconds("1")
     (1.5, None, None, None)

@@ -17,12 +17,12 @@ STATE_PREFIX, STATE_SUFFIX = "experiment_state-", ".json"
 
 
 def id_of(trial: dict[str, Any]) -> str:
-    """A trial's id in its state. Raises `KeyError` if it has none."""
+    """Return a trial's id in its state. Raises `KeyError` if it has none."""
     return text_or_none(trial["trial_id"]) or str(plain(trial["trial_id"]))[:300]
 
 
 def folder_name_of(trial: dict[str, Any]) -> str:
-    """The name of a trial's folder in its state; empty if there is none. Ray 1.x wrote the whole path."""
+    """Return the folder's name in a trial's state, or "". Ray 1.x wrote the whole path."""
     name = trial.get("relative_logdir") or str(trial.get("logdir") or "").rstrip("/").rsplit("/", 1)[-1]
     return name if isinstance(name, str) else ""
 

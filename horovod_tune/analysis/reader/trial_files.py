@@ -33,7 +33,7 @@ _LARGEST_ERROR = 200_000  # bytes: a traceback's two ends
 def with_files(
     folder: Folder, staged: Folder | None, trial: TrialRecord
 ) -> tuple[TrialRecord, list[Problem]]:
-    """The trial with its reports and its error's text."""
+    """Return the trial with its reports and its error's text."""
     name = trial.folder_name
     if not name:
         return trial, []
@@ -71,7 +71,7 @@ class _TrialFiles:
         self.problems.append(Problem(self._where, what))
 
     def longer(self, name: str) -> bytes | None:
-        """The file from storage, or the driver's copy where that has more."""
+        """Return the file from storage, or the driver's copy if that has more."""
         try:
             place = self._stored
             if self._staged is not None and self._staged.size(name) > self._stored.size(name):
@@ -120,7 +120,7 @@ def _rows(data: bytes, files: _TrialFiles) -> list[dict[str, Any]]:
 
 
 def _csv_rows(files: _TrialFiles) -> list[dict[str, Any]]:
-    """The reports in `progress.csv`, which Tune writes next to result.json, with nested names flat."""
+    """Return the reports in `progress.csv`, which Tune writes next to result.json, with nested names flat."""
     data = files.longer("progress.csv")
     if not data:
         return []
@@ -152,7 +152,7 @@ def _csv_value(text: str) -> Any:
 
 
 def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
-    """The trial with its rows, and what the state file was too old to know."""
+    """Return the trial with its rows, and with what is newer than its state file."""
     if not rows:
         return trial
     last, status, trial_id = rows[-1], trial.status, trial.trial_id
@@ -239,7 +239,7 @@ def _trial_of_state(
 
 
 def _directory(folder: Folder, name: Any, cut: list[str]) -> str:
-    """A trial's folder, which is directly below the experiment's."""
+    """Return a trial's folder, which is directly below the experiment's."""
     if not name:
         return ""
     if not isinstance(name, str) or "/" in name or name in (".", "..") or "\0" in name:

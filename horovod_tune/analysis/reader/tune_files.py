@@ -125,7 +125,7 @@ def _is_state(entry: Entry) -> bool:
 
 
 def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Problem]) -> list[StateFile]:
-    """The state files that can be read; a restored search has several, and so have several searches."""
+    """Return the readable state files; a restored search, or several searches, have several."""
     found = []
     for entry in entries:
         if not _is_state(entry):
@@ -154,7 +154,7 @@ def _state(folder: Folder, name: str) -> dict[str, Any]:
 
 
 def _staged(folder: Folder, names: Sequence[str], state: dict[str, Any] | None) -> Folder | None:
-    """The driver's own copy of an unfinished experiment, if that driver ran on this machine."""
+    """Return the driver's own copy of an unfinished experiment, if that driver ran on this machine."""
     if not names or (state is not None and not _unfinished(state)):
         return None
     for candidate in driver_folders(folder.name):
@@ -189,7 +189,7 @@ def _steps(state: dict[str, Any]) -> float:
 def _trials_without_state(
     folder: Folder, staged: Folder | None, entries: Iterable[Entry], taken: Collection[str]
 ) -> list[TrialRecord]:
-    """Trials' folders that no state file names: it was lost, or is older than they are.
+    """Return trials' folders that no state file names: it was lost, or is older than they are.
 
     Their number is not known yet: -1.
     """

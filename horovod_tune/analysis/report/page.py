@@ -91,7 +91,7 @@ class _Figures:
         self.scripts: list[str] = []
 
     def card(self, figure: Figure, *, min_width: int = 0) -> str:
-        """A figure with its title and subtitle as text of the page, where they break on a phone."""
+        """Return a figure with its title and subtitle as text of the page, where they break on a phone."""
         title, said = figure.layout.title.text or "", figure.layout.title.subtitle.text or ""
         height = figure.layout.height
         legend = any(trace.showlegend is not False and trace.name for trace in figure.data)

@@ -42,7 +42,7 @@ def usage(analysis: Analysis) -> Usage:
 
 
 def wall_time_s(analysis: Analysis) -> float | None:
-    """Seconds from the experiment's start to its last activity, without the gaps between two drivers."""
+    """Return the seconds from start to last activity, without the gaps between two drivers."""
     begin = analysis.record.start_time
     ends = [trial.end_time for trial in analysis.trials if trial.end_time is not None]
     if begin is None or not ends:
@@ -52,7 +52,7 @@ def wall_time_s(analysis: Analysis) -> float | None:
 
 
 def wall_text(analysis: Analysis) -> str | None:
-    """The wall time as text, with the number of sessions of a resumed search; None if it is not known."""
+    """Return the wall time as text, with the sessions of a resumed search; None if unknown."""
     wall, sessions = wall_time_s(analysis), len(analysis.record.sessions)
     if wall is None:
         return None
@@ -60,7 +60,7 @@ def wall_text(analysis: Analysis) -> str | None:
 
 
 def statuses(analysis: Analysis) -> dict[str, int]:
-    """How many trials have each status, the commonest first."""
+    """Return how many trials have each status, the commonest first."""
     return dict(Counter(trial.status for trial in analysis.trials).most_common())
 
 
@@ -89,7 +89,7 @@ def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def run_text(analysis: Analysis) -> str:
-    """Which of its folder's searches an experiment is, in brackets; nothing if there is only one."""
+    """Return which of its folder's searches an experiment is, in brackets; nothing if there is only one."""
     runs = analysis.runs
     if len(runs) < 2 or analysis.run is None:
         return ""
@@ -113,7 +113,7 @@ def metric_text(analysis: Analysis) -> str:
 
 
 def comparison_text(analysis: Analysis) -> str:
-    """How trials are compared, in words."""
+    """Return how trials are compared, in words."""
     compared = "each trial's last value" if analysis.scope == "last" else "each trial's best value"
     word = "lower" if analysis.mode == "min" else "higher"
     within = f" within {' and '.join(map(str, analysis.limits))}" if analysis.limits else ""

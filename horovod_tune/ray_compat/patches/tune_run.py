@@ -139,7 +139,7 @@ def trainables_of(run_or_experiment: Any) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def metric_and_mode(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
-    """What ``tune.run`` compares trials by: its own arguments, else the searcher's or the scheduler's."""
+    """Return ``tune.run``'s metric and mode: its own arguments, else the searcher's or the scheduler's."""
     search, scheduler = arguments.get("search_alg"), arguments.get("scheduler")
     given = [
         (arguments.get("metric"), arguments.get("mode")),

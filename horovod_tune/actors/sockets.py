@@ -27,6 +27,11 @@ def open_tcp_sockets(*, but_port: int | None = None) -> dict[int, str]:
     return found
 
 
+def but(sockets: dict[int, str], others: dict[int, str]) -> dict[int, str]:
+    """Return those of ``sockets``, as `open_tcp_sockets` returns them, that are not among ``others``."""
+    return {descriptor: name for descriptor, name in sockets.items() if others.get(descriptor) != name}
+
+
 def _is_tcp(descriptor: int, but_port: int | None) -> bool:
     with _borrowed(descriptor) as each:
         if each.family not in (socket.AF_INET, socket.AF_INET6) or each.type != socket.SOCK_STREAM:

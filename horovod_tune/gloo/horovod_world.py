@@ -276,7 +276,7 @@ class HorovodWorld:
         if before is None:
             return {}
         # Ray opens one in these moments rarely, and opens it again when it is lost.
-        return {fd: name for fd, name in sockets.open_tcp_sockets().items() if before.get(fd) != name}
+        return sockets.but(sockets.open_tcp_sockets(), before)
 
     def _shut_down(self) -> None:
         # The training function and `close` may come here at once; Horovod joins its thread without a lock.

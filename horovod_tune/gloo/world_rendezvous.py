@@ -11,16 +11,12 @@ from horovod_tune.gloo.rendezvous import Rendezvous
 from horovod_tune.messages import WorkerInfo, World
 from horovod_tune.spec.trial_spec import TrialSpec
 
-# How long ranks of an elastic trial wait for a peer that does not respond.
-ELASTIC_GLOO_S = 20.0
-
 
 class HorovodRendezvous:
     """Implements `actors.rank_backend.WorldRendezvous` with Horovod's HTTP rendezvous in this process."""
 
     def __init__(self, spec: TrialSpec) -> None:
-        # Ranks have to leave a broken world within timeout_s, also where they still form it.
-        self._gloo_timeout_s = min(spec.timeout_s / 2, ELASTIC_GLOO_S) if spec.is_elastic else spec.timeout_s
+        self._gloo_timeout_s = spec.connect_timeout_s
         self._stall_timeout_s = spec.stall_timeout_s
         self._rendezvous: Rendezvous | None = None
 

@@ -16,6 +16,7 @@ from horovod_tune.spec.tpu_types import shape_of
 BACKENDS = ("horovod", "torch")
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STALL_TIMEOUT_S = 1800.0
+ELASTIC_CONNECT_S = 20.0
 # Horovod reads its time limits into C's int, and its hvd.init() fails with more.
 MAX_TIMEOUT_S = 2**31 - 1
 # How much longer than timeout_s each phase of a start may take for each training actor: Ray and the
@@ -137,11 +138,6 @@ class TrialSpec:
             raise SpecError(
                 f"min_workers cannot be given with use_tpu: a slice keeps its size, got {self.min_workers}"
             )
-        if self.backend == "torch":
-            raise SpecError(
-                'min_workers cannot be given with backend="torch": only Horovod\'s worlds can change, got '
-                f"{self.min_workers}"
-            )
         start = f"the {self.world_size} rank(s) that the trial starts with"
         if self.min_workers > self.world_size:
             raise SpecError(f"min_workers must be at most {start}, got {self.min_workers}")
@@ -152,6 +148,12 @@ class TrialSpec:
     def backend_name(self) -> str:
         """The backend that runs the trial's ranks: one of `BACKENDS`, or "xla" with ``use_tpu``."""
         return "xla" if self.use_tpu else self.backend
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """How long ranks that form a world wait for a peer that does not respond."""
+        # Ranks of an elastic trial have to leave a broken world within timeout_s, also one that they form.
+        return min(self.timeout_s / 2, ELASTIC_CONNECT_S) if self.is_elastic else self.timeout_s
 
     @property
     def is_elastic(self) -> bool:

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -36,10 +36,14 @@ _GROUPS = Patch(
         part(f"{_C10D}:_new_process_group_helper"),
         part(f"{_C10D}:init_process_group", uses="_new_process_group_helper"),
         part(f"{_C10D}:_new_group_with_tag", uses="_new_process_group_helper"),
+        part(f"{_C10D}:_set_pg_timeout"),
     ),
 )
 # How long a rank whose collective has timed out waits for the others', to find out which rank is missing.
 OTHERS_S = 2.0
+POLL_S = 0.05
+# How many times its timeout Gloo waits for a peer to connect.
+GLOO_WAITS = 5
 # In the texts of Gloo's errors and of a TCPStore's, most of which are a plain RuntimeError.
 _LATE = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
 _LOST = ("gloo/transport/", "connectFullMesh failed", "Broken pipe", "failed to recv", "Connection reset")
@@ -48,14 +52,16 @@ _LOST = ("gloo/transport/", "connectFullMesh failed", "Broken pipe", "failed to 
 class TorchWorld:
     """The process groups of this process; implements `actors.rank_backend.RankBackend`, and `Collectives`.
 
-    ``stall_timeout_s`` is the timeout of the default group, which has NCCL besides Gloo with ``use_gpu``.
+    ``stall_timeout_s`` is the timeout of the default group, which has NCCL besides Gloo with ``use_gpu``;
+    ``connect_timeout_s`` is that of making it.
     """
 
     start = "dist.init_process_group()"
 
-    def __init__(self, stall_timeout_s: float, use_gpu: bool) -> None:
+    def __init__(self, stall_timeout_s: float, connect_timeout_s: float, use_gpu: bool) -> None:
         self.collectives, self.states = self, NoStates()
         self._timeout = timedelta(seconds=stall_timeout_s)
+        self._connect_timeout = timedelta(seconds=connect_timeout_s)
         self._backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
         self._dist: Any = None
         # None while no training function runs.
@@ -69,6 +75,8 @@ class TorchWorld:
         self._groups: list[Any] = []
         # What they opened.
         self._sockets: dict[int, str] = {}
+        # What was open before the world that is being formed; None while none is.
+        self._before: dict[int, str] | None = None
 
     def load(self) -> None:
         """Import torch, and put `init_process_group` of ours in front of torch's."""
@@ -99,7 +107,7 @@ class TorchWorld:
                 self._groups.append(made[0])
             # Not those of the store: other ranks may still use it when this one has ended.
             opened = sockets.open_tcp_sockets(but_port=self._store.port if self._store else None)
-            self._sockets |= {fd: name for fd, name in opened.items() if before.get(fd) != name}
+            self._sockets |= sockets.but(opened, before)
             return made
 
         return new_group
@@ -107,7 +115,8 @@ class TorchWorld:
     def _answer(self, asked: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
         """Do what the training function asks for with ``init_process_group(**asked)``."""
         asked = {name: value for name, value in asked.items() if value != parameters[name].default}
-        is_offered, self._is_offered = self._is_offered, False
+        is_offered = self._is_offered and self._dist.is_initialized()
+        self._is_offered = False
         is_ours = asked.get("init_method", "env://") == "env://" and "store" not in asked
         if self._world is None or not is_ours:
             if is_offered:
@@ -120,17 +129,34 @@ class TorchWorld:
             return
         if is_offered:
             self._destroy()
-        self._make({**offer, **asked})
+        with self._forming():
+            self._make({**offer, **asked})
+
+    @contextlib.contextmanager
+    def _forming(self) -> Iterator[None]:
+        self._before = sockets.open_tcp_sockets()
+        try:
+            yield
+        finally:
+            self._before = None
 
     def _make(self, arguments: dict[str, Any]) -> None:
         """Make the default group, at keys of its own: those of an earlier one would be taken for its."""
         self._groups_made += 1
-        store = self._dist.PrefixStore(f"{self._name}.{self._groups_made}", self._store)
+        if (store := self._store) is None:
+            raise WorldBroken("a rank of this world was lost")
+        store = self._dist.PrefixStore(f"{self._name}.{self._groups_made}", store)
+        timeout = arguments.pop("timeout", self._timeout)
+        # Here, where `close` can interrupt it: nothing does when Gloo waits for a peer to connect.
+        if store.add("arrived", 1) == arguments["world_size"]:
+            store.set("all_arrived", "")
+        store.wait(["all_arrived"], timeout)
         hook = sys.excepthook  # torch wraps it, every time
         try:
-            self._real_init(**{"timeout": self._timeout, "store": store, **arguments})
+            self._real_init(**arguments, store=store, timeout=self._connect_timeout / GLOO_WAITS)
         finally:
             sys.excepthook = hook
+        self._dist.distributed_c10d._set_pg_timeout(timeout)
 
     def serve_store(self, host: str) -> int:
         """Open the TCPStore that the ranks of the next world meet at; return its port.
@@ -147,17 +173,27 @@ class TorchWorld:
         return port
 
     def enter(self, world: World, name: str) -> None:
-        """Make the default group of world ``name``; returns when every rank of it has."""
+        """Make the default group of world ``name``; returns when every rank of it has.
+
+        Raises:
+            WorldBroken: A rank was lost meanwhile, or could not be reached within ``connect_timeout_s``.
+        """
         self._drop_groups()
         self._world, self._name, self._groups_made = world, name, 0
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self._store = self._dist.TCPStore(*address, is_master=False, timeout=self._timeout)
-        self._make({"backend": self._backend, "rank": world.rank, "world_size": world.size})
+        try:
+            with self._forming():
+                store = self._dist.TCPStore(*address, is_master=False, timeout=self._connect_timeout)
+                self._store = store
+                self._make({"backend": self._backend, "rank": world.rank, "world_size": world.size})
+                # A rank whose function returns at once must not leave while others still connect.
+                if store.add(f"{name}.made", 1) == world.size:
+                    store.set(f"{name}.all_made", "")
+                store.wait([f"{name}.all_made"])
+                store.set_timeout(self._timeout)
+        except RuntimeError as error:
+            raise WorldBroken(f"the process group could not be made: {error}") from error
         self._is_offered = True
-        # A rank whose function returns at once must not leave while others still connect to each other.
-        if self._store.add(f"{name}.made", 1) == world.size:
-            self._store.set(f"{name}.all_made", "")
-        self._store.wait([f"{name}.all_made"])
 
     def leave(self) -> None:
         """Leave the world, before the training function is called again in another one."""
@@ -183,12 +219,21 @@ class TorchWorld:
         """Break the groups, for the ranks that wait in one of their collectives, this one too."""
         # Gloo's own abort() ends neither this rank's wait nor those of its peers.
         sockets.shut_down(self._sockets)
+        store, self._store = self._store, None
+        if store is not None:  # where ranks wait that make a group
+            others = sockets.open_tcp_sockets(but_port=store.port)
+            sockets.shut_down(sockets.but(sockets.open_tcp_sockets(), others))
         for group in list(self._groups):
             with contextlib.suppress(RuntimeError, AttributeError):  # NCCL's; older releases have none
                 group.abort()
 
-    # No world changes its size: one that has lost a rank need not be left while it is formed.
-    abort = close
+    def abort(self) -> None:
+        """Break a world that has lost a rank; one that is still formed, until `enter` has given up."""
+        self.close()
+        # A group that was just about to connect opens more.
+        while (before := self._before) is not None:
+            sockets.shut_down(sockets.but(sockets.open_tcp_sockets(), before))
+            time.sleep(POLL_S)
 
     def keep(self, timeout_s: float) -> list[str]:
         """Return why this process cannot form another world; `end` has destroyed the last one's groups."""
@@ -213,12 +258,13 @@ class TorchWorld:
             return FailureKind.RAISED, "", {}
         chain = list(exception_chain(error))
         texts = [str(each) for each in chain if isinstance(each, RuntimeError)]
-        if any(mark in text for text in texts for mark in _LATE):
+        is_broken = any(isinstance(each, WorldBroken) for each in chain)
+        if not is_broken and any(mark in text for text in texts for mark in _LATE):
             self._tell("timed out")
             time.sleep(OTHERS_S)
             return FailureKind.STALLED, "", self._others("timed out", told=False)
-        is_lost = any(isinstance(each, (self._dist.DistError, WorldBroken)) for each in chain)
-        if is_lost or any(mark in text for text in texts for mark in _LOST):
+        is_broken |= any(isinstance(each, self._dist.DistError) for each in chain)
+        if is_broken or any(mark in text for text in texts for mark in _LOST):
             returned = self._others("returned")
             return FailureKind.STALLED if returned else FailureKind.DISCONNECTED, "", returned
         return FailureKind.RAISED, "", {}

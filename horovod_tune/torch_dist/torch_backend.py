@@ -32,7 +32,9 @@ def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLau
         spec,
         placement_group,
         node_id=node_id,
-        make_backend=functools.partial(TorchWorld, spec.stall_timeout_s, spec.use_gpu),
+        make_backend=functools.partial(
+            TorchWorld, spec.stall_timeout_s, spec.connect_timeout_s, spec.use_gpu
+        ),
         rendezvous=StoreRendezvous(spec.timeout_s),
     )
 
@@ -83,7 +85,7 @@ class StoreRendezvous:
         ]
 
     def abandon(self) -> None:
-        """Do nothing: a world that has lost a rank is not formed again."""
+        """Do nothing: `TorchWorld.break_off` ends the ranks' connections."""
 
     def close(self) -> None:
         """Do nothing: the store ends with rank 0's process."""

@@ -96,8 +96,10 @@ def torchrun_script(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
+    if config["destroys"]:
+        dist.destroy_process_group()
     for _ in range(2):
-        dist.init_process_group(config.get("backend", "gloo"))
+        dist.init_process_group("gloo")
         weights = train_ddp()
         assert dist.get_rank() == int(os.environ["RANK"]) and dist.get_backend() == "gloo"
         total = torch.ones(1)
@@ -111,8 +113,9 @@ def torchrun_script(config: dict[str, Any]) -> None:
         report(total=total.item(), weights=weights)
 
 
-def test_a_script_made_for_torchrun_needs_only_its_report(workers: Workers) -> None:
-    _, events = workers.run(torchrun_script)
+@pytest.mark.parametrize("destroys", [False, True])
+def test_a_script_made_for_torchrun_needs_only_its_report(workers: Workers, destroys: bool) -> None:
+    _, events = workers.run(torchrun_script, destroys=destroys)
     assert events[0].metrics["total"] == 2.0
     assert events[0].metrics["weights"] == check_next(workers)["weights"][0]
 

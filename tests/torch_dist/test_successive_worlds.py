@@ -25,7 +25,7 @@ def be_rank(rank: int, pipe: Any) -> None:
 
     from horovod_tune.torch_dist.process_group import TorchWorld
 
-    world = TorchWorld(stall_timeout_s=WAIT_S, use_gpu=False)
+    world = TorchWorld(stall_timeout_s=WAIT_S, connect_timeout_s=WAIT_S, use_gpu=False)
     world.load()
     pipe.send(world.serve_store("127.0.0.1") if rank == 0 else None)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(pipe.recv()), GLOO_SOCKET_IFNAME="lo")

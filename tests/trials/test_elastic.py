@@ -89,6 +89,30 @@ def train_with_horovods_api(config: dict[str, Any]) -> None:
     loop(state)
 
 
+def train_with_torch(config: dict[str, Any]) -> None:
+    """The same on torch.distributed."""
+    import torch
+    import torch.distributed as dist
+
+    state = get_state() or {"epoch": 0, "sum": 0.0}
+    size = 0
+    while not is_over(state["epoch"], size, config.get("until", 1)):
+        epoch, size = state["epoch"] + 1, dist.get_world_size()
+        if epoch == 4 and dist.get_rank() == config.get("dies", -1):
+            die_once(config["folder"], "in_step")
+        hung = Path(config["folder"], "hung")
+        if epoch == 4 and dist.get_rank() == config.get("hangs", -1) and not hung.exists():
+            hung.touch()
+            time.sleep(10_000)
+        total = torch.tensor([float(epoch)], dtype=torch.float64)
+        dist.all_reduce(total)
+        state = {"epoch": epoch, "sum": state["sum"] + total.item() / size}
+        world = get_world()
+        assert (world.rank, world.size) == (dist.get_rank(), size)
+        report(**state, size=size, pid=os.getpid(), changes=world.changes)
+        commit(state)
+
+
 def wait_for_the_end_of_the_world() -> None:
     """Return when Horovod's world has been ended by another rank's loss; nothing collective is called."""
     import horovod.torch as hvd
@@ -162,10 +186,11 @@ def test_a_rank_that_is_asked_for_when_the_world_has_ended_is_no_error(run: Run)
 
 
 @pytest.mark.parametrize(
-    "function", [pytest.param(train, marks=pytest.mark.contract), train_with_horovods_api]
+    "function", [pytest.param(train, marks=pytest.mark.contract), train_with_horovods_api, train_with_torch]
 )
 def test_a_lost_rank_comes_back(run: Run, function: Any) -> None:
-    trial, records = run(function, config={"dies": 1, "until": 3})
+    backend = "torch" if function is train_with_torch else "horovod"
+    trial, records = run(function, config={"dies": 1, "until": 3}, backend=backend)
     assert trial.status == "TERMINATED" and trial.num_failures == 0
     check_sums(records)
     sizes = [each["size"] for each in records]
@@ -204,6 +229,15 @@ def hang_once(config: dict[str, Any]) -> None:
 def test_the_others_go_on_when_a_rank_hangs(run: Run) -> None:
     _, records = run(hang_once, stall_timeout_s=6, timeout_s=10)
     assert [each["epoch"] for each in records] == list(range(1, 9))
+    change = next(each["world_change"] for each in records if each["epoch"] == 4)
+    assert "rank 1 on" in change and "hung" in change
+
+
+def test_the_others_go_on_when_a_rank_of_torch_hangs(run: Run) -> None:
+    config = {"hangs": 1, "until": 3}
+    trial, records = run(train_with_torch, stall_timeout_s=6, timeout_s=10, backend="torch", config=config)
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    check_sums(records)
     change = next(each["world_change"] for each in records if each["epoch"] == 4)
     assert "rank 1 on" in change and "hung" in change
 

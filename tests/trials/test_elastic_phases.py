@@ -13,13 +13,14 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import psutil
 import pytest
 
-from horovod_tune import DistributedTrainableCreator, commit, get_state, report
+from horovod_tune import DistributedTrainableCreator, commit, get_state, get_world, report
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -66,8 +67,8 @@ class DiesWhenCopied:
 
 
 def die_before_the_world_is_there(config: dict[str, Any]) -> None:
-    """Lose this rank as the phase has it, before it calls `hvd.init()`."""
-    phase, rank, size = config["phase"], int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+    """Lose this rank as the phase has it, before it makes its world."""
+    phase, rank, size = config["phase"], get_world().rank, get_world().size
     seen = died(config, f"seen_{os.getpid()}")
     is_new = not seen.exists()
     seen.touch()
@@ -85,18 +86,38 @@ def die_before_the_world_is_there(config: dict[str, Any]) -> None:
             die(config)
 
 
+def init(backend: str) -> Any:
+    """Make the world anew; return Horovod, or what works like it on torch.distributed."""
+    if backend == "horovod":
+        import horovod.torch as hvd
+
+        hvd.init()
+        return hvd
+    import torch.distributed as dist
+
+    def allreduce_async(tensor: Any) -> tuple[Any, Any]:
+        return tensor, dist.all_reduce(tensor, async_op=True)
+
+    def synchronize(work: tuple[Any, Any]) -> Any:
+        work[1].wait()
+        return work[0] / dist.get_world_size()
+
+    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    return SimpleNamespace(rank=dist.get_rank, allreduce_async=allreduce_async, synchronize=synchronize)
+
+
 def train(config: dict[str, Any]) -> None:
     """Sum the epochs' numbers, and lose ranks on the way."""
     if config["phase"] == "sampler":
         train_with_a_sampler(config)
         return
-    import horovod.torch as hvd
     import torch
 
     phase = config["phase"]
     die_before_the_world_is_there(config)
-    hvd.init()
-    hvd.broadcast(torch.zeros(1), 0)
+    hvd = init(config["backend"])
+    hvd.synchronize(hvd.allreduce_async(torch.zeros(1)))
     state = get_state() or {"epoch": 0, "sum": 0.0, "is_over": False}
     while state["epoch"] < EPOCHS or (not state["is_over"] and state["epoch"] < MOST_EPOCHS):
         epoch = state["epoch"] + 1
@@ -159,22 +180,21 @@ TWICE = ("re-forming, in init", "joining", "growing")
 LAST = {**dict.fromkeys(ONCE, "died"), **dict.fromkeys(TWICE, "died_again")}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("phases")
-
-
-@pytest.fixture(scope="module")
-def trials(ray_session: Any, folder: Path) -> dict[str, tuple[Any, list[dict[str, Any]]]]:
+@pytest.fixture(scope="module", params=["horovod", "torch"])
+def trials(
+    request: pytest.FixtureRequest, ray_session: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Any, list[dict[str, Any]]]]:
     """Each phase's trial, with its results."""
     from ray import tune
 
+    backend, folder = request.param, tmp_path_factory.mktemp(request.param)
+    phases = [*LAST, "sampler"] if backend == "horovod" else list(LAST)
     analysis = tune.run(
         # Two trials at a time on the session's 4 CPUs.
         DistributedTrainableCreator(
-            train, num_slots=3, min_workers=1, num_cpus_per_slot=0.6, timeout_s=TIMEOUT_S
+            train, backend=backend, num_slots=3, min_workers=1, num_cpus_per_slot=0.6, timeout_s=TIMEOUT_S
         ),
-        config={"phase": tune.grid_search([*LAST, "sampler"]), "folder": str(folder)},
+        config={"phase": tune.grid_search(phases), "folder": str(folder), "backend": backend},
         storage_path=str(folder / "results"),
         raise_on_failed_trial=False,
         verbose=0,
@@ -208,6 +228,7 @@ def test_a_rank_that_was_stopped_is_ended(trials: Any) -> None:
     assert not psutil.pid_exists(int(died(trial.config).read_text()))
 
 
+@pytest.mark.parametrize("trials", ["horovod"], indirect=True)
 def test_no_sample_of_an_epoch_is_trained_twice_and_none_left_out(trials: Any) -> None:
     trial, records = trials["sampler"]
     check_survived(trial)

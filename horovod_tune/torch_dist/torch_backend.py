@@ -85,7 +85,7 @@ class StoreRendezvous:
         ]
 
     def abandon(self) -> None:
-        """Do nothing: `TorchWorld.break_off` ends the ranks' connections."""
+        """Do nothing: `TorchWorld.abort` ends the ranks' connections."""
 
     def close(self) -> None:
         """Do nothing: the store ends with rank 0's process."""

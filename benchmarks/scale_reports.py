@@ -232,9 +232,9 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
         limits = Limits(60.0, 1, size, 60.0) if way == "elastic" else Limits(60.0)
         group = WorkerGroup(launcher, limits, draining_nodes=set)
         coordinator = Coordinator(group, bytes(FUNCTION_BYTES), reuse_workers=True)
-        order = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
+        request = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
         coordinator.begin_workers()
-        coordinator.set_trial(order, NoStorage())  # type: ignore[arg-type]
+        coordinator.set_trial(request, NoStorage())  # type: ignore[arg-type]
         cpu_s = _cpu_s()
         assert coordinator.next_result() is not None
         start_cpu_s = _cpu_s() - cpu_s

@@ -103,7 +103,7 @@ class DistributedTrainable(FunctionTrainable):
         self._artifacts_are_stored = False
         storage = self._storage
         assert storage is not None, "Tune gives every trial its storage"
-        order = TrialRequest(
+        request = TrialRequest(
             trial_id=self.trial_id,
             trial_name=self.trial_name,
             trial_dir=storage.trial_driver_staging_path,
@@ -117,7 +117,7 @@ class DistributedTrainable(FunctionTrainable):
             parameters=self._parameters.reference() if self._parameters is not None else None,
         )
         self._trial_storage = TrialStorage(storage, self._node_id)
-        self._coordinator.set_trial(order, self._trial_storage)
+        self._coordinator.set_trial(request, self._trial_storage)
 
     def step(self) -> dict[str, Any]:
         """Return rank 0's next report, as Tune's own function trainables do (see FunctionTrainable.step)."""

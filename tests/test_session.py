@@ -26,10 +26,10 @@ from horovod_tune.session.session import Session, StopTraining
 
 
 def make_session(rank=0):
-    order = TrialRequest("id", "name", "dir", "work", "experiment", {"lr": 0.1}, b"")
+    request = TrialRequest("id", "name", "dir", "work", "experiment", {"lr": 0.1}, b"")
     sent = []
     world = World(rank, 2, rank, 2, 0, 1)
-    return Session(order, world, send=sent.append, fetch=lambda place: place), sent
+    return Session(request, world, send=sent.append, fetch=lambda place: place), sent
 
 
 def test_outside_a_trial_each_says_so():

@@ -64,7 +64,7 @@ class Workers:
         """Begin a trial; returns its working directory, where the function writes what the test looks at."""
         number = next(self._numbers)
         directory = self.folder / f"trial_{number}"
-        order = TrialRequest(
+        request = TrialRequest(
             trial_id=f"{number:05}",
             trial_name=f"trial_{number}",
             trial_dir=str(directory),
@@ -74,7 +74,7 @@ class Workers:
             function=cloudpickle.dumps(train),
             checkpoint=start,
         )
-        self.group.begin(order)
+        self.group.begin(request)
         return directory
 
     def events(self) -> list[Report | Finished]:

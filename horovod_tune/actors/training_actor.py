@@ -157,18 +157,18 @@ class TrainingActor:
 
     def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
         training = self._training
-        if training is not None and training.session.order.run == run:
+        if training is not None and training.session.request.run == run:
             training.session.proceed(index, checkpoint)
 
-    def begin(self, order: TrialRequest) -> None:
+    def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function; returns at once."""
         assert self._world is not None, "assign() comes before begin()"
-        if order.function is not None:
-            self._function = order.function
+        if request.function is not None:
+            self._function = request.function
         self._outbox = Outbox()
-        self._run = order.run
+        self._run = request.run
         self._output.mark()
-        live = Session(order, self._world, send=self._send, fetch=self._open_checkpoint)
+        live = Session(request, self._world, send=self._send, fetch=self._open_checkpoint)
         live.world_error = self._backend.world_error
         live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
         self._training = Training(

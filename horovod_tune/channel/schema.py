@@ -36,7 +36,7 @@ ACKS: Schema = {
 # What a rank on a TPU host receives from its host actor, which has started it; pickled_... are pickles.
 HOST_MESSAGES: Schema = {
     "proceed": {**ACKS["proceed"], "pickled_filesystem": (bytes, _NO)},
-    "begin": {"pickled_order": bytes, "world": list},
+    "begin": {"pickled_request": bytes, "world": list},
     "stop": {},
     "fetched": {"path": str, "error": str},
     "dump_stack": {},

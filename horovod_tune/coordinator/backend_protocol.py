@@ -22,7 +22,7 @@ class WorkerActor(Protocol):
     def assign(self, assignment: Assignment) -> None:
         """Set the ranks and their environment; called again if another worker died during the start."""
 
-    def begin(self, order: TrialRequest) -> None:
+    def begin(self, request: TrialRequest) -> None:
         """Start the training function on every rank of the worker; returns at once."""
 
     def poll(

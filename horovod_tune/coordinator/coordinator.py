@@ -45,7 +45,7 @@ class Coordinator:
         self._function = function
         self._reuse_workers = reuse_workers
         self._storage: TrialStorage | None = None
-        self._order: TrialRequest | None = None
+        self._request: TrialRequest | None = None
         self._started = False
         self._log_is_lost = False
         self._function_is_there = False
@@ -59,16 +59,16 @@ class Coordinator:
         """Begin to start the training actors; returns at once."""
         self._group.create()
 
-    def set_trial(self, order: TrialRequest, storage: TrialStorage) -> None:
+    def set_trial(self, request: TrialRequest, storage: TrialStorage) -> None:
         """Take the next trial; its training function starts with the first `next_result`."""
         self._release_storage()
-        self._order, self._storage = order, storage
+        self._request, self._storage = request, storage
         self._started = self._log_is_lost = self._has_reported = False
 
     def restore(self, checkpoint: CheckpointPlace) -> None:
         """Make the trial start from a checkpoint. Call it before the first `next_result`."""
-        assert self._order is not None
-        self._order = replace(self._order, checkpoint=checkpoint)
+        assert self._request is not None
+        self._request = replace(self._request, checkpoint=checkpoint)
 
     def next_result(self) -> tuple[dict[str, Any], Checkpoint | None] | None:
         """Return rank 0's next metrics and its stored checkpoint; None when the function has returned.
@@ -77,7 +77,7 @@ class Coordinator:
             StartFailed: the training actors did not start.
             TrainingFailed: a rank was lost.
         """
-        assert self._order is not None and self._storage is not None, "set_trial() comes first"
+        assert self._request is not None and self._storage is not None, "set_trial() comes first"
         try:
             if not self._started:
                 self._start()
@@ -113,11 +113,11 @@ class Coordinator:
 
     def _retry(self, cause: Exception) -> Any:
         """Start the trial again in new processes; a second failure is its error."""
-        assert self._order is not None
+        assert self._request is not None
         logger.warning(
             "horovod_tune: %s failed before its first report in processes that an earlier trial had used; it "
             "is tried again in new ones. reuse_workers=False gives every trial new ones. It failed with: %s",
-            self._order.trial_name,
+            self._request.trial_name,
             str(cause).strip().rpartition("\n")[2],
         )
         self._keep_logs(at_end=True)
@@ -135,12 +135,12 @@ class Coordinator:
                 cause.add_note(f"The workers could not be ended either: {error!r}")
 
     def _start(self) -> None:
-        assert self._order is not None
+        assert self._request is not None
         self._started = True
         self._are_used = self._function_is_there
         asked = time.monotonic()
         function = None if self._function_is_there else self._function
-        self._group.begin(replace(self._order, function=function))
+        self._group.begin(replace(self._request, function=function))
         self._function_is_there = True
         self._start_s = round(time.monotonic() - asked, 4)
 

@@ -117,7 +117,7 @@ class WorkerGroup:
         """Begin to start the workers, in the trial's start slot; does not wait for them."""
         self.world.create()
 
-    def begin(self, order: TrialRequest) -> None:
+    def begin(self, request: TrialRequest) -> None:
         """Start a trial on all ranks, as soon as they are there.
 
         Raises:
@@ -129,7 +129,7 @@ class WorkerGroup:
             self.world.form()
         self._forget_trial()
         self._run += 1
-        self.world.begin(replace(order, run=self._run))
+        self.world.begin(replace(request, run=self._run))
 
     def next_event(self) -> Report | Finished:
         """Wait for rank 0's next report, or for the end of the training function on every rank.

@@ -198,13 +198,13 @@ def provided() -> dict[str, Any]:
         NotInTraining: the function was sent without them.
     """
     live = current()
-    if live is None or live.order.parameters is None:
+    if live is None or live.request.parameters is None:
         raise NotInTraining(
             "the parameters of with_parameters did not come with the function: give the function that it "
             "returns to DistributedTrainableCreator"
         )
     if live not in _loaded:
-        _loaded[live] = load_values(live.order.parameters)
+        _loaded[live] = load_values(live.request.parameters)
     return _loaded[live]
 
 

@@ -68,7 +68,7 @@ class Training:
         # The top-level package of the training function; empty until it is loaded.
         self.own_package = ""
         self.thread = threading.Thread(
-            target=self._run, name=f"training-{live_session.order.trial_id}", daemon=True
+            target=self._run, name=f"training-{live_session.request.trial_id}", daemon=True
         )
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class Training:
         try:
             self._prepare()
             exit_handlers.install()
-            enter_working_directory(self.session.order)
+            enter_working_directory(self.session.request)
             session.activate(self.session)
             ray_compat.install_session(self.session)
             function = cloudpickle.loads(self._function)
@@ -141,7 +141,7 @@ class Training:
     def _can_restart(self) -> bool:
         """Return True if a function that lost its world can continue: it commits, or has reported nothing."""
         live = self.session
-        return live.order.is_elastic and (live.committed.has_committed or not live.has_reported)
+        return live.request.is_elastic and (live.committed.has_committed or not live.has_reported)
 
 
 class _Once:
@@ -158,7 +158,7 @@ class _Once:
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:
     """Call the training function; what it returns or yields is reported, as Tune does."""
-    output = function(dict(live_session.order.config))
+    output = function(dict(live_session.request.config))
     # Checked on what it returned: functools.partial and callable objects do not look like generator
     # functions.
     if inspect.isgenerator(output):
@@ -168,12 +168,12 @@ def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> No
         session.handle_output(live_session, output)
 
 
-def enter_working_directory(order: TrialRequest) -> None:
+def enter_working_directory(request: TrialRequest) -> None:
     """Go to the trial's working directory, unless RAY_CHDIR_TO_TRIAL_DIR=0 (as Tune's functions do)."""
-    os.makedirs(order.working_dir, exist_ok=True)
+    os.makedirs(request.working_dir, exist_ok=True)
     os.environ.setdefault("TUNE_ORIG_WORKING_DIR", os.getcwd())
     if bool(int(os.environ.get("RAY_CHDIR_TO_TRIAL_DIR", "1"))):
-        os.chdir(order.working_dir)
+        os.chdir(request.working_dir)
 
 
 def _own_traceback(error: BaseException) -> str:

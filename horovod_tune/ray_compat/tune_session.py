@@ -81,18 +81,18 @@ class _TrialInfo:
 
     def __getattr__(self, name: str) -> Any:
         if name in self._OF_THE_TRIAL:
-            return getattr(self._live.order, name)
+            return getattr(self._live.request, name)
         if name in self._OF_THE_RANK:
             return getattr(self._live.world, self._OF_THE_RANK[name])
         raise AttributeError(name)
 
     @property
     def trial_resources(self) -> Any:
-        return pickle.loads(self._live.order.resources)
+        return pickle.loads(self._live.request.resources)
 
     @property
     def storage(self) -> Any:
-        return pickle.loads(self._live.order.storage)
+        return pickle.loads(self._live.request.storage)
 
     @property
     def loaded_checkpoint(self) -> Any:

@@ -55,28 +55,28 @@ class Session:
 
     def __init__(
         self,
-        order: TrialRequest,
+        request: TrialRequest,
         world: World,
         *,
         send: Callable[[Report | NeedsWorld], None],
         fetch: Callable[[CheckpointPlace], Checkpoint],
     ) -> None:
-        self.order = order
+        self.request = request
         self.world = world
         self._pid = os.getpid()
         self._send = send
         self._fetch = fetch
-        self._place = order.checkpoint
+        self._place = request.checkpoint
         self._checkpoint: Checkpoint | None = None
         self._stored: dict[int, CheckpointPlace] = {}
-        self._reports = order.reports
+        self._reports = request.reports
         # What rank 0 has reported last in this world.
         self._sent: Report | None = None
-        self._allowed = float(order.reports)
+        self._allowed = float(request.reports)
         self._stopped = False
         # True if `report` was called in this process.
         self.has_reported = False
-        self.world_number = order.world_number
+        self.world_number = request.world_number
         self._world_is_broken = False
         # What the training function has given to `atexit`, see `rank.exit_handlers`.
         self.exit_handlers: list[functools.partial[Any]] = []
@@ -151,7 +151,7 @@ class Session:
         Raises:
             NotElastic: the trial has a fixed size, so there will be none.
         """
-        if not self.order.is_elastic:
+        if not self.request.is_elastic:
             raise NotElastic(
                 "the world of this trial broke, and the trial is not elastic: with min_workers= given to "
                 "DistributedTrainableCreator, the other ranks continue without one that is lost"
@@ -168,7 +168,7 @@ class Session:
 
     def join_world(self, world: World, *, number: int, reports: int, resources: bytes) -> None:
         """Take this rank's place in the next world, where ``reports`` reports have been made so far."""
-        self.order = replace(self.order, resources=resources)
+        self.request = replace(self.request, resources=resources)
         with self._condition:
             self.world, self.world_number, self._sent = world, number, None
             self._reports, self._allowed = reports, max(self._allowed, float(reports))

@@ -67,7 +67,7 @@ class HostActor:
         self._logs = RankOutput(lambda chunk: self._outbox.put(chunk))
         self._reset_replies: Replies[list[str]] = Replies()
         self._parameters = SharedParameters()
-        self._order: TrialRequest | None = None
+        self._request: TrialRequest | None = None
         self._checkpoints = CheckpointCache(self._node_id)
         self._supervisor = Supervisor(
             runtime_path,
@@ -113,22 +113,22 @@ class HostActor:
     def assign(self, assignment: Assignment) -> None:
         self._worlds = {world.rank: world for world in assignment.worlds}
 
-    def begin(self, order: TrialRequest) -> None:
+    def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every rank; returns at once."""
         self._outbox = Outbox()
         self._logs.clear()
         self._hang_detector.restart()
-        if order.checkpoint is not None:
-            self._checkpoints.add(order.checkpoint)
-        self._order = order
+        if request.checkpoint is not None:
+            self._checkpoints.add(request.checkpoint)
+        self._request = request
         # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
-        packed = cloudpickle.dumps(replace(order, parameters=self._parameters.path_of(order.parameters)))
+        packed = cloudpickle.dumps(replace(request, parameters=self._parameters.path_of(request.parameters)))
         self._running = set(self._worlds)
         for rank in self._supervisor.ranks:
             world = self._worlds[rank.ordinal]
             rank.send(
                 "begin",
-                pickled_order=packed,
+                pickled_request=packed,
                 world=[
                     world.rank,
                     world.size,
@@ -195,7 +195,7 @@ class HostActor:
             place = (checkpoint.path, checkpoint.node_id, checkpoint.report)
             if checkpoint.filesystem is not None:
                 filesystem = cloudpickle.dumps(checkpoint.filesystem)
-        run = self._order.run if self._order is not None else 0
+        run = self._request.run if self._request is not None else 0
         self._send_to_all("proceed", run=run, index=index, checkpoint=place, pickled_filesystem=filesystem)
 
     def stop_training(self) -> None:

@@ -161,8 +161,8 @@ class _Rank:
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:
-            case {"kind": "begin", "pickled_order": order, "world": world}:
-                self._begin(order, World(*world))
+            case {"kind": "begin", "pickled_request": request, "world": world}:
+                self._begin(request, World(*world))
             case {"kind": "proceed", "index": index, "checkpoint": fields, "pickled_filesystem": filesystem}:
                 place = checkpoint_place(fields)
                 if place is not None and filesystem is not None:
@@ -186,17 +186,17 @@ class _Rank:
     def _begin(self, packed: bytes, world: World) -> None:
         try:
             # From this host's actor, over a pair of sockets that only it and this process have.
-            order: TrialRequest = pickle.loads(packed)
+            request: TrialRequest = pickle.loads(packed)
         except Exception as error:
             # For example a class in the config whose module this host does not have.
             text = encodable(f"the trial's config cannot be read here:\n{traceback.format_exc()}")
             self._send(Failed(world.rank, self._host, self._describe_failure(error)[0], text))
             return
-        if order.function is not None:
-            self._function = order.function
-        self._rank, self._run = world.rank, order.run
+        if request.function is not None:
+            self._function = request.function
+        self._rank, self._run = world.rank, request.run
         self._training = Training(
-            Session(order, world, send=self._send, fetch=self._fetch),
+            Session(request, world, send=self._send, fetch=self._fetch),
             self._function,
             host=self._host,
             send=self._send,

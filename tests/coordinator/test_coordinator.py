@@ -87,7 +87,7 @@ def test_a_trial_that_is_stopped_in_its_report_hands_its_workers_on(trial: Trial
         trial.next_trial()
     assert (trial.directory / "rank_0.log").read_text() == "trial 1\nstopped\ntrial 2\nstopped\n"
     assert not trial.all_killed
-    functions = [order.function for actor in trial.actors for (order,) in actor.called("begin")]
+    functions = [request.function for actor in trial.actors for (request,) in actor.called("begin")]
     assert functions == [b"function", None] * 2, "the ranks have it already"
 
 

@@ -298,8 +298,8 @@ def test_a_kept_rank_that_has_died_before_the_next_trial_is_replaced(make: Calla
     trial.world[1].die()
     trial.group.begin(replace(ORDER, function=None))
     assert trial.next_report().metrics == {"size": 3}
-    (order,) = trial.launcher.everybody[-1].called("begin")[0]
-    assert order.function == b"train", "the one that joins has never had it"
+    (request,) = trial.launcher.everybody[-1].called("begin")[0]
+    assert request.function == b"train", "the one that joins has never had it"
 
 
 @pytest.mark.parametrize("call", ["load", "assign", "begin"])

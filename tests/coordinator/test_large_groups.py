@@ -49,7 +49,7 @@ def test_a_function_for_many_ranks_is_stored_once(
     group = Group(clock, size)
     group.real.begin(replace(ORDER, function=bytes(10_000)))
     assert len(put) == stored
-    given = [order for actor in group.actors for (order,) in actor.called("begin")]
+    given = [request for actor in group.actors for (request,) in actor.called("begin")]
     assert len(given) == size
     if stored:
         assert set(given) == {"a reference"}

@@ -66,11 +66,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
                     world,
                     number=live.world_number + 1,
                     reports=live.reports,
-                    resources=live.order.resources,
+                    resources=live.request.resources,
                 )
 
-        order = TrialRequest("t", "t", str(tmp_path), str(tmp_path), "e", {}, None, is_elastic=is_elastic)
-        live = Session(order, world, send=send, fetch=lambda place: pytest.fail("there is no checkpoint"))
+        request = TrialRequest("t", "t", str(tmp_path), str(tmp_path), "e", {}, None, is_elastic=is_elastic)
+        live = Session(request, world, send=send, fetch=lambda place: pytest.fail("there is no checkpoint"))
         live.committed = CommittedState(Alone(), NoStates())
         training = Training(
             live,

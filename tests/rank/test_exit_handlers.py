@@ -52,8 +52,8 @@ def run(function: Callable[[dict[str, Any]], Any], place: Path) -> tuple[list[An
         messages.append((message, list(sys.notes.lines)))  # type: ignore[attr-defined]
         ended.set()
 
-    order = TrialRequest("id", "name", str(place), str(place), "experiment", {}, None)
-    live = Session(order, World(0, 1, 0, 1, 0, 1), send=send, fetch=lambda place: place)
+    request = TrialRequest("id", "name", str(place), str(place), "experiment", {}, None)
+    live = Session(request, World(0, 1, 0, 1, 0, 1), send=send, fetch=lambda place: place)
     rank = training.Training(
         live,
         cloudpickle.dumps(function),

@@ -28,9 +28,11 @@ class Rank:
 
     def __init__(self, rank: int, function: Any, place: Path, packed: str | None) -> None:
         self.messages: list[Any] = []
-        order = TrialRequest("id", "name", str(place), str(place), "experiment", {}, None, parameters=packed)
+        request = TrialRequest(
+            "id", "name", str(place), str(place), "experiment", {}, None, parameters=packed
+        )
         self.session = Session(
-            order, World(rank, 2, rank, 2, 0, 1), send=self.take, fetch=lambda place: place
+            request, World(rank, 2, rank, 2, 0, 1), send=self.take, fetch=lambda place: place
         )
         self.training = Training(
             self.session,

@@ -54,6 +54,7 @@ class Part:
 
 FLOOR, OURS = "plain Tune class (floor)", "horovod_tune"
 EXECUTOR, RUN, TRAIN = "RayExecutor per trial", "horovodrun per trial", "Ray Train V2 per trial"
+OURS_TORCH, TORCHRUN = "horovod_tune, backend torch", "torchrun per trial"
 FIXED, HOROVODS = "restart from its checkpoint", "horovodrun --min-np"
 
 PARTS = {
@@ -66,12 +67,16 @@ PARTS = {
             OURS: "ours turnaround --trials 40",
             EXECUTOR: "ray_executor turnaround --trials 3",
             RUN: "horovodrun_trial turnaround --trials 3",
+            OURS_TORCH: "ours turnaround --trials 40 --backend torch",
+            TORCHRUN: "horovodrun_trial turnaround --trials 3 --backend torch",
             TRAIN: "ray_train turnaround --trials 3",
         },
         claims=(
             Claim("40 trials, the first included, against the floor", "trial_mean_s", OURS, FLOOR, at_most=2),
             Claim("RayExecutor against ours", "trial_s", EXECUTOR, OURS, at_least=40),
             Claim("Ray Train V2 against ours", "trial_s", TRAIN, OURS, at_least=130),
+            Claim("Ray Train V2 against ours with torch", "trial_s", TRAIN, OURS_TORCH, at_least=50),
+            Claim("torch against Horovod, warm", "trial_s", OURS_TORCH, OURS, at_most=2),
             Claim("a warm trial against the floor's", "trial_s", OURS, FLOOR, at_most=2),
         ),
     ),

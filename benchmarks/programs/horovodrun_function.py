@@ -1,4 +1,4 @@
-"""What `horovodrun` runs for the peers that use it: the same function, reporting to a file."""
+"""What `horovodrun` and `torchrun` run for these peers: the same function, reporting to a file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,31 @@ import json
 import sys
 import time
 
-import horovod.torch as hvd
 import torch
 
 
-def train(x: float, step_s: float, reports: int, path: str) -> None:
-    hvd.init()
-    with open(path if hvd.rank() == 0 else "/dev/null", "a") as file:
+def train(backend: str, x: float, step_s: float, reports: int, path: str) -> None:
+    if backend == "torch":
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+    else:
+        import horovod.torch as hvd
+
+        hvd.init()
+        rank = hvd.rank()
+    with open(path if rank == 0 else "/dev/null", "a") as file:
         for _ in range(reports):
             time.sleep(step_s)
-            value = hvd.allreduce(torch.full((1,), x), name="x").item()
-            file.write(json.dumps({"x": value, "time": time.time()}) + "\n")
+            value = torch.full((1,), x)
+            if backend == "torch":
+                dist.all_reduce(value)
+                value /= dist.get_world_size()
+            else:
+                value = hvd.allreduce(value, name="x")
+            file.write(json.dumps({"x": value.item(), "time": time.time()}) + "\n")
 
 
 if __name__ == "__main__":
-    train(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    train(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

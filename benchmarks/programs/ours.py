@@ -1,4 +1,4 @@
-"""Ours: a Horovod function of 2 ranks on warm workers."""
+"""Ours: a function of 2 ranks on warm workers, with Horovod or with torch.distributed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,27 @@ def train(config: dict[str, Any]) -> None:
         report(x=x)
 
 
+def train_with_torch(config: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from horovod_tune import report
+
+    for _ in range(REPORTS):
+        time.sleep(config["step_s"])
+        x = torch.full((1,), config["x"])
+        dist.all_reduce(x)
+        report(x=x / dist.get_world_size())
+
+
+FUNCTIONS = {"horovod": train, "torch": train_with_torch}
+
 if __name__ == "__main__":
     from horovod_tune import DistributedTrainableCreator
 
-    options = trials.arguments(__doc__, trials=40)
+    options = trials.arguments(__doc__, trials=40, backends=tuple(FUNCTIONS))
     trials.start_ray()
-    trainable = DistributedTrainableCreator(train, num_slots=trials.RANKS)
+    trainable = DistributedTrainableCreator(
+        FUNCTIONS[options.backend], backend=options.backend, num_slots=trials.RANKS
+    )
     trials.publish(trials.search(trainable, options.kind, options.trials))

@@ -62,14 +62,16 @@ def start_ray(num_cpus: int = 8, **more: Any) -> None:
     )
 
 
-def search(trainable: Any, kind: str, trials: int, **run_options: Any) -> dict[str, float]:
+def search(
+    trainable: Any, kind: str, trials: int, backend: str = "horovod", **run_options: Any
+) -> dict[str, float]:
     """Run ``trials`` trials of ``trainable`` and return the seconds that they took.
 
     ``kind`` is ``turnaround`` (one after the other, no pause in the function) or ``concurrent``
     (AT_ONCE under a ConcurrencyLimiter, REPORTS steps of SECONDS_A_STEP each).
     """
     searcher = RandomSearch(metric="x", mode="max")
-    searcher.fixed = {"step_s": SECONDS_A_STEP if kind == "concurrent" else 0.0}
+    searcher.fixed = {"step_s": SECONDS_A_STEP if kind == "concurrent" else 0.0, "backend": backend}
     at_once = AT_ONCE if kind == "concurrent" else 1
     ends = Ends()
     storage = tempfile.mkdtemp(prefix="benchmark_")
@@ -100,10 +102,13 @@ def search(trainable: Any, kind: str, trials: int, **run_options: Any) -> dict[s
     return figures
 
 
-def arguments(description: str | None, trials: int) -> argparse.Namespace:
+def arguments(
+    description: str | None, trials: int, backends: tuple[str, ...] = ("horovod",)
+) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("kind", choices=["turnaround", "concurrent"])
     parser.add_argument("--trials", type=int, default=trials)
+    parser.add_argument("--backend", choices=backends, default=backends[0])
     return parser.parse_args()
 
 

@@ -1,1 +1,1 @@
-"""Ranks of torch.distributed: what is its own, below the training actors that Horovod's ranks have too."""
+"""Ranks of torch.distributed, in the training actors that Horovod's ranks use too."""

@@ -1,7 +1,7 @@
 """Runs in each rank: torch.distributed's process groups, new ones for every trial.
 
-The default group exists when the training function is called. A script made for torchrun makes its own: its
-``init_process_group()`` gets the group that is there, if that is what it asks for.
+The default group exists when the training function is called. A script made for torchrun creates its own: its
+``init_process_group()`` returns the existing group, if that has the requested settings.
 
 Checked against torch 2.13: `_new_process_group_helper`, through which every group is made, and the texts of
 Gloo's errors.
@@ -39,7 +39,7 @@ _GROUPS = Patch(
         part(f"{_C10D}:_set_pg_timeout"),
     ),
 )
-# How long a rank whose collective has timed out waits for the others', to find out which rank is missing.
+# How long a rank waits after its collective timed out to learn from the others which rank is missing.
 OTHERS_S = 2.0
 POLL_S = 0.05
 # How many times its timeout Gloo waits for a peer to connect.
@@ -68,14 +68,14 @@ class TorchWorld:
         self._world: Any = None
         self._store: Any = None
         self._name, self._groups_made = "", 0
-        # Whether the training function has not asked yet for the default group, which is there.
+        # True until the training function has requested the default group, which exists.
         self._is_offered = False
         # Every group of this world. If the last reference to one went with a DDP model, it would be destroyed
         # with Python's lock held, which its threads may wait for: a deadlock. These go without the lock.
         self._groups: list[Any] = []
-        # What they opened.
+        # The sockets that they opened.
         self._sockets: dict[int, str] = {}
-        # What was open before the world that is being formed; None while none is.
+        # The sockets that were open before the world that is being formed; None while none is.
         self._before: dict[int, str] | None = None
 
     def load(self) -> None:
@@ -113,7 +113,7 @@ class TorchWorld:
         return new_group
 
     def _answer(self, asked: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-        """Do what the training function asks for with ``init_process_group(**asked)``."""
+        """Handle the training function's ``init_process_group(**asked)``."""
         asked = {name: value for name, value in asked.items() if value != parameters[name].default}
         is_offered = self._is_offered and self._dist.is_initialized()
         self._is_offered = False
@@ -141,7 +141,7 @@ class TorchWorld:
             self._before = None
 
     def _make(self, arguments: dict[str, Any]) -> None:
-        """Make the default group, at keys of its own: those of an earlier one would be taken for its."""
+        """Make the default group, with new keys: those of an earlier one would be mistaken for its own."""
         self._groups_made += 1
         if (store := self._store) is None:
             raise WorldBroken("a rank of this world was lost")
@@ -159,7 +159,7 @@ class TorchWorld:
         self._dist.distributed_c10d._set_pg_timeout(timeout)
 
     def serve_store(self, host: str) -> int:
-        """Open the TCPStore that the ranks of the next world meet at; return its port.
+        """Open the TCPStore of the next world; return its port.
 
         On every interface if ``host`` is empty. As under torchrun it takes connections without a secret; it
         unpickles nothing.
@@ -204,7 +204,7 @@ class TorchWorld:
         if self._world is None:
             return
         if has_returned:
-            self._tell("returned")
+            self._publish("returned")
         # Destroyed, groups stay connected for as long as a model of the function's refers to them. What this
         # rank has sent still arrives.
         sockets.shut_down(self._sockets)
@@ -220,7 +220,7 @@ class TorchWorld:
         # Gloo's own abort() ends neither this rank's wait nor those of its peers.
         sockets.shut_down(self._sockets)
         store, self._store = self._store, None
-        if store is not None:  # where ranks wait that make a group
+        if store is not None:  # ranks that make a group wait there
             others = sockets.open_tcp_sockets(but_port=store.port)
             sockets.shut_down(sockets.but(sockets.open_tcp_sockets(), others))
         for group in list(self._groups):
@@ -260,37 +260,37 @@ class TorchWorld:
         texts = [str(each) for each in chain if isinstance(each, RuntimeError)]
         is_broken = any(isinstance(each, WorldBroken) for each in chain)
         if not is_broken and any(mark in text for text in texts for mark in _LATE):
-            self._tell("timed out")
+            self._publish("timed out")
             time.sleep(OTHERS_S)
-            return FailureKind.STALLED, "", self._others("timed out", told=False)
+            return FailureKind.STALLED, "", self._others("timed out", published=False)
         is_broken |= any(isinstance(each, self._dist.DistError) for each in chain)
         if is_broken or any(mark in text for text in texts for mark in _LOST):
             returned = self._others("returned")
             return FailureKind.STALLED if returned else FailureKind.DISCONNECTED, "", returned
         return FailureKind.RAISED, "", {}
 
-    def _tell(self, what: str) -> None:
-        """Tell the other ranks of this one's state, which they find with `_others`."""
+    def _publish(self, what: str) -> None:
+        """Publish this rank's state; the other ranks find it with `_others`."""
         with contextlib.suppress(RuntimeError, AttributeError):  # the store has ended, or was not reached
             self._store.set(f"{self._name}.{what}.{self._world.rank}", "")
 
-    def _others(self, what: str, *, told: bool = True) -> dict[int, str]:
-        """Return the ranks that have told ``what``, or those that have not, as `AwaitedRanks` does."""
+    def _others(self, what: str, *, published: bool = True) -> dict[int, str]:
+        """Return the ranks that published ``what``, or those that did not, as `AwaitedRanks` does."""
         with contextlib.suppress(RuntimeError, AttributeError):
             keys = {rank: f"{self._name}.{what}.{rank}" for rank in range(self._world.size)}
-            ranks = [rank for rank, key in keys.items() if self._store.check([key]) is told]
+            ranks = [rank for rank, key in keys.items() if self._store.check([key]) is published]
             return dict.fromkeys(ranks, "a collective")
         return {}
 
     def world_error(self, text: str) -> BaseException:
-        """Return what `report` raises in a broken world."""
+        """Return the error that `report` raises in a broken world."""
         return WorldBroken(text)
 
     def awaited_ranks(self, output: Any) -> dict[int, str]:
         """Return nothing: a rank that has ended leaves its groups, see `end`."""
         return {}
 
-    # -- What `commit` and `get_state` agree through, implementing `session.committed_state.Collectives`.
+    # -- The collectives of `commit` and `get_state`: `session.committed_state.Collectives`.
 
     def are_ready(self) -> bool:
         """Return True unless the training function has destroyed the default group."""

@@ -42,7 +42,7 @@ def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLau
 class StoreRendezvous:
     """Implements `actors.rank_backend.WorldRendezvous` with a TCPStore in rank 0's process.
 
-    That is on the coordinator's host, and has torch imported, which the coordinator has not.
+    That process is on the coordinator's host, and has imported torch; the coordinator has not.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -61,7 +61,7 @@ class StoreRendezvous:
         address = "127.0.0.1" if single_host else infos[first].node_ip
         serving = actors[first].call_backend.remote("serve_store", "127.0.0.1" if single_host else "")
         try:
-            # Rank 0 has to import torch first.
+            # Rank 0 must import torch first.
             port = ray.get(serving, timeout=self._timeout_s)
         except ray.exceptions.RayError as error:
             raise StartFailed(f"rank 0 on {infos[first].host} could not open a TCPStore: {error}") from error

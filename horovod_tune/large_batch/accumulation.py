@@ -11,7 +11,13 @@ import torch
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.layer_wise import norms
 from horovod_tune.large_batch.noise_scale import GradientNorms, NoiseScale
-from horovod_tune.large_batch.world import averages, gather_async, world_size
+from horovod_tune.large_batch.world import (
+    averages,
+    gather_async,
+    sum_gradients,
+    torch_distributed,
+    world_size,
+)
 
 
 class StepResult(NamedTuple):
@@ -46,8 +52,8 @@ class GradientAccumulator:
     Every rank calls `step` equally often; one without samples in a group calls it without `backward`.
 
     Args:
-        optimizer: A ``hvd.DistributedOptimizer`` where there are several ranks, with ``op=Average`` or
-            ``Sum``; its ``backward_passes_per_step`` is set here.
+        optimizer: With several ranks of Horovod a ``hvd.DistributedOptimizer``, with ``op=Average`` or
+            ``Sum``; its ``backward_passes_per_step`` is set here. With torch.distributed any.
         passes: Backward passes in a full group.
         local_batch_size: Samples of this rank in a full group. It scales what is sent, for half precision;
             the result does not depend on it.
@@ -55,10 +61,12 @@ class GradientAccumulator:
         scaler: A ``torch.amp.GradScaler``.
         scheduler: Its `step()` is called after each optimiser step.
         noise_scale: Is updated in every ``noise_scale.every``-th step.
+        model: Whose parameters they are; only torch.distributed needs it. A ``DistributedDataParallel`` no
+            longer averages in its passes, as in its ``no_sync()``: `step` does.
 
     Raises:
-        HyperparameterError: A number is out of bounds; the optimiser does not average over the ranks; or a
-            noise scale is requested for a single pass on a single rank.
+        HyperparameterError: A number is out of bounds; the optimiser does not average over the ranks; the
+            model is missing or sharded; or a noise scale is requested for a single pass on a single rank.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1))
     >>> accumulator = GradientAccumulator(torch.optim.SGD([weight], lr=1.0), passes=2, local_batch_size=4)
@@ -80,11 +88,15 @@ class GradientAccumulator:
         scaler: Any = None,
         scheduler: Any = None,
         noise_scale: NoiseScale | None = None,
+        model: torch.nn.Module | None = None,
     ) -> None:
-        self._process_set = getattr(optimizer, "process_set", None)
-        self._world_size = world_size(self._process_set)
+        of_model = getattr(model, "process_group", None) if torch_distributed() is not None else None
+        self.process_set = getattr(optimizer, "process_set", of_model)
+        self._world_size = world_size(self.process_set)
         self._made_alone = self._world_size == 1
-        self._averages = averages(optimizer, self._world_size)
+        self._averages = averages(optimizer, self._world_size, model)
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model.require_backward_grad_sync = False
         if max_norm is not None:
             bounds.more_than("max_norm", max_norm, 0)
         self.optimizer = optimizer
@@ -127,8 +139,8 @@ class GradientAccumulator:
         Raises:
             HyperparameterError: The optimiser was made in a world of one rank, and is in a larger one now.
         """
-        self._world_size = world_size(self._process_set)
-        if self._made_alone and self._world_size > 1:
+        self._world_size = world_size(self.process_set)
+        if self._made_alone and self._world_size > 1 and torch_distributed() is None:
             raise bounds.HyperparameterError(
                 f"optimizer must be made again in a world of {self._world_size} ranks, got one that was made "
                 "in a world of 1, where Horovod prepares no average"
@@ -181,9 +193,11 @@ class GradientAccumulator:
         """
         measures = self._measures
         row = [self._samples, self._done, self._square, self._inverse, self._steps, measures]
-        pending = gather_async(row, "accumulation", self._process_set)
+        pending = gather_async(row, "accumulation", self.process_set)
         if hasattr(self.optimizer, "synchronize"):
             self.optimizer.synchronize()
+        elif self._world_size > 1:
+            sum_gradients(self._parameters(), self.process_set)
         numbers, dones, squares, inverses, steps, measured = zip(*pending(), strict=True)
         samples, passes = sum(numbers), sum(dones)
         self._start_group()

@@ -287,7 +287,10 @@ def _hessian_product(
 
 
 def _average(product: torch.Tensor) -> torch.Tensor:
-    hvd = horovod()
-    if hvd is None or world_size() == 1:
+    size = world_size()
+    if size == 1:
         return product
+    if (hvd := horovod()) is None:
+        torch.distributed.all_reduce(product)
+        return product / size
     return hvd.allreduce(product, name="horovod_tune.large_batch.curvature", op=hvd.Average)

@@ -20,7 +20,7 @@ from horovod_tune.large_batch.batches import (
 from horovod_tune.large_batch.configuration import checked_values, optimizer_of, schedule_of
 from horovod_tune.large_batch.lr_scheduler import LargeBatchLR, scaling_factor
 from horovod_tune.large_batch.noise_scale import NoiseScale
-from horovod_tune.large_batch.world import horovod, rank, world_size
+from horovod_tune.large_batch.world import horovod, rank, torch_distributed, world_size
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TrainingSetup:
 
     def batches(self, order: torch.Tensor) -> Iterator[list[torch.Tensor]]:
         """Yield, for each optimiser step of an epoch, the indices of this rank's passes: `rank_passes`."""
-        yield from rank_passes(order, self.split, rank(getattr(self.optimizer, "process_set", None)))
+        yield from rank_passes(order, self.split, rank(self.accumulator.process_set))
 
     def backward(self, loss: torch.Tensor, *, samples: int) -> None:
         """Compute the gradients of a pass, whose mean loss this is."""
@@ -122,7 +122,8 @@ def from_config(
 ) -> TrainingSetup:
     """Return optimiser, schedule and accumulation for a configuration, in the world that this rank is in.
 
-    Call it after ``hvd.init()``; broadcast the model's parameters as always. Read from `config`:
+    Call it after ``hvd.init()``, and broadcast the model's parameters as always; with torch.distributed, give
+    it the ``DistributedDataParallel``. Read from `config`:
 
     * ``epochs``
     * ``global_batch_size``, the same in every world, or ``local_batch_size`` of each rank, with which batch
@@ -150,7 +151,7 @@ def from_config(
             Not used if there is only one pass per step, on one rank.
         elastic: If True, the world may change its size. A global batch that a world does not divide is then
             split as evenly as possible instead of being an error.
-        **distributed: For ``hvd.DistributedOptimizer``, such as ``compression``.
+        **distributed: For ``hvd.DistributedOptimizer``, such as ``compression``; none with torch.distributed.
 
     Raises:
         HyperparameterError: A key is missing, misspelt or out of bounds, the world does not divide the batch,
@@ -162,12 +163,19 @@ def from_config(
     (0.1, 1, 4.0)
     """
     values = checked_values(config)
-    world = world_size(distributed.get("process_set"))
+    hvd = horovod()
+    if torch_distributed() is not None:
+        if distributed:
+            raise bounds.HyperparameterError(
+                f"with torch.distributed there is no hvd.DistributedOptimizer, got {', '.join(distributed)}"
+            )
+        world = world_size(getattr(model, "process_group", None))
+    else:
+        world = world_size(distributed.get("process_set"))
     local, largest = values["local_batch_size"], values["max_micro_batch_size"]
     batch_size = values["global_batch_size"] if local is None else local * world
     split = split_batch(batch_size, world, largest, even=not elastic)
     optimizer: Any = optimizer_of(model, values)
-    hvd = horovod()
     if hvd is not None and world > 1:
         named = list(model.named_parameters())
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, **distributed)
@@ -190,6 +198,7 @@ def from_config(
         scaler=scaler,
         scheduler=scheduler,
         noise_scale=noise_scale,
+        model=model,
     )
     batch = GlobalBatch(
         split,

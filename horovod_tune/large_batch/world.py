@@ -1,10 +1,11 @@
-"""Runs in each rank: the Horovod world that this process is in, or a world of one if there is none.
+"""Runs in each rank: the world of Horovod or torch.distributed that this process is in, or one of one rank.
 
 Horovod is not imported for that: a training function that uses it has done so.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,49 +14,62 @@ import torch
 
 from horovod_tune.large_batch import bounds
 
+# Gradients that are summed in one collective: it is slow in small pieces, and copies what it sends.
+PIECE_BYTES = 1 << 26
+
 
 def horovod() -> Any | None:
-    """Return ``horovod.torch`` where the training function has imported and initialised it, else None.
+    """Return ``horovod.torch`` where the training function has imported and initialised it, else None."""
+    if "horovod.torch" not in sys.modules:
+        return None
+    import horovod.torch as hvd
+
+    return hvd if hvd.is_initialized() else None
+
+
+def torch_distributed() -> Any | None:
+    """Return ``torch.distributed`` where it is initialised and Horovod is not, else None.
 
     Raises:
-        HyperparameterError: The ranks are those of torch.distributed.
+        HyperparameterError: Its backend is torch_xla's.
     """
-    if "horovod.torch" in sys.modules:
-        import horovod.torch as hvd
-
-        if hvd.is_initialized():
-            return hvd
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+    dist = torch.distributed
+    if horovod() is not None or not dist.is_available() or not dist.is_initialized():
+        return None
+    if dist.get_backend() == "xla":
         raise bounds.HyperparameterError(
-            "horovod_tune.large_batch knows only Horovod's ranks, got a torch.distributed world of "
-            f"{distributed.get_world_size()} ranks: its batch and learning rates would be those of one"
+            "horovod_tune.large_batch works with Horovod, Gloo and NCCL, got a torch.distributed world of xla"
         )
-    return None
+    return dist
 
 
 def world_size(process_set: Any = None) -> int:
-    """Return the number of ranks, 1 without Horovod.
+    """Return the number of ranks, 1 without a world.
+
+    Args:
+        process_set: Horovod's process set or torch.distributed's group, by default all ranks.
 
     >>> world_size()
     1
     """
-    hvd = horovod()
-    if hvd is None:
-        return 1
-    return int(hvd.size() if process_set is None else process_set.size())
+    if (hvd := horovod()) is not None:
+        return int(hvd.size() if process_set is None else process_set.size())
+    if (dist := torch_distributed()) is not None:
+        return int(dist.get_world_size(process_set))
+    return 1
 
 
 def rank(process_set: Any = None) -> int:
-    """Return the number of this rank, 0 without Horovod.
+    """Return the number of this rank, 0 without a world.
 
     >>> rank()
     0
     """
-    hvd = horovod()
-    if hvd is None:
-        return 0
-    return int(hvd.rank() if process_set is None else process_set.rank())
+    if (hvd := horovod()) is not None:
+        return int(hvd.rank() if process_set is None else process_set.rank())
+    if (dist := torch_distributed()) is not None:
+        return int(dist.get_rank(process_set))
+    return 0
 
 
 def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> Callable[[], list[list[float]]]:
@@ -66,30 +80,51 @@ def gather_async(row: Sequence[float], name: str, process_set: Any = None) -> Ca
     Args:
         row: Numbers, as many on every rank.
         name: Of the collective; one at a time may be under way.
-        process_set: The ranks that take part, by default all.
+        process_set: As of `world_size`.
 
     >>> gather_async([1, 2.5], "losses")()
     [[1.0, 2.5]]
     """
-    hvd = horovod()
-    if hvd is None or world_size(process_set) == 1:
+    size = world_size(process_set)
+    if size == 1:
         rows = [[float(value) for value in row]]
         return lambda: rows
+    hvd = horovod()
+    if hvd is None:
+        device = "cuda" if torch.distributed.get_backend(process_set) == "nccl" else "cpu"
+        mine = torch.tensor(list(row), dtype=torch.float64, device=device)
+        all_rows = [torch.empty_like(mine) for _ in range(size)]
+        work = torch.distributed.all_gather(all_rows, mine, group=process_set, async_op=True)
+        assert work is not None, "this rank is in the group"
+
+        def wait() -> list[list[float]]:
+            work.wait()
+            return [each.tolist() for each in all_rows]
+
+        return wait
     options = {} if process_set is None else {"process_set": process_set}
     tensor = torch.tensor([list(row)], dtype=torch.float64)
     handle = hvd.allgather_async(tensor, name=f"horovod_tune.large_batch.{name}", **options)
     return lambda: hvd.synchronize(handle).tolist()
 
 
-def averages(optimizer: Any, size: int) -> bool:
-    """Return True if the optimiser averages over the ranks, False if it sums.
+def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
+    """Return True if the optimiser averages over the ranks, False if `sum_gradients` or the optimiser sums.
 
     Raises:
         HyperparameterError: It does neither.
     """
     hvd = horovod()
-    if hvd is None or size == 1:
+    if size == 1 or (hvd is None and torch_distributed() is None):
         return True
+    if hvd is None:
+        if model is None:
+            raise bounds.HyperparameterError(
+                f"model must be given in a torch.distributed world of {size} ranks, got None"
+            )
+        if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+            raise bounds.HyperparameterError("model must not be sharded, got one with DTensor parameters")
+        return False
     if not hasattr(optimizer, "synchronize"):
         raise bounds.HyperparameterError(
             f"optimizer must be a hvd.DistributedOptimizer in a world of {size} ranks, "
@@ -100,3 +135,35 @@ def averages(optimizer: Any, size: int) -> bool:
             "op of hvd.DistributedOptimizer must be Average or Sum, got Adasum, which has no weighted mean"
         )
     return bool(optimizer.op == hvd.Average)
+
+
+def sum_gradients(parameters: Sequence[torch.Tensor], group: Any = None) -> None:
+    """Sum the gradients over the ranks of torch.distributed, where a missing one counts as zeros.
+
+    Raises:
+        HyperparameterError: A gradient is sparse.
+    """
+    pieces: list[list[torch.Tensor]] = []
+    size = 0
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad.is_sparse:
+            raise bounds.HyperparameterError(
+                "a parameter must have a dense gradient, got a sparse one; use nn.Embedding(sparse=False)"
+            )
+        last = pieces[-1][-1] if pieces else None
+        is_like = last is not None and (last.dtype, last.device) == (parameter.dtype, parameter.device)
+        if not is_like or size >= PIECE_BYTES:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(parameter.grad)
+        size += parameter.grad.nbytes
+    for piece in pieces:
+        flat = torch.cat([gradient.reshape(-1) for gradient in piece])
+        torch.distributed.all_reduce(flat, group=group)
+        starts = itertools.accumulate((gradient.numel() for gradient in piece), initial=0)
+        for gradient, start in zip(piece, starts, strict=False):
+            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))

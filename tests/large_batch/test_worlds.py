@@ -1,4 +1,4 @@
-"""Two real Horovod ranks do what one rank with the whole batch does: see programs/two_ranks.py."""
+"""Two real ranks do what one rank with the whole batch does: see programs/two_ranks.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ LAYER_WISE = ("lars", "lamb")
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
+    """What each of two ranks of Horovod has found."""
     return run_world(Path(__file__).parent / "programs" / "two_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def torch_ranks() -> list[dict[str, Any]]:
+    """What each of two ranks of torch.distributed has found."""
+    return run_world(Path(__file__).parent / "programs" / "two_ranks.py", backend="torch")
+
+
+@pytest.fixture(params=["ranks", "torch_ranks"])
+def both(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("kind", ["sgd", *LAYER_WISE])
@@ -22,8 +34,8 @@ def test_ranks_with_a_part_each_do_what_one_rank_with_the_batch_does(ranks, kind
 
 
 @pytest.mark.parametrize("kind", ["sgd", *LAYER_WISE])
-def test_unequal_passes_on_unequal_ranks_give_the_gradient_of_all_samples(ranks, kind: str) -> None:
-    for rank in ranks:
+def test_unequal_passes_on_unequal_ranks_give_the_gradient_of_all_samples(both, kind: str) -> None:
+    for rank in both:
         found = rank["accumulated"][kind]
         assert found["distance"] < 1e-12
         # The rates are equal to the last bit, and nothing is sent before the last pass.
@@ -31,16 +43,17 @@ def test_unequal_passes_on_unequal_ranks_give_the_gradient_of_all_samples(ranks,
 
 
 @pytest.mark.parametrize("name", ["clipped", "summed"])
-def test_clipping_and_a_sum_instead_of_an_average_do_not_change_that(ranks, name: str) -> None:
-    assert max(rank[name]["distance"] for rank in ranks) < 1e-12
+def test_clipping_and_a_sum_instead_of_an_average_do_not_change_that(ranks, torch_ranks, name: str) -> None:
+    found = [*ranks, *torch_ranks] if name == "clipped" else ranks
+    assert max(rank[name]["distance"] for rank in found) < 1e-12
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_all_and_in_the_schedule(ranks) -> None:
-    for rank in ranks:
+def test_an_overflow_on_one_rank_skips_the_step_on_all_and_in_the_schedule(both) -> None:
+    for rank in both:
         found = rank["mixed_precision"]
         assert found["stepped"] == [True, False, True, True]
         assert (found["epoch"], found["scale"]) == (3.0, 128.0)
-        assert found["weights"] == ranks[0]["mixed_precision"]["weights"]
+        assert found["weights"] == both[0]["mixed_precision"]["weights"]
 
 
 @pytest.mark.parametrize("kind", LAYER_WISE)
@@ -71,24 +84,26 @@ def test_a_new_rank_takes_up_the_state_of_rank_0(ranks, kind: str) -> None:
         assert 5 in first["state"]  # Steps.
 
 
-def test_the_noise_scale_of_ranks_and_passes_is_the_known_one(ranks) -> None:
+def test_the_noise_scale_of_ranks_and_passes_is_the_known_one(both) -> None:
     # A gradient of ones in 20 dimensions, each with variance 1: 20 / 20.
-    assert ranks[0]["noise"] == ranks[1]["noise"]
-    assert ranks[0]["noise"]["low"] < 1.0 < ranks[0]["noise"]["high"] < 1.3
+    assert both[0]["noise"] == both[1]["noise"]
+    assert both[0]["noise"]["low"] < 1.0 < both[0]["noise"]["high"] < 1.3
 
 
-def test_curvature_is_that_of_the_mean_loss_over_the_ranks(ranks) -> None:
-    for rank in ranks:
+def test_curvature_is_that_of_the_mean_loss_over_the_ranks(both) -> None:
+    for rank in both:
         assert rank["curvature"]["found"] == pytest.approx(rank["curvature"]["dense"], rel=1e-6)
 
 
-def test_a_configuration_trains_as_by_hand_on_one_rank(ranks) -> None:
-    for rank in ranks:
+def test_a_configuration_trains_as_by_hand_on_one_rank(both) -> None:
+    for rank in both:
         found = rank["configured"]
         assert found["distance"] < 1e-12 and found["rates"] and found["passes"] == 3
 
 
-def test_an_optimiser_that_does_not_average_is_refused(ranks) -> None:
+def test_an_optimiser_that_does_not_average_is_refused(ranks, torch_ranks) -> None:
+    message = "model must be given in a torch.distributed world of 2 ranks, got None"
+    assert torch_ranks[1]["refusals"]["plain"] == message
     message = "optimizer must be a hvd.DistributedOptimizer in a world of 2 ranks, got SGD"
     assert ranks[1]["refusals"]["plain"] == message
     assert "op of hvd.DistributedOptimizer must be Average or Sum" in ranks[1]["adasum"]

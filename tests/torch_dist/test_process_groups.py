@@ -271,13 +271,27 @@ def test_the_rank_that_others_wait_for_is_named(
         assert "ValueError: the data is bad" in str(caught.value)
 
 
-def test_large_batch_refuses_ranks_that_it_does_not_know(workers: Workers) -> None:
+def test_large_batch_works_on_ddp_in_one_trial_after_the_other(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
         from horovod_tune.errors import HorovodTuneError
-        from horovod_tune.large_batch import world
+        from horovod_tune.large_batch import from_config
 
-        for call in (world.world_size, lambda: get_world().check_synchronised(None)):
-            with pytest.raises((HorovodTuneError, ValueError), match="Horovod"):
-                call()
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Linear(3, 1))
+        with pytest.raises(HorovodTuneError, match="check_synchronised\\(\\) needs Horovod"):
+            get_world().check_synchronised(model)
+        inputs = torch.arange(24.0).reshape(8, 3) / 24
+        sizes = {"base_batch_size": 4, "global_batch_size": 8, "max_micro_batch_size": 2}
+        setup = from_config(model, {"lr": 0.1, "epochs": 3, **sizes}, num_samples=8)
+        for _ in range(3):
+            for passes in setup.batches(torch.arange(8)):
+                for rows in passes:
+                    setup.backward(model(inputs[rows]).square().mean(), samples=len(rows))
+                setup.step()
+        report(weight=model.module.weight.sum().item(), passes=setup.split.passes, pid=os.getpid())
 
-    workers.run(train)
+    one, other = (workers.run(train)[1][0].metrics for _ in range(2))
+    assert one == other and one["passes"] == 2

@@ -1,15 +1,23 @@
-"""What the checks in a world of real ranks share: a model, its samples and the optimisers; starts Horovod."""
+"""What the checks in a world of real ranks share: a model, its samples and the optimisers; starts it."""
 
 from __future__ import annotations
 
+import os
+
 import horovod.torch as hvd
 import torch
+import torch.distributed as dist
 
 from horovod_tune.large_batch import Lamb, Lars, parameter_groups
 
 torch.set_num_threads(1)
-hvd.init()
-RANK, SIZE = hvd.rank(), hvd.size()
+IS_TORCH = os.environ["BACKEND"] == "torch"
+if IS_TORCH:
+    dist.init_process_group("gloo")
+    RANK, SIZE = dist.get_rank(), dist.get_world_size()
+else:
+    hvd.init()
+    RANK, SIZE = hvd.rank(), hvd.size()
 INPUTS = torch.randn(24, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 ANSWERS = torch.randn(24, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
 OPTIMIZERS = {
@@ -25,6 +33,11 @@ def new_model(seed: int = 0) -> torch.nn.Module:
     return torch.nn.Sequential(*layers).double()
 
 
+def in_world(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model as this world's training functions have it."""
+    return torch.nn.parallel.DistributedDataParallel(model) if IS_TORCH else model
+
+
 def loss_of(model: torch.nn.Module, rows: list[int]) -> torch.Tensor:
     return (model(INPUTS[rows]) - ANSWERS[rows]).square().mean()
 
@@ -36,4 +49,6 @@ def distance(model: torch.nn.Module, other: torch.nn.Module) -> float:
 
 def distributed(model: torch.nn.Module, kind: str, **options):
     optimizer = OPTIMIZERS[kind](parameter_groups(model, weight_decay=0.01))
+    if IS_TORCH:
+        return optimizer
     return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)

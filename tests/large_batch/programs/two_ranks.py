@@ -15,11 +15,13 @@ import torch
 import wrapped
 from small_training import (
     INPUTS,
+    IS_TORCH,
     OPTIMIZERS,
     RANK,
     SIZE,
     distance,
     distributed,
+    in_world,
     loss_of,
     new_model,
 )
@@ -56,17 +58,18 @@ def plain(kind: str, **options) -> float:
 
 def accumulated(kind: str, *, clip: float | None = None, op=hvd.Average) -> dict[str, object]:
     """Passes of random sizes, as many and as large as it comes on each rank, against one batch of all."""
-    model, whole = new_model(), new_model()
+    model, whole = in_world(new_model()), new_model()
     optimizer = distributed(model, kind, op=op)
     reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
     schedule = {"steps_per_epoch": 3, "global_batch_size": 24, "base_batch_size": 8}
     scheduler = LargeBatchLR(optimizer, Warmup(1, Cosine(3)), **schedule)
     other = LargeBatchLR(reference, Warmup(1, Cosine(3)), **schedule)
     sent = []
-    send = optimizer._allreduce_grad_async
-    optimizer._allreduce_grad_async = lambda parameter: sent.append(1) or send(parameter)
+    if not IS_TORCH:
+        send = optimizer._allreduce_grad_async
+        optimizer._allreduce_grad_async = lambda parameter: sent.append(1) or send(parameter)
     accumulator = GradientAccumulator(
-        optimizer, passes=3, local_batch_size=12, max_norm=clip, scheduler=scheduler
+        optimizer, passes=3, local_batch_size=12, max_norm=clip, scheduler=scheduler, model=model
     )
     draw = random.Random(9)
     early, rates, samples = 0, [], []
@@ -96,12 +99,18 @@ def accumulated(kind: str, *, clip: float | None = None, op=hvd.Average) -> dict
 
 def mixed_precision() -> dict[str, object]:
     """An overflow on one rank only, in the second of four steps."""
-    model = new_model()
+    model = in_world(new_model())
     optimizer = distributed(model, "lars", compression=hvd.Compression.fp16)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     scheduler = LargeBatchLR(optimizer, Cosine(10), steps_per_epoch=1)
     accumulator = GradientAccumulator(
-        optimizer, passes=2, local_batch_size=6, max_norm=1.0, scaler=scaler, scheduler=scheduler
+        optimizer,
+        passes=2,
+        local_batch_size=6,
+        max_norm=1.0,
+        scaler=scaler,
+        scheduler=scheduler,
+        model=model,
     )
     stepped = []
     for step in range(4):
@@ -123,11 +132,17 @@ def mixed_precision() -> dict[str, object]:
 def noise() -> dict[str, object]:
     """Noise of a known size at a point that stays: the ranks agree, and the truth is in the interval."""
     parameter = torch.nn.Parameter(torch.full((20,), 0.5, dtype=torch.float64))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([parameter], lr=0.0), named_parameters=[("parameter", parameter)]
-    )
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    if not IS_TORCH:
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=[("parameter", parameter)])
     meter = NoiseScale(every=1, decay=0.999, confidence=0.999)
-    accumulator = GradientAccumulator(optimizer, passes=2, local_batch_size=8, noise_scale=meter)
+    accumulator = GradientAccumulator(
+        optimizer,
+        passes=2,
+        local_batch_size=8,
+        noise_scale=meter,
+        model=torch.nn.ParameterList([parameter]),
+    )
     draw = torch.Generator().manual_seed(RANK)
     for _ in range(300):
         for samples in (3, 5):
@@ -150,7 +165,7 @@ def curvature() -> dict[str, float]:
 
 def configured() -> dict[str, object]:
     """A configuration in this world against the same by hand on one rank."""
-    model, whole = new_model(), new_model()
+    model, whole = in_world(new_model()), new_model()
     config = {"lr": 0.05, "epochs": 4, "base_batch_size": 4, "global_batch_size": 10, "warmup_epochs": 1.5}
     config |= {"optimizer": "lars", "max_micro_batch_size": 2, "max_norm": 0.5, "weight_decay": 0.01}
     setup = from_config(model, config, num_samples=24)
@@ -192,21 +207,24 @@ def refusals() -> dict[str, str]:
 
 
 results = {
-    "plain": {kind: plain(kind) for kind in OPTIMIZERS},
     "accumulated": {kind: accumulated(kind) for kind in OPTIMIZERS},
     "clipped": accumulated("lars", clip=0.05),
-    "summed": accumulated("sgd", op=hvd.Sum),
     "mixed_precision": mixed_precision(),
-    **{
-        check.__name__: {kind: check(kind) for kind in ("lars", "lamb")}
-        for check in (wrapped.own_passes, wrapped.scaled, wrapped.sparse, wrapped.sparse_as_dense)
-    },
-    "adasum": wrapped.adasum(),
-    "broadcast": {kind: wrapped.broadcast(kind) for kind in ("lars", "lamb")},
     "noise": noise(),
     "curvature": curvature(),
     "configured": configured(),
     "refusals": refusals(),
 }
-hvd.shutdown()
+if not IS_TORCH:
+    results |= {
+        "plain": {kind: plain(kind) for kind in OPTIMIZERS},
+        "summed": accumulated("sgd", op=hvd.Sum),
+        **{
+            check.__name__: {kind: check(kind) for kind in ("lars", "lamb")}
+            for check in (wrapped.own_passes, wrapped.scaled, wrapped.sparse, wrapped.sparse_as_dense)
+        },
+        "adasum": wrapped.adasum(),
+        "broadcast": {kind: wrapped.broadcast(kind) for kind in ("lars", "lamb")},
+    }
+    hvd.shutdown()
 print(json.dumps(results), flush=True)

@@ -48,8 +48,7 @@ def split_batch(
         max_micro_batch_size: The most samples that a rank takes in a pass, for its memory; by default as many
             as there are.
         even: If True, all ranks must have the same number of samples. Otherwise some have one less, for
-        worlds
-            that change their size; `GradientAccumulator` weights each sample equally.
+            worlds that change their size; `GradientAccumulator` weights each sample equally.
 
     Raises:
         HyperparameterError: A number is below 1, or `world_size` does not divide `global_batch_size`.

@@ -42,8 +42,7 @@ class BatchGrowth:
         batch: What grows: the `batch` of `from_config`, or one of your own.
         max_global_batch_size: Where growth ends.
         decay_at_limit: If True, the rate falls by the part of a growth that the limit does not allow (Smith
-        et
-            al. 2018, arXiv:1711.00489: first the batch grows, then the rate decays).
+            et al. 2018, arXiv:1711.00489: first the batch grows, then the rate decays).
 
     Raises:
         HyperparameterError: The limit is below the batch at the start.

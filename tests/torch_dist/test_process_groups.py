@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from worker_kinds import Workers
+from worker_kinds import Workers, skip_unless_installed
 
 from horovod_tune import get_world, report
 from horovod_tune.errors import TrainingFailed
@@ -90,6 +90,32 @@ def test_torch_distributed_is_initialised_and_ddp_averages(workers: Workers) -> 
     other = check_next(workers)
     assert other["pids"] == one["pids"] and other["weights"] == one["weights"]
     assert time.monotonic() - began < 10
+
+
+def train_with_horovod(config: dict[str, Any]) -> None:
+    """Train as `train_ddp`; report the parameters."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((4, 3), hvd.rank() + step + 1.0)).sum().backward()
+        optimizer.step()
+    report(weights=[value for each in model.parameters() for value in each.flatten().tolist()])
+
+
+def test_ddp_trains_as_horovod_does(workers: Workers, tmp_path: Path) -> None:
+    skip_unless_installed("gloo")
+    horovod = Workers("gloo", tmp_path)
+    try:
+        _, events = horovod.run(train_with_horovod)
+    finally:
+        horovod.close()
+    assert check_next(workers)["weights"][0] == pytest.approx(events[0].metrics["weights"])
 
 
 def torchrun_script(config: dict[str, Any]) -> None:

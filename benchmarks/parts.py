@@ -96,7 +96,12 @@ PARTS = {
         "The first trial: seconds until its last report, from tune.run or from the start of horovodrun",
         "s",
         "first_trial_s",
-        {"horovodrun": "first_trial horovodrun", OURS: "first_trial ours"},
+        {
+            "horovodrun": "first_trial horovodrun",
+            OURS: "first_trial ours",
+            "torchrun": "first_trial torchrun",
+            OURS_TORCH: "first_trial ours_torch",
+        },
         claims=(Claim("ours against horovodrun", "first_trial_s", OURS, "horovodrun", at_most=1),),
     ),
     **{
@@ -121,8 +126,13 @@ PARTS = {
             "horovodrun": "training horovodrun",
             OURS: "training ours",
             "horovodrun, our malloc settings": "training horovodrun_allocator",
+            "torchrun": "training torchrun",
+            OURS_TORCH: "training ours_torch",
         },
-        claims=(Claim("ours against horovodrun", "steps_per_s", OURS, "horovodrun", at_least=0.98),),
+        claims=(
+            Claim("ours against horovodrun", "steps_per_s", OURS, "horovodrun", at_least=0.98),
+            Claim("ours against torchrun", "steps_per_s", OURS_TORCH, "torchrun", at_least=0.98),
+        ),
         lower_is_better=False,
     ),
     "reports": Part(

@@ -15,14 +15,25 @@ from ray import tune
 from benchmarks.programs import trials
 
 
-def launch(x: float, step_s: float, reports: int, path: str, backend: str = "horovod") -> None:
+def launcher(backend: str, ranks: int) -> list[str]:
+    """Return the command that runs Python's arguments in so many ranks."""
     if backend == "torch":
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        function = ["-m", "benchmarks.programs.horovodrun_function"]
-    else:
-        launcher = [sys.executable, str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np"]
-        function = [sys.executable, "-m", "benchmarks.programs.horovodrun_function"]
-    command = [*launcher, str(trials.RANKS), *function, backend, str(x), str(step_s), str(reports), path]
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+    return [sys.executable, horovodrun, "--gloo", "-np", str(ranks), sys.executable]
+
+
+def launch(x: float, step_s: float, reports: int, path: str, backend: str = "horovod") -> None:
+    function = [
+        "-m",
+        "benchmarks.programs.horovodrun_function",
+        backend,
+        str(x),
+        str(step_s),
+        str(reports),
+        path,
+    ]
+    command = launcher(backend, trials.RANKS) + function
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": root}
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)

@@ -187,13 +187,13 @@ def test_an_interrupted_search_goes_on(ray_session, tmp_path, monkeypatch):
     with pytest.raises(Exception, match="the driver dies"):
         tuner.fit()
     taken_up: dict[str, list[float]] = {}
-    take_up = Rungs.take_up
+    resume = Rungs.resume
 
     def noted(rungs, trial, reports):
         taken_up[trial] = [time for time, _ in reports]
-        return take_up(rungs, trial, reports)
+        return resume(rungs, trial, reports)
 
-    monkeypatch.setattr(Rungs, "take_up", noted)
+    monkeypatch.setattr(Rungs, "resume", noted)
     restored = tune.Tuner.restore(
         str(tmp_path / "interrupted"), trainable=DistributedTrainableCreator(train_slowly, num_slots=2)
     )

@@ -67,6 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         shared = any(name in fixtures for name in SHARED_FIXTURES)
         if shared:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(600))  # the first of them runs ten searches
         if config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group("experiments" if shared else file_of(item.nodeid)))
 

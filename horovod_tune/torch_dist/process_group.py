@@ -42,6 +42,8 @@ _GROUPS = Patch(
 # How long a rank waits after its collective timed out to learn from the others which rank is missing.
 OTHERS_S = 2.0
 POLL_S = 0.05
+# How long ranks wait for one that still imports its modules, at least.
+ARRIVAL_TIMEOUT = timedelta(seconds=60)
 # How many times its timeout Gloo waits for a peer to connect.
 GLOO_WAITS = 5
 # In the texts of Gloo's errors and of a TCPStore's, most of which are a plain RuntimeError.
@@ -150,7 +152,7 @@ class TorchWorld:
         # Here, where `close` can interrupt it: nothing does when Gloo waits for a peer to connect.
         if store.add("arrived", 1) == arguments["world_size"]:
             store.set("all_arrived", "")
-        store.wait(["all_arrived"], timeout)
+        store.wait(["all_arrived"], max(timeout, ARRIVAL_TIMEOUT))
         hook = sys.excepthook  # torch wraps it, every time
         try:
             self._real_init(**arguments, store=store, timeout=self._connect_timeout / GLOO_WAITS)

@@ -235,7 +235,7 @@ def test_the_others_go_on_when_a_rank_hangs(run: Run) -> None:
 
 def test_the_others_go_on_when_a_rank_of_torch_hangs(run: Run) -> None:
     config = {"hangs": 1, "until": 3}
-    trial, records = run(train_with_torch, stall_timeout_s=6, timeout_s=10, backend="torch", config=config)
+    trial, records = run(train_with_torch, stall_timeout_s=6, timeout_s=30, backend="torch", config=config)
     assert trial.status == "TERMINATED" and trial.num_failures == 0
     check_sums(records)
     change = next(each["world_change"] for each in records if each["epoch"] == 4)

@@ -244,8 +244,7 @@ class WorkerGroup:
         """Fail if ranks wait in a collective for one that has returned, and so never enters it.
 
         Horovod's stall inspector knows which rank is missing, not that it never comes. Its text is at most as
-        old
-        as the previous poll: if a rank returned since then, the text may be older.
+        old as the previous poll: if a rank returned since then, the text may be older.
         """
         hosts = self.hosts
         for rank, collectives in names.items():

@@ -225,8 +225,7 @@ class HorovodWorld:
         """Return True if the training function has called ``hvd.init()``, and not ``hvd.shutdown()`` since.
 
         A world that it entered counts even if that world broke. With a release of Horovod whose worlds cannot
-        be
-        kept this is unknown, and True is returned: Horovod's own error is raised then.
+        be kept this is unknown, and True is returned: Horovod's own error is raised then.
         """
         return not _GUARD.fits or self._has_asked
 

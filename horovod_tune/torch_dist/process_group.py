@@ -155,23 +155,25 @@ class TorchWorld:
         store.wait(["all_arrived"], max(timeout, ARRIVAL_TIMEOUT))
         hook = sys.excepthook  # torch wraps it, every time
         try:
-            self._real_init(**arguments, store=store, timeout=self._connect_timeout / GLOO_WAITS)
+            connecting = self._connect_timeout / GLOO_WAITS if _GROUPS.fits else timeout
+            self._real_init(**arguments, store=store, timeout=connecting)
         finally:
             sys.excepthook = hook
-        self._dist.distributed_c10d._set_pg_timeout(timeout)
+        if _GROUPS.fits:
+            self._dist.distributed_c10d._set_pg_timeout(timeout)
 
     def serve_store(self, host: str) -> int:
-        """Open the TCPStore of the next world; return its port.
+        """Open the TCPStore of the next world on the address ``host`` of this one; return its port.
 
-        On every interface if ``host`` is empty. As under torchrun it takes connections without a secret; it
-        unpickles nothing.
+        As under torchrun it takes connections without a secret; it unpickles nothing.
         """
-        with contextlib.closing(socket.socket()) as listener:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with contextlib.closing(socket.socket(family)) as listener:
             listener.bind((host, 0))
             listener.listen(socket.SOMAXCONN)
             port = int(listener.getsockname()[1])
             options = {"wait_for_workers": False, "master_listen_fd": listener.detach()}
-            self._server = self._dist.TCPStore(host or "127.0.0.1", port, is_master=True, **options)
+            self._server = self._dist.TCPStore(host, port, is_master=True, **options)
         return port
 
     def enter(self, world: World, name: str) -> None:

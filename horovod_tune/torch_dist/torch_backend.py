@@ -59,7 +59,7 @@ class StoreRendezvous:
         first = next(place for place, world in enumerate(worlds) if world.rank == 0)
         single_host = len({each.node_id for each in infos}) == 1
         address = "127.0.0.1" if single_host else infos[first].node_ip
-        serving = actors[first].call_backend.remote("serve_store", "127.0.0.1" if single_host else "")
+        serving = actors[first].call_backend.remote("serve_store", address)
         try:
             # Rank 0 must import torch first.
             port = ray.get(serving, timeout=self._timeout_s)

@@ -40,8 +40,7 @@ _GROUPS = Patch(
     ),
 )
 # How long a rank waits after its collective timed out to learn from the others which rank is missing.
-OTHERS_S = 2.0
-POLL_S = 0.05
+PEER_WAIT_S = 2.0
 # How long ranks wait for one that still imports its modules, at least.
 ARRIVAL_TIMEOUT = timedelta(seconds=60)
 # How many times its timeout Gloo waits for a peer to connect.
@@ -75,8 +74,7 @@ class TorchWorld:
         # Every group of this world. If the last reference to one went with a DDP model, it would be destroyed
         # with Python's lock held, which its threads may wait for: a deadlock. These go without the lock.
         self._groups: list[Any] = []
-        # The sockets that they opened.
-        self._sockets: dict[int, str] = {}
+        self._group_sockets: dict[int, str] = {}
         # The sockets that were open before the world that is being formed; None while none is.
         self._before: dict[int, str] | None = None
 
@@ -93,14 +91,14 @@ class TorchWorld:
 
         @functools.wraps(real)
         def init_process_group(*args: Any, **kwargs: Any) -> None:
-            self._answer(signature.bind(*args, **kwargs).arguments, signature.parameters)
+            self._handle_init(signature.bind(*args, **kwargs).arguments, signature.parameters)
 
         self._real_init = real
         dist.init_process_group = c10d.init_process_group = init_process_group
         if _GROUPS.fits:
-            c10d._new_process_group_helper = self._noted(c10d._new_process_group_helper)
+            c10d._new_process_group_helper = self._recorded(c10d._new_process_group_helper)
 
-    def _noted(self, real: Any) -> Any:
+    def _recorded(self, real: Any) -> Any:
         @functools.wraps(real)
         def new_group(*args: Any, **kwargs: Any) -> Any:
             before = sockets.open_tcp_sockets()
@@ -109,30 +107,30 @@ class TorchWorld:
                 self._groups.append(made[0])
             # Not those of the store: other ranks may still use it when this one has ended.
             opened = sockets.open_tcp_sockets(but_port=self._store.port if self._store else None)
-            self._sockets |= sockets.but(opened, before)
+            self._group_sockets |= sockets.but(opened, before)
             return made
 
         return new_group
 
-    def _answer(self, asked: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-        """Handle the training function's ``init_process_group(**asked)``."""
-        asked = {name: value for name, value in asked.items() if value != parameters[name].default}
-        is_offered = self._is_offered and self._dist.is_initialized()
-        self._is_offered = False
-        is_ours = asked.get("init_method", "env://") == "env://" and "store" not in asked
-        if self._world is None or not is_ours:
-            if is_offered:
-                self._destroy()
-            self._real_init(**asked)
-            return
-        asked.pop("init_method", None)
-        offer = {"backend": self._backend, "rank": self._world.rank, "world_size": self._world.size}
-        if is_offered and all(str(asked[name]).lower() == str(offer.get(name)) for name in asked):
-            return
+    def _handle_init(self, requested: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+        """Handle the training function's ``init_process_group(**requested)``."""
+        defaults = {name: (each.default, "env://") for name, each in parameters.items()}
+        requested = {name: value for name, value in requested.items() if value not in defaults[name]}
+        is_ours = self._world is not None and requested.keys().isdisjoint({"init_method", "store"})
+        is_offered, self._is_offered = self._is_offered and self._dist.is_initialized(), False
         if is_offered:
+            if is_ours and all(str(requested[n]).lower() == str(self._offer.get(n)) for n in requested):
+                return
             self._destroy()
+        if not is_ours:
+            self._real_init(**requested)
+            return
         with self._forming():
-            self._make({**offer, **asked})
+            self._make({**self._offer, **requested})
+
+    @property
+    def _offer(self) -> dict[str, Any]:
+        return {"backend": self._backend, "rank": self._world.rank, "world_size": self._world.size}
 
     @contextlib.contextmanager
     def _forming(self) -> Iterator[None]:
@@ -189,14 +187,17 @@ class TorchWorld:
             with self._forming():
                 store = self._dist.TCPStore(*address, is_master=False, timeout=self._connect_timeout)
                 self._store = store
-                self._make({"backend": self._backend, "rank": world.rank, "world_size": world.size})
+                self._publish("arrived")
+                self._make(self._offer)
                 # A rank whose function returns at once must not leave while others still connect.
                 if store.add(f"{name}.made", 1) == world.size:
                     store.set(f"{name}.all_made", "")
                 store.wait([f"{name}.all_made"])
                 store.set_timeout(self._timeout)
         except RuntimeError as error:
-            raise WorldBroken(f"the process group could not be made: {error}") from error
+            missing = ", ".join(map(str, self._others("arrived", published=False)))
+            without = f", rank(s) {missing} did not arrive" if missing else ""
+            raise WorldBroken(f"the process group could not be made{without}: {error}") from error
         self._is_offered = True
 
     def leave(self) -> None:
@@ -211,9 +212,9 @@ class TorchWorld:
             self._publish("returned")
         # Destroyed, groups stay connected for as long as a model of the function's refers to them. What this
         # rank has sent still arrives.
-        sockets.shut_down(self._sockets)
+        sockets.shut_down(self._group_sockets)
         self._destroy()
-        self._world, self._store, self._sockets = None, None, {}
+        self._world, self._store, self._group_sockets = None, None, {}
 
     def _destroy(self) -> None:
         if self._dist.is_initialized():
@@ -222,7 +223,7 @@ class TorchWorld:
     def close(self) -> None:
         """Break the groups, for the ranks that wait in one of their collectives, this one too."""
         # Gloo's own abort() ends neither this rank's wait nor those of its peers.
-        sockets.shut_down(self._sockets)
+        sockets.shut_down(self._group_sockets)
         store, self._store = self._store, None
         if store is not None:  # ranks that make a group wait there
             others = sockets.open_tcp_sockets(but_port=store.port)
@@ -237,7 +238,7 @@ class TorchWorld:
         # A group that was just about to connect opens more.
         while (before := self._before) is not None:
             sockets.shut_down(sockets.but(sockets.open_tcp_sockets(), before))
-            time.sleep(POLL_S)
+            time.sleep(0.05)
 
     def keep(self, timeout_s: float) -> list[str]:
         """Return why this process cannot form another world; `end` has destroyed the last one's groups."""
@@ -265,7 +266,7 @@ class TorchWorld:
         is_broken = any(isinstance(each, WorldBroken) for each in chain)
         if not is_broken and any(mark in text for text in texts for mark in _LATE):
             self._publish("timed out")
-            time.sleep(OTHERS_S)
+            time.sleep(PEER_WAIT_S)
             return FailureKind.STALLED, "", self._others("timed out", published=False)
         is_broken |= any(isinstance(each, self._dist.DistError) for each in chain)
         if is_broken or any(mark in text for text in texts for mark in _LOST):
@@ -293,8 +294,6 @@ class TorchWorld:
     def awaited_ranks(self, output: Any) -> dict[int, str]:
         """Return nothing: a rank that has ended leaves its groups, see `end`."""
         return {}
-
-    # -- The collectives of `commit` and `get_state`: `session.committed_state.Collectives`.
 
     def are_ready(self) -> bool:
         """Return True unless the training function has destroyed the default group."""

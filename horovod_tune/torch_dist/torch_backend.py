@@ -59,10 +59,8 @@ class StoreRendezvous:
         first = next(place for place, world in enumerate(worlds) if world.rank == 0)
         single_host = len({each.node_id for each in infos}) == 1
         address = "127.0.0.1" if single_host else infos[first].node_ip
-        serving = actors[first].call_backend.remote("serve_store", address)
         try:
-            # Rank 0 must import torch first.
-            port = ray.get(serving, timeout=self._timeout_s)
+            port = ray.get(actors[first].call_backend.remote("serve_store", address), timeout=self._timeout_s)
         except ray.exceptions.RayError as error:
             raise StartFailed(f"rank 0 on {infos[first].host} could not open a TCPStore: {error}") from error
         by_rank = sorted(zip(worlds, infos, strict=True), key=lambda each: each[0].rank)

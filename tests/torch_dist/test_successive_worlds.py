@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from processes import run_python
 
 from horovod_tune.messages import World
 
@@ -82,3 +83,24 @@ def test_ranks_that_return_at_once_disturb_no_other_and_are_known_to_those_that_
         for each in ranks:
             each.kill()
             each.join()
+
+
+ALONE = """
+import os
+from datetime import timedelta
+from horovod_tune.messages import World
+from horovod_tune.torch_dist import process_group
+
+process_group.ARRIVAL_TIMEOUT = timedelta(seconds=1)
+world = process_group.TorchWorld(stall_timeout_s=1, connect_timeout_s=5, use_gpu=False)
+world.load()
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(world.serve_store("127.0.0.1")))
+try:
+    world.enter(World(0, 3, 0, 3, 0, 1), "a")
+except process_group.WorldBroken as error:
+    print(error)
+"""
+
+
+def test_ranks_that_do_not_arrive_are_named() -> None:
+    assert "could not be made, rank(s) 1, 2 did not arrive: wait timeout" in run_python("-c", ALONE).stdout

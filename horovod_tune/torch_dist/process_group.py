@@ -3,8 +3,8 @@
 The default group exists when the training function is called. A script made for torchrun creates its own: its
 ``init_process_group()`` returns the existing group, if that has the requested settings.
 
-Checked against torch 2.13: `_new_process_group_helper`, through which every group is made, and the texts of
-Gloo's errors.
+Checked against torch 2.13: `_new_process_group_helper`, through which every group is made, the number that
+names the group, and the texts of Gloo's errors.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _GROUPS = Patch(
         part(f"{_C10D}:init_process_group", uses="_new_process_group_helper"),
         part(f"{_C10D}:_new_group_with_tag", uses="_new_process_group_helper"),
         part(f"{_C10D}:_set_pg_timeout"),
+        part(f"{_C10D}:_process_group_name", uses="group_count"),
     ),
 )
 # How long a rank waits after its collective timed out to learn from the others which rank is missing.
@@ -151,6 +152,8 @@ class TorchWorld:
         if store.add("arrived", 1) == arguments["world_size"]:
             store.set("all_arrived", "")
         store.wait(["all_arrived"], max(timeout, ARRIVAL_TIMEOUT))
+        if _GROUPS.fits:  # It names the group, and has counted an attempt that failed, on this rank alone.
+            self._dist.distributed_c10d._world.group_count = 0
         hook = sys.excepthook  # torch wraps it, every time
         try:
             connecting = self._connect_timeout / GLOO_WAITS if _GROUPS.fits else timeout

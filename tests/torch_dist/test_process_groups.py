@@ -118,6 +118,29 @@ def test_ddp_trains_as_horovod_does(workers: Workers, tmp_path: Path) -> None:
     assert check_next(workers)["weights"][0] == pytest.approx(events[0].metrics["weights"])
 
 
+def init_twice(config: dict[str, Any]) -> None:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+    if get_world().rank == 0:
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 2}
+        with pytest.raises(RuntimeError):
+            dist.init_process_group("gloo", timeout=timedelta(seconds=1), **alone)
+    dist.init_process_group()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    report(total=total.item())
+
+
+def test_a_rank_that_failed_to_make_a_group_makes_the_next_one(workers: Workers) -> None:
+    _, events = workers.run(init_twice)
+    assert events[0].metrics["total"] == 2
+    check_next(workers)
+
+
 def torchrun_script(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist

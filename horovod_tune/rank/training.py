@@ -125,6 +125,10 @@ class Training:
             try:
                 self._enter_world()
                 call(function, self.session)
+                if self.session.failed_unnoticed:
+                    raise self.session.world_error(
+                        "a collective failed before the training function returned"
+                    )
                 return
             except WorldChanges:
                 self.session.committed.is_to_change = False

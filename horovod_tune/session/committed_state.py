@@ -26,7 +26,7 @@ class Collectives(Protocol):
     start: str
 
     def are_ready(self) -> bool:
-        """Return True if the training function has made its world; a broken one counts."""
+        """Return True if the training function has made its world; a broken one counts, or raises."""
         ...
 
     def any(self, flag: bool) -> bool: ...

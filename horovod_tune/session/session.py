@@ -78,6 +78,8 @@ class Session:
         self.has_reported = False
         self.world_number = request.world_number
         self._world_is_broken = False
+        # True if the training function may have computed with what a failed collective left.
+        self.failed_unnoticed = False
         # What the training function has given to `atexit`, see `rank.exit_handlers`.
         self.exit_handlers: list[functools.partial[Any]] = []
         # The rank's `elastic.CommittedState`; None if ranks are not Horovod's.
@@ -137,10 +139,13 @@ class Session:
                 self._stored[checkpoint.report] = checkpoint
             self._condition.notify_all()
 
-    def break_world(self) -> None:
-        """Make a pending report raise `world_error`: a rank of this world is gone."""
+    def break_world(self, *, was_unnoticed: bool = False) -> None:
+        """Make a pending report raise `world_error`: a rank of this world is gone.
+
+        ``was_unnoticed`` means that a collective of this rank's failed without an error.
+        """
         with self._condition:
-            self._world_is_broken = True
+            self._world_is_broken, self.failed_unnoticed = True, was_unnoticed
             self._condition.notify_all()
 
     def wait_for_world(self, error: str = "", stalled: str = "") -> None:
@@ -172,7 +177,7 @@ class Session:
         with self._condition:
             self.world, self.world_number, self._sent = world, number, None
             self._reports, self._allowed = reports, max(self._allowed, float(reports))
-            self._world_is_broken = False
+            self._world_is_broken = self.failed_unnoticed = False
             self._condition.notify_all()
 
     def stop(self) -> None:

@@ -25,8 +25,10 @@ from horovod_tune.actors import sockets
 from horovod_tune.errors import exception_chain
 from horovod_tune.messages import FailureKind, World
 from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.session import session
 from horovod_tune.session.committed_state import NoStates
 from horovod_tune.session.session import WorldBroken
+from horovod_tune.torch_dist import nccl_watch
 
 _C10D = "torch.distributed.distributed_c10d"
 _GROUPS = Patch(
@@ -64,6 +66,7 @@ class TorchWorld:
         self.collectives, self.states = self, NoStates()
         self._timeout = timedelta(seconds=stall_timeout_s)
         self._connect_timeout = timedelta(seconds=connect_timeout_s)
+        self._use_gpu = use_gpu
         self._backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
         self._dist: Any = None
         # None while no training function runs.
@@ -75,6 +78,12 @@ class TorchWorld:
         # Every group of this world. If the last reference to one went with a DDP model, it would be destroyed
         # with Python's lock held, which its threads may wait for: a deadlock. These go without the lock.
         self._groups: list[Any] = []
+        # Held while groups are aborted, or destroyed.
+        self._ending = threading.Lock()
+        self._is_aborted = False
+        self._watch: nccl_watch.NcclWatch | None = None
+        # True if this rank waited for a collective of NCCL in vain.
+        self._has_timed_out = False
         self._group_sockets: dict[int, str] = {}
         # The sockets that were open before the world that is being formed; None while none is.
         self._before: dict[int, str] | None = None
@@ -86,6 +95,9 @@ class TorchWorld:
 
         if self._dist is not None:
             return
+        if self._use_gpu:
+            for name, value in nccl_watch.ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
         self._dist = dist
         real, c10d = dist.init_process_group, dist.distributed_c10d
         signature = inspect.signature(real)
@@ -154,6 +166,7 @@ class TorchWorld:
         store.wait(["all_arrived"], max(timeout, ARRIVAL_TIMEOUT))
         if _GROUPS.fits:  # It names the group, and has counted an attempt that failed, on this rank alone.
             self._dist.distributed_c10d._world.group_count = 0
+        self._is_aborted = False
         hook = sys.excepthook  # torch wraps it, every time
         try:
             connecting = self._connect_timeout / GLOO_WAITS if _GROUPS.fits else timeout
@@ -185,6 +198,7 @@ class TorchWorld:
         """
         self._drop_groups()
         self._world, self._name, self._groups_made = world, name, 0
+        self._has_timed_out = False
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
             with self._forming():
@@ -202,6 +216,23 @@ class TorchWorld:
             without = f", rank(s) {missing} did not arrive" if missing else ""
             raise WorldBroken(f"the process group could not be made{without}: {error}") from error
         self._is_offered = True
+        if self._use_gpu:
+            live = session.current()
+            assert live is not None, "a world is entered by the thread that trains in it"
+            fail = functools.partial(self._handle_failure_on_gpu, live)
+            self._watch = nccl_watch.NcclWatch(self._open_groups, fail)
+
+    def _open_groups(self) -> list[Any]:
+        return list(self._dist.distributed_c10d._world.pg_map) if self._dist is not None else []
+
+    def _handle_failure_on_gpu(self, live: session.Session, has_timed_out: bool) -> None:
+        """Break the world, whose ranks wait for a collective that cannot complete."""
+        self._has_timed_out = has_timed_out
+        if has_timed_out:
+            self._publish("timed out")
+        # First, as the function goes on when the groups are aborted, and must not report.
+        live.break_world(was_unnoticed=True)
+        self._abort_groups()
 
     def leave(self) -> None:
         """Leave the world, before the training function is called again in another one."""
@@ -213,6 +244,11 @@ class TorchWorld:
             return
         if has_returned:
             self._publish("returned")
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        if self._use_gpu and not has_returned:
+            self._abort_groups()  # NCCL's wait for collectives that a lost rank does not enter, or raise
         # Destroyed, groups stay connected for as long as a model of the function's refers to them. What this
         # rank has sent still arrives.
         sockets.shut_down(self._group_sockets)
@@ -220,20 +256,27 @@ class TorchWorld:
         self._world, self._store, self._group_sockets = None, None, {}
 
     def _destroy(self) -> None:
-        if self._dist.is_initialized():
-            self._dist.destroy_process_group()
+        with self._ending:
+            if self._dist.is_initialized():
+                self._dist.destroy_process_group()
 
     def close(self) -> None:
         """Break the groups, for the ranks that wait in one of their collectives, this one too."""
-        # Gloo's own abort() ends neither this rank's wait nor those of its peers.
-        sockets.shut_down(self._group_sockets)
         store, self._store = self._store, None
         if store is not None:  # ranks that make a group wait there
             others = sockets.open_tcp_sockets(but_port=store.port)
             sockets.shut_down(sockets.but(sockets.open_tcp_sockets(), others))
-        for group in list(self._groups):
-            with contextlib.suppress(RuntimeError, AttributeError):  # NCCL's; older releases have none
-                group.abort()
+        self._abort_groups()
+
+    def _abort_groups(self) -> None:
+        # Gloo's own abort() ends neither this rank's wait nor those of its peers.
+        sockets.shut_down(self._group_sockets)
+        with self._ending:
+            # Once, and none that is destroyed: NCCL would free its memory twice.
+            groups, self._is_aborted = [] if self._is_aborted else self._open_groups(), True
+            for group in groups:
+                with contextlib.suppress(RuntimeError, AttributeError):  # older releases have none
+                    group.abort()
 
     def abort(self) -> None:
         """Break a world that has lost a rank; one that is still formed, until `enter` has given up."""
@@ -267,7 +310,7 @@ class TorchWorld:
         chain = list(exception_chain(error))
         texts = [str(each) for each in chain if isinstance(each, RuntimeError)]
         is_broken = any(isinstance(each, WorldBroken) for each in chain)
-        if not is_broken and any(mark in text for text in texts for mark in _LATE):
+        if self._has_timed_out or (not is_broken and any(mark in text for text in texts for mark in _LATE)):
             self._publish("timed out")
             time.sleep(PEER_WAIT_S)
             return FailureKind.STALLED, "", self._others("timed out", published=False)
@@ -299,7 +342,15 @@ class TorchWorld:
         return {}
 
     def are_ready(self) -> bool:
-        """Return True unless the training function has destroyed the default group."""
+        """Return True unless the training function has destroyed the default group.
+
+        Raises:
+            WorldBroken: A collective on the GPU has failed, which may be still running when this is called.
+        """
+        if self._use_gpu and (cuda := sys.modules["torch"].cuda).is_initialized():
+            cuda.synchronize()
+            if self._is_aborted:
+                raise WorldBroken("a collective on the GPU has failed")
         return bool(self._dist.is_initialized())
 
     def any(self, flag: bool) -> bool:

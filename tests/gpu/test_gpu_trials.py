@@ -96,7 +96,7 @@ def take_and_leave_memory(config: dict[str, Any]) -> None:
     total = block[::1000].mean().item()
     report(
         {
-            "pid": os.getpid(),
+            "rank_pid": os.getpid(),
             "had_context": had_context,
             "held": held,
             "total": total,
@@ -111,7 +111,7 @@ def test_a_warm_trial_keeps_the_context_and_none_of_the_memory(tune_run: TuneRun
     cold, *warm = results_of(analysis)
     assert not cold["had_context"]
     for told in warm:
-        assert told["pid"] == cold["pid"] and told["had_context"]
+        assert told["rank_pid"] == cold["rank_pid"] and told["had_context"]
         assert told["held"] == 0
         assert told["total"] == 1.0
         # What a context costs is paid once.

@@ -109,6 +109,20 @@ print(json.dumps([few, baseline.restore()]))
     assert len(many) == 1 and "MB more memory" in many[0]
 
 
+def test_a_process_that_has_used_a_gpu_is_kept():
+    import torch
+
+    from horovod_tune.rank.reset.watch import Watch
+
+    watch = Watch()
+    watch.add([torch.cuda])
+    with pytest.MonkeyPatch.context() as patch:  # as the first tensor on a GPU does
+        patch.setattr(torch.cuda, "_initialized", True)
+        patch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
+        patch.setattr(torch.cuda, "_queued_calls", [])
+        assert watch.restore() == []
+
+
 def test_the_place_in_a_world_is_no_setting_of_horovods(monkeypatch):
     """An elastic trial's next world has others."""
     monkeypatch.setenv("HOROVOD_SIZE", "3")

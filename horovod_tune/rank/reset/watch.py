@@ -182,7 +182,9 @@ def _are_equal(old: Any, new: Any) -> bool:
 
 
 def _is_bookkeeping(name: str) -> bool:
-    return "cache" in name.lower() or not BOOKKEEPING.isdisjoint(name.split("."))
+    # Plain values of torch.cuda: that there is a context now, and its generators.
+    is_cudas = name.startswith("torch.cuda.")
+    return is_cudas or "cache" in name.lower() or not BOOKKEEPING.isdisjoint(name.split("."))
 
 
 def _contents_of(owner: Any, top: str, name: str) -> Any:

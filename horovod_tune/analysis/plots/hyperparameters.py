@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.importance import (
-    METHOD,
-    Importances,
-    TooFewTrials,
-    expected_over,
-    importances,
-)
+from horovod_tune.analysis.importance import METHOD, Importances, TooFewTrials, expected_over, importances
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
@@ -32,10 +26,8 @@ def parameter(analysis: Analysis, name: str) -> Figure:
     one = _named(analysis, name)
     made = style.figure(style.label(name), height=340)
     traces, x_axis, y_axis, outside = _points(analysis, one)
-    bars = "bars: medians" if one.kind == "category" else ""
-    made.add_traces(traces)
-    made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=style.joined(bars, outside))
-    return made
+    said = style.joined("bars: medians" if one.kind == "category" else "", outside)
+    return made.add_traces(traces).update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=said)
 
 
 def parameters(analysis: Analysis) -> Figure:
@@ -69,34 +61,25 @@ def _named(analysis: Analysis, name: str) -> Parameter:
 def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, Any], dict[str, Any], str]:
     """Return the traces of the metric against a hyperparameter, both axes, and a note on values outside."""
     metric, mode = analysis.require_metric()
-    go = style.graph_objects()
     values, xs = analysis.values, style.on_axis(one)
     known = np.isfinite(values) & np.isfinite(xs)
     y_axis, outside = style.metric_axis(values[np.isfinite(values)], mode, metric)
     texts = style.hover_texts(analysis)
     size = float(np.clip(900 / max(len(values), 1), 4, 8))
     look = {"mode": "markers", "showlegend": False, "hovertemplate": "%{text}<br>%{y:.5g}<extra></extra>"}
-    drawn = [
-        go.Scatter(
-            x=xs[known],
-            y=values[known],
-            text=texts[known],
-            marker={"color": style.OKABE_ITO[0], "size": size, "opacity": 0.55},
-            **look,
-        )
+    dots = {"color": style.OKABE_ITO[0], "size": size, "opacity": 0.55}
+    drawn: list[dict[str, Any]] = [
+        look | {"x": xs[known], "y": values[known], "text": texts[known], "marker": dots}
     ]
-    if one.kind == "category":
-        for rank in range(len(one.categories)):
-            inside = values[(one.positions == rank) & np.isfinite(values)]
-            if len(inside):
-                bar = {"x": [rank - 0.3, rank + 0.3], "y": [np.median(inside)] * 2, "mode": "lines"}
-                drawn.append(
-                    go.Scatter(bar, line={"color": style.INK, "width": 2.5}, showlegend=False, name="")
-                )
+    for rank in range(len(one.categories)):
+        inside = values[(one.positions == rank) & np.isfinite(values)]
+        if len(inside):
+            bar = {"x": [rank - 0.3, rank + 0.3], "y": [np.median(inside)] * 2, "mode": "lines"}
+            drawn.append(bar | {"line": {"color": style.INK, "width": 2.5}, "showlegend": False, "name": ""})
     best = analysis.best_number
     if best is not None:
         star = {"symbol": "star", "color": style.BEST, "size": 14}
-        drawn.append(go.Scatter(x=[xs[best]], y=[values[best]], text=[texts[best]], marker=star, **look))
+        drawn.append(look | {"x": [xs[best]], "y": [values[best]], "text": [texts[best]], "marker": star})
     return drawn, style.parameter_axis(one), y_axis, outside
 
 
@@ -108,7 +91,6 @@ def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) 
     names the two most important hyperparameters are drawn.
     """
     metric, mode = analysis.require_metric()
-    go = style.graph_objects()
     if x is None or y is None:
         rest = [name for name in _ranked(analysis) if name not in (x, y)]
         x, y = x or rest.pop(0), y or rest.pop(0)
@@ -116,36 +98,29 @@ def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) 
     low, high, colours = style.shades(values, mode)
     made = style.figure(f"{style.label(x)} and {style.label(y)}")
     ground = expected_over(analysis, one, two, (low, high))
-    scale = {"colorscale": colours, "showscale": False}
     if ground is not None:
         xs, ys, expected = ground
         at = [10.0**axis if of.log else axis for axis, of in ((xs, one), (ys, two))]
-        look = {"zmin": low, "zmax": high, "opacity": 0.45, "hoverinfo": "skip"} | scale
-        made.add_trace(go.Heatmap(x=at[0], y=at[1], z=expected.T, **look))
+        look = {"zmin": low, "zmax": high, "colorscale": colours, "showscale": False, "hoverinfo": "skip"}
+        made.add_heatmap(x=at[0], y=at[1], z=expected.T, opacity=0.45, **look)
     known = np.isfinite(values)
-    texts = style.hover_texts(analysis)
+    size = float(np.clip(1500 / max(len(values), 1), 5, 9))
     bar = {"title": {"text": style.label(metric), "side": "right"}, "thickness": 12, "outlinewidth": 0}
-    look = {
-        "size": float(np.clip(1500 / max(len(values), 1), 5, 9)),
-        "line": {"color": "white", "width": 0.7},
-    }
-    look |= {"color": values[known], "cmin": low, "cmax": high, "colorscale": colours, "colorbar": bar}
-    made.add_trace(
-        go.Scatter(
-            x=style.on_axis(one)[known],
-            y=style.on_axis(two, 1)[known],
-            mode="markers",
-            marker=look,
-            text=texts[known],
-            hovertemplate="%{text}<br>" + style.label(metric) + " %{marker.color:.5g}<extra></extra>",
-            showlegend=False,
-        )
+    dots = {"size": size, "line": {"color": "white", "width": 0.7}, "color": values[known]}
+    made.add_scatter(
+        x=style.on_axis(one)[known],
+        y=style.on_axis(two, 1)[known],
+        mode="markers",
+        marker=dots | {"cmin": low, "cmax": high, "colorscale": colours, "colorbar": bar},
+        text=style.hover_texts(analysis)[known],
+        hovertemplate="%{text}<br>" + style.label(metric) + " %{marker.color:.5g}<extra></extra>",
+        showlegend=False,
     )
-    said = "the strongest colour is best"
-    said += "; ground: a random forest's expectation" if ground is not None else ""
-    made.update_layout(xaxis=style.parameter_axis(one), yaxis=style.parameter_axis(two))
-    made.update_layout(title_subtitle_text=said)
-    return made
+    said = style.joined(
+        "the strongest colour is best", "ground: a random forest's expectation" if ground is not None else ""
+    )
+    x_axis, y_axis = style.parameter_axis(one), style.parameter_axis(two)
+    return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=said)
 
 
 def _ranked(analysis: Analysis) -> list[str]:
@@ -174,7 +149,6 @@ def importance(analysis: Analysis) -> Figure:
 
 def draw_importances(found: Importances) -> Figure:
     """Draw importances that are already known: see `importance`."""
-    go = style.graph_objects()
     names = [style.label(name, 24) for name in found.names[:_BARS]]
     drop = np.maximum(found.drop, 0.0)[:_BARS]
     trust = f"R² of the model on held-out trials: {found.r2:.2f}"
@@ -183,18 +157,10 @@ def draw_importances(found: Importances) -> Figure:
     said = style.joined(METHOD, f"{found.trials:,} trials", trust)
     made = style.figure("Importance", said, height=150 + 30 * len(names))
     spread = {"type": "data", "array": found.spread[:_BARS], "thickness": 1.2, "width": 4, "color": style.INK}
-    made.add_trace(
-        go.Bar(
-            x=drop,
-            y=list(range(len(names))),
-            orientation="h",
-            marker_color=style.OKABE_ITO[0],
-            error_x=spread,
-            hovertemplate="%{x:.3f}<extra></extra>",
-        )
-    )
-    made.update_layout(
+    look = {"orientation": "h", "marker_color": style.OKABE_ITO[0]}
+    places = list(range(len(names)))
+    made.add_bar(x=drop, y=places, error_x=spread, hovertemplate="%{x:.3f}<extra></extra>", **look)
+    return made.update_layout(
         xaxis={"title": {"text": "drop of R² when shuffled"}, "rangemode": "tozero"},
-        yaxis={"tickvals": list(range(len(names))), "ticktext": names, "autorange": "reversed"},
+        yaxis={"tickvals": places, "ticktext": names, "autorange": "reversed"},
     )
-    return made

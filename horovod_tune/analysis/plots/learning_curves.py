@@ -35,7 +35,6 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     drawn = [curve for curve in series.curves(analysis) if len(curve.values)]
     if not drawn:
         return style.figure("Learning curves", empty=f"no trial has reported {metric}")
-    go = style.graph_objects()
     every = np.concatenate([curve.values for curve in drawn])
     most = int(np.clip(_POINTS // len(drawn), _FEWEST, _MOST))
     xs = [curve.iterations if against == "iteration" else curve.elapsed_s for curve in drawn]
@@ -47,14 +46,13 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     y_axis, outside = style.metric_axis(every, mode, metric)
     lines = [_line(curve, x / length, most, against) for curve, x in zip(drawn, xs, strict=True)]
     few = len(drawn) <= style.FEW
-    made = style.figure("Learning curves")
-    made.add_traces((_few if few else _many)(go, analysis, drawn, lines))
-    expected = _add_expected(go, made, analysis, drawn) if against == "iteration" else 0
+    made = style.figure("Learning curves").add_traces((_few if few else _many)(analysis, drawn, lines))
+    expected = _expected(analysis, drawn) if against == "iteration" else []
     colours = "" if few else "the strongest colour is best; orange: the best trial"
     dashed = "dashed: as the search expects them to continue" if expected else ""
     said = style.joined(f"{len(drawn):,} trials", style.direction(mode), colours, dashed, outside)
-    made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=said)
-    return made
+    made.add_traces(expected)
+    return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=said)
 
 
 def _line(curve: series.Curve, x: np.ndarray, most: int, against: str) -> np.ndarray:
@@ -66,7 +64,7 @@ def _line(curve: series.Curve, x: np.ndarray, most: int, against: str) -> np.nda
     return np.insert(points, starts, np.nan, axis=0)
 
 
-def _few(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
+def _few(analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
     best = analysis.best_number
     traces = []
     for tint, curve, points in zip(style.OKABE_ITO, drawn, lines, strict=False):
@@ -74,83 +72,59 @@ def _few(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.
         name = style.as_text(analysis.trials[curve.trial].trial_id) + (" (best)" if winner else "")
         look: dict[str, Any] = {"line": {"color": tint, "width": 3 if winner else 1.7}, "marker": {"size": 5}}
         look |= {"mode": "lines+markers" if len(points) < 60 else "lines", "hovertemplate": "%{x}: %{y:.5g}"}
-        traces.append(go.Scatter(x=points[:, 0], y=points[:, 1], name=name, **look))
+        traces.append(look | {"x": points[:, 0], "y": points[:, 1], "name": name})
     return traces
 
 
-def _many(go: Any, analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
+def _many(analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
     """Return a trace per shade, worst first, then the best trial's: thousands of traces would be slow."""
     place_of = {curve.trial: place for place, curve in enumerate(drawn)}
     order = [place_of[trial] for trial in analysis.ranked if trial in place_of]
     best = analysis.best_number
     alpha = float(np.clip(80 / len(drawn), 0.15, 0.85))
     tints = [style.faded(colour, alpha) for colour in style.SEQUENTIAL]
-    traces = []
+    shades: list[tuple[list[int], dict[str, Any]]] = []
     for tint, places in reversed(list(zip(tints, np.array_split(order, len(tints)), strict=True))):
         chosen = [place for place in places if drawn[place].trial != best]
         curves = [place for place in chosen if len(lines[place]) > 1]
         single = [place for place in chosen if len(lines[place]) == 1]
-        traces += [
-            _together(go, analysis, drawn, lines, curves, mode="lines", line={"color": tint, "width": 1.2})
-        ]
-        traces += [
-            _together(go, analysis, drawn, lines, single, mode="markers", marker={"color": tint, "size": 4})
-        ]
+        shades.append((curves, {"mode": "lines", "line": {"color": tint, "width": 1.2}}))
+        shades.append((single, {"mode": "markers", "marker": {"color": tint, "size": 4}}))
     winner = [place for place, curve in enumerate(drawn) if curve.trial == best]
-    look = {"mode": "lines+markers", "line": {"color": style.BEST, "width": 3}, "marker": {"size": 4}}
-    return [
-        *(trace for trace in traces if len(trace.x)),
-        _together(go, analysis, drawn, lines, winner, **look),
-    ]
+    orange = {"line": {"color": style.BEST, "width": 3}, "marker": {"size": 4}}
+    shades.append((winner, {"mode": "lines+markers"} | orange))
+    return [_together(analysis, drawn, lines, places) | look for places, look in shades if places]
 
 
 def _together(
-    go: Any,
-    analysis: Analysis,
-    drawn: list[series.Curve],
-    lines: list[np.ndarray],
-    places: Sequence[int],
-    **look: Any,
-) -> Any:
+    analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray], places: Sequence[int]
+) -> dict[str, Any]:
+    """Return the points of several curves with gaps between them."""
     gap = np.full((1, 2), np.nan)
     parts = [part for place in places for part in (lines[place], gap)]
-    points = np.concatenate(parts).astype(np.float32) if parts else np.empty((0, 2), np.float32)
+    points = np.concatenate(parts).astype(np.float32)
     lengths = [len(lines[place]) + 1 for place in places]
     names = np.repeat(style.trial_names(analysis)[[drawn[place].trial for place in places]], lengths)
-    return go.Scatter(
-        x=points[:, 0],
-        y=points[:, 1],
-        text=names,
-        hovertemplate="%{text}<br>%{x}: %{y:.5g}<extra></extra>",
-        showlegend=False,
-        **look,
-    )
+    told = "%{text}<br>%{x}: %{y:.5g}<extra></extra>"
+    return {"x": points[:, 0], "y": points[:, 1], "text": names, "hovertemplate": told, "showlegend": False}
 
 
-def _add_expected(go: Any, made: Figure, analysis: Analysis, drawn: list[series.Curve]) -> int:
-    """Draw how the unfinished trials are expected to continue; return how many these are."""
-    found = expectations(analysis)
+def _expected(analysis: Analysis, drawn: list[series.Curve]) -> list[Any]:
+    """Return the traces of how the unfinished trials are expected to continue."""
     tints = dict(zip((curve.trial for curve in drawn), style.OKABE_ITO, strict=False))
-    alive = [n for n in found if analysis.trials[n].status in _UNFINISHED]
     few = len(drawn) <= style.FEW
-    for number in alive:
-        one, tint = found[number], tints.get(number, style.QUIET)
-        name = style.as_text(analysis.trials[number].trial_id)
-        quiet = {"showlegend": False, "mode": "lines"}
+    traces: list[dict[str, Any]] = []
+    for number, one in expectations(analysis).items():
+        trial, tint = analysis.trials[number], tints.get(number, style.QUIET)
+        if trial.status not in _UNFINISHED:
+            continue
+        quiet = {"x": one.iterations, "showlegend": False, "mode": "lines"}
         if few:
-            band = {"x": one.iterations, "line": {"width": 0}, "hoverinfo": "skip"} | quiet
-            made.add_trace(go.Scatter(y=one.low, **band))
-            made.add_trace(go.Scatter(y=one.high, fill="tonexty", fillcolor=style.faded(tint, 0.14), **band))
-        made.add_trace(
-            go.Scatter(
-                x=one.iterations,
-                y=one.middle,
-                line={"color": tint if few else style.faded(tint, 0.5), "dash": "dash", "width": 1.4},
-                hovertemplate=f"{name}, expected<br>%{{x:.0f}}: %{{y:.5g}}<extra></extra>",
-                **quiet,
-            )
-        )
-    return len(alive)
+            traces += style.band(one.low, one.high, tint, 0.14, quiet)
+        told = f"{style.as_text(trial.trial_id)}, expected<br>%{{x:.0f}}: %{{y:.5g}}<extra></extra>"
+        line = {"color": tint if few else style.faded(tint, 0.5), "dash": "dash", "width": 1.4}
+        traces.append(quiet | {"y": one.middle, "line": line, "hovertemplate": told})
+    return traces
 
 
 def best_so_far(
@@ -175,7 +149,6 @@ def best_so_far(
     steps = {name: group for name, group in steps.items() if group}
     if not steps:
         return style.figure("Best so far", empty=f"no trial has reported a finite {metric}")
-    go = style.graph_objects()
     end = max(float(x[-1]) for group in steps.values() for x, _ in group)
     if against == "time":
         x_axis, length = style.time_axis(end)
@@ -183,33 +156,24 @@ def best_so_far(
         x_axis, length = style.count_axis("trials", end), 1.0
     made = style.figure("Best so far", style.direction(mode))
     for number, (name, group) in enumerate(steps.items()):
-        made.add_traces(_group(go, name, group, style.OKABE_ITO[number % style.FEW], length))
+        made.add_traces(_group(name, group, style.OKABE_ITO[number % style.FEW], length))
     made.update_layout(showlegend=len(steps) > 1, xaxis=x_axis | {"rangemode": "tozero"})
-    made.update_layout(yaxis_title_text=f"best {style.label(metric)} so far")
-    return made
+    return made.update_layout(yaxis_title_text=f"best {style.label(metric)} so far")
 
 
-def _group(
-    go: Any, name: str, group: list[tuple[np.ndarray, np.ndarray]], tint: str, length: float
-) -> list[Any]:
+def _group(name: str, group: list[tuple[np.ndarray, np.ndarray]], tint: str, length: float) -> list[Any]:
     look: dict[str, Any] = {"line": {"color": tint, "width": 2.4, "shape": "hv"}, "hovertemplate": "%{y:.6g}"}
     name = style.as_text(name)
     if len(group) == 1:
         x, y = group[0]
         dots = {"size": [6.0] * (len(x) - 1) + [0.0 if len(x) > 1 else 6.0]}
-        return [go.Scatter(x=x / length, y=y, name=name, mode="lines+markers", marker=dots, **look)]
+        return [look | {"x": x / length, "y": y, "name": name, "mode": "lines+markers", "marker": dots}]
     every = np.unique(np.concatenate([x for x, _ in group]))
     every = every[every >= max(x[0] for x, _ in group)]  # from there on each run has a value
     held = np.stack([y[np.searchsorted(x, every, side="right") - 1] for x, y in group])
-    band = {"x": every / length, "mode": "lines", "line": {"width": 0, "shape": "hv"}, "hoverinfo": "skip"}
-    band |= {"showlegend": False}
-    return [
-        go.Scatter(y=held.min(axis=0), **band),
-        go.Scatter(y=held.max(axis=0), fill="tonexty", fillcolor=style.faded(tint, 0.18), **band),
-        go.Scatter(
-            x=every / length, y=np.median(held, axis=0), name=f"{name} (median)", mode="lines", **look
-        ),
-    ]
+    quiet = {"x": every / length, "mode": "lines", "showlegend": False}
+    median = {"x": every / length, "y": np.median(held, axis=0), "name": f"{name} (median)", "mode": "lines"}
+    return [*style.band(held.min(axis=0), held.max(axis=0), tint, 0.18, quiet, shape="hv"), look | median]
 
 
 def _groups(

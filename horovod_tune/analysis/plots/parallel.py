@@ -38,7 +38,6 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     if not len(known) or not found:
         empty = f"no trial has a finite {metric}" if not len(known) else "no hyperparameter varies"
         return style.figure("Parallel coordinates", empty=empty)
-    go = style.graph_objects()
     low, high, _ = robust_limits(values[known], mode)
     heights = np.column_stack(
         [*(_heights(one) for one in found), np.clip((values - low) / (high - low), 0, 1)]
@@ -51,55 +50,35 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     for (name, _, colour), start, end in reversed(list(zip(_GROUPS, [0, *ends], ends, strict=False))):
         if start < end:
             look = {"color": style.faded(colour, alpha), "width": 1.3}
-            made.add_trace(_lines(go, heights, ranked[start:end], texts, name=name, line=look))
+            made.add_scatter(**_lines(heights, ranked[start:end], texts), name=name, line=look)
     if analysis.best_number is not None:
-        best = np.array([analysis.best_number])
-        made.add_trace(_lines(go, heights, best, texts, name="best", line={"color": style.BEST, "width": 3}))
+        look = {"color": style.BEST, "width": 3}
+        made.add_scatter(**_lines(heights, np.array([analysis.best_number]), texts), name="best", line=look)
     ticks = [*(_ticks(one) for one in found), _round_ticks(low, high)]
     for place, marks in enumerate(ticks):
         made.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, line={"color": "#5B616A", "width": 1})
         for height, text in marks:
-            made.add_annotation(
-                x=place,
-                y=height,
-                text=style.label(text, 14),
-                showarrow=False,
-                xanchor="left",
-                bgcolor="rgba(255,255,255,0.75)",
-                font_size=11,
-                borderpad=1,
-            )
-    names = [style.label(one.name, 18) for one in found] + [style.label(metric, 18)]
-    made.update_layout(
-        xaxis={
-            "tickvals": list(range(len(names))),
-            "ticktext": names,
-            "range": [-0.15, len(found) + 0.45],
-            "showgrid": False,
-            "ticks": "",
-        },
+            look = {"bgcolor": "rgba(255,255,255,0.75)", "font_size": 11, "borderpad": 1, "xanchor": "left"}
+            made.add_annotation(x=place, y=height, text=style.label(text, 14), showarrow=False, **look)
+    names = [style.label(name, 18) for name in (*(one.name for one in found), metric)]
+    x_axis = {"tickvals": list(range(len(names))), "ticktext": names, "showgrid": False, "ticks": ""}
+    return made.update_layout(
+        xaxis=x_axis | {"range": [-0.15, len(found) + 0.45]},
         yaxis={"visible": False, "range": [-0.04, 1.04]},
         legend_traceorder="reversed",
     )
-    return made
 
 
-def _lines(go: Any, heights: np.ndarray, trials: np.ndarray, texts: np.ndarray, **look: Any) -> Any:
+def _lines(heights: np.ndarray, trials: np.ndarray, texts: np.ndarray) -> dict[str, Any]:
+    """Return a line per trial, with gaps between them."""
     across = heights.shape[1]
     xs = np.tile(np.append(np.arange(across), 0), len(trials)).astype(np.float32)
     ys = np.column_stack([heights[trials], np.full(len(trials), np.nan)]).ravel().astype(np.float32)
     # The text belongs to the line's end: one for each point would be most of a page of 5,000 trials.
     told = np.full((len(trials), across + 1), "", dtype=texts.dtype)
     told[:, across - 1] = texts[trials]
-    return go.Scatter(
-        x=xs,
-        y=ys,
-        mode="lines",
-        text=told.ravel(),
-        hovertemplate="%{text}<extra></extra>",
-        connectgaps=False,
-        **look,
-    )
+    told_as = {"text": told.ravel(), "hovertemplate": "%{text}<extra></extra>"}
+    return told_as | {"x": xs, "y": ys, "mode": "lines", "connectgaps": False}
 
 
 def _heights(one: Parameter) -> np.ndarray:
@@ -114,16 +93,13 @@ def _ticks(one: Parameter) -> list[tuple[float, str]]:
     low, high = one.limits()
     if one.kind == "category":
         every = max(1, math.ceil(len(one.categories) / 12))
-        return [
-            ((rank - low) / (high - low), text)
-            for rank, text in enumerate(one.categories)
-            if rank % every == 0
-        ]
+        shown = list(enumerate(one.categories))[::every]
+        return [((rank - low) / (high - low), text) for rank, text in shown]
     if one.log:
         return [((math.log10(mark) - low) / (high - low), f"{mark:g}") for mark in log_ticks(low, high)]
     ends = (low, (low + high) / 2, high)
-    shown = [text_of(round(mark) if one.integer else float(f"{mark:.3g}")) for mark in ends]
-    return [((mark - low) / (high - low), text) for mark, text in zip(ends, shown, strict=True)]
+    texts = [text_of(round(mark) if one.integer else float(f"{mark:.3g}")) for mark in ends]
+    return list(zip((0.0, 0.5, 1.0), texts, strict=True))
 
 
 def _round_ticks(low: float, high: float) -> list[tuple[float, str]]:

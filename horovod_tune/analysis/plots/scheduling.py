@@ -34,7 +34,6 @@ def rungs(analysis: Analysis) -> Figure:
     found = series.rungs(analysis)
     if not found:
         return style.figure("Rungs and stops", empty=f"no trial has reported {metric}")
-    go = style.graph_objects()
     every = np.concatenate([np.array(rung.values) for rung in found])
     rng = np.random.default_rng(0)
     size = float(np.clip(1200 / max(len(rung.trials) for rung in found), 3, 8))
@@ -42,30 +41,29 @@ def rungs(analysis: Analysis) -> Figure:
     known = "the scheduler's rungs" if analysis.record.rungs else "rungs are not recorded: where trials ended"
     made = style.figure("Rungs and stops", style.joined(known, outside))
     for fate, colour, mark in _FATES:
-        xs: list[float] = []
-        ys: list[float] = []
-        names: list[int] = []
-        for place, rung in enumerate(found):
-            inside = [n for n, each in enumerate(rung.fates) if each == fate]
-            side = -0.2 if fate == "went on" else 0.2
-            xs += list(place + side + rng.uniform(-0.14, 0.14, len(inside)))
-            ys += [rung.values[n] for n in inside]
-            names += [rung.trials[n] for n in inside]
-        if xs:
-            look = {"symbol": mark, "color": colour, "size": size, "opacity": 0.65}
-            points = {
-                "x": np.array(xs, np.float32),
-                "y": np.array(ys, np.float32),
-                "text": style.trial_names(analysis)[names],
-            }
-            told = f"%{{text}}<br>%{{y:.5g}}, {fate}<extra></extra>"
-            made.add_trace(go.Scatter(points, mode="markers", marker=look, name=fate, hovertemplate=told))
+        inside = [
+            (place, rung.values[n], rung.trials[n])
+            for place, rung in enumerate(found)
+            for n, each in enumerate(rung.fates)
+            if each == fate
+        ]
+        if inside:
+            places, ys, trials = map(list, zip(*inside, strict=True))
+            xs = np.array(places) + (-0.2 if fate == "went on" else 0.2)
+            made.add_scatter(
+                x=(xs + rng.uniform(-0.14, 0.14, len(xs))).astype(np.float32),
+                y=np.array(ys, np.float32),
+                text=style.trial_names(analysis)[trials],
+                mode="markers",
+                marker={"symbol": mark, "color": colour, "size": size, "opacity": 0.65},
+                name=fate,
+                hovertemplate=f"%{{text}}<br>%{{y:.5g}}, {fate}<extra></extra>",
+            )
     ticks = [f"{rung.iteration}<br>{len(rung.trials)} came<br>{rung.count('went on')} on" for rung in found]
-    x_axis: dict[str, Any] = {"title": {"text": "iteration of the rung", "standoff": 12}}
-    x_axis |= {"tickvals": list(range(len(found)))}
-    x_axis |= {"ticktext": ticks, "tickangle": 0, "range": [-0.5, len(found) - 0.5], "showgrid": False}
-    made.update_layout(xaxis=x_axis, yaxis=y_axis, showlegend=True, legend_itemsizing="constant")
-    return made
+    x_axis: dict[str, Any] = {"title": {"text": "iteration of the rung", "standoff": 12}, "tickangle": 0}
+    x_axis |= {"tickvals": list(range(len(found))), "ticktext": ticks}
+    x_axis |= {"range": [-0.5, len(found) - 0.5], "showgrid": False}
+    return made.update_layout(xaxis=x_axis, yaxis=y_axis, showlegend=True, legend_itemsizing="constant")
 
 
 def timeline(analysis: Analysis) -> Figure:
@@ -79,7 +77,6 @@ def timeline(analysis: Analysis) -> Figure:
     title = "Which trial held which ranks when" if found.unit != "trials at once" else "Which trial ran when"
     if not found.bars:
         return style.figure(title, empty="no trial has begun")
-    go = style.graph_objects()
     x_axis, length = style.time_axis(max(bar.end for bar in found.bars))
     best = analysis.best_number
     kinds: dict[str, list[tuple[series.Bar, float, float]]] = {}
@@ -102,8 +99,24 @@ def timeline(analysis: Analysis) -> Figure:
         ("best trial", style.BEST),
         ("starting up", _START),
     ):
-        if kind in kinds:
-            made.add_trace(_bars(go, analysis, kind, kinds[kind], colour, length, len(found.bars) < 400))
+        if kind not in kinds:
+            continue
+        bars, begins, ends = zip(*kinds[kind], strict=True)
+        made.add_bar(
+            base=(np.array(begins) / length).astype(np.float32),
+            x=(np.subtract(ends, begins) / length).astype(np.float32),
+            y=np.array([bar.row for bar in bars], np.int16),
+            text=style.trial_names(analysis)[[bar.trial for bar in bars]],
+            textposition="none",
+            orientation="h",
+            name=kind.strip(),
+            showlegend=kind != "training ",
+            marker={
+                "color": colour,
+                "line": {"color": "white", "width": 0.5 if len(found.bars) < 400 else 0},
+            },
+            hovertemplate=f"%{{text}}, {kind.strip()}<br>%{{base:.4g}} + %{{x:.3g}}<extra></extra>",
+        )
     for begin, end in found.gaps:
         grey = {"fillcolor": style.faded(style.QUIET, 0.2), "line_width": 0, "layer": "below"}
         note = {"annotation_text": "no driver", "annotation_position": "top left", "annotation_font_size": 11}
@@ -112,31 +125,7 @@ def timeline(analysis: Analysis) -> Figure:
     names = [style.label(name or "·", 24) for name in found.rows]
     y_axis: dict[str, Any] = {"title": {"text": found.unit}, "autorange": "reversed", "showgrid": False}
     y_axis |= {"tickvals": list(range(0, len(names), every)), "ticktext": names[::every]}
-    made.update_layout(xaxis=x_axis, yaxis=y_axis, barmode="overlay", showlegend=True)
-    return made
-
-
-def _bars(
-    go: Any,
-    analysis: Analysis,
-    kind: str,
-    bars: list[tuple[series.Bar, float, float]],
-    colour: str,
-    length: float,
-    few: bool,
-) -> Any:
-    return go.Bar(
-        base=np.array([begin / length for _, begin, _ in bars], np.float32),
-        x=np.array([(end - begin) / length for _, begin, end in bars], np.float32),
-        y=np.array([bar.row for bar, _, _ in bars], np.int16),
-        text=style.trial_names(analysis)[[bar.trial for bar, _, _ in bars]],
-        textposition="none",
-        orientation="h",
-        name=kind.strip(),
-        showlegend=kind != "training ",
-        marker={"color": colour, "line": {"color": "white", "width": 0.5 if few else 0}},
-        hovertemplate=f"%{{text}}, {kind.strip()}<br>%{{base:.4g}} + %{{x:.3g}}<extra></extra>",
-    )
+    return made.update_layout(xaxis=x_axis, yaxis=y_axis, barmode="overlay", showlegend=True)
 
 
 def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
@@ -153,29 +142,18 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
     finite = np.isfinite(found.points).all(axis=1)
     if not finite.any():
         return style.figure(title, empty=f"no trial has reported a finite {x} and {y}")
-    go = style.graph_objects()
-    rest = np.flatnonzero(finite & ~found.on_front)
+    rest = np.flatnonzero(finite & ~found.on_front).tolist()
     made = style.figure(title, f"{len(found.members)} of {int(finite.sum()):,} results are not dominated")
     # The best of x comes first; until the next one's x is reached, its y is the best there is.
-    for name, places, look in (
-        (
-            "other results",
-            list(rest),
-            {"mode": "markers", "marker": {"color": style.QUIET, "size": 5, "opacity": 0.6}},
-        ),
-        (
-            "front",
-            found.members,
-            {"mode": "lines+markers", "line": {"color": style.BEST, "shape": "hv"}, "marker_size": 8},
-        ),
-    ):
+    dots = {"mode": "markers", "marker": {"color": style.QUIET, "size": 5, "opacity": 0.6}}
+    steps = {"mode": "lines+markers", "line": {"color": style.BEST, "shape": "hv"}, "marker_size": 8}
+    for name, places, look in (("other results", rest, dots), ("front", found.members, steps)):
         texts = style.trial_names(analysis)[[found.trials[place] for place in places]]
-        points = {"x": found.points[places, 0], "y": found.points[places, 1], "text": texts}
         told = "%{text}<br>%{x:.6g}, %{y:.6g}<extra></extra>"
-        made.add_trace(go.Scatter(points, name=name, hovertemplate=told, **look))
-    made.update_layout(
+        x_values, y_values = found.points[places].T
+        made.add_scatter(x=x_values, y=y_values, text=texts, name=name, hovertemplate=told, **look)
+    return made.update_layout(
         xaxis_title_text=f"{style.label(x)} ({style.direction(x_mode)})",
         yaxis_title_text=f"{style.label(y)} ({style.direction(y_mode)})",
         showlegend=True,
     )
-    return made

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.results import Analysis, cached
 from horovod_tune.analysis.series import robust_limits
 from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
@@ -27,47 +25,39 @@ SEQUENTIAL = ("#00224E", "#123570", "#3B496C", "#575D6D", "#707173", "#8A8678", 
 _TIME_UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _HOVER_PARAMETERS = 8
 _HOVER_TRIALS = 1000  # beyond so many the pictures name a trial and its value, not its hyperparameters
-
-
-def graph_objects() -> Any:
-    """Return `plotly.graph_objects`."""
-    try:
-        import plotly.graph_objects as go
-    except ImportError as error:
-        raise ImportError("plots need plotly: pip install 'horovod_tune[analysis]'") from error
-    return go
+_AXIS = {
+    "gridcolor": "#E3E6EA",
+    "linecolor": "#9AA0A8",
+    "tickcolor": "#9AA0A8",
+    "ticks": "outside",
+    "zeroline": False,
+    "automargin": True,
+    "title": {"standoff": 10},
+    "exponentformat": "power",
+}
+_TEMPLATE = {
+    "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#3B424D"},
+    "colorway": OKABE_ITO,
+    "paper_bgcolor": "white",
+    "plot_bgcolor": "white",
+    "hovermode": "closest",
+    "hoverlabel": {"align": "left"},
+    "xaxis": _AXIS,
+    "yaxis": _AXIS,
+    "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": QUIET, "activecolor": INK},
+}
 
 
 def figure(title: str, subtitle: str = "", *, height: int = 420, empty: str = "") -> Figure:
     """Return a figure in the package's style; `empty` is a text that explains why nothing is drawn."""
-    go = graph_objects()
-    axis = {
-        "gridcolor": "#E3E6EA",
-        "linecolor": "#9AA0A8",
-        "tickcolor": "#9AA0A8",
-        "ticks": "outside",
-        "zeroline": False,
-        "automargin": True,
-        "title": {"standoff": 10},
-        "exponentformat": "power",
-    }
-    look = go.layout.Template(
-        layout={
-            "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#3B424D"},
-            "colorway": OKABE_ITO,
-            "paper_bgcolor": "white",
-            "plot_bgcolor": "white",
-            "hovermode": "closest",
-            "hoverlabel": {"align": "left"},
-            "xaxis": axis,
-            "yaxis": axis,
-            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": QUIET, "activecolor": INK},
-        }
-    )
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise ImportError("plots need plotly: pip install 'horovod_tune[analysis]'") from error
     heading = {"text": title, "subtitle": {"text": subtitle}, "x": 0, "xref": "paper", "xanchor": "left"}
     made = go.Figure(
         layout={
-            "template": look,
+            "template": {"layout": _TEMPLATE},
             "title": heading,
             "height": height,
             "margin": {"l": 20, "r": 20, "t": 104, "b": 20},
@@ -146,26 +136,23 @@ def on_axis(parameter: Parameter, seed: int = 0) -> np.ndarray:
 
 @cached
 def hover_texts(analysis: Analysis) -> np.ndarray:
-    """Return the hover text of each trial."""
-    trials = analysis.trials
-    if len(trials) > _HOVER_TRIALS:
+    """Return the hover text of each trial: its id, status and first hyperparameters."""
+    if len(analysis.trials) > _HOVER_TRIALS:
         return trial_names(analysis)
     shown = varying_parameters(analysis)[:_HOVER_PARAMETERS]
-    return np.array([_hover_text(trial, shown, index) for index, trial in enumerate(trials)])
+    texts = []
+    for index, trial in enumerate(analysis.trials):
+        lines = [f"{as_text(trial.trial_id)}, {as_text(trial.status.lower())}"]
+        values = [(one.name, one.values[index]) for one in shown if one.values[index] is not None]
+        lines += [f"{label(name)} = {label(text_of(value), 60)}" for name, value in values]
+        texts.append("<br>".join(lines))
+    return np.array(texts)
 
 
 @cached
 def trial_names(analysis: Analysis) -> np.ndarray:
     """Return the trials' ids as Plotly shows them, shape (trials,): an array is much faster than a list."""
     return np.array([as_text(trial.trial_id) for trial in analysis.trials])
-
-
-def _hover_text(trial: TrialRecord, shown: Sequence[Parameter], index: int) -> str:
-    lines = [f"{as_text(trial.trial_id)}, {as_text(trial.status.lower())}"]
-    for one in shown:
-        if one.values[index] is not None:
-            lines.append(f"{label(one.name)} = {label(text_of(one.values[index]), 60)}")
-    return "<br>".join(lines)
 
 
 def direction(mode: str) -> str:
@@ -176,6 +163,12 @@ def shades(values: np.ndarray, mode: str) -> tuple[float, float, list[str]]:
     """Return a colour scale's ends for the metric and its colours, the best values' darkest."""
     low, high, _ = robust_limits(values, mode)
     return low, high, list(SEQUENTIAL if mode == "min" else SEQUENTIAL[::-1])
+
+
+def band(low: np.ndarray, high: np.ndarray, tint: str, alpha: float, look: Any, **line: Any) -> list[Any]:
+    """Return the two traces of a filled band without border; `look` has what they share with its curve."""
+    edge = look | {"line": {"width": 0, **line}, "hoverinfo": "skip"}
+    return [edge | {"y": low}, edge | {"y": high, "fill": "tonexty", "fillcolor": faded(tint, alpha)}]
 
 
 def faded(colour: str, alpha: float) -> str:

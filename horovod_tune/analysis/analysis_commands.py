@@ -165,14 +165,10 @@ def run_show(args: argparse.Namespace) -> int:
     from horovod_tune.analysis import terminal
     from horovod_tune.analysis.results import MetricUnknown
 
-    try:
-        screen = terminal.console()
-    except ImportError as error:
-        _print_error(error)
-        return 1
     analysis = _read(args)
     if analysis is None:
         return 1
+    screen = terminal.Console()
     if args.watch and analysis.state == "running":
         terminal.watch(analysis, screen, interval_s=args.interval, rows=args.rows)
     else:

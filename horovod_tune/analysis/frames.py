@@ -22,7 +22,6 @@ from horovod_tune.analysis.trial_details import (
 )
 
 _LEADING = ("trial_id", "training_iteration", "attempt", "time", "elapsed_s")
-_MISSING = object()
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -43,34 +42,24 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def typed(values: Sequence[Any], index: pd.Index | None = None) -> pd.Series:
     """Return a column that keeps its values' type where some are missing: whole numbers stay whole."""
-    present = [value for value in values if value is not _MISSING and value is not None]
+    present = [value for value in values if value is not None]
     kinds = {type(value) for value in present}
-    plain = [None if value is _MISSING else value for value in values]
     whole = len(present) == len(values)
-    if not present:
-        return pd.Series(plain, index=index, dtype=object)
     if kinds == {bool}:
-        return pd.Series(plain, index=index, dtype="bool" if whole else "boolean")
+        return pd.Series(values, index=index, dtype="bool" if whole else "boolean")
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in present):
-        return pd.Series(plain, index=index, dtype="int64" if whole else "Int64")
+        return pd.Series(values, index=index, dtype="int64" if whole else "Int64")
     if float in kinds and kinds <= {int, float}:
-        return pd.Series([math.nan if v is None else float(v) for v in plain], index=index, dtype="float64")
-    if kinds == {str}:
-        return pd.Series(plain, index=index, dtype="str" if whole else "object")
-    return pd.Series(plain, index=index, dtype=object)
+        return pd.Series([math.nan if v is None else float(v) for v in values], index=index, dtype="float64")
+    return pd.Series(values, index=index, dtype="str" if kinds == {str} and whole else "object")
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return flat rows as a frame whose columns are in the order of first appearance."""
-    columns: dict[str, list[Any]] = {}
-    for number, row in enumerate(rows):
-        for name, value in row.items():
-            column = columns.get(name)
-            if column is None:
-                column = columns[name] = [_MISSING] * len(rows)
-            column[number] = value
+    names = dict.fromkeys(name for row in rows for name in row)
     index = pd.RangeIndex(len(rows))
-    return pd.DataFrame({name: typed(values, index) for name, values in columns.items()}, index=index)
+    columns = {name: typed([row.get(name) for row in rows], index) for name in names}
+    return pd.DataFrame(columns, index=index)
 
 
 def clock(unix_s: pd.Series) -> pd.Series:
@@ -95,16 +84,10 @@ def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) 
             "time": time,
             "elapsed_s": time - start_time if known and start_time is not None else math.nan,
         }
-        for name, value in row.items():
-            if name == "config":
-                if with_config and isinstance(value, Mapping):
-                    made.update(flatten(value, "config/"))
-            elif name not in _LEADING:
-                if isinstance(value, Mapping) and value:
-                    made.update(flatten(value, f"{name}/"))
-                else:
-                    made[name] = value
-        flat.append(made)
+        config = row.get("config")
+        with_this = with_config and config and isinstance(config, Mapping)
+        left_out = _LEADING if with_this else (*_LEADING, "config")
+        flat.append(made | flatten({name: value for name, value in row.items() if name not in left_out}))
     return flat
 
 
@@ -112,11 +95,6 @@ _TRIAL_COLUMNS: tuple[str, ...] = (
     *("trial_id", "status", "iterations", "best_iteration", "start", "end", "duration_s"),
     *("ranks", "hosts", "start_s", "num_failures", "error", "logdir"),
 )
-
-
-def metric_column(metric: str) -> str:
-    """Return the name of the metric's column in `dataframe()`: its own, unless another column has it."""
-    return f"last_{metric}" if metric in _TRIAL_COLUMNS else metric
 
 
 def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> dict[str, Any]:
@@ -127,9 +105,9 @@ def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> d
     start, end = trial.start_time, trial.end_time
     row: dict[str, Any] = {"trial_id": trial.trial_id, "status": trial.status}
     if scored is not None and metric is not None:
-        row[metric_column(metric)] = scored.last
-        row[f"best_{metric}"] = scored.best
-        row["best_iteration"] = scored.best_iteration
+        # The metric's own name, unless another column has it.
+        row[f"last_{metric}" if metric in _TRIAL_COLUMNS else metric] = scored.last
+        row |= {f"best_{metric}": scored.best, "best_iteration": scored.best_iteration}
     row |= {
         "iterations": max((n for n in iterations if n is not None), default=0),
         "start": start if start is not None else math.nan,

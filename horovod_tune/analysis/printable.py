@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 # Control characters (an escape sequence can clear the screen, set the clipboard, hide a line), and those that
 # turn the direction of text round, so that a line reads as another one.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -52,32 +54,16 @@ def sparkline(
     """
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}")
-    kept = _shortened([float(value) for value in values], width)
-    finite = [value for value in kept if math.isfinite(value)]
-    if not finite:
-        return "·" * len(kept)
-    bottom = min(finite) if low is None else low
-    top = max(finite) if high is None else high
-    span = top - bottom
-    drawn = []
-    for value in kept:
-        if not math.isfinite(value):
-            drawn.append("·")
-            continue
-        part = min(1.0, max(0.0, (value - bottom) / span)) if span > 0 else 0.0
-        drawn.append(_BLOCKS[round(part * (len(_BLOCKS) - 1))])
-    return "".join(drawn)
-
-
-def _shortened(values: list[float], width: int) -> list[float]:
-    if len(values) <= width:
-        return values
-    means = []
-    for stretch in range(width):
-        inside = values[stretch * len(values) // width : (stretch + 1) * len(values) // width]
-        finite = [value for value in inside if math.isfinite(value)]
-        means.append(sum(finite) / len(finite) if finite else math.nan)
-    return means
+    parts = np.array_split(np.asarray(values, dtype=float), min(width, len(values)) or 1)
+    finite = [part[np.isfinite(part)] for part in parts]
+    means = np.array([part.mean() if len(part) else math.nan for part in finite])
+    known = means[np.isfinite(means)]
+    if not len(known):
+        return "·" * len(values[:width])
+    bottom = known.min() if low is None else low
+    span = (known.max() if high is None else high) - bottom
+    heights = np.clip((means - bottom) / (span or 1.0), 0, 1) * (len(_BLOCKS) - 1)
+    return "".join("·" if math.isnan(height) else _BLOCKS[round(height)] for height in heights)
 
 
 def python_text(config: dict[str, Any]) -> str:
@@ -87,26 +73,17 @@ def python_text(config: dict[str, Any]) -> str:
     config = {'lr': 0.1, 'clip': float('inf')}
     """
     prefix = "config = "
-    text = pprint.pformat(_Odd.wrap(config), sort_dicts=False, width=68)
+    text = _ConfigPrinter(sort_dicts=False, width=68).pformat(config)
     return prefix + text.replace("\n", "\n" + " " * len(prefix))
 
 
-class _Odd:
-    """A float that has no literal in Python."""
+class _ConfigPrinter(pprint.PrettyPrinter):
+    """Writes floats that have no literal in Python so that they can be run too."""
 
-    def __init__(self, value: float):
-        self.value = value
-
-    def __repr__(self) -> str:
-        return f"float('{self.value}')"
-
-    @classmethod
-    def wrap(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: cls.wrap(inner) for key, inner in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [cls.wrap(inner) for inner in value]
-        return cls(value) if isinstance(value, float) and not math.isfinite(value) else value
+    def format(self, value: Any, context: Any, maxlevels: int, level: int) -> tuple[str, bool, bool]:
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float('{value}')", True, False
+        return super().format(value, context, maxlevels, level)
 
 
 def yaml_text(config: dict[str, Any]) -> str:

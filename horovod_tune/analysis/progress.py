@@ -56,10 +56,9 @@ class TrialProgress:
         """Return the trial in one line."""
         goal = f" of {self.goal:g}" if self.goal is not None else ""
         parts = [f"{self.trial_id} {self.state}", f"iteration {self.iteration}{goal}"]
-        if metric is not None and self.values:
-            parts.append(f"{metric} {self.values[-1]:.6g}")
-        left = self.left_s(now)
+        parts += [f"{metric} {self.values[-1]:.6g}"] if metric is not None and self.values else []
         parts.append(duration((self.ended or now) - self.began))
+        left = self.left_s(now)
         return " · ".join(parts if left is None else [*parts, f"about {duration(left)} left"])
 
     def cells(self, now: float) -> list[str]:
@@ -371,13 +370,14 @@ class ProgressCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks, but not a screen and an open stream.
-        return self.__dict__ | {
+        fresh = {
             "_view": None,
             "_stream": None,
             "_started": False,
             "_metadata_written": False,
             "_running": {},
         }
+        return self.__dict__ | fresh
 
     def setup(
         self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
+from html import escape
 from typing import Any, TypeVar
 
 import numpy as np
@@ -122,15 +123,8 @@ class Analysis:
         """Return the experiment as it is now."""
         ids = self._trial_ids
         again = read_experiment(self.folder, run=self.record.run if ids is None else None, trial_ids=ids)
-        return Analysis(
-            again,
-            self.folder,
-            metric=self.metric,
-            mode=self.mode,
-            scope=self.scope,
-            limits=self.limits,
-            trial_ids=ids,
-        )
+        same = {"metric": self.metric, "mode": self.mode, "scope": self.scope, "limits": self.limits}
+        return Analysis(again, self.folder, trial_ids=ids, **same)  # type: ignore[arg-type]
 
     def require_metric(self) -> tuple[str, str]:
         """Return metric and mode. Raises `MetricUnknown`, which names what to pass, if one is missing."""
@@ -180,11 +174,8 @@ class Analysis:
     def scores(self) -> tuple[Score, ...]:
         """Each trial's last and best value of the metric, in the order of `trials`."""
         metric, mode = self.require_metric()
-        found = []
-        for trial in self.trials:
-            rows = self.reports(trial)
-            found.append(score(rows, metric, mode, kept(rows, self.limits) if self.limits else None))
-        return tuple(found)
+        every = map(self.reports, self.trials)
+        return tuple(score(rows, metric, mode, kept(rows, self.limits)) for rows in every)
 
     @staticmethod
     def reports(trial: TrialRecord) -> tuple[Mapping[str, Any], ...]:
@@ -207,17 +198,13 @@ class Analysis:
     @property
     def has_best(self) -> bool:
         """Return True if any trial has a finite value to be compared by."""
-        compared = {self.metric, *(limit.metric for limit in self.limits)}
-        if self.metric is None or self.mode is None or not compared <= set(self.reported_numbers):
-            return False
-        return best_index(self.scores, self.mode, self.scope) is not None
+        reported = all(limit.metric in self.reported_numbers for limit in self.limits)
+        return self._scored and reported and best_index(self.scores, str(self.mode), self.scope) is not None
 
     @property
     def is_scored(self) -> bool:
         """Return True if any trial has a finite value of the metric, within the limits or not."""
-        if self.metric is None or self.mode is None or self.metric not in self.reported_numbers:
-            return False
-        return any(math.isfinite(score.last) for score in self.scores)
+        return self._scored and any(math.isfinite(score.last) for score in self.scores)
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -256,8 +243,7 @@ class Analysis:
     @property
     def best_value(self) -> float:
         """The metric by which the best trial won."""
-        scored = self.scores[self._best]
-        return scored.last if self.scope == "last" else scored.best
+        return float(self.values[self._best])
 
     @property
     def best_result(self) -> dict[str, Any]:
@@ -342,7 +328,7 @@ class Analysis:
         whole seconds), elapsed_s since the experiment's start, then whatever was reported. Configurations are
         there as config/… when they change within trials, as under PopulationBasedTraining.
         """
-        changing = any(config_changes(trial) for trial in self.trials)
+        changing = any(map(config_changes, self.trials))
         return frames.history_frame(self.trials, self.record.start_time, changing)
 
     @cached_property
@@ -363,8 +349,10 @@ class Analysis:
         return pareto_front(self, self.record.front if metrics is None else metrics)
 
     def _repr_html_(self) -> str:
-        from horovod_tune.analysis.terminal import as_html
-
+        try:
+            from horovod_tune.analysis.terminal import as_html
+        except ImportError:  # rich is an extra
+            return f"<pre>{escape(repr(self))}</pre>"
         return as_html(self)
 
     def errors(self) -> dict[str, str]:

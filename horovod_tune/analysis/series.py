@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from horovod_tune.analysis.reader.plain_values import iteration_of
-from horovod_tune.analysis.reader.records import TrialRecord
 from horovod_tune.analysis.results import Analysis, cached
 from horovod_tune.analysis.scoring import is_better, value_of
 from horovod_tune.analysis.trial_details import (
@@ -44,26 +44,14 @@ def curves(analysis: Analysis) -> list[Curve]:
     start, sessions = start_time(analysis), analysis.record.sessions
     found = []
     for index, trial in enumerate(analysis.trials):
-        iterations, elapsed, values, starts = [], [], [], []
-        for row, time, attempt in zip(trial.rows, report_times(trial), attempts(trial.rows), strict=True):
-            value = value_of(row, metric)
-            if value is None:
-                continue
-            iteration = iteration_of(row)
-            iterations.append(math.nan if iteration is None else float(iteration))
-            elapsed.append(time - start)
-            values.append(value)
-            starts.append(attempt)
-        found.append(
-            Curve(
-                index,
-                np.array(iterations),
-                np.array(elapsed),
-                np.array(values),
-                np.array(starts, dtype=int),
-                np.searchsorted(sessions, np.array(elapsed) + start),
-            )
-        )
+        values = [value_of(row, metric) for row in trial.rows]
+        has_value = np.array([value is not None for value in values], dtype=bool)
+        # None, where something is not known, becomes NaN.
+        iterations = np.array([iteration_of(row) for row in trial.rows], dtype=float)[has_value]
+        times = np.array(report_times(trial))[has_value]
+        starts = np.array(attempts(trial.rows), dtype=int)[has_value]
+        known = np.array(values, dtype=float)[has_value]
+        found.append(Curve(index, iterations, times - start, known, starts, np.searchsorted(sessions, times)))
     return found
 
 
@@ -103,25 +91,18 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
     if against == "trials":
         points = [(float(number), scored.best) for number, scored in enumerate(analysis.scores, start=1)]
     elif against == "time":
-        points = [
-            (float(x), float(y))
-            for curve in curves(analysis)
-            for x, y in zip(curve.elapsed_s, curve.values, strict=True)
-            if math.isfinite(x)
-        ]
-        points.sort(key=lambda point: point[0])
+        reports = [zip(curve.elapsed_s, curve.values, strict=True) for curve in curves(analysis)]
+        points = sorted((p for p in chain(*reports) if math.isfinite(p[0])), key=lambda point: point[0])
     else:
         raise ValueError(f'against must be "time" or "trials", got {against!r}')
-    xs, ys, best = [], [], math.nan
+    steps: list[tuple[float, float]] = []
     for x, y in points:
-        if is_better(y, best, mode):
-            best = y
-            xs.append(x)
-            ys.append(y)
-    if xs and points[-1][0] > xs[-1]:
-        xs.append(points[-1][0])
-        ys.append(best)
-    return np.array(xs), np.array(ys)
+        if is_better(y, steps[-1][1] if steps else math.nan, mode):
+            steps.append((x, y))
+    if steps and points[-1][0] > steps[-1][0]:
+        steps.append((points[-1][0], steps[-1][1]))
+    xs, ys = np.array(steps).reshape(-1, 2).T
+    return xs, ys
 
 
 @dataclass(frozen=True)
@@ -150,13 +131,9 @@ def rungs(analysis: Analysis) -> list[Rung]:
     reached = {curve.trial: int(np.nanmax(curve.iterations)) for curve in drawn}
     steps = [step for step in analysis.record.rungs if any(far >= step for far in reached.values())]
     if not steps:
-        ends = [
-            far
-            for trial, far in reached.items()
-            if analysis.trials[trial].status in ("TERMINATED", "UNKNOWN")
-        ]
-        common = Counter(ends or reached.values()).most_common(12)
-        steps = sorted(step for step, _ in common)
+        over = ("TERMINATED", "UNKNOWN")
+        ends = [far for trial, far in reached.items() if analysis.trials[trial].status in over]
+        steps = [step for step, _ in Counter(ends or reached.values()).most_common(12)]
     return [_rung(analysis, drawn, reached, step, steps) for step in sorted(steps)]
 
 
@@ -228,36 +205,24 @@ def timeline(analysis: Analysis) -> Timeline:
             found[-1] = (*found[-1][:2], max(now, found[-1][2]))
         held += [(begin - zero, trained - zero, end - zero, index) for begin, trained, end in found]
     free: dict[str, list[float]] = {}
-    bars: list[tuple[str, int, Bar]] = []
+    bars: list[tuple[str, Bar]] = []
     for begin, trained, until, index in sorted(held):
-        rank = 0
-        for host, count in _ranks_by_host(analysis.trials[index]):
+        hosts, ranks = hosts_of(analysis.trials[index]), ranks_of(analysis.trials[index])
+        # The ranks of a host get its free rows.
+        for rank, host in enumerate(sorted(hosts, key=hosts.index) if hosts else [""] * (ranks or 1)):
             rows = free.setdefault(host, [])
-            for _ in range(count):
-                row = next((r for r, ends in enumerate(rows) if ends <= begin + 1e-3), len(rows))
-                if row == len(rows):
-                    rows.append(until)
-                rows[row] = until
-                number = rank if ranks_of(analysis.trials[index]) else None
-                bars.append((host, row, Bar(index, row, begin, trained, until, number)))
-                rank += 1
+            row = next((r for r, ends in enumerate(rows) if ends <= begin + 1e-3), len(rows))
+            rows[row : row + 1] = [until]
+            bars.append((host, Bar(index, row, begin, trained, until, rank if ranks else None)))
     first: dict[str, int] = {}
     names: list[str] = []
     for host in sorted(free):
         first[host] = len(names)
         names += [f"{host} {slot}" if host else str(slot + 1) for slot in range(len(free[host]))]
     unit = "hosts' slots" if any(free) and "" not in free else "ranks" if known else "trials at once"
-    placed = tuple(
-        Bar(bar.trial, first[host] + row, bar.begin, bar.trained, bar.end, bar.rank)
-        for host, row, bar in bars
-    )
+    placed = tuple(replace(bar, row=first[host] + bar.row) for host, bar in bars)
     gaps = tuple((one - zero, two - zero) for one, two in session_gaps(analysis.trials, sessions))
     return Timeline(placed, tuple(names), unit, gaps)
-
-
-def _ranks_by_host(trial: TrialRecord) -> list[tuple[str, int]]:
-    hosts = hosts_of(trial)
-    return [("", ranks_of(trial) or 1)] if hosts is None else list(Counter(hosts).items())
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:

@@ -6,8 +6,13 @@ import io
 import math
 import time
 from collections.abc import Callable
-from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from horovod_tune.analysis.expectations import Expectation, at_time, expectations, standings
 from horovod_tune.analysis.open_experiment import several_runs
@@ -26,24 +31,10 @@ from horovod_tune.analysis.series import Curve, curves
 from horovod_tune.analysis.trial_details import error_line
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
-if TYPE_CHECKING:
-    from rich.console import Console, Group, RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
-_CONFIG_LINES = 60
+_CONFIG_LINES, _LINES = 60, 5  # of the best configuration; of failures, and of problems
 _FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # what the columns of every table take, and a hyperparameter's
 _EXPECTED_WIDTH, _STANDING_WIDTH = 16, 15
-
-
-def console(**settings: object) -> Console:
-    """Return a rich console. Raises `ImportError` with what to install."""
-    try:
-        from rich.console import Console
-    except ImportError as error:
-        raise ImportError("horovod-tune show needs rich: pip install 'horovod_tune[analysis]'") from error
-    return Console(**settings)  # type: ignore[arg-type]
 
 
 def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True) -> Group:
@@ -51,36 +42,27 @@ def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: 
 
     As many hyperparameters are shown as fit into `width` characters.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     parts: list[RenderableType] = [_head(analysis), Text()]
     if len(analysis.runs) > 1:
         parts += [_safe(several_runs(analysis.record), "yellow"), Text()]
-    parts += _best(analysis)
-    parts += [_table(analysis, rows, width), Text()]
+    parts += [*_best(analysis), _table(analysis, rows, width), Text()]
     errors = analysis.errors()
     if errors:
         parts.append(Text(f"{len(errors)} failed", style="bold red"))
-        parts += [_safe(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:5]]
-        if len(errors) > 5:
-            parts.append(Text(f"  and {len(errors) - 5} more"))
+        parts += [_safe(f"  {trial}: {error_line(text)}") for trial, text in list(errors.items())[:_LINES]]
+        parts += [Text(f"  and {len(errors) - _LINES} more")] if len(errors) > _LINES else []
         parts.append(Text())
-    for problem in analysis.problems[:5]:
-        parts.append(_safe(f"not read whole: {problem}", "yellow"))
-    if len(analysis.problems) > 5:
-        parts.append(Text(f"and {len(analysis.problems) - 5} more could not be read whole", style="yellow"))
+    parts += [_safe(f"not read whole: {problem}", "yellow") for problem in analysis.problems[:_LINES]]
+    if (more := len(analysis.problems) - _LINES) > 0:
+        parts.append(Text(f"and {more} more could not be read whole", style="yellow"))
     if with_summary:
         parts += [_safe(f"{name:<21} {text}", "dim") for name, text in run_summary(analysis)[4:]]
     return Group(*parts)
 
 
 def as_html(analysis: Analysis, *, rows: int = 10, width: int = 160) -> str:
-    """Return what `view` shows as HTML without scripts, for a notebook; without rich, one line."""
-    try:
-        screen = console(record=True, file=io.StringIO(), width=width, force_jupyter=False)
-    except ImportError:
-        return f"<pre>{escape(repr(analysis))}</pre>"
+    """Return what `view` shows as HTML without scripts, for a notebook."""
+    screen = Console(record=True, file=io.StringIO(), width=width, force_jupyter=False)
     screen.print(view(analysis, rows=rows, width=width - 20, with_summary=False))
     look = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
     return screen.export_html(inline_styles=True, code_format=look)
@@ -88,79 +70,63 @@ def as_html(analysis: Analysis, *, rows: int = 10, width: int = 160) -> str:
 
 def _safe(text: str, style: str = "") -> Text:
     """Return a line of text from the experiment's files: no control character in it reaches the terminal."""
-    from rich.text import Text
-
     return Text(one_line(text), style=style)
 
 
-def _safe_lines(lines: list[str]) -> Text:
-    from rich.text import Text
-
-    return Text("\n").join(_safe(line) for line in lines)
-
-
 def _head(analysis: Analysis) -> RenderableType:
-    from rich.text import Text
-
-    head = Text()
-    head.append(_safe(analysis.name, "bold"))
-    head.append(_safe(f"  {state_text(analysis)} · {trials_text(analysis)}"))
     wall = wall_time_s(analysis)
-    if wall is not None:
-        head.append(f" · {duration(wall)}")
-    return head
+    took = "" if wall is None else f" · {duration(wall)}"
+    facts = _safe(f"  {state_text(analysis)} · {trials_text(analysis)}{took}")
+    return Text().append(_safe(analysis.name, "bold")).append(facts)
 
 
 def _best(analysis: Analysis) -> list[RenderableType]:
-    from rich.text import Text
-
     if not analysis.has_best:
         return [_safe(f"No best trial: {analysis.no_best_reason}", "yellow"), Text()]
     line = Text()
     line.append(_safe(f"best {analysis.metric} {analysis.best_value:.6g}", "bold green"))
     line.append(_safe(f"  {analysis.best_trial.trial_id}  ({comparison_text(analysis)})"))
-    checkpoint = analysis.best_checkpoint_path or "none kept"
     written = printable(python_text(analysis.best_config)).split("\n")
     if len(written) > _CONFIG_LINES:
         written[_CONFIG_LINES:] = [f"… and {len(written) - _CONFIG_LINES} lines: see best_config"]
-    config = Text("\n".join(written))
-    return [line, config, _safe(f"checkpoint: {checkpoint}"), Text()]
+    checkpoint = analysis.best_checkpoint_path or "none kept"
+    return [line, Text("\n".join(written)), _safe(f"checkpoint: {checkpoint}"), Text()]
 
 
 def _table(analysis: Analysis, rows: int, width: int) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("trial", no_wrap=True)
-    table.add_column("status", no_wrap=True)
     # Where no trial keeps the limits, their values show how far they are from it.
     scored, best = analysis.is_scored, analysis.best_trial if analysis.has_best else None
+    expected, stands = (expectations(analysis), standings(analysis)) if scored else ({}, {})
+    found, room = varying_parameters(analysis), width - _FIXED_WIDTH
+    order = analysis.ranked
+    left = [f"{len(order) - rows} more trials"] if len(order) > rows else []
+    # One hyperparameter is shown before these two are.
+    if expected and room < _EXPECTED_WIDTH + _COLUMN_WIDTH:
+        expected = {}
+        left.append("what is expected")
+    room -= _EXPECTED_WIDTH if expected else 0
+    if stands and room < _STANDING_WIDTH + _COLUMN_WIDTH:
+        stands = {}
+        left.append("places at rungs")
+    room -= _STANDING_WIDTH if stands else 0
+    shown = found[: max(0, room // _COLUMN_WIDTH)]
+    left += [f"{len(found) - len(shown)} more hyperparameters"] if len(found) > len(shown) else []
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    table.add_column("trial", no_wrap=True)
+    table.add_column("status", no_wrap=True)
     if scored:
         table.add_column(_safe(analysis.metric or ""), justify="right", no_wrap=True)
         table.add_column("best", justify="right", no_wrap=True)
         table.add_column("curve", no_wrap=True, min_width=8)
     table.add_column("it", justify="right", no_wrap=True)
-    expected, stands = (expectations(analysis), standings(analysis)) if scored else ({}, {})
-    found, room = varying_parameters(analysis), width - _FIXED_WIDTH
-    # Of the hyperparameters one is shown before these are.
-    left = []
-    if expected and room >= _EXPECTED_WIDTH + _COLUMN_WIDTH:
+    if expected:
         table.add_column("expected", no_wrap=True)
-        room -= _EXPECTED_WIDTH
-    elif expected:
-        expected, left = {}, ["what is expected"]
-    if stands and room >= _STANDING_WIDTH + _COLUMN_WIDTH:
+    if stands:
         table.add_column("rung", no_wrap=True)
-        room -= _STANDING_WIDTH
-    elif stands:
-        stands, left = {}, [*left, "places at rungs"]
-    shown = found[: max(0, room // _COLUMN_WIDTH)]
     for one in shown:
         table.add_column(_safe(one.name), overflow="ellipsis", no_wrap=True)
     drawn = curves(analysis) if scored else []
-    order = analysis.ranked
     for index in order[:rows]:
         trial = analysis.trials[index]
         cells = [_safe(trial.trial_id), _safe(trial.status.lower(), _STYLES.get(trial.status, ""))]
@@ -172,12 +138,10 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         if expected:
             cells.append(Text(_expected(expected.get(index)), style="dim"))
         if stands:
-            stand = stands.get(index)
-            cells.append(Text("" if stand is None else stand.text))
+            cells.append(Text(stands[index].text if index in stands else ""))
         cells += [_safe(_short(one.values[index])) for one in shown]
         table.add_row(*cells, style="bold" if trial is best else "")
-    left = [f"{len(order) - rows} more trials", *left] if len(order) > rows else left
-    left += [f"{len(found) - len(shown)} more hyperparameters"] if len(found) > len(shown) else []
+
     notes = [f"not shown: {', '.join(left)}"] if left else []
     if expected:
         any_one = next(iter(expected.values()))
@@ -185,14 +149,11 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         notes.append(f"expected: {analysis.metric} {end}, by the search's model of curves (dim)")
     if stands:
         notes.append("rung: the place among all trials that came as far, where one waits or was stopped")
-    table.caption = _safe_lines(notes) if notes else None
-    table.caption_justify = "left"
+    table.caption = Text("\n").join(map(_safe, notes)) if notes else None
     return table
 
 
 def _number(value: float) -> Text:
-    from rich.text import Text
-
     return Text(f"{value:.5g}") if math.isfinite(value) else Text("nan", style="dim")
 
 
@@ -202,8 +163,6 @@ def _short(value: Any) -> str:
 
 def _spark(curve: Curve, expected: Expectation | None) -> Text:
     """Return the curve as it was reported, and dimmed how it is expected to continue, on one scale."""
-    from rich.text import Text
-
     if expected is None:
         return Text(sparkline(list(curve.values), 16), style="cyan")
     every = [value for value in (*curve.values, *expected.middle) if math.isfinite(value)]
@@ -232,26 +191,21 @@ def watch(
     it; the last view stays on the screen. Returns the experiment as it was seen last.
     """
     try:
-        if screen.is_terminal:
-            return _watch_live(analysis, screen, interval_s, rows, sleep)
-        return _watch_lines(analysis, screen, interval_s, sleep)
+        if not screen.is_terminal:
+            return _watch_lines(analysis, screen, interval_s, sleep)
+
+        def fitting(seen: Analysis) -> Group:
+            return view(
+                seen, rows=max(3, min(rows, screen.height - 18)), width=screen.width, with_summary=False
+            )
+
+        with Live(fitting(analysis), console=screen, auto_refresh=False) as live:
+            while analysis.state == "running":
+                sleep(interval_s)
+                analysis = _again(analysis)
+                live.update(fitting(analysis), refresh=True)
     except KeyboardInterrupt:
-        return analysis
-
-
-def _watch_live(
-    analysis: Analysis, screen: Console, interval_s: float, rows: int, sleep: Callable[[float], None]
-) -> Analysis:
-    from rich.live import Live
-
-    def fitting(seen: Analysis) -> Group:
-        return view(seen, rows=max(3, min(rows, screen.height - 18)), width=screen.width, with_summary=False)
-
-    with Live(fitting(analysis), console=screen, auto_refresh=False) as live:
-        while analysis.state == "running":
-            sleep(interval_s)
-            analysis = _again(analysis)
-            live.update(fitting(analysis), refresh=True)
+        pass
     return analysis
 
 

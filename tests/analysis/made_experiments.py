@@ -12,7 +12,7 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, Resources, RungTimes, TrialRecord
+from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, RungTimes, TrialRecord
 from horovod_tune.analysis.results import Analysis
 
 START = 1_790_000_000.0
@@ -92,7 +92,7 @@ def made_trial(
         rows=tuple(rows),
         num_failures=int(fails),
         error=_TRACEBACK.format(host=host) if fails else None,
-        resources=Resources(({}, {"CPU": float(ranks), "GPU": float(ranks)})),
+        resources=({}, {"CPU": float(ranks), "GPU": float(ranks)}),
     )
 
 

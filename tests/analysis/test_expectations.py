@@ -23,7 +23,7 @@ from horovod_tune.analysis.results import Analysis
 def shown(analysis: Analysis) -> str:
     terminal = pytest.importorskip("horovod_tune.analysis.terminal")
     stream = io.StringIO()
-    terminal.console(file=stream, width=160).print(terminal.view(analysis, width=160))
+    terminal.Console(file=stream, width=160).print(terminal.view(analysis, width=160))
     return stream.getvalue()
 
 

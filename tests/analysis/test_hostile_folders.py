@@ -44,7 +44,7 @@ def every_way_out(analysis: Analysis, folder: Path) -> str:
     (folder / "page.html").write_text(render(analysis), encoding="utf-8")
     terminal = pytest.importorskip("horovod_tune.analysis.terminal")
     stream = io.StringIO()
-    terminal.console(file=stream, width=120).print(terminal.view(analysis))
+    terminal.Console(file=stream, width=120).print(terminal.view(analysis))
     if analysis.has_best:
         assert analysis.best_result_df is not None
         assert analysis.best_checkpoint_path is None or "part" not in analysis.best_checkpoint_path

@@ -37,7 +37,7 @@ def run(*words: object) -> int:
 
 def shown(analysis: Analysis, **settings: object) -> str:
     stream = io.StringIO()
-    terminal.console(file=stream, width=160).print(terminal.view(analysis, width=160, **settings))
+    terminal.Console(file=stream, width=160).print(terminal.view(analysis, width=160, **settings))
     return stream.getvalue()
 
 
@@ -94,7 +94,7 @@ def test_what_looks_like_markup_is_text():
 
 def test_a_narrow_terminal_leaves_out_hyperparameters_and_says_so():
     stream = io.StringIO()
-    terminal.console(file=stream, width=80).print(terminal.view(made_experiment(5), width=80))
+    terminal.Console(file=stream, width=80).print(terminal.view(made_experiment(5), width=80))
     text = stream.getvalue()
     assert "abcd1_00000" in text and "4 more hyperparameters" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -162,7 +162,7 @@ def test_watching_in_a_pipe_prints_a_line_when_something_changed(home, monkeypat
             result.write_text(result.read_text() + result.read_text().splitlines()[-1] + "\n")
 
     stream = io.StringIO()
-    terminal.watch(analysis, terminal.console(file=stream, width=200), interval_s=2.0, sleep=sleep)
+    terminal.watch(analysis, terminal.Console(file=stream, width=200), interval_s=2.0, sleep=sleep)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3, lines
     assert "best loss" in lines[0] and lines[2] == "made: finished"
@@ -172,7 +172,7 @@ def test_watching_in_a_pipe_prints_a_line_when_something_changed(home, monkeypat
 def test_watching_in_a_terminal_redraws_until_the_end(home, monkeypatch):
     analysis, slept = running(home, monkeypatch, 2)
     stream = io.StringIO()
-    screen = terminal.console(file=stream, width=120, height=40, force_terminal=True)
+    screen = terminal.Console(file=stream, width=120, height=40, force_terminal=True)
     terminal.watch(analysis, screen, interval_s=1.0, sleep=slept.append)
     assert slept == [1.0, 1.0]
     assert "best loss" in stream.getvalue()
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_watching_cleanly(home, monkeypatch, is_terminal):
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    screen = terminal.console(file=io.StringIO(), width=120, force_terminal=is_terminal)
+    screen = terminal.Console(file=io.StringIO(), width=120, force_terminal=is_terminal)
     assert terminal.watch(analysis, screen, sleep=interrupt) is analysis
 
 
@@ -198,4 +198,4 @@ def test_a_file_that_is_being_replaced_is_read_the_next_time(home, monkeypatch):
         for state in home.glob("*"):
             state.rename(home.parent / state.name)
 
-    terminal.watch(analysis, terminal.console(file=io.StringIO()), sleep=vanish)
+    terminal.watch(analysis, terminal.Console(file=io.StringIO()), sleep=vanish)

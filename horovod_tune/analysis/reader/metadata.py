@@ -18,7 +18,6 @@ from horovod_tune.analysis.reader.records import (
     PredictedCurve,
     Predictions,
     Problem,
-    Resources,
     RungTimes,
     TrialRecord,
 )
@@ -32,7 +31,6 @@ def run_metadata(written: Mapping[str, Any]) -> Metadata:
     """Return what the driver wrote when the search started (`horovod_tune_run-*.json`)."""
     samples = written.get("num_samples")
     domains = {str(name): _domain(mapping(one)) for name, one in mapping(written.get("space")).items()}
-    bundles = [_amounts(bundle) for bundle in _list(written.get("resources"))]
     return Metadata(
         metric=text_or_none(written.get("metric")),
         mode=text_or_none(written.get("mode")),
@@ -43,7 +41,7 @@ def run_metadata(written: Mapping[str, Any]) -> Metadata:
         rung_times=_rung_times(written.get("time_attr"), written.get("rungs")),
         domains=domains or None,
         constants=mapping(written.get("constants")),
-        resources=Resources(tuple(bundles)) if bundles else None,
+        resources=tuple(map(_amounts, _list(written.get("resources")))),
     )
 
 

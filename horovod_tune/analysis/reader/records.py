@@ -36,21 +36,12 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What one trial holds while it runs, in Ray's units; `bundles` is its placement group."""
-
-    bundles: tuple[dict[str, float], ...]
-
-    def total(self, name: str) -> float:
-        return sum(bundle.get(name, 0.0) for bundle in self.bundles)
-
-
-@dataclass(frozen=True)
 class TrialRecord:
     """One trial as Tune's files have it. Times are Unix time in seconds; None is "not written down".
 
     `rows` are the reports in result.json, in its order. `directory` is the trial's folder in
-    the experiment's storage, with its URI's scheme where it has one.
+    the experiment's storage, with its URI's scheme where it has one. `resources` are the bundles of its
+    placement group, in Ray's units.
     """
 
     trial_id: str
@@ -65,7 +56,7 @@ class TrialRecord:
     rows: tuple[dict[str, Any], ...] = ()
     num_failures: int = 0
     error: str | None = None
-    resources: Resources | None = None
+    resources: tuple[dict[str, float], ...] = ()
 
     @property
     def folder_name(self) -> str:
@@ -126,7 +117,7 @@ class Metadata:
     rung_times: RungTimes | None = None
     domains: dict[str, Domain] | None = None
     constants: dict[str, Any] = field(default_factory=dict)
-    resources: Resources | None = None
+    resources: tuple[dict[str, float], ...] = ()
     limits: tuple[Limit, ...] = ()
     front: dict[str, str] = field(default_factory=dict)
     predictions: Predictions | None = None

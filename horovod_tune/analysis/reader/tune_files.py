@@ -23,7 +23,7 @@ from horovod_tune.analysis.reader.trial_files import trials_of_state, with_files
 
 _STATE = f"{STATE_PREFIX}*{STATE_SUFFIX}"
 _UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
-_TRIAL_FILES = ("result.json", "params.json", "progress.csv")
+_TRIAL_FILES = ("result.json", "params.json")
 _EQUAL = 4  # so many trials with the same problem make one line
 _COPIED_S = 3600.0  # a file of a search is written at most so long after its trial has started
 _READERS = 16  # storage in a cloud answers each request late; on a local disk it makes no difference
@@ -230,7 +230,7 @@ def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[
         if entry.is_dir and any(_is_state(below) for below in folder.below(entry.name).entries())
     ]
     hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
-    missing = f"neither {_STATE} nor a trial's folder with result.json or progress.csv"
+    missing = f"neither {_STATE} nor a trial's folder with result.json"
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
 
 
@@ -241,7 +241,7 @@ def _assemble(
     written = files.written(trials, problems)
     known = files.metadata(written, problems)
     metric, mode = _metric_and_mode(known, text_or_none(runner.get("_metric")))
-    if known.resources is not None:
+    if known.resources:
         trials = tuple(replace(trial, resources=known.resources) for trial in trials)
     modified = [entry.modified for entry in files.listed if entry.modified and not entry.is_dir]
     if files.chosen is not None and files.chosen is not files.runs[-1]:

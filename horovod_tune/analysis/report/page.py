@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -16,7 +16,6 @@ from horovod_tune.analysis import plots
 from horovod_tune.analysis.importance import TooFewTrials, importances
 from horovod_tune.analysis.plots.hyperparameters import draw_importances
 from horovod_tune.analysis.report import sections
-from horovod_tune.analysis.report.sections import trials_table
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import varying_parameters
 
@@ -64,7 +63,7 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         "trade_offs": _trade_offs(analysis, pareto, figures),
         "space": _space(analysis, figures),
         "schedule": _schedule(analysis, figures),
-        "table": trials_table(analysis),
+        "table": sections.trials_table(analysis),
         "failures": sections.failures_section(analysis),
         "facts": sections.summary_section(analysis),
         "sort": f"<script>{_asset('sort.js')}</script>",
@@ -121,17 +120,14 @@ class _Figures:
 def _progress(analysis: Analysis, figures: _Figures) -> str:
     if not analysis.has_best:
         return f'<p class="none">There is nothing to draw: {escape(analysis.no_best_reason)}</p>'
-    made: list[tuple[str, Callable[[], Figure]]] = [
-        ("", lambda: plots.best_so_far(analysis)),
-        (" over iterations", lambda: plots.learning_curves(analysis)),
-        (" over trials", lambda: plots.best_so_far(analysis, "trials")),
-        (" over time", lambda: plots.learning_curves(analysis, "time")),
-    ]
-    return f'<div class="two">{"".join(_titled(figures, suffix, draw()) for suffix, draw in made)}</div>'
-
-
-def _titled(figures: _Figures, suffix: str, figure: Figure) -> str:
-    return figures.card(figure.update_layout(title_text=f"{figure.layout.title.text}{suffix}"))
+    drawn = {
+        "Best so far": plots.best_so_far(analysis),
+        "Learning curves over iterations": plots.learning_curves(analysis),
+        "Best so far over trials": plots.best_so_far(analysis, "trials"),
+        "Learning curves over time": plots.learning_curves(analysis, "time"),
+    }
+    cards = [figures.card(figure.update_layout(title_text=title)) for title, figure in drawn.items()]
+    return f'<div class="two">{"".join(cards)}</div>'
 
 
 def _trade_offs(analysis: Analysis, pareto: Mapping[str, str] | None, figures: _Figures) -> str:
@@ -173,8 +169,5 @@ def _important(analysis: Analysis, figures: _Figures, names: list[str]) -> Itera
 
 
 def _schedule(analysis: Analysis, figures: _Figures) -> str:
-    cards = []
-    if analysis.has_best:
-        cards.append(figures.card(plots.rungs(analysis)))
-    cards.append(figures.card(plots.timeline(analysis)))
-    return "".join(cards)
+    rungs = figures.card(plots.rungs(analysis)) if analysis.has_best else ""
+    return rungs + figures.card(plots.timeline(analysis))

@@ -32,11 +32,11 @@ def usage(analysis: Analysis) -> Usage:
     counted = 0
     for trial in analysis.trials:
         held = spans(trial, analysis.record.sessions)
-        if trial.resources is None or not held or trial.end_time is None:
+        if not trial.resources or not held or trial.end_time is None:
             continue
         hours = sum(end - begin for begin, _, end in held) / 3600
-        cpu += hours * trial.resources.total("CPU")
-        gpu += hours * trial.resources.total("GPU")
+        cpu += hours * sum(bundle.get("CPU", 0.0) for bundle in trial.resources)
+        gpu += hours * sum(bundle.get("GPU", 0.0) for bundle in trial.resources)
         counted += 1
     return Usage(cpu if counted else None, gpu if counted else None, counted)
 
@@ -67,9 +67,8 @@ def statuses(analysis: Analysis) -> dict[str, int]:
 def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
     """Return (name, text) pairs that describe the run; a value that was not recorded has a text too."""
     record, written = analysis.record, analysis.record.metadata
-    used = usage(analysis)
     budget = f" of a budget of {duration(record.time_budget_s)}" if record.time_budget_s else ""
-    pairs = [
+    return [
         ("Experiment", record.path + run_text(analysis)),
         ("State", state_text(analysis)),
         ("Metric", metric_text(analysis)),
@@ -81,11 +80,10 @@ def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
         ("Machines", _machines_text(analysis)),
         ("Started", moment(record.start_time) if record.start_time else NOT_KNOWN),
         ("Wall time", (wall_text(analysis) or NOT_KNOWN) + budget),
-        ("CPU and GPU time", _usage_text(used, len(analysis.trials))),
+        ("CPU and GPU time", _usage_text(usage(analysis), len(analysis.trials))),
         ("Versions", _joined(written.get("versions")) or NOT_KNOWN),
         ("Cluster", _joined(written.get("cluster")) or NOT_KNOWN),
     ]
-    return pairs
 
 
 def run_text(analysis: Analysis) -> str:
@@ -139,12 +137,9 @@ def _ranks_text(analysis: Analysis) -> str:
 
 def _resources_text(analysis: Analysis) -> str:
     found: Counter[str] = Counter()
-    for trial in analysis.trials:
-        if trial.resources is not None:
-            bundles = [b for b in trial.resources.bundles if b]
-            found[
-                " + ".join(", ".join(f"{n:g} {name}" for name, n in b.items()) for b in bundles) or "none"
-            ] += 1
+    for bundles in (trial.resources for trial in analysis.trials if trial.resources):
+        texts = [", ".join(f"{amount:g} {name}" for name, amount in bundle.items()) for bundle in bundles]
+        found[" + ".join(filter(None, texts)) or "none"] += 1
     if not found:
         return NOT_KNOWN
     return "; ".join(text if len(found) == 1 else f"{text} ({n} trials)" for text, n in found.most_common(4))

@@ -33,11 +33,9 @@ _GROUPS, _TRACEBACK, _PROBLEMS, _FRONT = 100, 20_000, 200, 100
 
 
 def header_section(analysis: Analysis) -> str:
-    counts = statuses(analysis)
+    counts = ", ".join(f"{count:,} {status.lower()}" for status, count in statuses(analysis).items())
     used, wall = usage(analysis), wall_text(analysis)
-    tiles = [
-        ("trials", f"{len(analysis.trials):,}", ", ".join(f"{n:,} {s.lower()}" for s, n in counts.items()))
-    ]
+    tiles = [("trials", f"{len(analysis.trials):,}", counts)]
     if wall is not None:
         tiles.append(("wall time", wall, moment(analysis.record.start_time or 0.0)))
     if used.cpu is not None and used.gpu is not None:
@@ -62,32 +60,26 @@ def answer_section(analysis: Analysis) -> str:
     trial, scored = analysis.best_trial, analysis.scores[analysis.best_number or 0]
     word = "lowest" if analysis.mode == "min" else "highest"
     against = "by its last value" if analysis.scope == "last" else "by its best value"
-    best = (
-        f"; its best was {scored.best:.6g} at iteration {scored.best_iteration}"
-        if analysis.scope == "last"
-        else ""
+    best = f"; its best was {scored.best:.6g} at iteration {scored.best_iteration}"
+    places = {
+        "Trial": trial.trial_id,
+        "Checkpoint": analysis.best_checkpoint_path,
+        "Folder": trial.directory,
+    }
+    listed = "".join(
+        f"<dt>{name}</dt><dd>{f'<code>{escape(place)}</code>' if place else 'this trial kept none'}</dd>"
+        for name, place in places.items()
     )
-    rows = [
-        ("Trial", trial.trial_id),
-        ("Checkpoint", analysis.best_checkpoint_path),
-        ("Folder", trial.directory),
-    ]
-    listed = "".join(f"<dt>{name}</dt><dd>{_place(value)}</dd>" for name, value in rows)
     return (
         '<div class="best"><div class="best-value">'
         f'<div class="tile-name">{word} {escape(analysis.metric or "")}</div>'
         f'<div class="huge">{analysis.best_value:.6g}</div>'
-        f'<div class="tile-more">{against} of {len(analysis.trials):,} trials{best}</div>'
+        f'<div class="tile-more">{against} of {len(analysis.trials):,} trials'
+        f"{best if analysis.scope == 'last' else ''}</div>"
         f"<dl>{listed}</dl></div>"
         f'<div class="configs">{_code("Python", python_text(analysis.best_config))}'
         f"{_code('YAML', yaml_text(analysis.best_config))}</div></div>"
     )
-
-
-def _place(text: str | None) -> str:
-    if not text:
-        return "this trial kept none"
-    return f"<code>{escape(text)}</code>"
 
 
 def _code(name: str, text: str) -> str:
@@ -100,10 +92,8 @@ def notes_section(analysis: Analysis) -> str:
     if not analysis.problems:
         return ""
     count = len(analysis.problems)
-    lines = "".join(
-        f"<li><strong>{escape(p.where)}</strong>: {escape(p.what)}</li>"
-        for p in analysis.problems[:_PROBLEMS]
-    )
+    shown = analysis.problems[:_PROBLEMS]
+    lines = "".join(f"<li><strong>{escape(p.where)}</strong>: {escape(p.what)}</li>" for p in shown)
     more = f"<li>and {count - _PROBLEMS} more</li>" if count > _PROBLEMS else ""
     noun = "part" if count == 1 else "parts"
     return (
@@ -157,9 +147,8 @@ def failures_section(analysis: Analysis) -> str:
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     said = "".join(_failure(line, ids, errors[ids[0]]) for line, ids in ordered[:_GROUPS])
     left = len(ordered) - _GROUPS
-    return said + (
-        f'<p class="said">{left} more kinds of failure are in the error files.</p>' if left > 0 else ""
-    )
+    more = f'<p class="said">{left} more kinds of failure are in the error files.</p>' if left > 0 else ""
+    return said + more
 
 
 def _failure(line: str, ids: list[str], text: str) -> str:
@@ -181,9 +170,8 @@ def summary_section(analysis: Analysis) -> str:
         f"<tr><th scope=row>{escape(name)}</th><td>{escape(text)}</td></tr>"
         for name, text in run_summary(analysis)
     )
-    return (
-        f'<table class="facts"><tbody>{rows}</tbody></table>{_space(analysis)}<p class="said">{_made()}</p>'
-    )
+    made = f"Made by horovod_tune {metadata.version('horovod_tune')} on {moment(time.time())}."
+    return f'<table class="facts"><tbody>{rows}</tbody></table>{_space(analysis)}<p class="said">{made}</p>'
 
 
 def _space(analysis: Analysis) -> str:
@@ -199,14 +187,6 @@ def _space(analysis: Analysis) -> str:
     return f'<h3>Search space</h3><table class="facts"><tbody>{cells}</tbody></table>'
 
 
-def _made() -> str:
-    try:
-        version = metadata.version("horovod_tune")
-    except metadata.PackageNotFoundError:
-        version = ""
-    return f"Made by horovod_tune {escape(version)} on {moment(time.time())}."
-
-
 @dataclass(frozen=True)
 class _Column:
     """One column: `value` of a trial's number; numbers sort as such, and `shown` writes one out."""
@@ -219,7 +199,7 @@ class _Column:
 
 def trials_table(analysis: Analysis) -> str:
     """Return the table as HTML. `sort.js` sorts it; without scripts it stays as it is, best first."""
-    columns = [column for column in _columns(analysis) if column is not None]
+    columns = _columns(analysis)
     best = analysis.best_number
     heads = "".join(
         f"<th scope=col{' class=n' if column.number else ''} aria-sort=none>"
@@ -248,9 +228,9 @@ def _short(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _columns(analysis: Analysis) -> list[_Column | None]:
+def _columns(analysis: Analysis) -> list[_Column]:
     trials, metric = analysis.trials, analysis.metric or ""
-    found: list[_Column | None] = [
+    found = [
         _Column("trial", lambda trial: trials[trial].trial_id),
         _Column("status", lambda trial: trials[trial].status.lower()),
     ]
@@ -270,8 +250,10 @@ def _columns(analysis: Analysis) -> list[_Column | None]:
     found += [
         _Column("iterations", lambda trial: _iterations(analysis, trial), True),
         _Column("time", lambda trial: _seconds(analysis, trial), True, duration),
-        _column_of_ranks(analysis),
     ]
+    ranks = [ranks_of(trial) for trial in trials]
+    if any(ranks):
+        found.append(_Column("ranks", ranks.__getitem__, True))
     for one in varying_parameters(analysis):
         numeric = one.kind == "numeric" or all(isinstance(v, (int, float, type(None))) for v in one.values)
         shown = _short if numeric else lambda value: text_of(value)[:80]
@@ -288,8 +270,3 @@ def _iterations(analysis: Analysis, trial: int) -> int:
 def _seconds(analysis: Analysis, trial: int) -> float | None:
     held = spans(analysis.trials[trial], analysis.record.sessions)
     return sum(end - trained for _, trained, end in held) if held else None
-
-
-def _column_of_ranks(analysis: Analysis) -> _Column | None:
-    ranks = [ranks_of(trial) for trial in analysis.trials]
-    return _Column("ranks", ranks.__getitem__, True) if any(ranks) else None

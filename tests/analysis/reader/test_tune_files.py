@@ -169,7 +169,7 @@ def test_the_space_searcher_and_rungs_are_found_in_what_the_driver_wrote(experim
     assert record.rungs == (1, 3, 9)
     assert record.scheduler == "AsyncHyperBandScheduler(max_t=9, reduction_factor=3)"
     assert record.num_samples == 9
-    assert record.trials[0].resources.total("CPU") == 1.0
+    assert [bundle["CPU"] for bundle in record.trials[0].resources if bundle] == [1.0]
 
 
 def test_our_own_searchers_state_tells_metric_mode_and_name(home):

@@ -43,7 +43,7 @@ def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     "same",
     [
         part(f"{HERE}:Engine"),
-        part(f"{HERE}:Engine.run", "self", "speed", "gear"),
+        part(f"{HERE}:Engine.run(self, speed, gear)"),
         part(f"{HERE}:Engine.run", uses="_fuel range"),  # also inside a generator
         part(f"{HERE}:Engine", uses="_fuel _gauge"),  # also in properties
         part(f"{HERE}:Diesel", uses="_fuel _glow"),  # also in bases and in lambdas
@@ -59,9 +59,9 @@ def test_what_is_as_expected_has_no_differences(same: Part) -> None:
     [
         (part("horovod_tune.no_such_module:x"), "there is no horovod_tune.no_such_module.x"),
         (part(f"{HERE}:Engine.stop"), "Engine.stop"),
-        (part(f"{HERE}:Engine.run", "self", "speed"), "takes (self, speed, gear), not (self, speed)"),
-        (part(f"{HERE}:Engine.run", "self", "gear", "speed"), "not (self, gear, speed)"),
-        (part(f"{HERE}:HERE", "self"), "has no signature"),
+        (part(f"{HERE}:Engine.run(self, speed)"), "takes (self, speed, gear), not (self, speed)"),
+        (part(f"{HERE}:Engine.run(self, gear, speed)"), "not (self, gear, speed)"),
+        (part(f"{HERE}:HERE(self)"), "has no signature"),
         (part(f"{HERE}:Diesel", uses=f"_fuel {'_'.join('oil')}"), "Diesel does not use"),
         (part(f"{HERE}:Engine.run", uses="gear brake"), "does not use brake"),
     ],
@@ -80,11 +80,11 @@ def test_a_function_that_we_have_wrapped_is_looked_at_as_it_was(monkeypatch: pyt
         return original(*anything)
 
     monkeypatch.setattr(Engine, "run", ours)
-    assert not part(f"{HERE}:Engine.run", "self", "speed", "gear", uses="_fuel").difference()
+    assert not part(f"{HERE}:Engine.run(self, speed, gear)", uses="_fuel").difference()
 
 
 def test_a_change_is_logged_once_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    patch = Patch("engine", "it runs more slowly", (part("ray.tune.tune:run", "engine"), part("ray:no_such")))
+    patch = Patch("engine", "it runs more slowly", (part("ray.tune.tune:run(engine)"), part("ray:no_such")))
     with caplog.at_level(logging.WARNING):
         assert [patch.is_due, patch.is_due, patch.fits] == [False, False, False]
     (record,) = caplog.records

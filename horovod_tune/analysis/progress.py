@@ -370,7 +370,7 @@ class ProgressCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks, but not a screen and an open stream.
-        fresh = {
+        fresh: dict[str, Any] = {
             "_view": None,
             "_stream": None,
             "_started": False,

@@ -35,11 +35,11 @@ _ELASTIC = Patch(
     "hvd.elastic.run is refused: Horovod's own could open a service that unpickles what strangers send",
     (
         part("horovod.common.elastic:notification_manager"),
-        part("horovod.common.elastic:run_fn", "func", "reset", uses="notification_manager"),
+        part("horovod.common.elastic:run_fn(func, reset)", uses="notification_manager"),
         part("horovod.torch.elastic:_reset"),
-        part("horovod.torch.elastic:run", "func", uses="run_fn _reset"),
+        part("horovod.torch.elastic:run(func)", uses="run_fn _reset"),
         part("horovod.runner.elastic.worker:HostUpdateResult.added"),
-        *(part(f"horovod.torch.elastic.state:{name}.sync", "self") for name in _HANDLERS),
+        *(part(f"horovod.torch.elastic.state:{name}.sync(self)") for name in _HANDLERS),
         part("horovod.torch.elastic.state:TorchState", uses="_handlers _saved_state"),
         *(
             part(f"horovod.torch.elastic.state:{name}", uses=saved)

@@ -41,12 +41,12 @@ _GUARD = Patch(
     "kept worlds",
     _WITHOUT,
     (
-        part(f"{_BASICS}.init", "self", "comm", "process_sets"),
-        part(f"{_BASICS}.shutdown", "self"),
-        part(f"{_BASICS}.is_initialized", "self"),
-        *(part(f"{_BASICS}.{name}", "self") for name in _FACTS),
-        *(part(f"{_BASICS}.{name}", "self", "process_set_id") for name in _FACTS_OF_SETS),
-        part(f"{_BASICS}._get_process_set_ids_and_ranks", "self"),
+        part(f"{_BASICS}.init(self, comm, process_sets)"),
+        part(f"{_BASICS}.shutdown(self)"),
+        part(f"{_BASICS}.is_initialized(self)"),
+        *(part(f"{_BASICS}.{name}(self)") for name in _FACTS),
+        *(part(f"{_BASICS}.{name}(self, process_set_id)") for name in _FACTS_OF_SETS),
+        part(f"{_BASICS}._get_process_set_ids_and_ranks(self)"),
     ),
 )
 # and after that.
@@ -56,7 +56,7 @@ _COUNTS = Patch(
     (
         part("horovod.torch.mpi_ops:_handle_map.clear"),
         part("horovod.torch.mpi_ops:mpi_lib.horovod_torch_reset"),
-        part("horovod.torch.mpi_ops:poll", "handle"),
+        part("horovod.torch.mpi_ops:poll(handle)"),
     ),
 )
 

@@ -12,6 +12,7 @@
 
 Each checks the shape that it was written for (`compatibility`).
 """
+# ruff: noqa: F401 - imported for the rest of the package
 
 from horovod_tune.ray_compat.patches.actor_reuse import reuse_actors_of
 from horovod_tune.ray_compat.patches.drawn_values import draw_with
@@ -55,41 +56,3 @@ from horovod_tune.ray_compat.schedules import (
     time_attr_of,
 )
 from horovod_tune.ray_compat.tune_session import install_session, prepare_rank_process
-
-__all__ = [
-    "Prepare",
-    "announce_end",
-    "check_cluster_holds",
-    "check_resized_trials",
-    "cluster_size",
-    "count_each_death_once",
-    "describe_scheduler",
-    "describe_searcher",
-    "draining_nodes",
-    "draw_with",
-    "driver_node_id",
-    "end_waits_of_paused_trials",
-    "free_on_remaining_nodes",
-    "install_session",
-    "is_preempted",
-    "keep_longer_results",
-    "metric_and_mode",
-    "most_bytes_of_a_function",
-    "name_missing_metric",
-    "prepare_rank_process",
-    "prepare_runs",
-    "private_directory",
-    "reports_of",
-    "resources_of_nodes",
-    "reuse_actors_of",
-    "rungs_of",
-    "shorten_errors",
-    "shows_tunes_own_output",
-    "space_of",
-    "start_in_idle_processes",
-    "storage_reaches_here",
-    "time_attr_of",
-    "trainables_of",
-    "without_reporter",
-    "write_down_ends_of_paused_trials",
-]

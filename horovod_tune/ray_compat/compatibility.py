@@ -13,6 +13,7 @@ import inspect
 import logging
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +59,28 @@ class Part:
         return f"{name} does not use {', '.join(unused)}" if unused else ""
 
 
-def part(path: str, *parameters: str, uses: str = "") -> Part:
-    """Return a `Part`; a function's parameters follow its path; ``uses`` has names, spaces between."""
-    return Part(path, parameters or None, tuple(uses.split()))
+def part(signature: str, uses: str = "") -> Part:
+    """Return a `Part` from its path, with a function's parameters after it, and names separated by spaces.
+
+    >>> part("json:dump(obj, fp)", uses="write").parameters
+    ('obj', 'fp')
+    """
+    path, _, parameters = signature.rstrip(")").partition("(")
+    return Part(path, tuple(parameters.split(", ")) if parameters else None, tuple(uses.split()))
+
+
+def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replace a method or function of ``owner`` by the decorated one, which takes the original first."""
+    original = getattr(owner, name)
+
+    def replace(ours: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def replacement(*args: Any, **keywords: Any) -> Any:
+            return ours(original, *args, **keywords)
+
+        setattr(owner, name, replacement)
+
+    return replace
 
 
 @functools.cache

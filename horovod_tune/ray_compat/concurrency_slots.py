@@ -19,8 +19,7 @@ _LIMITERS = Patch(
 
 def release_slot(controller: Any, trial_id: str) -> None:
     """Make limiters no longer count a paused trial."""
-    for limiter in _limiters(controller):
-        live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials
+    for limiter, live in _limiters(controller):
         if trial_id in live:
             live.remove(trial_id)
             if hasattr(limiter, "num_unfinished_live_trials"):
@@ -29,16 +28,15 @@ def release_slot(controller: Any, trial_id: str) -> None:
 
 def acquire_slot(controller: Any, trial_id: str) -> None:
     """Make limiters count a trial again, because it continues."""
-    for limiter in _limiters(controller):
-        live = limiter.live_trials if hasattr(limiter, "live_trials") else limiter._live_trials
+    for limiter, live in _limiters(controller):
         if trial_id not in live:
             live.add(trial_id)
             if hasattr(limiter, "num_unfinished_live_trials"):
                 limiter.num_unfinished_live_trials += 1
 
 
-def _limiters(controller: Any) -> Iterator[Any]:
-    """Yield what limits how many trials of a search run at once."""
+def _limiters(controller: Any) -> Iterator[tuple[Any, set[str]]]:
+    """Yield what limits how many trials of a search run at once, each with the trials that it counts."""
     if not _LIMITERS.fits:
         return
     from ray.tune.search import ConcurrencyLimiter
@@ -46,6 +44,8 @@ def _limiters(controller: Any) -> Iterator[Any]:
 
     search = controller.search_alg
     while search is not None:
-        if isinstance(search, (ConcurrencyLimiter, BasicVariantGenerator)):
-            yield search
+        if isinstance(search, ConcurrencyLimiter):
+            yield search, search.live_trials
+        elif isinstance(search, BasicVariantGenerator):
+            yield search, search._live_trials
         search = getattr(search, "searcher", None)

@@ -9,6 +9,7 @@ import math
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _DRIVERS_NODE = Patch(
 _STORAGE_CHECK = Patch(
     "the storage's validation file",
     "shared storage is detected only by comparing directory contents",
-    (part("ray.train._internal.storage:StorageContext._check_validation_file", "self"),),
+    (part("ray.train._internal.storage:StorageContext._check_validation_file(self)"),),
 )
 _REPORTS = Patch(
     "reports of restored trials",
@@ -41,7 +42,7 @@ _GROWTH = Patch(
     "a trial that no machine can ever hold waits instead of being refused",
     (
         part("ray._private.ray_constants:DEBUG_AUTOSCALING_STATUS"),
-        part("ray.experimental.internal_kv:_internal_kv_get", "key", "namespace"),
+        part("ray.experimental.internal_kv:_internal_kv_get(key, namespace)"),
         part("ray._private.worker:_global_node"),
         part("ray._private.node:Node.is_head"),
     ),
@@ -67,8 +68,8 @@ _ANNOUNCED_END = Patch(
     "the announced end of all nodes",
     "near a job's time limit, trials that only commit make no checkpoints",
     (
-        part(f"{_GCS}.internal_kv_put", "self", "key", "value", "overwrite", "namespace", "timeout"),
-        part("ray.experimental.internal_kv:_internal_kv_get", "key", "namespace"),
+        part(f"{_GCS}.internal_kv_put(self, key, value, overwrite, namespace, timeout)"),
+        part("ray.experimental.internal_kv:_internal_kv_get(key, namespace)"),
     ),
 )
 # The key and its namespace in Ray's own store.
@@ -78,7 +79,7 @@ _SESSION_DIRECTORY = Patch(
     "workers start one by one, without forking, which takes longer",
     (
         part("ray._private.worker:_global_node"),
-        part("ray._private.node:Node.get_session_dir_path", "self"),
+        part("ray._private.node:Node.get_session_dir_path(self)"),
     ),
 )
 
@@ -124,14 +125,11 @@ def reports_of(trial: Any) -> list[dict[str, Any]]:
     except OSError as error:
         logger.warning("the earlier reports of trial %s cannot be read: %s", trial.trial_id, error)
         return []
-    return [report for line in lines if isinstance(report := _json_of(line), dict)]
-
-
-def _json_of(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+    reports = []
+    for line in lines:
+        with suppress(ValueError):  # cut off
+            reports.append(json.loads(line))
+    return [report for report in reports if isinstance(report, dict)]
 
 
 def cluster_can_grow() -> bool:
@@ -146,6 +144,7 @@ def cluster_can_grow() -> bool:
     if not _GROWTH.fits:
         return True
     import ray
+    from ray._private import worker
     from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
     from ray.experimental.internal_kv import _internal_kv_get
 
@@ -154,16 +153,11 @@ def cluster_can_grow() -> bool:
     report = status.get("autoscaler_report") or {}
     if report.get("pending_nodes") or report.get("pending_launches"):
         return True
-    if not report and not _started_by_this_process():
+    here = worker._global_node
+    if not report and (here is None or not here.is_head()):  # this process has not started the cluster
         return True
     types.update(report.get("active_nodes") or {})
     return any(name and name != "local.cluster.node" and not name.startswith("node_") for name in types)
-
-
-def _started_by_this_process() -> bool:
-    from ray._private import worker
-
-    return worker._global_node is not None and worker._global_node.is_head()
 
 
 def most_bytes_of_a_function() -> float:
@@ -285,9 +279,7 @@ def private_directory() -> Path | None:
         return None
     path = session / f"horovod_tune_{os.geteuid()}"
     try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
+        path.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return None
     # Any user may write to Ray's own directory.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
 import importlib.machinery
 import os
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 
 import ray
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
 from horovod_tune.ray_compat.patches.idle_processes import LIGHTNING_VARIABLE
 from horovod_tune.session.reported_values import merge_metrics
 from horovod_tune.session.session import Session, current
@@ -30,7 +29,7 @@ _REPORT = Patch(
     "Tune's report in ranks",
     "ray.tune.report takes no keywords inside a rank: call horovod_tune.report(loss=...)",
     (
-        part(f"{_REPORT_MODULE}:report", "metrics", "checkpoint", uses="get_session"),
+        part(f"{_REPORT_MODULE}:report(metrics, checkpoint)", uses="get_session"),
         part(f"{_REPORT_MODULE}:_in_tune_session", uses="get_session world_rank"),
     ),
 )
@@ -149,35 +148,31 @@ def _accept_keywords(module: ModuleType) -> None:
     """Make ``ray.tune.report(loss=1)`` of the old guides work again inside a rank."""
     if not _REPORT.fits:
         return
-    original = module.report
+    before = module.report
 
-    @functools.wraps(original)
-    def report(metrics: Mapping[str, Any] | None = None, *, checkpoint: Any = None, **keywords: Any) -> None:
+    @wrap(module, "report")
+    def report(original: Any, metrics: Any = None, *, checkpoint: Any = None, **keywords: Any) -> None:
         original(merge_metrics(metrics, keywords), checkpoint=checkpoint)
 
-    module.report = report  # type: ignore[attr-defined]
     # Ray takes a session that has a rank for one of Ray Train, and would not name Tune's functions in its
     # errors.
     module._in_tune_session = lambda: module.get_session() is not None  # type: ignore[attr-defined]
     tune = sys.modules.get("ray.tune")
-    if tune is not None and getattr(tune, "report", None) is original:
-        tune.report = report  # type: ignore[attr-defined]
+    if tune is not None and getattr(tune, "report", None) is before:
+        tune.report = module.report  # type: ignore[attr-defined]
 
 
 def _set_up_mlflow_once(module: ModuleType) -> None:
     """Return the no-op module on ranks other than 0, as in a function of Ray Train."""
     if not _MLFLOW.fits:
         return
-    original = module.setup_mlflow
 
-    @functools.wraps(original)
-    def setup_mlflow(*args: Any, rank_zero_only: bool = True, **keywords: Any) -> Any:
+    @wrap(module, "setup_mlflow")
+    def setup_mlflow(original: Any, *args: Any, rank_zero_only: bool = True, **keywords: Any) -> Any:
         live = current()
         if rank_zero_only and live is not None and live.world.rank != 0:
             return module._NoopModule()
         return original(*args, rank_zero_only=rank_zero_only, **keywords)
-
-    module.setup_mlflow = setup_mlflow  # type: ignore[attr-defined]
 
 
 def _refuse_endless_waits(descriptor: Any, resources: Mapping[str, float], strategy: Any) -> None:

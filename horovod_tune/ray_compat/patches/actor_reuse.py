@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _PATCH = Patch(
@@ -19,20 +18,18 @@ _PATCH = Patch(
             uses="_trials _scheduler_alg _search_alg _reuse_actors _staged_trials _pending_trials "
             "_trial_to_actor _actor_cache _actor_manager _started_actors",
         ),
-        part(f"{_CONTROLLER}._maybe_cache_trial_actor", "self", "trial", uses="_reuse_actors _staged_trials"),
-        part(
-            f"{_CONTROLLER}._maybe_reuse_cached_actor", "self", "trial", uses="_trial_to_actor _actor_cache"
-        ),
-        part(f"{_CONTROLLER}._schedule_trial_pause", "self", "trial", "should_checkpoint"),
-        part(f"{_CONTROLLER}._cleanup_cached_actors", "self", "force_all", uses="_actor_cache"),
+        part(f"{_CONTROLLER}._maybe_cache_trial_actor(self, trial)", uses="_reuse_actors _staged_trials"),
+        part(f"{_CONTROLLER}._maybe_reuse_cached_actor(self, trial)", uses="_trial_to_actor _actor_cache"),
+        part(f"{_CONTROLLER}._schedule_trial_pause(self, trial, should_checkpoint)"),
+        part(f"{_CONTROLLER}._cleanup_cached_actors(self, force_all)", uses="_actor_cache"),
         part(
             "ray.air.execution._internal.actor_manager:RayActorManager",
             uses="_live_actors_to_ray_actors_resources",
         ),
-        part("ray.tune.utils.object_cache:_ObjectCache.increase_max", "self", "key", "by"),
-        part("ray.tune.utils.object_cache:_ObjectCache.decrease_max", "self", "key", "by"),
+        part("ray.tune.utils.object_cache:_ObjectCache.increase_max(self, key, by)"),
+        part("ray.tune.utils.object_cache:_ObjectCache.decrease_max(self, key, by)"),
         part("ray.tune.utils.object_cache:_ObjectCache.num_cached_objects"),
-        part("ray.tune.registry:get_trainable_cls", "trainable_name"),
+        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
     ),
 )
 
@@ -55,12 +52,12 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.registry import get_trainable_cls
 
-    original = TuneController._maybe_cache_trial_actor
     # By experiment: the next one of this process may have another trainable of the same name.
     wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+    pausing: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    @functools.wraps(original)
-    def maybe_cache(self: Any, trial: Any) -> bool:
+    @wrap(TuneController, "_maybe_cache_trial_actor")
+    def maybe_cache(original: Any, self: Any, trial: Any) -> Any:
         if self not in wanted and {each.trainable_name for each in self._trials} == {trial.trainable_name}:
             wanted[self] = keeps_actors(get_trainable_cls(trial.trainable_name))
             if wanted[self] and type(self._scheduler_alg).__name__ != "ResourceChangingScheduler":
@@ -79,14 +76,12 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
             self._actor_cache.decrease_max(resources, room)
             self._staged_trials.discard(trial)
 
-    original_reuse = TuneController._maybe_reuse_cached_actor
-
-    @functools.wraps(original_reuse)
-    def maybe_reuse(self: Any, trial: Any) -> bool:
+    @wrap(TuneController, "_maybe_reuse_cached_actor")
+    def maybe_reuse(original: Any, self: Any, trial: Any) -> Any:
         own = self._trial_to_actor.get(trial)
         if wanted.get(self) and own is not None and is_starting(self, own) and is_needed_elsewhere(self):
             return False
-        return original_reuse(self, trial)
+        return original(self, trial)
 
     def is_starting(controller: Any, actor: Any) -> bool:
         return (
@@ -100,29 +95,19 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
             for own in map(controller._trial_to_actor.get, controller._pending_trials)
         )
 
-    original_pause = TuneController._schedule_trial_pause
-    pausing: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-    @functools.wraps(original_pause)
-    def pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
+    @wrap(TuneController, "_schedule_trial_pause")
+    def pause(original: Any, self: Any, trial: Any, should_checkpoint: bool = True) -> None:
         pausing[self] = trial
         try:
-            original_pause(self, trial, should_checkpoint)
+            original(self, trial, should_checkpoint)
         finally:
             pausing.pop(self, None)
 
     def needs_actor(controller: Any) -> bool:
         return any(each.status in ("PAUSED", "PENDING") for each in controller._trials)
 
-    original_cleanup = TuneController._cleanup_cached_actors
-
-    @functools.wraps(original_cleanup)
-    def cleanup(self: Any, force_all: bool = False) -> None:
+    @wrap(TuneController, "_cleanup_cached_actors")
+    def cleanup(original: Any, self: Any, force_all: bool = False) -> None:
         ours = self._reuse_actors and wanted.get(self)
         if force_all or not (ours and needs_actor(self)):
-            original_cleanup(self, force_all)
-
-    TuneController._maybe_cache_trial_actor = maybe_cache  # type: ignore[method-assign]
-    TuneController._maybe_reuse_cached_actor = maybe_reuse  # type: ignore[method-assign]
-    TuneController._schedule_trial_pause = pause  # type: ignore[method-assign]
-    TuneController._cleanup_cached_actors = cleanup  # type: ignore[method-assign]
+            original(self, force_all)

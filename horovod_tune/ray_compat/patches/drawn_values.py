@@ -6,19 +6,18 @@ added, and again when an experiment is restored.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _PATCH = Patch(
     "drawn values",
     "tune.sample_from draws other values in each run, also if the search has a seed",
     (
-        part(f"{_CONTROLLER}.add_trial", "self", "trial", uses="resolve_config_placeholders"),
+        part(f"{_CONTROLLER}.add_trial(self, trial)", uses="resolve_config_placeholders"),
         part(_CONTROLLER, uses="_search_alg"),
         part("ray.tune.search.search_generator:SearchGenerator", uses="searcher"),
         part("ray.tune.experiment.trial:Trial", uses="experiment_tag"),
@@ -32,14 +31,10 @@ def draw_with(seeding: Callable[[Any, str], AbstractContextManager[None]]) -> No
         return
     from ray.tune.execution.tune_controller import TuneController
 
-    original = TuneController.add_trial
-
-    @functools.wraps(original)
-    def add_trial(self: Any, trial: Any) -> None:
+    @wrap(TuneController, "add_trial")
+    def add_trial(original: Any, self: Any, trial: Any) -> None:
         searcher = self._search_alg
         while hasattr(searcher, "searcher"):  # of a SearchGenerator, a ConcurrencyLimiter
             searcher = searcher.searcher
         with seeding(searcher, trial.experiment_tag or ""):
             original(self, trial)
-
-    TuneController.add_trial = add_trial  # type: ignore[method-assign]

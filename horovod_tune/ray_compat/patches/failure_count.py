@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _PATCH = Patch(
@@ -15,8 +14,8 @@ _PATCH = Patch(
     "the death of a kept coordinator may count as two failures of its trial",
     (
         part(_CONTROLLER, uses="_resetting_trials"),
-        part(f"{_CONTROLLER}._trial_task_failure", "self", "trial", "exception"),
-        part("ray.tune.registry:get_trainable_cls", "trainable_name"),
+        part(f"{_CONTROLLER}._trial_task_failure(self, trial, exception)"),
+        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
     ),
 )
 
@@ -33,11 +32,10 @@ def count_each_death_once(is_ours: Callable[[type], bool]) -> None:
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.registry import get_trainable_cls
 
-    original = TuneController._trial_task_failure
     counted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    @functools.wraps(original)
-    def fail(self: Any, trial: Any, exception: Exception) -> None:
+    @wrap(TuneController, "_trial_task_failure")
+    def fail(original: Any, self: Any, trial: Any, exception: Exception) -> None:
         if isinstance(exception, RayActorError) and is_ours(get_trainable_cls(trial.trainable_name)):
             # An actor that is gone has nothing to reset: the trial's next one starts as any other.
             self._resetting_trials.discard(trial)
@@ -45,5 +43,3 @@ def count_each_death_once(is_ours: Callable[[type], bool]) -> None:
                 return
             counted[trial] = exception
         original(self, trial, exception)
-
-    TuneController._trial_task_failure = fail  # type: ignore[method-assign]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
 
 _PATCH = Patch(
     "idle processes",
     "the first trials start about a second later",
     (
-        part("ray.tune.execution.class_cache:_ActorClassCache.get", "self", "trainable_cls", uses="_cache"),
+        part("ray.tune.execution.class_cache:_ActorClassCache.get(self, trainable_cls)", uses="_cache"),
         part("ray.tune.execution.class_cache:DEFAULT_ENV_VARS"),
         part("ray.tune.execution.class_cache:ENV_VARS_TO_PROPAGATE"),
     ),
@@ -35,15 +34,10 @@ def start_in_idle_processes(is_ours: Callable[[type], bool]) -> None:
     import ray
     from ray.tune.execution import class_cache
 
-    cache_class = class_cache._ActorClassCache
-    original = cache_class.get
-
-    @functools.wraps(original)
-    def get(self: Any, trainable_cls: type) -> Any:
+    @wrap(class_cache._ActorClassCache, "get")
+    def get(original: Any, self: Any, trainable_cls: type) -> Any:
         passed_on = class_cache.ENV_VARS_TO_PROPAGATE & set(os.environ)
         known = class_cache.DEFAULT_ENV_VARS == LIGHTNING_VARIABLE
         if trainable_cls not in self._cache and is_ours(trainable_cls) and known and not passed_on:
             self._cache[trainable_cls] = ray.remote(trainable_cls)
         return original(self, trainable_cls)
-
-    cache_class.get = get  # type: ignore[method-assign]

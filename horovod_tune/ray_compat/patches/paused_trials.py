@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _STOPS = Patch(
@@ -13,59 +12,41 @@ _STOPS = Patch(
     "PopulationBasedTraining(synch=True) may wait forever for a trial that was paused while it was saved",
     (
         part(_CONTROLLER, uses="_cached_trial_decisions"),
-        part(
-            f"{_CONTROLLER}.pause_trial", "self", "trial", "should_checkpoint", uses="_schedule_trial_pause"
-        ),
+        part(f"{_CONTROLLER}.pause_trial(self, trial, should_checkpoint)", uses="_schedule_trial_pause"),
     ),
 )
 _STATES = Patch(
     "states of stopped trials",
     "a trial that is stopped while it is paused stays paused in the experiment's files, and after a restore",
     (
-        part(f"{_CONTROLLER}.stop_trial", "self", "trial"),
-        part(f"{_CONTROLLER}._mark_trial_to_checkpoint", "self", "trial"),
+        part(f"{_CONTROLLER}.stop_trial(self, trial)"),
+        part(f"{_CONTROLLER}._mark_trial_to_checkpoint(self, trial)"),
     ),
 )
+_HYPERBAND = "ray.tune.schedulers:HyperBandScheduler"
+_BRACKET = "ray.tune.schedulers.hyperband:_Bracket"
 _BRACKETS = Patch(
     "brackets of HyperBand",
     "HyperBandScheduler may wait forever after a trial that failed last in its bracket",
     (
-        part(
-            "ray.tune.schedulers:HyperBandScheduler.choose_trial_to_run",
-            "self",
-            "tune_controller",
-            uses="_hyperbands",
-        ),
-        part("ray.tune.schedulers:HyperBandScheduler._process_bracket", "self", "tune_controller", "bracket"),
-        part("ray.tune.schedulers.hyperband:_Bracket.current_trials", "self"),
-        part("ray.tune.schedulers.hyperband:_Bracket.continue_trial", "self", "trial"),
-        part("ray.tune.schedulers.hyperband:_Bracket", uses="trials_to_unpause"),
-        part(f"{_CONTROLLER}.get_trials", "self"),
+        part(f"{_HYPERBAND}.choose_trial_to_run(self, tune_controller)", uses="_hyperbands"),
+        part(f"{_HYPERBAND}._process_bracket(self, tune_controller, bracket)"),
+        part(f"{_BRACKET}.current_trials(self)"),
+        part(f"{_BRACKET}.continue_trial(self, trial)"),
+        part(_BRACKET, uses="trials_to_unpause"),
+        part(f"{_CONTROLLER}.get_trials(self)"),
     ),
 )
+_PBT = "ray.tune.schedulers:PopulationBasedTraining"
 _POPULATIONS = Patch(
     "populations that wait",
     "PopulationBasedTraining(synch=True) may wait forever for a trial that failed or ended early",
     (
-        part(
-            "ray.tune.schedulers:PopulationBasedTraining.choose_trial_to_run",
-            "self",
-            "tune_controller",
-            uses="_trial_state",
-        ),
-        part(
-            "ray.tune.schedulers:PopulationBasedTraining", uses="_synch _trial_state _time_attr last_result"
-        ),
-        part(
-            "ray.tune.schedulers:PopulationBasedTraining.on_trial_result",
-            "self",
-            "tune_controller",
-            "trial",
-            "result",
-            uses="_time_attr",
-        ),
-        part(f"{_CONTROLLER}.get_live_trials", "self"),
-        part("ray.tune.experiment.trial:Trial.is_finished", "self"),
+        part(f"{_PBT}.choose_trial_to_run(self, tune_controller)", uses="_trial_state"),
+        part(_PBT, uses="_synch _trial_state _time_attr last_result"),
+        part(f"{_PBT}.on_trial_result(self, tune_controller, trial, result)", uses="_time_attr"),
+        part(f"{_CONTROLLER}.get_live_trials(self)"),
+        part("ray.tune.experiment.trial:Trial.is_finished(self)"),
     ),
 )
 
@@ -92,15 +73,11 @@ def _forget_stops_of_paused_trials() -> None:
         return
     from ray.tune.execution.tune_controller import TuneController
 
-    original = TuneController.pause_trial
-
-    @functools.wraps(original)
-    def pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
+    @wrap(TuneController, "pause_trial")
+    def pause(original: Any, self: Any, trial: Any, should_checkpoint: bool = True) -> None:
         original(self, trial, should_checkpoint)
         if not should_checkpoint and trial.status == "PAUSED":
             self._cached_trial_decisions.pop(trial.trial_id, None)
-
-    TuneController.pause_trial = pause  # type: ignore[method-assign]
 
 
 def write_down_ends_of_paused_trials() -> None:
@@ -112,14 +89,10 @@ def write_down_ends_of_paused_trials() -> None:
         return
     from ray.tune.execution.tune_controller import TuneController
 
-    original = TuneController.stop_trial
-
-    @functools.wraps(original)
-    def stop(self: Any, trial: Any) -> None:
+    @wrap(TuneController, "stop_trial")
+    def stop(original: Any, self: Any, trial: Any) -> None:
         original(self, trial)
         self._mark_trial_to_checkpoint(trial)
-
-    TuneController.stop_trial = stop  # type: ignore[method-assign]
 
 
 def _all_wait(controller: Any) -> bool:
@@ -140,10 +113,8 @@ def _process_brackets_whose_trials_all_wait() -> None:
         return
     from ray.tune.schedulers import HyperBandScheduler
 
-    original = HyperBandScheduler.choose_trial_to_run
-
-    @functools.wraps(original)
-    def choose(self: Any, tune_controller: Any) -> Any:
+    @wrap(HyperBandScheduler, "choose_trial_to_run")
+    def choose(original: Any, self: Any, tune_controller: Any) -> Any:
         chosen = original(self, tune_controller)
         if chosen is not None or not _all_wait(tune_controller):
             return chosen
@@ -153,8 +124,6 @@ def _process_brackets_whose_trials_all_wait() -> None:
                 waiting = [trial for trial in bracket.current_trials() if trial.status == "PAUSED"]
                 bracket.trials_to_unpause.update(filter(bracket.continue_trial, waiting))
         return original(self, tune_controller)
-
-    HyperBandScheduler.choose_trial_to_run = choose  # type: ignore[method-assign]
 
 
 def _perturb_populations_whose_trials_all_wait() -> None:
@@ -167,10 +136,8 @@ def _perturb_populations_whose_trials_all_wait() -> None:
         return
     from ray.tune.schedulers import PopulationBasedTraining
 
-    original = PopulationBasedTraining.choose_trial_to_run
-
-    @functools.wraps(original)
-    def choose(self: Any, tune_controller: Any) -> Any:
+    @wrap(PopulationBasedTraining, "choose_trial_to_run")
+    def choose(original: Any, self: Any, tune_controller: Any) -> Any:
         chosen = original(self, tune_controller)
         if chosen is not None or not self._synch or not _all_wait(tune_controller):
             return chosen
@@ -180,5 +147,3 @@ def _perturb_populations_whose_trials_all_wait() -> None:
         # As if the trial that got furthest reported again: now it is the last of the population.
         self.on_trial_result(tune_controller, last, self._trial_state[last].last_result)
         return original(self, tune_controller)
-
-    PopulationBasedTraining.choose_trial_to_run = choose  # type: ignore[method-assign]

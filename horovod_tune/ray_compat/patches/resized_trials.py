@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
 
 _SCHEDULER = "ray.tune.schedulers:ResourceChangingScheduler"
 _TRIAL = "ray.tune.experiment:Trial"
@@ -15,30 +14,12 @@ _PATCH = Patch(
     "ResourceChangingScheduler needs a function that returns placement groups with an empty first bundle, "
     "and starts elastic trials again in their new size",
     (
-        part(
-            f"{_SCHEDULER}.reallocate_trial_resources_if_needed", "self", "tune_controller", "trial", "result"
-        ),
-        part(
-            f"{_SCHEDULER}.set_trial_resources",
-            "self",
-            "trial",
-            "new_resources",
-            uses="_reallocated_trial_ids",
-        ),
-        part(
-            f"{_SCHEDULER}.choose_trial_to_run",
-            "self",
-            "tune_controller",
-            "kwargs",
-            uses="set_trial_resources",
-        ),
-        part(f"{_TRIAL}.get_trainable_cls", "self"),
-        part(
-            "ray.tune.experiment:Trial.set_ray_actor", "self", "ray_actor", uses="temporary_state ray_actor"
-        ),
-        part(
-            "ray.tune.experiment:Trial.update_resources", "self", "resources", uses="placement_group_factory"
-        ),
+        part(f"{_SCHEDULER}.reallocate_trial_resources_if_needed(self, tune_controller, trial, result)"),
+        part(f"{_SCHEDULER}.set_trial_resources(self, trial, new_resources)", uses="_reallocated_trial_ids"),
+        part(f"{_SCHEDULER}.choose_trial_to_run(self, tune_controller, kwargs)", uses="set_trial_resources"),
+        part(f"{_TRIAL}.get_trainable_cls(self)"),
+        part(f"{_TRIAL}.set_ray_actor(self, ray_actor)", uses="temporary_state ray_actor"),
+        part(f"{_TRIAL}.update_resources(self, resources)", uses="placement_group_factory"),
     ),
 )
 
@@ -67,10 +48,8 @@ def check_resized_trials(
     from ray.exceptions import RayError
     from ray.tune.schedulers import ResourceChangingScheduler
 
-    original = ResourceChangingScheduler.reallocate_trial_resources_if_needed
-
-    @functools.wraps(original)
-    def reallocate(self: Any, tune_controller: Any, trial: Any, result: dict[str, Any]) -> Any:
+    @wrap(ResourceChangingScheduler, "reallocate_trial_resources_if_needed")
+    def reallocate(original: Any, self: Any, tune_controller: Any, trial: Any, result: dict[str, Any]) -> Any:
         resources = original(self, tune_controller, trial, result)
         if not resources:
             return None
@@ -92,12 +71,7 @@ def check_resized_trials(
         except RayError:  # it hangs, or was lost: Tune notices when it restarts the trial
             return False
 
-    original_set = ResourceChangingScheduler.set_trial_resources
-
-    @functools.wraps(original_set)
-    def set_resources(self: Any, trial: Any, new_resources: Any) -> bool:
-        original_set(self, trial, new_resources)
+    @wrap(ResourceChangingScheduler, "set_trial_resources")
+    def set_resources(original: Any, self: Any, trial: Any, new_resources: Any) -> bool:
+        original(self, trial, new_resources)
         return False
-
-    ResourceChangingScheduler.reallocate_trial_resources_if_needed = reallocate  # type: ignore[method-assign]
-    ResourceChangingScheduler.set_trial_resources = set_resources  # type: ignore[method-assign]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
 
 _PATCH = Patch(
     "result files",
     "a trial that starts again may lose results of its first attempt that were not yet copied to the storage",
     (
         part(
-            "ray.tune.logger:LoggerCallback._restore_from_remote",
-            "self",
-            "file_name",
-            "trial",
+            "ray.tune.logger:LoggerCallback._restore_from_remote(self, file_name, trial)",
             uses="local_path storage trial_fs_path storage_filesystem",
         ),
     ),
@@ -34,15 +30,11 @@ def keep_longer_results() -> None:
         return
     from ray.tune.logger import LoggerCallback
 
-    original = LoggerCallback._restore_from_remote
-
-    @functools.wraps(original)
-    def restore(self: Any, file_name: str, trial: Any) -> None:
+    @wrap(LoggerCallback, "_restore_from_remote")
+    def restore(original: Any, self: Any, file_name: str, trial: Any) -> None:
         local = Path(trial.local_path, file_name)
         stored = trial.storage.storage_filesystem.get_file_info(
             Path(trial.storage.trial_fs_path, file_name).as_posix()
         )
         if not local.exists() or local.stat().st_size < (stored.size or 0):
             original(self, file_name, trial)
-
-    LoggerCallback._restore_from_remote = restore  # type: ignore[method-assign]

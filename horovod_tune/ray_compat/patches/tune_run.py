@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from horovod_tune.errors import HorovodTuneError, MetricNotReported, TrainingFailed
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _RUNS = Patch(
     "Tune prints its own tables, and arguments of tune.run that mean nothing here are not refused",
     (
         part("ray.tune.tune:run", uses=" ".join(_RUN_TAKES)),
-        part(f"{_OUTPUT}:get_air_verbosity", "verbose"),
+        part(f"{_OUTPUT}:get_air_verbosity(verbose)"),
         part(f"{_OUTPUT}:AirVerbosity.VERBOSE"),
         part(f"{_OUTPUT}:IS_NOTEBOOK"),
     ),
@@ -44,12 +44,7 @@ _REPORTER = Patch(
         part(f"{_OUTPUT}:_detect_reporter"),
         part(f"{_OUTPUT}:TuneTerminalReporter.experiment_started", uses="tabulate"),
         part(
-            f"{_OUTPUT}:TuneTerminalReporter.on_trial_error",
-            "self",
-            "iteration",
-            "trials",
-            "trial",
-            "info",
+            f"{_OUTPUT}:TuneTerminalReporter.on_trial_error(self, iteration, trials, trial, info)",
             uses="_start_block",
         ),
         part("ray.tune.utils.callback:_create_default_callbacks", uses="_detect_reporter"),
@@ -63,23 +58,20 @@ _ERRORS = Patch(
     "the error of a failed trial begins with frames of Ray and not with its cause",
     (
         part(
-            f"{_CONTROLLER}._trial_task_failure",
-            "self",
-            "trial",
-            "exception",
+            f"{_CONTROLLER}._trial_task_failure(self, trial, exception)",
             uses="_fail_fast RAISE _print_trial_errors _process_trial_failure",
         ),
         part("ray.exceptions:RayTaskError", uses="proctitle pid ip"),
-        part("ray.exceptions:RayTaskError.as_instanceof_cause", "self"),
-        part("ray.tune.registry:get_trainable_cls", "trainable_name"),
+        part("ray.exceptions:RayTaskError.as_instanceof_cause(self)"),
+        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
     ),
 )
 _METRICS = Patch(
     "missing metrics",
     "the error of a metric that no trial reports is Ray's, with the whole result",
     (
-        part(f"{_CONTROLLER}._validate_result_metrics", "self", "result", uses="_metric"),
-        part("ray.tune.registry:get_trainable_cls", "trainable_name"),
+        part(f"{_CONTROLLER}._validate_result_metrics(self, result)", uses="_metric"),
+        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
         part("ray.tune.result:AUTO_RESULT_KEYS"),
     ),
 )
@@ -177,19 +169,16 @@ def without_reporter() -> Iterator[None]:
 
 def _allow_silent_reporter() -> None:
     output = importlib.import_module(_OUTPUT)
-    original = output._detect_reporter
 
     class SilentReporter(output.TuneTerminalReporter):  # type: ignore[misc, name-defined]
         def experiment_started(self, *args: Any, **keywords: Any) -> None: ...
         def on_trial_error(self, *args: Any, **keywords: Any) -> None: ...
 
-    @functools.wraps(original)
-    def detect(verbosity: Any, num_samples: int, *args: Any, **keywords: Any) -> Any:
+    @wrap(output, "_detect_reporter")
+    def detect(original: Any, verbosity: Any, num_samples: int, *args: Any, **keywords: Any) -> Any:
         if _IS_SILENT.get():
             return SilentReporter(verbosity, num_samples=num_samples)
         return original(verbosity, num_samples, *args, **keywords)
-
-    output._detect_reporter = detect  # type: ignore[attr-defined]
 
 
 def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
@@ -200,12 +189,11 @@ def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
     from ray.tune.registry import get_trainable_cls
     from ray.tune.result import AUTO_RESULT_KEYS
 
-    original = TuneController._validate_result_metrics
     unasked = {*AUTO_RESULT_KEYS, "done", "trial_id", "experiment_tag", "should_checkpoint"}
     unasked |= {"world_size", "hosts", "start_s"}
 
-    @functools.wraps(original)
-    def validate(self: Any, result: dict[str, Any]) -> None:
+    @wrap(TuneController, "_validate_result_metrics")
+    def validate(original: Any, self: Any, result: dict[str, Any]) -> None:
         try:
             original(self, result)
         except ValueError as error:
@@ -217,8 +205,6 @@ def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
             reported = ", ".join(map(repr, names)) or "no metrics"
             raise MetricNotReported(f"trials report {reported}; metric={asked[1]!r} was asked for") from None
 
-    TuneController._validate_result_metrics = validate  # type: ignore[method-assign]
-
 
 def shorten_errors(is_ours: Callable[[type], bool]) -> None:
     """Make a distributed trial's error begin with its cause, in the log and error.txt; once per process."""
@@ -227,10 +213,8 @@ def shorten_errors(is_ours: Callable[[type], bool]) -> None:
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.registry import get_trainable_cls
 
-    original = TuneController._trial_task_failure
-
-    @functools.wraps(original)
-    def fail(self: Any, trial: Any, exception: Exception) -> None:
+    @wrap(TuneController, "_trial_task_failure")
+    def fail(original: Any, self: Any, trial: Any, exception: Exception) -> None:
         cause = getattr(exception, "cause", None)
         if not isinstance(cause, HorovodTuneError) or not is_ours(get_trainable_cls(trial.trainable_name)):
             original(self, trial, exception)
@@ -241,8 +225,6 @@ def shorten_errors(is_ours: Callable[[type], bool]) -> None:
         if self._print_trial_errors:
             logger.error("Trial %s failed: %s", trial, short)
         self._process_trial_failure(trial, exception=short)
-
-    TuneController._trial_task_failure = fail  # type: ignore[method-assign]
 
 
 def _begin_with_cause(error: Any, cause: HorovodTuneError) -> Exception:

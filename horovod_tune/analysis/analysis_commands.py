@@ -39,9 +39,6 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
         "-n", "--rows", type=_positive_int, default=20, help="trials in the table (default: 20)"
     )
     show.add_argument("-w", "--watch", action="store_true", help="follow a running experiment until it ends")
-    show.add_argument(
-        "--interval", type=_seconds, default=5.0, metavar="SECONDS", help="between two looks (default: 5)"
-    )
     show.set_defaults(run=run_show)
 
     export = subparsers.add_parser(
@@ -95,27 +92,14 @@ def _positive_int(text: str) -> int:
     return value
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"must be between 0.1 and 3600 seconds, got {text}")
-    return value
-
-
 def _read(args: argparse.Namespace) -> Analysis | None:
     from horovod_tune.analysis.open_experiment import analyze
 
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            analysis = analyze(
-                args.experiment,
-                metric=args.metric,
-                mode=args.mode,
-                scope=args.scope,
-                limits=args.limit or None,
-                run=args.run_name,
-            )
+            how = {"metric": args.metric, "mode": args.mode, "scope": args.scope, "run": args.run_name}
+            analysis = analyze(args.experiment, limits=args.limit or None, **how)
     except (OSError, ValueError, ImportError) as error:
         _print_error(error)
         return None
@@ -170,7 +154,7 @@ def run_show(args: argparse.Namespace) -> int:
         return 1
     screen = terminal.Console()
     if args.watch and analysis.state == "running":
-        terminal.watch(analysis, screen, interval_s=args.interval, rows=args.rows)
+        terminal.watch(analysis, screen, rows=args.rows)
     else:
         screen.print(terminal.view(analysis, rows=args.rows, width=screen.width))
     try:

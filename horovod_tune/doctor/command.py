@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Checks that the versions installed here are compatible, and names the cure for each "
         "problem. Exit status 1 when a trial could not run.",
     )
-    parser.add_argument("--json", action="store_true", help="print the facts and findings as JSON")
     parser.add_argument(
         "--address", metavar="ADDRESS", help="examine every machine of the Ray cluster there, e.g. auto"
     )
@@ -40,19 +37,14 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     if arguments.address is not None:
-        return examine_cluster(arguments.address, as_json=arguments.json)
+        return examine_cluster(arguments.address)
     from horovod_tune.doctor import can_run_trials, collect_info, diagnose
     from horovod_tune.doctor.report import machine_table
 
     info = collect_info()
     findings = diagnose(info)
     ok = can_run_trials(findings)
-    if arguments.json:
-        as_json = {"can_run_trials": ok, "findings": [asdict(one) for one in findings], "facts": asdict(info)}
-        print(json.dumps(as_json, indent=2))
-    else:
-        print(machine_table(info, findings))
-        print(f"\nA trial {'can' if ok else 'cannot'} run here.")
+    print(f"{machine_table(info, findings)}\n\nA trial {'can' if ok else 'cannot'} run here.")
     return 0 if ok else 1
 
 
@@ -75,7 +67,7 @@ def unreachable_reason(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) ->
     return f"could not connect to a Ray cluster at {address}: {why}"
 
 
-def examine_cluster(address: str, *, as_json: bool = False) -> int:
+def examine_cluster(address: str) -> int:
     """Print the report of the cluster at `address`; return 1 if a trial across it could not run."""
     import logging
 
@@ -92,9 +84,7 @@ def examine_cluster(address: str, *, as_json: bool = False) -> int:
         report = check([], num_hosts=2)
     finally:
         ray.shutdown()
-    if as_json:
-        print(json.dumps({"can_run_trials": report.ok, **asdict(report)}, indent=2))
-    elif not report.nodes:
+    if not report.nodes:
         print(f"The cluster at {address} has one machine; horovod-tune doctor without --address examines it.")
     else:
         can = "can" if report.ok else "cannot"

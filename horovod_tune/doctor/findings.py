@@ -162,10 +162,8 @@ def _horovod(info: NodeInfo) -> Iterator[Finding]:
 def _working_horovod(info: NodeInfo, horovod: HorovodInfo) -> Iterator[Finding]:
     gpus = info.torch.gpus if info.torch else ()
     if gpus and not horovod.nccl:
-        what = (
-            f"There is a GPU ({gpus[0]}), but Horovod is built without NCCL: no collectives for CUDA tensors."
-        )
-        yield warning("horovod", what, f"{INSTALL} --gpu nccl")
+        what = f"There is a GPU ({gpus[0]}), but Horovod is built without NCCL"
+        yield warning("horovod", f"{what}: no collectives for CUDA tensors.", f"{INSTALL} --gpu nccl")
     if horovod.patch_level != PATCH_LEVEL:
         what = (
             f"Horovod {horovod.version} lacks patches of {INSTALL} (it has {horovod.patch_level or 'none'}; "
@@ -198,17 +196,14 @@ def _room(info: NodeInfo) -> Iterator[Finding]:
     wanted = int(info.memory * RAY_OBJECT_STORE_SHARE)
     if info.shared_memory is None or info.shared_memory < wanted:
         size = "missing" if info.shared_memory is None else f"{info.shared_memory / GIB:.1f} GiB"
-        what = (
-            f"/dev/shm is {size}; Ray's object store needs {wanted / GIB:.1f} GiB and uses the disk instead."
-        )
+        needs = f"Ray's object store needs {wanted / GIB:.1f} GiB and uses the disk instead."
         room = wanted // GIB + 1
         cure = f"In Docker: --shm-size={room}g. Elsewhere, as root: mount -o remount,size={room}G /dev/shm"
-        yield warning("shared memory", what, cure)
+        yield warning("shared memory", f"/dev/shm is {size}; {needs}", cure)
     if 0 <= info.open_files < MIN_OPEN_FILES:
         what = f"A process may have {info.open_files} files open; Ray needs thousands."
-        yield warning(
-            "open files", what, "Raise nofile in /etc/security/limits.conf, or ulimit -Hn 65536 as root."
-        )
+        cure = "Raise nofile in /etc/security/limits.conf, or ulimit -Hn 65536 as root."
+        yield warning("open files", what, cure)
 
 
 # --- The nodes of a cluster ---------------------------------------------------------------------------------
@@ -233,16 +228,13 @@ def _of_node(node: Node, info: NodeInfo, backend: str) -> Iterator[Finding]:
             yield finding
     patched = info.horovod is not None and info.horovod.patch_level is not None
     if patched and has_horovod and info.host_addresses and is_loopback(info.host_addresses[0]):
-        what = f"Its name resolves to {info.host_addresses[0]}. Horovod uses {node.interface} anyway; other "
-        yield warning(
-            "host name", f"{what}programs may not.", f"Correct its line in /etc/hosts: {node.address}"
-        )
+        what = f"Its name resolves to {info.host_addresses[0]}. Horovod uses {node.interface} anyway"
+        cure = f"Correct its line in /etc/hosts: {node.address}"
+        yield warning("host name", f"{what}; other programs may not.", cure)
     if ":" in node.address and has_horovod:
         what = f"Ray knows it by {node.address}; Horovod's rendezvous and Gloo speak IPv4 only."
-        cure = (
-            "Start Ray there with --node-ip-address and an IPv4 address. Hosts without one cannot take part."
-        )
-        yield problem("interface", what, cure)
+        cure = "Start Ray there with --node-ip-address and an IPv4 address."
+        yield problem("interface", what, f"{cure} Hosts without one cannot take part.")
     elif node.interface_failure is not None:
         yield problem("interface", node.interface_failure, "Name an interface that each node has: nics=[...]")
     elif node.interface_address is not None and is_loopback(node.interface_address):
@@ -284,13 +276,10 @@ def _reach(nodes: Sequence[Node]) -> Iterator[Finding]:
         refused = [other.unreached[label] for other in askers if label in other.unreached]
         if refused and len(refused) == len(askers):
             blamed.add(label)
-            what = (
-                f"No other machine reaches it at {node.interface_address} ({node.interface}): {refused[0]}."
-            )
-            cure = (
-                "Open all TCP ports between the nodes (Gloo takes any), or name another interface: nics=[...]"
-            )
-            yield problem("interface", what, cure, label)
+            where = f"{node.interface_address} ({node.interface})"
+            what = f"No other machine reaches it at {where}: {refused[0]}."
+            cure = "Open all TCP ports between the nodes (Gloo takes any), or name another interface"
+            yield problem("interface", what, f"{cure}: nics=[...]", label)
     for label, node in examined.items():
         for peer, why in node.unreached.items():
             if peer not in blamed and label not in blamed:

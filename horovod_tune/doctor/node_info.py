@@ -156,16 +156,10 @@ def probe(program: str, timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Any]:
     environment = {key: value for key, value in os.environ.items() if (key, value) not in HIDES_GPUS}
     # What Ray put on this process's path (the driver's folder, py_modules) counts for the ranks too.
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command, nothing = [sys.executable, "-c", program], subprocess.DEVNULL
+    command, limit_s = [sys.executable, "-c", program], max(0.1, timeout_s)
+    quiet: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        ran = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=max(0.1, timeout_s),
-            stdin=nothing,
-        )
+        ran = subprocess.run(command, env=environment, timeout=limit_s, **quiet)
     except subprocess.TimeoutExpired:
         return {"slow_s": timeout_s}
     if ran.returncode == 0:
@@ -217,10 +211,9 @@ def host_addresses() -> tuple[str, ...]:
 def interfaces() -> dict[str, tuple[str, ...]]:
     """Return the IPv4 and IPv6 addresses of the interfaces that are up."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    ip = (socket.AF_INET, socket.AF_INET6)
     return {
-        name: tuple(
-            each.address.split("%")[0] for each in entries if each.family in (socket.AF_INET, socket.AF_INET6)
-        )
+        name: tuple(each.address.split("%")[0] for each in entries if each.family in ip)
         for name, entries in psutil.net_if_addrs().items()
         if name in up
     }

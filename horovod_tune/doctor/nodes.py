@@ -167,11 +167,8 @@ class _Probes:
         import ray
 
         asked = [label for label, node in self._nodes.items() if node.failure is None]
-        refs = {
-            label: question(label, self._actors[label])
-            for label in asked
-            if labels is None or label in labels
-        }
+        asked = [label for label in asked if labels is None or label in labels]
+        refs = {label: question(label, self._actors[label]) for label in asked}
         answers = {}
         for label, ref in refs.items():
             try:

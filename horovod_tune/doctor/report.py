@@ -30,9 +30,8 @@ class Report:
         rows = [("", "node", "collectives", "torch", "horovod", "clock")]
         for node in self.nodes:
             mark, info = MARKS.get(worst.get(node.label, ""), "ok"), node.info
-            collectives = (
-                f"{node.interface or '?'} {node.interface_address or node.address}" if info else node.address
-            )
+            address = node.interface_address or node.address
+            collectives = f"{node.interface or '?'} {address}" if info else node.address
             torch = info.torch.version if info and info.torch else ""
             horovod = info.horovod.version if info and info.horovod else ""
             clock = "" if node.clock_ahead_s is None else f"{node.clock_ahead_s:+.1f} s"
@@ -43,9 +42,7 @@ class Report:
 def table(rows: Sequence[Sequence[str]], findings: Sequence[Finding]) -> str:
     """Return aligned rows, then the problems with their cures."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     for finding in findings:
         who = f"{finding.level.capitalize()}: " + (f"{finding.node}: " if finding.node else "")
         lines += ["", *_wrap(finding.what, who), *_wrap(finding.cure, "  Cure: ")]
@@ -55,9 +52,7 @@ def table(rows: Sequence[Sequence[str]], findings: Sequence[Finding]) -> str:
 def machine_table(info: NodeInfo, findings: Sequence[Finding]) -> str:
     """Return the table of one machine."""
     worst = {finding.subject: finding.level for finding in reversed(findings)}
-    shared = (
-        "no /dev/shm" if info.shared_memory is None else f"{info.shared_memory / GIB:.1f} GiB in /dev/shm"
-    )
+    shared = f"{(info.shared_memory or 0) / GIB:.1f} GiB in /dev/shm"
     rows = {
         "host": f"{info.host}: {info.system}, {info.cpus} CPUs, {info.memory / GIB:.1f} GiB memory",
         "Python": f"{info.python}  {info.executable}",
@@ -65,34 +60,28 @@ def machine_table(info: NodeInfo, findings: Sequence[Finding]) -> str:
         **{name: version or "not installed" for name, version in info.packages.items() if name != "torch"},
         "horovod": _horovod(info),
         "disk": f"{info.temporary_free / GIB:.1f} GiB free in {info.temporary_folder}",
-        "shared memory": shared,
+        "shared memory": "no /dev/shm" if info.shared_memory is None else shared,
         "open files": f"{info.open_files} at most" if info.open_files >= 0 else "no limit",
         "host name": f"resolves to {', '.join(info.host_addresses) or 'nothing'}",
         "interfaces": "; ".join(f"{name} {' '.join(own)}" for name, own in info.interfaces.items()),
     }
-    return table(
-        [(MARKS.get(worst.get(subject, ""), "ok"), subject, text) for subject, text in rows.items()], findings
-    )
+    marks = {subject: MARKS.get(worst.get(subject, ""), "ok") for subject in rows}
+    return table([(marks[subject], subject, text) for subject, text in rows.items()], findings)
 
 
 def _torch(info: NodeInfo) -> str:
     if info.torch is None:
         return "not installed"
-    built, gpus = (
-        f"built for CUDA {info.torch.cuda}" if info.torch.cuda else "built for the CPU",
-        info.torch.gpus,
-    )
+    built = f"built for {f'CUDA {info.torch.cuda}' if info.torch.cuda else 'the CPU'}"
+    gpus = info.torch.gpus
     return f"{info.torch.version}  {built}; {f'{len(gpus)} x {gpus[0]}' if gpus else 'no GPU in use'}"
 
 
 def _horovod(info: NodeInfo) -> str:
     if (horovod := info.horovod) is None:
         return "not installed"
-    built = (
-        f"compiled for torch {horovod.built_for_torch}"
-        if horovod.built_for_torch
-        else "compiled without torch"
-    )
+    torch = horovod.built_for_torch
+    built = f"compiled for torch {torch}" if torch else "compiled without torch"
     has = [name for name, there in (("Gloo", horovod.gloo), ("MPI", horovod.mpi)) if there]
     operations = "on CPU and GPU (NCCL)" if horovod.nccl else "on the CPU"
     works = f"controllers: {', '.join(has) or 'none'}; operations {operations}"

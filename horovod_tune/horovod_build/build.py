@@ -152,9 +152,8 @@ def fetch_source(archive: Path | None, work: Path) -> Path:
         )
         archive = next(iter(sorted(folder.glob("horovod-*.tar.gz"))), None)
     if archive is None or not archive.is_file():
-        raise BuildError(
-            f"No source archive of Horovod {HOROVOD_VERSION} at {archive or 'the package index'}."
-        )
+        where = archive or "the package index"
+        raise BuildError(f"No source archive of Horovod {HOROVOD_VERSION} at {where}.")
     with tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later.
             tar.extraction_filter = tarfile.data_filter
@@ -282,9 +281,8 @@ def link_nccl(nccl: Nccl, folder: Path) -> Nccl:
 def run_pip(*arguments: str) -> None:
     """Run pip without showing its output; raise BuildError with its end if it fails."""
     command = [sys.executable, "-m", "pip", *arguments]
-    ran = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    ran = subprocess.run(command, stdin=nothing, stdout=pipe, stderr=subprocess.STDOUT, text=True)
     if ran.returncode != 0:
         last = "\n".join(ran.stdout.strip().splitlines()[-8:])
         raise BuildError(f"{' '.join(command)}\nfailed with exit status {ran.returncode}:\n{last}")

@@ -25,34 +25,18 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "installs it. The wheel is kept, by the versions of Horovod, torch, Python and the platform, so that "
         "the next environment takes seconds. Needs a C++ compiler, make and Python's header files.",
     )
-    parser.add_argument(
-        "--gpu",
-        choices=GPU_CHOICES,
-        default="none",
-        help="nccl: collectives of CUDA tensors run on the GPU through NCCL; needs nvcc (default: none)",
-    )
-    parser.add_argument("--force", action="store_true", help="compile and install even if it is installed")
-    parser.add_argument(
-        "--jobs",
-        "-j",
-        type=_at_least_one,
-        metavar="N",
-        help="number of compilers at a time (default: as many as CPUs and memory allow)",
-    )
-    parser.add_argument(
-        "--cache-dir",
-        type=Path,
-        metavar="DIR",
-        help="where wheels and the logs of failed builds are kept (default: ~/.cache/horovod_tune)",
-    )
-    parser.add_argument("--wheel-dir", type=Path, metavar="DIR", help="put a copy of the wheel into DIR")
-    parser.add_argument("--no-install", action="store_true", help="build the wheel, do not install it")
-    parser.add_argument(
-        "--source",
-        type=Path,
-        metavar="FILE",
-        help="Horovod's source archive, for hosts without internet",
-    )
+    option = parser.add_argument
+    gpu = "nccl: collectives of CUDA tensors run on the GPU through NCCL; needs nvcc (default: none)"
+    option("--gpu", choices=GPU_CHOICES, default="none", help=gpu)
+    option("--force", action="store_true", help="compile and install even if it is installed")
+    jobs = "number of compilers at a time (default: as many as CPUs and memory allow)"
+    option("--jobs", "-j", type=_at_least_one, metavar="N", help=jobs)
+    cache = "where wheels and the logs of failed builds are kept (default: ~/.cache/horovod_tune)"
+    option("--cache-dir", type=Path, metavar="DIR", help=cache)
+    option("--wheel-dir", type=Path, metavar="DIR", help="put a copy of the wheel into DIR")
+    option("--no-install", action="store_true", help="build the wheel, do not install it")
+    source = "Horovod's source archive, for hosts without internet"
+    option("--source", type=Path, metavar="FILE", help=source)
     parser.set_defaults(run=run)
 
 

@@ -137,9 +137,7 @@ def find_machine(environ: Mapping[str, str]) -> Machine:
     """Return what this machine has."""
     compilers = (*environ.get("CXX", "").split()[:1], "c++", "g++", "clang++")
     nvcc = find_nvcc(environ)
-    release = (
-        None if nvcc is None else re.search(r"release (\d+\.\d+)", output_of(str(nvcc), "--version") or "")
-    )
+    release = re.search(r"release (\d+\.\d+)", output_of(str(nvcc), "--version") or "") if nvcc else None
     return Machine(
         compiler=next(filter(None, map(shutil.which, compilers)), None),
         make=shutil.which("make"),
@@ -161,17 +159,13 @@ def check(machine: Machine, torch: InstalledTorch, gpu: str) -> None:
 
 def _missing_tools(machine: Machine) -> Iterator[str]:
     if machine.compiler is None:
-        yield (
-            "No C++ compiler (c++, g++ or clang++). "
-            "Debian, Ubuntu: apt-get install g++. Fedora: dnf install gcc-c++."
-        )
+        cure = "Debian, Ubuntu: apt-get install g++. Fedora: dnf install gcc-c++."
+        yield f"No C++ compiler (c++, g++ or clang++). {cure}"
     if machine.make is None:
         yield "No make. Debian, Ubuntu: apt-get install make. Fedora: dnf install make."
     if not machine.python_header:
-        yield (
-            f"Python's header file Python.h is not in {sysconfig.get_path('include')}. "
-            "Debian, Ubuntu: apt-get install python3-dev. Fedora: dnf install python3-devel."
-        )
+        cure = "Debian, Ubuntu: apt-get install python3-dev. Fedora: dnf install python3-devel."
+        yield f"Python's header file Python.h is not in {sysconfig.get_path('include')}. {cure}"
     if not machine.pip:
         yield f"{sys.executable} has no pip. Run: {sys.executable} -m ensurepip"
 
@@ -206,10 +200,9 @@ def _missing_for_nccl(machine: Machine, torch: InstalledTorch) -> Iterator[str]:
 def find_cmake(environ: Mapping[str, str]) -> str | None:
     """Return a CMake that is new enough for Horovod: `$HOROVOD_CMAKE`, else the one on the path."""
     for name in (environ.get("HOROVOD_CMAKE"), "cmake"):
-        path = shutil.which(name) if name else None
-        release = (
-            re.search(r"cmake version (\d+)\.(\d+)", output_of(path, "--version") or "") if path else None
-        )
+        path = shutil.which(name or "")
+        version = output_of(path, "--version") if path else None
+        release = re.search(r"cmake version (\d+)\.(\d+)", version or "")
         if release and (int(release[1]), int(release[2])) >= OLDEST_CMAKE:
             return path
     return None
@@ -261,15 +254,8 @@ def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> Nccl | No
 def output_of(*command: str) -> str | None:
     """Return what a command prints, or None if it cannot be run or fails."""
     try:
-        ran = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            check=True,
+        return subprocess.check_output(
+            command, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return ran.stdout

@@ -14,38 +14,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOME = {
-    "bounds": ["HyperparameterError"],
-    "growth": [
-        "BatchGrowth",
-        "Curvature",
-        "CurvatureGrowth",
-        "FixedGrowth",
-        "GrowthPolicy",
-        "NoiseScaleGrowth",
-        "largest_eigenvalue",
-    ],
-    "recipe": ["TrainingSetup", "from_config"],
-    "lamb": ["Lamb", "lamb_trust_ratio"],
-    "lars": ["Lars", "lars_trust_ratio"],
-    "layer_wise": ["TrustRatioError", "is_excluded", "parameter_groups"],
-    "accumulation": ["GradientAccumulator", "StepResult"],
-    "noise_scale": ["NoiseEstimate", "NoiseScale"],
-    "batches": ["BatchSplit", "GlobalBatch", "rank_passes", "split_batch", "steps_per_epoch"],
-    "curves": [
-        "Constant",
-        "Cosine",
-        "CosineRestarts",
-        "InverseSqrt",
-        "MultiStep",
-        "OneCycle",
-        "Polynomial",
-        "Schedule",
-        "Warmup",
-    ],
-    "lr_scheduler": ["AdamHyperparameters", "LargeBatchLR", "scaled_adam", "scaling_factor"],
+_MODULES = {
+    "accumulation": "GradientAccumulator StepResult",
+    "batches": "BatchSplit GlobalBatch rank_passes split_batch steps_per_epoch",
+    "bounds": "HyperparameterError",
+    "curves": "Constant Cosine CosineRestarts InverseSqrt MultiStep OneCycle Polynomial Schedule Warmup",
+    "growth": "BatchGrowth Curvature CurvatureGrowth FixedGrowth GrowthPolicy NoiseScaleGrowth "
+    "largest_eigenvalue",
+    "lamb": "Lamb lamb_trust_ratio",
+    "lars": "Lars lars_trust_ratio",
+    "layer_wise": "TrustRatioError is_excluded parameter_groups",
+    "lr_scheduler": "AdamHyperparameters LargeBatchLR scaled_adam scaling_factor",
+    "noise_scale": "NoiseEstimate NoiseScale",
+    "recipe": "TrainingSetup from_config",
 }
-_LAZY = {name: module for module, names in _HOME.items() for name in names}
+_LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = sorted(_LAZY)
 

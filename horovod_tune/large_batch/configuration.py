@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -125,16 +125,14 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
 def optimizer_of(model: torch.nn.Module, values: dict[str, Any]) -> torch.optim.Optimizer:
     """Return the optimiser that a configuration names, of the model's parameters."""
     groups = parameter_groups(model, weight_decay=values["weight_decay"])
-    lr, kind = values["lr"], values["optimizer"]
-    momentum = {"momentum": values["momentum"], "nesterov": values["nesterov"]}
-    adam = {"betas": values["betas"], "eps": values["eps"]}
-    if kind == "sgd":
-        return torch.optim.SGD(groups, lr=lr, **momentum)
-    if kind == "lars":
-        return Lars(groups, lr=lr, trust=values["trust"], **momentum)
-    if kind == "adamw":
-        return torch.optim.AdamW(groups, lr=lr, **adam)
-    return Lamb(groups, lr=lr, **adam)
+    makers: dict[str, tuple[Callable[..., torch.optim.Optimizer], tuple[str, ...]]] = {
+        "sgd": (torch.optim.SGD, ("momentum", "nesterov")),
+        "lars": (Lars, ("momentum", "nesterov", "trust")),
+        "adamw": (torch.optim.AdamW, ("betas", "eps")),
+        "lamb": (Lamb, ("betas", "eps")),
+    }
+    make, options = makers[values["optimizer"]]
+    return make(groups, lr=values["lr"], **{name: values[name] for name in options})
 
 
 def schedule_of(values: dict[str, Any], scale: float, steps: int) -> curves.Schedule:
@@ -142,27 +140,23 @@ def schedule_of(values: dict[str, Any], scale: float, steps: int) -> curves.Sche
     epochs, warmup, kind = float(values["epochs"]), float(values["warmup_epochs"]), values["schedule"]
     start = values["warmup_start"]
     start = min(1.0, 1 / scale) if start is None else bounds.between("warmup_start", start, 0, 1)
-    left = epochs - warmup
+    needed = {"multi_step": "milestones", "restarts": "cycle_epochs"}.get(kind)
+    if needed is not None and values[needed] is None:
+        raise bounds.HyperparameterError(f"config must have {needed} with {kind}, got None")
     if kind == "one_cycle":
         if warmup == 0:
             return curves.OneCycle(epochs)
         return curves.OneCycle(epochs, rise=warmup / epochs, start=start)
     if kind == "multi_step":
-        if values["milestones"] is None:
-            raise bounds.HyperparameterError("config must have milestones with multi_step, got None")
         decay = curves.MultiStep(values["milestones"], gamma=values["gamma"])
         return curves.Warmup(warmup, decay, start, overlap=True)
-    then: curves.Schedule
-    if kind == "polynomial":
-        then = curves.Polynomial(left, power=values["power"])
-    elif kind == "cosine":
-        then = curves.Cosine(left)
-    elif kind == "restarts":
-        if values["cycle_epochs"] is None:
-            raise bounds.HyperparameterError("config must have cycle_epochs with restarts, got None")
-        then = curves.CosineRestarts(bounds.more_than("cycle_epochs", values["cycle_epochs"], 0))
-    elif kind == "inverse_sqrt":
-        then = curves.InverseSqrt(max(warmup, 1 / steps))
-    else:
-        then = curves.Constant()
-    return curves.Warmup(warmup, then, start)
+    after: dict[str, Callable[[], curves.Schedule]] = {
+        "constant": curves.Constant,
+        "polynomial": lambda: curves.Polynomial(epochs - warmup, power=values["power"]),
+        "cosine": lambda: curves.Cosine(epochs - warmup),
+        "restarts": lambda: curves.CosineRestarts(
+            bounds.more_than("cycle_epochs", values["cycle_epochs"], 0)
+        ),
+        "inverse_sqrt": lambda: curves.InverseSqrt(max(warmup, 1 / steps)),
+    }
+    return curves.Warmup(warmup, after[kind](), start)

@@ -263,7 +263,13 @@ def largest_eigenvalue(
     vector /= vector.norm()
     eigenvalue, products, converged = 0.0, 0, False
     while products < max_products and not converged:
-        product = _average(_hessian_product(flat, chosen, vector))
+        product = torch.zeros_like(vector)
+        if flat.requires_grad:
+            parts = torch.autograd.grad(
+                flat, chosen, grad_outputs=vector, retain_graph=True, materialize_grads=True
+            )
+            product = torch.cat([each.reshape(-1) for each in parts])
+        product = _average(product)
         products += 1
         before, eigenvalue = eigenvalue, float(vector.double() @ product.double())
         bounds.number("the largest eigenvalue", eigenvalue)
@@ -272,17 +278,6 @@ def largest_eigenvalue(
         converged = not length or (products > 1 and abs(eigenvalue - before) <= tolerance * abs(eigenvalue))
         vector = product / length
     return Curvature(eigenvalue, products, time.perf_counter() - started, converged)
-
-
-def _hessian_product(
-    gradient: torch.Tensor, parameters: list[torch.Tensor], vector: torch.Tensor
-) -> torch.Tensor:
-    if not gradient.requires_grad:
-        return torch.zeros_like(vector)
-    products = torch.autograd.grad(
-        gradient, parameters, grad_outputs=vector, retain_graph=True, materialize_grads=True
-    )
-    return torch.cat([each.reshape(-1) for each in products])
 
 
 def _average(product: torch.Tensor) -> torch.Tensor:

@@ -8,14 +8,7 @@ from typing import Any
 import torch
 
 from horovod_tune.large_batch import bounds
-from horovod_tune.large_batch.layer_wise import (
-    Group,
-    LayerWiseOptimizer,
-    State,
-    Tensor,
-    Tensors,
-    norm,
-)
+from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, State, Tensor, Tensors, norm
 
 
 def lamb_trust_ratio(weight_norm: float, update_norm: float) -> float:

@@ -7,13 +7,7 @@ from typing import Any
 import torch
 
 from horovod_tune.large_batch import bounds
-from horovod_tune.large_batch.layer_wise import (
-    Group,
-    LayerWiseOptimizer,
-    State,
-    Tensor,
-    Tensors,
-)
+from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, State, Tensor, Tensors
 
 
 def lars_trust_ratio(

@@ -12,7 +12,6 @@ from torch import nn
 
 from horovod_tune.large_batch import bounds
 
-Closure = Callable[[], float] | None
 Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
 Group = dict[str, Any]
@@ -30,11 +29,9 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
     """A torch optimiser whose groups have ``layer_wise``, and ``names`` of their parameters where known."""
 
     def __init__(self, params: Any, options: dict[str, Any]) -> None:
-        """Options are the subclass's ``locals()``: each but these two is one of its own."""
-        super().__init__(
-            params,
-            {name: options[name] for name in options if name not in ("self", "params", "__class__")},
-        )
+        """Options are the subclass's ``locals()``: each but these is one of its own."""
+        others = ("self", "params", "__class__")
+        super().__init__(params, {name: value for name, value in options.items() if name not in others})
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group and give its parameters their state.
@@ -82,12 +79,10 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         """Step one layer."""
 
     @torch.no_grad()
-    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         work = [(*each, self.prepare(*each)) for each in self.with_gradients()]
         for group, params, grads, prepared in work:
             states = [self.state[parameter] for parameter in params]
@@ -109,7 +104,6 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
 
     def with_gradients(self) -> Iterator[tuple[Group, Tensors, Tensors]]:
         """Yield each group with its parameters that have gradients, and those."""
-        found = []
         for group in self.param_groups:
             params = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in params:
@@ -119,8 +113,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
                         "use nn.Embedding(sparse=False)"
                     )
             if params:
-                found.append((group, params, [parameter.grad for parameter in params]))
-        yield from found
+                yield group, params, [parameter.grad for parameter in params]
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
@@ -214,9 +207,7 @@ def _of_normalisation(model: nn.Module) -> list[torch.Tensor]:
     for module in model.modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
         if any("Norm" in kind and not kind.startswith("_WeightNorm") for kind in kinds):
-            found += list(module.parameters(recurse=False))
-        if isinstance(module, nn.utils.parametrize.ParametrizationList) and any(
-            type(each).__name__ == "_WeightNorm" for each in module
-        ):
-            found.append(module.original0)
+            found += module.parameters(recurse=False)
+        elif isinstance(module, nn.utils.parametrize.ParametrizationList):
+            found += [module.original0 for each in module if type(each).__name__ == "_WeightNorm"]
     return found

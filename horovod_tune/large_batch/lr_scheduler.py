@@ -71,14 +71,13 @@ class LargeBatchLR(LRScheduler):
         if not callable(schedule):
             raise bounds.HyperparameterError(f"schedule must be a function of the time, got {schedule!r}")
         self.schedule = schedule
-        self.rule = rule
+        self.rule = bounds.one_of("rule", rule, RULES)
         self.base_batch_size = base_batch_size
         self.global_batch_size = global_batch_size
         if global_batch_size is not None:
             self.global_batch_size = bounds.count("global_batch_size", global_batch_size)
             self.base_batch_size = bounds.count("base_batch_size", base_batch_size)
         self.steps_per_epoch = bounds.count("steps_per_epoch", steps_per_epoch)
-        self._check_scale()
         # The time is `_anchor` epochs and `_since` steps of the present length.
         self._anchor = Fraction(0)
         self._since = -1  # The base class's constructor makes the first step.
@@ -193,10 +192,6 @@ class LargeBatchLR(LRScheduler):
         self._reductions = list(state_dict["reductions"])
         self._set_rates()
 
-    def _check_scale(self) -> None:
-        bounds.one_of("rule", self.rule, RULES)
-        _ = self.scale
-
     def _set_rates(self) -> None:
         for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             if isinstance(group["lr"], torch.Tensor):
@@ -252,12 +247,7 @@ class AdamHyperparameters(NamedTuple):
 
 
 def scaled_adam(
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    *,
-    global_batch_size: int,
-    base_batch_size: int,
+    lr: float, betas: tuple[float, float], eps: float, *, global_batch_size: int, base_batch_size: int
 ) -> AdamHyperparameters:
     r"""Return Adam's hyperparameters for k times the batch by the square root rule.
 

@@ -45,15 +45,11 @@ def directory_of(
         return None
     if asked and not os.path.isabs(asked):
         raise ValueError(f"{VARIABLE} must be an absolute path or 'off', got {asked!r}")
-    base = Path(asked) if asked else _of_this_user(environ)
+    caches = environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(caches):  # the standard has relative paths ignored
+        caches = os.path.join(environ.get("HOME") or Path.home(), ".cache")
+    base = Path(asked) if asked else Path(caches, "horovod_tune", "xla")
     return base / version / host / f"chip-{chip}"
-
-
-def _of_this_user(environ: Mapping[str, str]) -> Path:
-    of_caches = environ.get("XDG_CACHE_HOME", "")
-    # The standard has relative paths ignored.
-    root = Path(of_caches) if os.path.isabs(of_caches) else Path(environ.get("HOME") or Path.home(), ".cache")
-    return root / "horovod_tune" / "xla"
 
 
 def make_room(directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -63,16 +59,10 @@ def make_room(directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         OSError: it cannot be made.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    files = [
-        (max(status.st_atime, status.st_mtime), status.st_size, path) for path, status in _files(directory)
-    ]
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
+    files = {path: path.stat() for path in directory.iterdir() if path.is_file()}
+    total = sum(status.st_size for status in files.values())
+    for path, status in sorted(files.items(), key=lambda file: max(file[1].st_atime, file[1].st_mtime)):
         if total <= limit_bytes:
             return
         path.unlink(missing_ok=True)
-        total -= size
-
-
-def _files(directory: Path) -> list[tuple[Path, os.stat_result]]:
-    return [(path, path.stat()) for path in directory.iterdir() if path.is_file()]
+        total -= status.st_size

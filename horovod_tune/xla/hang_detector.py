@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
+from typing import Generic, TypeVar
 
 from horovod_tune.xla import inactivity
 from horovod_tune.xla.inactivity import Inactivity, StackDump
-from horovod_tune.xla.replies import Replies
 from horovod_tune.xla.supervisor import Supervisor
+
+Reply = TypeVar("Reply")
 
 # How often the activity of ranks that send nothing is measured; a host has many processes.
 CHECK_INTERVAL_S = 5.0
 # How long inactive ranks may take to send their stacks.
 STACKS_TIMEOUT_S = 5.0
+
+
+class Replies(Generic[Reply]):
+    """Replies by rank. One thread puts them; another clears them, sends a request and waits."""
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int, Reply] = {}
+        self._changed = threading.Condition()
+
+    def clear(self) -> None:
+        """Forget the replies to the previous request."""
+        with self._changed:
+            self._by_rank = {}
+
+    def put(self, rank: int, answer: Reply) -> None:
+        with self._changed:
+            self._by_rank[rank] = answer
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, *, timeout_s: float) -> dict[int, Reply]:
+        """Return the replies as soon as there are ``count``, or those that arrived within ``timeout_s``."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._by_rank) == count, timeout=timeout_s)
+            return dict(self._by_rank)
 
 
 class HangDetector:

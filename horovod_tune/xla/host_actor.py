@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import cloudpickle
@@ -37,14 +37,12 @@ from horovod_tune.messages import (
 )
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.xla.checkpoint_cache import CheckpointCache
-from horovod_tune.xla.hang_detector import HangDetector
+from horovod_tune.xla.hang_detector import HangDetector, Replies
 from horovod_tune.xla.inactivity import StackDump
 from horovod_tune.xla.rank_output import RankOutput
-from horovod_tune.xla.rank_process import RankProcess
-from horovod_tune.xla.replies import Replies
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.shared_parameters import SharedParameters
-from horovod_tune.xla.supervisor import Supervisor
+from horovod_tune.xla.supervisor import RankProcess, Supervisor
 
 METHODS_AT_ONCE = 5
 # How often an idle rank sends a heartbeat; more often where a timeout is shorter than usual.
@@ -125,19 +123,7 @@ class HostActor:
         packed = cloudpickle.dumps(replace(request, parameters=self._parameters.path_of(request.parameters)))
         self._running = set(self._worlds)
         for rank in self._supervisor.ranks:
-            world = self._worlds[rank.ordinal]
-            rank.send(
-                "begin",
-                pickled_request=packed,
-                world=[
-                    world.rank,
-                    world.size,
-                    world.local_rank,
-                    world.local_size,
-                    world.cross_rank,
-                    world.cross_size,
-                ],
-            )
+            rank.send("begin", pickled_request=packed, world=list(astuple(self._worlds[rank.ordinal])))
 
     def _send_to_all(self, kind: str, **fields: Any) -> None:
         for rank in self._supervisor.ranks:
@@ -149,7 +135,10 @@ class HostActor:
         """Return the ranks' messages, after ``wait_s`` at the latest; an empty list is a heartbeat."""
         if proceed:
             self.proceed(proceed, checkpoint)
-        self._check_heartbeats()
+        for rank in self._supervisor.unresponsive(self._timeout_s):
+            if rank.ordinal in self._running:
+                text = f"no heartbeat for {self._timeout_s:g} s (timeout_s)"
+                self._fail(rank, FailureKind.UNRESPONSIVE, text)
         began = time.monotonic()
         messages = self._wait_for_messages(min(wait_s, self._stall_timeout_s / 3))
         self._hang_detector.add_time(time.monotonic() - began)
@@ -165,13 +154,6 @@ class HostActor:
             for rank in list(self._worlds):
                 self._logs.send(rank)
         return messages
-
-    def _check_heartbeats(self) -> None:
-        for rank in self._supervisor.unresponsive(self._timeout_s):
-            if rank.ordinal in self._running:
-                self._fail(
-                    rank, FailureKind.UNRESPONSIVE, f"no heartbeat for {self._timeout_s:g} s (timeout_s)"
-                )
 
     def _check_hang(self) -> None:
         if self._checkpoints.is_busy:
@@ -223,9 +205,8 @@ class HostActor:
         self._send_to_all("reset", join_s=join_s)
         answers = self._reset_replies.wait_for(len(ranks), timeout_s=join_s + RESET_S)
         problems = [f"rank {rank}: {problem}" for rank, found in answers.items() for problem in found]
-        problems += [
-            f"rank {rank} did not reset its process in time" for rank in ranks if rank not in answers
-        ]
+        late = [rank for rank in ranks if rank not in answers]
+        problems += [f"rank {rank} did not reset its process in time" for rank in late]
         self._checkpoints.forget()
         return ResetResult(ranks, tuple(problems))
 

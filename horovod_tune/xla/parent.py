@@ -6,6 +6,7 @@ an actor with Ray's threads may not.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import multiprocessing.process
@@ -75,18 +76,13 @@ def _remember_started_processes() -> None:
 
 
 def _end_ranks(number: int, frame: FrameType | None) -> None:
-    for process in _started:
-        if process.pid is not None:
-            try:
-                os.kill(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-    for process in _started:
-        if process.pid is not None:
-            try:
-                os.waitpid(process.pid, 0)
-            except ChildProcessError:
-                continue
+    pids = [process.pid for process in _started if process.pid is not None]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
     os._exit(1)
 
 

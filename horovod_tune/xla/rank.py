@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import traceback
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -87,17 +87,9 @@ def abort(registry_fd: int) -> NoReturn:
 
 def _join(registry_fd: int, runtime: Runtime) -> Channel:
     """Send the host actor this rank's place, the channel's other end, and its output."""
-    place = runtime.ordinals()
     ours, theirs = socket.socketpair()
-    hello = {
-        "kind": "hello",
-        "ordinal": place.ordinal,
-        "world_size": place.world_size,
-        "local_ordinal": place.local_ordinal,
-        "local_size": place.local_size,
-        "pid": os.getpid(),
-        "process_started": process_start(os.getpid()),
-    }
+    process = {"pid": os.getpid(), "process_started": process_start(os.getpid())}
+    hello = {"kind": "hello", **asdict(runtime.ordinals()), **process}
     descriptors = [theirs.fileno(), *_redirect_output()]
     registry = socket.socket(fileno=os.dup(registry_fd))
     socket.send_fds(registry, [json.dumps(hello).encode()], descriptors)

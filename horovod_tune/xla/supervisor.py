@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing.connection
 import os
 import pickle
 import selectors
@@ -14,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -24,7 +26,6 @@ from horovod_tune.channel.schema import RANK_MESSAGES
 from horovod_tune.files.process_start import process_start
 from horovod_tune.xla.inactivity import Activity
 from horovod_tune.xla.lifetime import describe_exit, first_to_die
-from horovod_tune.xla.rank_process import RankProcess, family_cpu_s, last_output
 from horovod_tune.xla.runtime import LaunchPlan
 
 TICK_S = 0.5
@@ -34,6 +35,48 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 _BOOT += "import horovod_tune.xla.parent as p; "
 _BOOT += "p.main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))"
 _TAIL_BYTES = 16000
+# How the long last line of Python's fault handler begins.
+_NOISE = "Extension modules: "
+
+
+@dataclass
+class RankProcess:
+    """One rank, as its host actor sees it."""
+
+    ordinal: int
+    world_size: int
+    local_ordinal: int
+    local_size: int
+    pid: int
+    process_started: float
+    channel: Channel
+    output: int | None
+    last_heard: float = field(default_factory=time.monotonic)
+    cpu_s: float = -1.0
+    messages: int = 0
+    operations: int = 0
+    has_ended: bool = False
+    tail: bytearray = field(default_factory=bytearray)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send the rank a message, unless it has ended, which the supervisor reports."""
+        with contextlib.suppress(OSError):
+            self.channel.send(kind, **fields)
+
+
+def family_cpu_s(pid: int) -> float:
+    """Return the CPU time in s of a process, of all below it, and of those that they have waited for."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    used_s = 0.0
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            used_s += times.user + times.system + times.children_user + times.children_system
+    return used_s
 
 
 class Supervisor:
@@ -83,10 +126,10 @@ class Supervisor:
             RuntimeError: they could not start; has the parent's own error.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_up() or self._ended(), timeout=wait_s)
+            self._changed.wait_for(lambda: self._is_up() or self._exits is not None, timeout=wait_s)
             if self._is_up():
                 return self.ranks
-            if self._ended():
+            if self._exits is not None:
                 raise RuntimeError(self._exit_reason())
             return None
 
@@ -101,9 +144,6 @@ class Supervisor:
 
     def _is_up(self) -> bool:
         return bool(self.ranks) and len(self.ranks) == self.ranks[0].local_size
-
-    def _ended(self) -> bool:
-        return self._exits is not None
 
     def _exit_reason(self) -> str:
         exits = self._exits or {}
@@ -225,14 +265,10 @@ class Supervisor:
 
     def _drain_registry(self) -> None:
         with contextlib.suppress(KeyError):
-            while self._selector.get_key(self._registry) and self._readable(self._registry):
+            while self._selector.get_key(self._registry) and multiprocessing.connection.wait(
+                [self._registry], 0
+            ):
                 self._read_registry()
-
-    @staticmethod
-    def _readable(end: socket.socket) -> bool:
-        with selectors.DefaultSelector() as one:
-            one.register(end, selectors.EVENT_READ)
-            return bool(one.select(timeout=0))
 
     def _report_deaths(self) -> None:
         """Report which ranks have ended, as soon as the parent has reported how."""
@@ -248,7 +284,9 @@ class Supervisor:
             text = describe_exit(exits.get(rank.pid))
             if exits and rank.pid not in exits:
                 text = f"it ended with the parent of this host's ranks:\n{self._exit_reason()}"
-            last = self._last_errors.get(rank.pid) or last_output(bytes(rank.tail))
+            printed = bytes(rank.tail).decode("utf-8", "replace").splitlines()
+            last = "\n".join(line for line in printed if not line.startswith(_NOISE)).strip()
+            last = self._last_errors.get(rank.pid) or last
             self._on_loss(rank, f"{text}\nIts last output:\n{last}" if last and own else text, own)
 
     def activity(self) -> Activity:

@@ -122,24 +122,12 @@ def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | N
     first_of = sorted(range(len(ordinals)), key=lambda i: min(each.ordinal for each in ordinals[i]))
     assignments = []
     for i, host in enumerate(ordinals):
+        cross = {"cross_rank": first_of.index(i), "cross_size": len(ordinals)}
         if num_slots is not None and len(host) not in [num_slots * ranks for ranks in RANKS_OF_A_CHIP]:
             raise StartFailed(
                 f"the trial needs a rank (two on v2 and v3) for each of {num_slots} chip(s) on each host, "
                 f"torch_xla started {len(host)}"
             )
-        assignments.append(
-            Assignment(
-                tuple(
-                    World(
-                        rank=each.ordinal,
-                        size=size,
-                        local_rank=each.local_ordinal,
-                        local_size=each.local_size,
-                        cross_rank=first_of.index(i),
-                        cross_size=len(ordinals),
-                    )
-                    for each in host
-                )
-            )
-        )
+        worlds = (World(each.ordinal, size, each.local_ordinal, each.local_size, **cross) for each in host)
+        assignments.append(Assignment(tuple(worlds)))
     return assignments

@@ -91,9 +91,8 @@ class TorchXla:
 
     def advice(self, error: BaseException) -> str:
         # torch_xla's messages if it cannot launch processes.
-        nested = isinstance(error, (RuntimeError, ValueError)) and str(error).startswith(
-            ("Runtime is already initialized", "Unsupported nprocs")
-        )
+        begins = ("Runtime is already initialized", "Unsupported nprocs")
+        nested = isinstance(error, (RuntimeError, ValueError)) and str(error).startswith(begins)
         return _LAUNCHED_ALREADY if nested else ""
 
     def operations(self) -> int:
@@ -126,9 +125,8 @@ class TorchXla:
         # Graphs that were traced and never run belong to the trial that has ended.
         torch_xla.sync(wait=True)
         xm.wait_device_ops()
-        alive = (metrics.counter_value("CreateXlaTensor") or 0) - (
-            metrics.counter_value("DestroyXlaTensor") or 0
-        )
+        alive = metrics.counter_value("CreateXlaTensor") or 0
+        alive -= metrics.counter_value("DestroyXlaTensor") or 0
         if alive > 0:
             return [f"{alive} tensor(s) are still on the device"]
         metrics.clear_all()

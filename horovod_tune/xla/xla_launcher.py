@@ -74,19 +74,14 @@ class XlaLauncher:
 
     def _create_actor(self, group: PlacementGroup, index: int) -> Any:
         bundle = group.bundle_specs[index]
-        return (
-            ray.remote(self.actor_class)
-            .options(
-                num_cpus=bundle.get("CPU", 0),
-                resources={name: amount for name, amount in bundle.items() if name != "CPU"},
-                max_concurrency=METHODS_AT_ONCE,
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=index
-                ),
-            )
-            .remote(self.runtime_path, self._spec.timeout_s, self._spec.stall_timeout_s)
+        actor_class: Any = ray.remote(self.actor_class).options(
+            num_cpus=bundle.get("CPU", 0),
+            resources={name: amount for name, amount in bundle.items() if name != "CPU"},
+            max_concurrency=METHODS_AT_ONCE,
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         )
+        return actor_class.remote(self.runtime_path, self._spec.timeout_s, self._spec.stall_timeout_s)
 
     @property
     def _is_slice(self) -> bool:
@@ -102,12 +97,9 @@ class XlaLauncher:
     def assign(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[Assignment]:
         if len({info.node_id for info in infos}) != len(infos):
             raise StartFailed(f"two host actors share a host: {', '.join(info.host for info in infos)}")
-        plans = self._plans(infos)
+        plans = zip(actors, self._plans(infos), strict=True)
         try:
-            ray.get(
-                [actor.launch.remote(plan) for actor, plan in zip(actors, plans, strict=True)],
-                timeout=self._spec.timeout_s,
-            )
+            ray.get([actor.launch.remote(plan) for actor, plan in plans], timeout=self._spec.timeout_s)
         except (GetTimeoutError, RayActorError) as error:
             raise StartFailed(f"a host could not begin to launch its ranks: {error}") from error
         ordinals = self._wait_for_ranks(actors, infos)
@@ -142,9 +134,8 @@ class XlaLauncher:
             except RayTaskError as error:
                 raise StartFailed(f"the ranks of {infos[i].host} did not start:\n{error.cause}") from error
             except RayActorError as error:
-                raise StartFailed(
-                    f"the host actor of {infos[i].host} died: {error_text.death_text(error)}"
-                ) from error
+                why = error_text.death_text(error)
+                raise StartFailed(f"the host actor of {infos[i].host} died: {why}") from error
             if found is None:
                 asked[actors[i].wait_until_up.remote(POLL_S)] = i
             else:

@@ -19,8 +19,7 @@ from xla_processes import see_them_gone
 
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.xla.lifetime import describe_exit, first_to_die
-from horovod_tune.xla.rank_process import RankProcess
-from horovod_tune.xla.supervisor import Supervisor
+from horovod_tune.xla.supervisor import RankProcess, Supervisor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -19,14 +19,13 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
         description="Write one self-contained HTML page about a Tune experiment, finished or not.",
     )
     _common(report)
-    report.add_argument(
-        "-o", "--output", default="report.html", help="the page to write (default: %(default)s)"
+    output = "the page to write (default: %(default)s)"
+    report.add_argument("-o", "--output", default="report.html", help=output)
+    pareto = (
+        'add a section on several metrics at once, such as "accuracy=max,latency_ms=min" (default: those '
     )
-    report.add_argument(
-        "--pareto", type=_aims, metavar="METRICS",
-        help='add a section on several metrics at once, such as "accuracy=max,latency_ms=min" (default: '
-        "those that BayesOptSearch looked for)",
-    )  # fmt: skip
+    pareto += "that BayesOptSearch looked for)"
+    report.add_argument("--pareto", type=_aims, metavar="METRICS", help=pareto)
     report.set_defaults(run=run_report)
 
     show = subparsers.add_parser(
@@ -35,9 +34,8 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
         description="Show a Tune experiment in the terminal: the best, a table of trials, their curves.",
     )
     _common(show)
-    show.add_argument(
-        "-n", "--rows", type=_positive_int, default=20, help="trials in the table (default: 20)"
-    )
+    rows = "trials in the table (default: 20)"
+    show.add_argument("-n", "--rows", type=_positive_int, default=20, help=rows)
     show.add_argument("-w", "--watch", action="store_true", help="follow a running experiment until it ends")
     show.set_defaults(run=run_show)
 
@@ -49,37 +47,28 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     _common(export)
     export.add_argument("--csv", metavar="FILE", help="write CSV to this file (- for standard output)")
     export.add_argument("--parquet", metavar="FILE", help="write Parquet to this file")
-    export.add_argument(
-        "--what", choices=("trials", "history"), default="trials", help="(default: %(default)s)"
-    )
+    what = "(default: %(default)s)"
+    export.add_argument("--what", choices=("trials", "history"), default="trials", help=what)
     export.set_defaults(run=run_export)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "experiment", help="the experiment's folder: a path, or a URI such as s3://bucket/name"
-    )
-    parser.add_argument("--metric", help="what trials are compared by (default: the experiment's own)")
-    parser.add_argument("--mode", choices=("min", "max"), help="whether lower or higher is better")
-    parser.add_argument(
-        "--limit", action="append", default=[], metavar="LIMIT",
-        help='what the best has to keep, such as "latency_ms <= 20"; may be given several times (default: '
-        "the limits that BayesOptSearch was given)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--run", dest="run_name", metavar="NAME",
-        help="which search, where several of one name wrote into the folder (default: the newest)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--scope", choices=("last", "all"), default="last",
-        help="compare trials by their last value or by the best of all (default: %(default)s)",
-    )  # fmt: skip
+    option = parser.add_argument
+    option("experiment", help="the experiment's folder: a path, or a URI such as s3://bucket/name")
+    option("--metric", help="what trials are compared by (default: the experiment's own)")
+    option("--mode", choices=("min", "max"), help="whether lower or higher is better")
+    limit = 'a condition that the best must meet, such as "latency_ms <= 20"; may be given several times '
+    limit += "(default: the limits that BayesOptSearch was given)"
+    option("--limit", action="append", default=[], metavar="LIMIT", help=limit)
+    run = "which search, if several of one name wrote into the folder (default: the newest)"
+    option("--run", dest="run_name", metavar="NAME", help=run)
+    scope = "compare trials by their last value or by the best of all (default: %(default)s)"
+    option("--scope", choices=("last", "all"), default="last", help=scope)
 
 
 def _aims(text: str) -> dict[str, str]:
-    aims = {
-        name.strip(): mode.strip() for name, _, mode in (part.rpartition("=") for part in text.split(","))
-    }
+    pairs = (part.rpartition("=") for part in text.split(","))
+    aims = {name.strip(): mode.strip() for name, _, mode in pairs}
     if len(aims) < 2 or not all(aims) or not set(aims.values()) <= {"min", "max"}:
         raise argparse.ArgumentTypeError(f'must be like "accuracy=max,latency_ms=min", got {text!r}')
     return aims

@@ -31,12 +31,6 @@ class Expectation:
     end: float
     time_attr: str = TRAINING_ITERATION
 
-    @property
-    def text(self) -> str:
-        """The expected end, for example `0.912 (0.90 to 0.93) at iteration 52`."""
-        middle, low, high = (f"{axis[-1]:.4g}" for axis in (self.middle, self.low, self.high))
-        return f"{middle} ({low} to {high}) {at_time(self.time_attr, self.end)}"
-
 
 def at_time(time_attr: str, time: float) -> str:
     """Return a time as words.
@@ -59,10 +53,8 @@ def expectations(analysis: Analysis) -> dict[int, Expectation]:
     found = {}
     for number, trial in enumerate(analysis.trials):
         curve = predictions.curves.get(trial.trial_id)
-        if curve is None or trial.status == "ERROR":
-            continue
-        expected = _from_last_report(trial, curve, predictions.time_attr)
-        if expected is not None:
+        expected = _from_last_report(trial, curve, predictions.time_attr) if curve is not None else None
+        if expected is not None and trial.status != "ERROR":
             found[number] = expected
     return found
 
@@ -119,23 +111,23 @@ def standings(analysis: Analysis) -> dict[int, Standing]:
         return {}
     metric, mode = analysis.require_metric()
     sign = 1.0 if mode == "min" else -1.0
-    reports = [
-        [(_time_of(row, known.time_attr), value_of(row, metric)) for row in trial.rows]
-        for trial in analysis.trials
-    ]
+    reports = []
+    for trial in analysis.trials:
+        timed = [(_time_of(row, known.time_attr), value_of(row, metric)) for row in trial.rows]
+        reports.append([(time, value) for time, value in timed if time is not None])
     found = {}
     for rung, following in zip(known.times, [*known.times[1:], math.inf], strict=True):
         there: dict[int, float] = {}
         stands: dict[int, float] = {}
         for number, rows in enumerate(reports):
-            timed = [(time, value) for time, value in rows if time is not None and time >= rung]
-            if not timed:
+            beyond = [(time, value) for time, value in rows if time >= rung]
+            if not beyond:
                 continue
-            time, value = timed[0]
+            time, value = beyond[0]
             there[number] = math.nan if value is None else sign * value
             is_over = analysis.trials[number].status in ("PAUSED", "TERMINATED")
             # Its progress is that of the report at the rung, even if it reported that twice.
-            rests = is_over and max(each for each, _ in timed) == time < following
+            rests = is_over and max(each for each, _ in beyond) == time < following
             if rests and math.isfinite(there[number]):
                 stands[number] = time
         ranked = sorted(value for value in there.values() if math.isfinite(value))

@@ -112,14 +112,7 @@ def _domain(domain: Any) -> dict[str, Any]:
     if "Normal" in name:
         return {"kind": "float", "text": f"randn({sampler.mean}, {sampler.sd})"}
     log = "LogUniform" in name
-    function = (
-        ("q" if step else "") + ("log" if log else "") + ("randint" if kind == "Integer" else "uniform")
-    )
-    ends = [f"{end:g}" for end in (domain.lower, domain.upper, step) if end is not None]
-    return {
-        "kind": kind.lower(),
-        "text": f"{function}({', '.join(ends)})",
-        "lower": domain.lower,
-        "upper": domain.upper,
-        "log": log,
-    }
+    function = f"{'q' if step else ''}{'log' if log else ''}{'randint' if kind == 'Integer' else 'uniform'}"
+    ends = ", ".join(f"{end:g}" for end in (domain.lower, domain.upper, step) if end is not None)
+    bounds = {"lower": domain.lower, "upper": domain.upper, "log": log}
+    return {"kind": kind.lower(), "text": f"{function}({ends})", **bounds}

@@ -63,10 +63,8 @@ def _simple(table: pd.DataFrame) -> pd.DataFrame:
     made = table.copy()
     for name in made.columns:
         column = made[name]
-        if column.dtype == object:
-            present = column[column.notna()]
-            if not all(isinstance(value, str) for value in present):
-                made[name] = pd.Series([_text(value) for value in column], index=made.index, dtype=object)
+        if column.dtype == object and not all(isinstance(value, str) for value in column.dropna()):
+            made[name] = pd.Series([_text(value) for value in column], index=made.index, dtype=object)
     return made
 
 

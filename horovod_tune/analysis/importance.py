@@ -69,10 +69,8 @@ def importances(analysis: Analysis) -> Importances:
         forest = RandomForestRegressor(_TREES, min_samples_leaf=2, random_state=_SEED, n_jobs=1)
         forest.fit(features[train], ranks[train])
         predicted[held] = forest.predict(features[held])
-        found = permutation_importance(
-            forest, features[held], ranks[held], n_repeats=_REPEATS, random_state=_SEED, scoring="r2"
-        )
-        drops.append(found.importances)
+        how = {"n_repeats": _REPEATS, "random_state": _SEED, "scoring": "r2"}
+        drops.append(permutation_importance(forest, features[held], ranks[held], **how).importances)
     every = np.concatenate(drops, axis=1)
     mean, spread = every.mean(axis=1), every.std(axis=1)
     order = np.argsort(-mean, kind="stable")
@@ -123,8 +121,7 @@ def expected_over(
     forest = RandomForestRegressor(_TREES, min_samples_leaf=2, random_state=_SEED, n_jobs=1)
     forest.fit(features[picked], np.clip(target, *limits)[picked])
     columns = [names.index(one.name), names.index(two.name)]
-    made = partial_dependence(
-        forest, features[picked], columns, percentiles=(0, 1), grid_resolution=_GRID, kind="average"
-    )
+    how = {"percentiles": (0, 1), "grid_resolution": _GRID, "kind": "average"}
+    made = partial_dependence(forest, features[picked], columns, **how)
     xs, ys = made["grid_values"]
     return xs, ys, made["average"][0]

@@ -61,10 +61,8 @@ def analyze(
     else:
         result = result_of(experiment)
         if result is None:
-            raise TypeError(
-                "experiment must be a path, or what tune.run or Tuner.fit returned; "
-                f"got {type(experiment).__name__}"
-            )
+            got = type(experiment).__name__
+            raise TypeError(f"experiment must be a path, or what tune.run or Tuner.fit returned; got {got}")
         folder, known = result.folder, (result.metric, result.mode)
         trial_ids = result.trial_ids if run is None else None
     record = read_experiment(folder, run=run, trial_ids=trial_ids)

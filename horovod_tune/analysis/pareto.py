@@ -55,11 +55,8 @@ class ParetoFront:
             row = self.analysis.reports(trial)[self.rows[place]]
             values = {name: float(self.points[place, n]) for n, name in enumerate(self.metrics)}
             config = row["config"] if isinstance(row.get("config"), dict) else trial.config
-            made.append(
-                {"trial_id": trial.trial_id, "training_iteration": iteration_of(row)}
-                | values
-                | frames.flatten(config, "config/")
-            )
+            known = {"trial_id": trial.trial_id, "training_iteration": iteration_of(row)}
+            made.append(known | values | frames.flatten(config, "config/"))
         return frames.frame(made)
 
     @property

@@ -129,9 +129,8 @@ class Analysis:
     def require_metric(self) -> tuple[str, str]:
         """Return metric and mode. Raises `MetricUnknown`, which names what to pass, if one is missing."""
         if self.metric is None or self.mode is None:
-            missing = " and ".join(
-                name for name, value in (("metric", self.metric), ("mode", self.mode)) if not value
-            )
+            known = {"metric": self.metric, "mode": self.mode}
+            missing = " and ".join(name for name, value in known.items() if not value)
             name = one_line(self.metric or "NAME")
             front = " and ".join(map(one_line, self.record.front))
             why = f"does not record its {missing}"
@@ -150,9 +149,8 @@ class Analysis:
     def require_reported(self, metric: str) -> None:
         """Raise `MetricUnknown` if trials have reported numbers, and none by this name."""
         if self.reported_numbers and metric not in self.reported_numbers:
-            raise MetricUnknown(
-                f"no trial reported a number named {metric!r}; reported: {self._reported_text}"
-            )
+            known = self._reported_text
+            raise MetricUnknown(f"no trial reported a number named {metric!r}; reported: {known}")
 
     @cached_property
     def reported_numbers(self) -> tuple[str, ...]:
@@ -186,9 +184,8 @@ class Analysis:
     def _best(self) -> int:
         winner = best_index(self.scores, self.require_metric()[1], self.scope)
         if winner is None:
-            raise ValueError(
-                f"no trial of {self.name!r} has a finite {self.scope} value of {self.metric!r}{self._within}"
-            )
+            value = f"{self.scope} value of {self.metric!r}{self._within}"
+            raise ValueError(f"no trial of {self.name!r} has a finite {value}")
         return winner
 
     @property
@@ -295,9 +292,8 @@ class Analysis:
         home = self.folder.below(self.best_trial.folder_name)
         on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
         # Ray adds the name to a report that came with a checkpoint.
-        measured = {
-            str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in self.best_trial.rows
-        }
+        rows = self.best_trial.rows
+        measured = {str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in rows}
         chosen, best = None, math.nan
         for name in sorted(on_disk):
             value = measured.get(name)

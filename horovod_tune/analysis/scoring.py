@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,12 +97,7 @@ def best_index(scores: Sequence[Score], mode: str, scope: str) -> int | None:
     return winner
 
 
-_SENSES: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+_SENSES = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 _LIMIT = re.compile(r"\s*(?P<metric>[^<>=]+?)\s*(?P<sense><=|>=|<|>)\s*(?P<bound>[^<>=]+?)\s*")
 
 
@@ -119,7 +114,7 @@ class Limit:
 
     def kept_by(self, value: float | None) -> bool:
         """Return True if a value keeps the limit; one that is not known, or NaN, does not."""
-        return value is not None and _SENSES[self.sense](value, self.bound)
+        return value is not None and bool(_SENSES[self.sense](value, self.bound))
 
 
 def parse_limit(text: str) -> Limit:

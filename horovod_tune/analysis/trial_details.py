@@ -58,10 +58,7 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 def config_changes(trial: TrialRecord) -> bool:
     """Return True if a trial's hyperparameters changed while it ran, as under PopulationBasedTraining."""
-    if len(trial.rows) < 2:
-        return False
-    first = trial.rows[0].get("config")
-    return any(row.get("config") != first for row in trial.rows[1:])
+    return any(row.get("config") != trial.rows[0].get("config") for row in trial.rows[1:])
 
 
 def error_line(text: str | None) -> str | None:

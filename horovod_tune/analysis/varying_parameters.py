@@ -79,11 +79,8 @@ def varying_parameters(analysis: Analysis) -> list[Parameter]:
     """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
     domains = analysis.record.domains or {}
     flat = [_options(flatten(trial.config), domains) for trial in analysis.trials]
-    names: dict[str, None] = {}
-    for config in flat:
-        names.update(dict.fromkeys(config))
     found = []
-    for name in names:
+    for name in dict.fromkeys(name for config in flat for name in config):
         values = tuple(config.get(name) for config in flat)
         if len({text_of(value) for value in values}) > 1:
             found.append(_parameter(name, values, domains.get(name)))

@@ -27,24 +27,19 @@ class Finding:
 
     # A trial cannot run with a problem; with a warning it can, though not everything goes well.
     level: Literal["problem", "warning"]
-    # The line of the doctor's table that it belongs to.
-    subject: str
+    subject: str  # the line of the doctor's table that it belongs to
     what: str
     cure: str
-    # The node that has the problem; empty for this machine.
-    node: str = ""
+    node: str = ""  # the node that has the problem; empty for this machine
 
 
 @dataclass(frozen=True)
 class Node:
     """One node of the cluster, as it was examined."""
 
-    # Its host name, with the address if two have the same.
-    label: str
-    # The address that Ray knows it by.
-    address: str
-    # None if examining it failed, with the reason in `failure`.
-    info: NodeInfo | None = None
+    label: str  # its host name, with the address if two have the same
+    address: str  # the address that Ray knows it by
+    info: NodeInfo | None = None  # None if examining it failed, with the reason in `failure`
     failure: str | None = None
     # The interface that the ranks' collectives will take, with its address, or why there is none.
     interface: str | None = None

@@ -48,12 +48,9 @@ class TorchInfo:
     """The torch of an environment."""
 
     version: str
-    # The CUDA release it was built for; None for a CPU build.
-    cuda: str | None = None
-    # The names of the GPUs that it sees.
-    gpus: tuple[str, ...] = ()
-    # Why it cannot be imported.
-    error: str | None = None
+    cuda: str | None = None  # the CUDA release it was built for; None for a CPU build
+    gpus: tuple[str, ...] = ()  # the names of the GPUs that it sees
+    error: str | None = None  # why it cannot be imported
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,7 @@ class HorovodInfo:
     gloo: bool = False
     nccl: bool = False
     mpi: bool = False
-    # Why it cannot be imported.
-    error: str | None = None
+    error: str | None = None  # why it cannot be imported
 
 
 @dataclass(frozen=True)
@@ -83,28 +79,22 @@ class NodeInfo:
     memory: int
     # Versions of this package's own requirements; None for one that is missing.
     packages: dict[str, str | None]
-    # Requirements of this package that the installed packages do not meet.
-    unmet: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()  # requirements of this package that the installed packages do not meet
     # Packages, and modules of a training function, that cannot be imported, and why.
     broken: dict[str, str] = field(default_factory=dict)
     # Those whose import had not ended after so many seconds: nothing more is known of them.
     slow: dict[str, float] = field(default_factory=dict)
-    # The modules of the training function that were tried.
-    modules: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()  # the modules of the training function that were tried
     torch: TorchInfo | None = None
     horovod: HorovodInfo | None = None
-    # The GPUs' device files, whether or not torch can use them.
-    gpu_devices: tuple[str, ...] = ()
-    # What the host's own name resolves to.
-    host_addresses: tuple[str, ...] = ()
+    gpu_devices: tuple[str, ...] = ()  # the GPUs' device files, whether or not torch can use them
+    host_addresses: tuple[str, ...] = ()  # what the host's own name resolves to
     # The addresses of the network interfaces that are up.
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
     temporary_folder: str = "/tmp"
     temporary_free: int = 0
-    # The size of /dev/shm; None if there is none.
-    shared_memory: int | None = None
-    # How many files a process may have open, at most (the hard limit).
-    open_files: int = 0
+    shared_memory: int | None = None  # the size of /dev/shm; None if there is none
+    open_files: int = 0  # how many files a process may have open, at most (the hard limit)
 
 
 def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEOUT_S) -> NodeInfo:

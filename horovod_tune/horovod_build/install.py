@@ -72,10 +72,8 @@ def install_horovod(request: Request) -> None:
     """
     torch = installed_torch()
     if torch is None:
-        raise BuildError(
-            f"There is no torch in {sys.prefix}. Horovod is compiled for the installed torch: "
-            "install torch first."
-        )
+        cure = "Horovod is compiled for the installed torch: install torch first."
+        raise BuildError(f"There is no torch in {sys.prefix}. {cure}")
     plan = Plan(torch.version, gpu=request.gpu, machine=build.machine_tag(_text("/proc/cpuinfo")))
     if request.install and not request.force and request.wheel_dir is None and is_installed(plan):
         _check_installed(plan)
@@ -115,11 +113,8 @@ def _build(plan: Plan, torch: InstalledTorch, request: Request, lock: int) -> Pa
     _pip_install_missing()
     cmake = machine.cmake or build.fetch_cmake(work / "cmake")
     if machine.nvcc and machine.nccl and plan.gpu == "nccl":
-        plan = replace(
-            plan,
-            cuda_home=installed.cuda_home_of(machine.nvcc, os.environ),
-            nccl=build.link_nccl(machine.nccl, work / "nccl"),
-        )
+        cuda_home = installed.cuda_home_of(machine.nvcc, os.environ)
+        plan = replace(plan, cuda_home=cuda_home, nccl=build.link_nccl(machine.nccl, work / "nccl"))
     print(f"Fetching Horovod {build.HOROVOD_VERSION} ...", flush=True)
     source = build.fetch_source(request.source, work)
     apply(patches.patches_for(torch.release, plan.gpu), source)

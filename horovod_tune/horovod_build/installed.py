@@ -27,8 +27,7 @@ class InstalledTorch:
     """The torch of this environment, as its `version.py` states it."""
 
     version: str
-    # The CUDA release it was built for, such as ``"12.8"``; None for a CPU build.
-    cuda: str | None
+    cuda: str | None  # the CUDA release it was built for, such as ``"12.8"``; None for a CPU build
 
     @property
     def release(self) -> tuple[int, int]:
@@ -41,10 +40,8 @@ class InstalledTorch:
 class InstalledHorovod:
     """The Horovod of this environment."""
 
-    # As pip shows it: ``0.28.1+ht7.cpu`` if `install-horovod` built it.
-    version: str
-    # The torch it was compiled for; None if it was built without torch.
-    torch_version: str | None
+    version: str  # as pip shows it: ``0.28.1+ht7.cpu`` if `install-horovod` built it
+    torch_version: str | None  # the torch it was compiled for; None if it was built without torch
 
     @property
     def patch_level(self) -> str | None:
@@ -124,8 +121,7 @@ class Machine:
 
     compiler: str | None
     make: str | None
-    # A CMake that is new enough; None means that pip's is fetched for the build.
-    cmake: str | None
+    cmake: str | None  # a CMake that is new enough; None means that pip's is fetched for the build
     python_header: bool
     pip: bool
     nvcc: Path | None = None

@@ -126,9 +126,8 @@ class GradientAccumulator:
         passes = bounds.count("passes", passes)
         local_batch_size = bounds.count("local_batch_size", local_batch_size, passes)
         if self._done:
-            raise bounds.HyperparameterError(
-                f"a group must not change after it has begun, {self._done} of {self.passes} passes are done"
-            )
+            done = f"{self._done} of {self.passes} passes are done"
+            raise bounds.HyperparameterError(f"a group must not change after it has begun, {done}")
         self.passes, self.local_batch_size = passes, local_batch_size
         if hasattr(self.optimizer, "set_backward_passes_per_step"):
             self.optimizer.set_backward_passes_per_step(passes)
@@ -163,9 +162,8 @@ class GradientAccumulator:
         """
         samples = bounds.count("samples", samples)
         if self.full:
-            raise bounds.HyperparameterError(
-                f"step() must be called after {self.passes} passes, got another backward()"
-            )
+            full = f"step() must be called after {self.passes} passes"
+            raise bounds.HyperparameterError(f"{full}, got another backward()")
         weight = samples / self.local_batch_size
         weighted = loss * weight
         scale = 1.0
@@ -206,9 +204,8 @@ class GradientAccumulator:
         bounds.count("samples over all ranks", int(samples))
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
-        norm = self._scale_gradients(
-            (self._world_size if self._averages else 1) * self.local_batch_size / samples, measures
-        )
+        divided_by = self._world_size if self._averages else 1
+        norm = self._scale_gradients(divided_by * self.local_batch_size / samples, measures)
         stepped = self._optimizer_step()
         if stepped and self._scheduler is not None:
             self._scheduler.step()

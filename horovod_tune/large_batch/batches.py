@@ -98,10 +98,9 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
     [[1, 3], [5, 7]]
     [[9]]
     """
-    if not 0 <= bounds.count("rank", rank, 0) < split.world_size:
-        raise bounds.HyperparameterError(
-            f"rank must be less than the world size {split.world_size}, got {rank}"
-        )
+    world_size = split.world_size
+    if bounds.count("rank", rank, 0) >= world_size:
+        raise bounds.HyperparameterError(f"rank must be less than the world size {world_size}, got {rank}")
     if not isinstance(order, torch.Tensor) or order.dim() != 1:
         shape = f" of shape {tuple(order.shape)}" if hasattr(order, "shape") else ""
         raise bounds.HyperparameterError(
@@ -109,7 +108,7 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
             "torch.as_tensor makes one of a list or an array"
         )
     for batch in order.split(split.global_batch_size):
-        mine = batch[rank :: split.world_size]
+        mine = batch[rank::world_size]
         yield list(mine.split(split.micro_batch_size)) if len(mine) else []
 
 
@@ -130,10 +129,8 @@ def steps_per_epoch(num_samples: int, global_batch_size: int, *, drop_last: bool
     num_samples = bounds.count("num_samples", num_samples)
     global_batch_size = bounds.count("global_batch_size", global_batch_size)
     if drop_last and global_batch_size > num_samples:
-        raise bounds.HyperparameterError(
-            f"global_batch_size must be at most num_samples ({num_samples}) with drop_last, "
-            f"got {global_batch_size}"
-        )
+        bound = f"at most num_samples ({num_samples}) with drop_last"
+        raise bounds.HyperparameterError(f"global_batch_size must be {bound}, got {global_batch_size}")
     return num_samples // global_batch_size if drop_last else -(-num_samples // global_batch_size)
 
 

@@ -50,14 +50,8 @@ _OPTIONAL: dict[str, Any] = {
 _KNOWN = _REQUIRED | set(_OPTIONAL)
 
 # Their names in other libraries. One of these next to the right name contradicts it.
-_OTHER_NAMES = {
-    "learning_rate": "lr",
-    "epoch": "epochs",
-    "num_epochs": "epochs",
-    "warmup": "warmup_epochs",
-    "wd": "weight_decay",
-    "rule": "scaling",
-}
+_OTHER_NAMES = {"learning_rate": "lr", "epoch": "epochs", "num_epochs": "epochs"}
+_OTHER_NAMES |= {"warmup": "warmup_epochs", "wd": "weight_decay", "rule": "scaling"}
 
 
 def likely_key(key: str, missing: Set[str]) -> str | None:
@@ -94,10 +88,8 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     bounds.one_of("schedule", values["schedule"], SCHEDULES)
     for one, other in (("lr", "relative_lr"), ("global_batch_size", "local_batch_size")):
         if (values[one] is None) == (values[other] is None):
-            raise bounds.HyperparameterError(
-                f"config must have one of {one} and {other}, got {one}={values[one]} and "
-                f"{other}={values[other]}"
-            )
+            got = f"{one}={values[one]} and {other}={values[other]}"
+            raise bounds.HyperparameterError(f"config must have one of {one} and {other}, got {got}")
     if values["local_batch_size"] is not None:
         values["local_batch_size"] = bounds.count("local_batch_size", values["local_batch_size"])
     if values["lr"] is None:
@@ -111,9 +103,8 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     bounds.more_than("epochs", values["epochs"], 0)
     bounds.at_least("warmup_epochs", values["warmup_epochs"], 0)
     if values["warmup_epochs"] >= values["epochs"]:
-        raise bounds.HyperparameterError(
-            f"warmup_epochs must be less than epochs ({values['epochs']:g}), got {values['warmup_epochs']!r}"
-        )
+        bound = f"less than epochs ({values['epochs']:g})"
+        raise bounds.HyperparameterError(f"warmup_epochs must be {bound}, got {values['warmup_epochs']!r}")
     if values["scaling"] is None:
         values["scaling"] = RULE_OF_OPTIMIZER[values["optimizer"]]
     bounds.one_of("scaling", values["scaling"], RULES)

@@ -265,9 +265,7 @@ def largest_eigenvalue(
     while products < max_products and not converged:
         product = torch.zeros_like(vector)
         if flat.requires_grad:
-            parts = torch.autograd.grad(
-                flat, chosen, grad_outputs=vector, retain_graph=True, materialize_grads=True
-            )
+            parts = torch.autograd.grad(flat, chosen, vector, retain_graph=True, materialize_grads=True)
             product = torch.cat([each.reshape(-1) for each in parts])
         product = _average(product)
         products += 1

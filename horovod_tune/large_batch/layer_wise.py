@@ -44,9 +44,8 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         self.check_options(group)
         for parameter in group["params"]:
             if parameter.is_complex() or not parameter.is_floating_point():
-                raise bounds.HyperparameterError(
-                    f"{self.name_of(parameter)} must be real, got {parameter.dtype}"
-                )
+                name = self.name_of(parameter)
+                raise bounds.HyperparameterError(f"{name} must be real, got {parameter.dtype}")
             self.state[parameter] = self.first_state(parameter)
 
     def name_of(self, parameter: torch.Tensor) -> str:

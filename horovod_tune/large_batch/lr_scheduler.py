@@ -72,8 +72,7 @@ class LargeBatchLR(LRScheduler):
             raise bounds.HyperparameterError(f"schedule must be a function of the time, got {schedule!r}")
         self.schedule = schedule
         self.rule = bounds.one_of("rule", rule, RULES)
-        self.base_batch_size = base_batch_size
-        self.global_batch_size = global_batch_size
+        self.global_batch_size, self.base_batch_size = global_batch_size, base_batch_size
         if global_batch_size is not None:
             self.global_batch_size = bounds.count("global_batch_size", global_batch_size)
             self.base_batch_size = bounds.count("base_batch_size", base_batch_size)
@@ -103,19 +102,18 @@ class LargeBatchLR(LRScheduler):
             HyperparameterError: `epoch` was given; the epoch follows from the steps.
         """
         if epoch is not None:
-            raise bounds.HyperparameterError(
-                f"epoch must not be given, it follows from the steps; got {epoch!r}"
-            )
+            why = "it follows from the steps"
+            raise bounds.HyperparameterError(f"epoch must not be given, {why}; got {epoch!r}")
         self._since += 1
         super().step()
 
     def get_lr(self) -> list[Any]:
         """Return each group's rate for the next optimiser step."""
-        part = self.schedule(float(self.epoch))
+        epoch = float(self.epoch)
+        part = self.schedule(epoch)
         if not math.isfinite(part) or part < 0:
-            raise bounds.HyperparameterError(
-                f"schedule must be finite and at least 0, got {part!r} at epoch {float(self.epoch):g}"
-            )
+            got = f"{part!r} at epoch {epoch:g}"
+            raise bounds.HyperparameterError(f"schedule must be finite and at least 0, got {got}")
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # Added since, with a base rate.
             self.base_lrs.append(copy.copy(group["lr"]))
             self._reductions.append(1.0)
@@ -178,11 +176,9 @@ class LargeBatchLR(LRScheduler):
         Raises:
             HyperparameterError: The state is that of another number of parameter groups.
         """
-        if len(state_dict["reductions"]) != len(self._reductions):
-            raise bounds.HyperparameterError(
-                f"state_dict must have {len(self._reductions)} parameter groups, "
-                f"got {len(state_dict['reductions'])}"
-            )
+        groups, got = len(self._reductions), len(state_dict["reductions"])
+        if got != groups:
+            raise bounds.HyperparameterError(f"state_dict must have {groups} parameter groups, got {got}")
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["_step_count"]
         self._anchor, self._since = Fraction(*state_dict["anchor"]), state_dict["since"]
@@ -198,10 +194,8 @@ class LargeBatchLR(LRScheduler):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        self._last_lr = [
-            rate.clone() if isinstance(rate, torch.Tensor) else rate
-            for rate in (group["lr"] for group in self.optimizer.param_groups)
-        ]
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._last_lr = [rate.clone() if isinstance(rate, torch.Tensor) else rate for rate in rates]
 
 
 RULES = ("linear", "sqrt", "none")
@@ -232,9 +226,8 @@ def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "li
     >>> [scaling_factor(4096, 256, rule) for rule in ("linear", "sqrt", "none")]
     [16.0, 4.0, 1.0]
     """
-    k = bounds.count("global_batch_size", global_batch_size) / bounds.count(
-        "base_batch_size", base_batch_size
-    )
+    base_batch_size = bounds.count("base_batch_size", base_batch_size)
+    k = bounds.count("global_batch_size", global_batch_size) / base_batch_size
     return {"linear": k, "sqrt": math.sqrt(k), "none": 1.0}[bounds.one_of("rule", rule, RULES)]
 
 

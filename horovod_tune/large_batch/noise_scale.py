@@ -143,7 +143,9 @@ class GradientNorms:
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._norms: list[torch.Tensor] | None = None
-        self._hooks = [each.register_hook(self._note) for each in parameters if each.requires_grad]
+        for each in parameters:
+            if each.requires_grad:
+                each.register_hook(self._record)
 
     def start(self) -> None:
         """Measure from here on; earlier, the hooks would count other calls of ``torch.autograd.grad``."""
@@ -151,15 +153,10 @@ class GradientNorms:
 
     def take(self) -> float:
         """Return the squared norm of the gradients since `start`, and stop measuring."""
-        noted, self._norms = self._norms, None
-        return float(torch.stack(noted).double().square().sum()) if noted else 0.0
+        recorded, self._norms = self._norms, None
+        return float(torch.stack(recorded).double().square().sum()) if recorded else 0.0
 
-    def remove(self) -> None:
-        """Take the hooks off the parameters."""
-        while self._hooks:
-            self._hooks.pop().remove()
-
-    def _note(self, gradient: torch.Tensor) -> None:
+    def _record(self, gradient: torch.Tensor) -> None:
         if self._norms is not None:
             values = gradient.coalesce().values() if gradient.is_sparse else gradient
             self._norms.append(norm(values.detach()))

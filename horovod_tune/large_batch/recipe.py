@@ -64,17 +64,12 @@ class TrainingSetup:
 
     def metrics(self) -> dict[str, float]:
         """Return rate, global batch and, once it is known, noise scale with its interval, for `report`."""
-        found = {
-            "lr": float(self.optimizer.param_groups[0]["lr"]),
-            "global_batch_size": self.split.global_batch_size,
-        }
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        found = {"lr": lr, "global_batch_size": self.split.global_batch_size}
         estimate = self.noise_scale.estimate() if self.noise_scale else None
         if estimate is not None:
-            found |= {
-                "noise_scale": estimate.noise_scale,
-                "noise_scale_low": estimate.low,
-                "noise_scale_high": estimate.high,
-            }
+            found |= {"noise_scale": estimate.noise_scale}
+            found |= {"noise_scale_low": estimate.low, "noise_scale_high": estimate.high}
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,9 +92,8 @@ class TrainingSetup:
         """
         missing = sorted({"kind", "optimizer", "scheduler", "noise_scale"} - set(state_dict))
         if missing:
-            raise bounds.HyperparameterError(
-                f"state_dict must be one of TrainingSetup.state_dict(), it lacks {', '.join(missing)}"
-            )
+            lacks = f"it lacks {', '.join(missing)}"
+            raise bounds.HyperparameterError(f"state_dict must be one of TrainingSetup.state_dict(), {lacks}")
         if state_dict["kind"] == type(self.optimizer).__name__:
             fresh = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict({**state_dict["optimizer"], "param_groups": fresh})

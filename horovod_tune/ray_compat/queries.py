@@ -239,10 +239,8 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
         return True
     common_pb2: Any = importlib.import_module("ray.core.generated.common_pb2")  # compiled, without types
     taken_away = common_pb2.NodeDeathInfo.Reason.Value("AUTOSCALER_DRAIN_PREEMPTED")
-    return any(
-        node["NodeID"] in wanted and not node["Alive"] and node.get("DeathReason") == taken_away
-        for node in ray.nodes()
-    )
+    dead = [node for node in ray.nodes() if node["NodeID"] in wanted and not node["Alive"]]
+    return any(node.get("DeathReason") == taken_away for node in dead)
 
 
 def announce_end(address: str) -> None:

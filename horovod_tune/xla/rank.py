@@ -200,9 +200,8 @@ class _Rank:
     def _send(self, message: Message) -> None:
         match message:
             case Report(index=index, metrics=metrics, checkpoint_path=path):
-                self._channel.send(
-                    "report", run=self._run, index=index, metrics=metrics, checkpoint_path=path
-                )
+                fields = {"index": index, "metrics": metrics, "checkpoint_path": path}
+                self._channel.send("report", run=self._run, **fields)
                 return
         self._copies.release_all()
         flush_streams()
@@ -252,9 +251,8 @@ class _Rank:
             assert self._fetched is not None
             answer = self._fetched
         if answer["error"]:
-            raise RuntimeError(
-                f"the checkpoint {place.path} could not be copied to this host:\n{answer['error']}"
-            )
+            why = answer["error"]
+            raise RuntimeError(f"the checkpoint {place.path} could not be copied to this host:\n{why}")
         return str(answer["path"])
 
     def _reset(self, join_s: float) -> list[str]:

@@ -97,8 +97,7 @@ def _placement_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement
     alone = [
         host for host in hosts if host.chips and (host.slice_name is None or sizes[host.slice_name] == 1)
     ]
-    if spec.tpu_type is not None:
-        alone = [host for host in alone if host.pod_type == spec.tpu_type]
+    alone = [host for host in alone if spec.tpu_type in (None, host.pod_type)]
     chips = spec.num_slots if spec.num_slots is not None else _chips_of_a_host(spec, alone)
     if chips not in CHIP_COUNTS:
         raise SpecError(f"num_slots must be one of {CHIP_COUNTS} with use_tpu, got {chips}")
@@ -174,9 +173,8 @@ def _planned_shape(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> 
     if spec.tpu_type is not None and not of_type:
         count, chips = shape_of(spec.tpu_type)
         if spec.num_hosts != count:
-            raise SpecError(
-                f"num_hosts must be {count} for tpu_type {spec.tpu_type!r}, or left out, got {spec.num_hosts}"
-            )
+            needed = f"{count} for tpu_type {spec.tpu_type!r}, or left out"
+            raise SpecError(f"num_hosts must be {needed}, got {spec.num_hosts}")
         _check_whole_hosts(spec, chips)
         return spec.tpu_type, chips
     there = "; ".join(
@@ -191,9 +189,8 @@ def _planned_shape(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> 
 
 def _check_whole_hosts(spec: TrialSpec, chips: int) -> None:
     if spec.num_slots not in (None, chips):
-        raise SpecError(
-            f"num_slots must be all {chips} chips of a host in a slice of several hosts, got {spec.num_slots}"
-        )
+        chosen = f"all {chips} chips of a host in a slice of several hosts"
+        raise SpecError(f"num_slots must be {chosen}, got {spec.num_slots}")
 
 
 def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> list[dict[str, float]]:
@@ -203,9 +200,8 @@ def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> 
         StartFailed: the head's node is not in a slice with ``spec.num_hosts`` hosts.
     """
     assert spec.num_hosts is not None
-    slice_hosts = next(
-        (each for each in slices_of(hosts).values() if head_node in [host.node_id for host in each]), []
-    )
+    slices = slices_of(hosts).values()
+    slice_hosts = next((each for each in slices if head_node in [host.node_id for host in each]), [])
     if len(slice_hosts) != spec.num_hosts:
         raise StartFailed(
             f"the slice of node {head_node[:8]} has {len(slice_hosts)} host(s) in Ray, "

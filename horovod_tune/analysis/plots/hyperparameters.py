@@ -66,11 +66,10 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
     y_axis, outside = style.metric_axis(values[np.isfinite(values)], mode, metric)
     texts = style.hover_texts(analysis)
     size = float(np.clip(900 / max(len(values), 1), 4, 8))
-    look = {"mode": "markers", "showlegend": False, "hovertemplate": "%{text}<br>%{y:.5g}<extra></extra>"}
+    look: dict[str, Any] = {"mode": "markers", "showlegend": False}
+    look["hovertemplate"] = "%{text}<br>%{y:.5g}<extra></extra>"
     dots = {"color": style.OKABE_ITO[0], "size": size, "opacity": 0.55}
-    drawn: list[dict[str, Any]] = [
-        look | {"x": xs[known], "y": values[known], "text": texts[known], "marker": dots}
-    ]
+    drawn = [look | {"x": xs[known], "y": values[known], "text": texts[known], "marker": dots}]
     for rank in range(len(one.categories)):
         inside = values[(one.positions == rank) & np.isfinite(values)]
         if len(inside):
@@ -116,9 +115,8 @@ def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) 
         hovertemplate="%{text}<br>" + style.label(metric) + " %{marker.color:.5g}<extra></extra>",
         showlegend=False,
     )
-    said = style.joined(
-        "the strongest colour is best", "ground: a random forest's expectation" if ground is not None else ""
-    )
+    expectation = "ground: a random forest's expectation" if ground is not None else ""
+    said = style.joined("the strongest colour is best", expectation)
     x_axis, y_axis = style.parameter_axis(one), style.parameter_axis(two)
     return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=said)
 

@@ -142,11 +142,8 @@ def best_so_far(
     if len(compared) != 1:
         raise ValueError(f"experiments to compare must have one metric and mode, got {sorted(compared)}")
     metric, mode = compared.pop()
-    steps = {
-        name: [s for s in (series.best_so_far(a, against) for a in group) if len(s[0])]
-        for name, group in groups.items()
-    }
-    steps = {name: group for name, group in steps.items() if group}
+    drawn = {name: [series.best_so_far(one, against) for one in group] for name, group in groups.items()}
+    steps = {name: known for name, group in drawn.items() if (known := [s for s in group if len(s[0])])}
     if not steps:
         return style.figure("Best so far", empty=f"no trial has reported a finite {metric}")
     end = max(float(x[-1]) for group in steps.values() for x, _ in group)

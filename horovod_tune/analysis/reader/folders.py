@@ -73,9 +73,8 @@ class Folder:
         found = []
         for info in self.filesystem.get_file_info(selector):
             modified = info.mtime.timestamp() if info.mtime is not None else None
-            found.append(
-                Entry(info.base_name, info.type == pafs.FileType.Directory, info.size or 0, modified)
-            )
+            is_dir = info.type == pafs.FileType.Directory
+            found.append(Entry(info.base_name, is_dir, info.size or 0, modified))
         return sorted(found, key=lambda entry: entry.name)
 
     def _local_entries(self, local: str) -> list[Entry]:
@@ -84,8 +83,8 @@ class Folder:
             with os.scandir(local) as listed:
                 for item in listed:
                     facts = item.stat(follow_symlinks=False)
-                    is_dir = stat.S_ISDIR(facts.st_mode) or (
-                        item.is_symlink() and os.path.isdir(item.path) and self._stays_inside(item.path)
+                    is_dir = os.path.isdir(item.path) and (
+                        not item.is_symlink() or self._stays_inside(item.path)
                     )
                     text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
                     found.append(Entry(text, is_dir, facts.st_size, facts.st_mtime, text != item.name))
@@ -130,7 +129,7 @@ class Folder:
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(real)
         if not stat.S_ISREG(found.st_mode):
-            raise UnusableFile(f"not a regular file ({_KINDS.get(stat.S_IFMT(found.st_mode), 'unknown')})")
+            raise UnusableFile("not a regular file")
         if not self._stays_inside(local):
             raise UnusableFile("a link that leads out of the experiment's folder")
         # Not followed and not waited for: it may have become something else since.
@@ -143,14 +142,6 @@ class Folder:
     def _stays_inside(self, local: str) -> bool:
         top = os.path.realpath(_on_this_machine(self.filesystem, self.top or self.path) or "/")
         return os.path.commonpath([top, os.path.realpath(local)]) == top
-
-
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 def _on_this_machine(filesystem: Any, path: str) -> str | None:
@@ -195,13 +186,9 @@ def driver_folders(experiment: str) -> list[Folder]:
     """
     roots = [os.environ.get("RAY_TMPDIR"), os.environ.get("RAY_TEMP_DIR"), "/tmp/ray"]
     found: dict[str, float] = {}
-    for root in roots:
-        if not root:
-            continue
-        for base in (Path(root), Path(root) / "ray"):
-            for path in base.glob("session_2*/artifacts/*/*/driver_artifacts"):
-                if path.parent.name != experiment or not os.access(path, os.R_OK | os.X_OK):
-                    continue
+    for base in (base for root in roots if root for base in (Path(root), Path(root) / "ray")):
+        for path in base.glob("session_2*/artifacts/*/*/driver_artifacts"):
+            if path.parent.name == experiment and os.access(path, os.R_OK | os.X_OK):
                 found[path.resolve().as_posix()] = path.stat().st_mtime
     newest_first = sorted(found, key=lambda path: -found[path])
     return [Folder(pafs.LocalFileSystem(), path, path) for path in newest_first]

@@ -131,24 +131,14 @@ class _Converter:
 
 _LATEST = 9e9  # Unix time of the year 2255: pandas' clocks end a little later
 
+# The numbers that Tune, or a distributed trial's coordinator, adds: none is what a search is about.
 TUNES_OWN = frozenset(
-    {
-        "timestamp",
-        "training_iteration",
-        "time_this_iter_s",
-        "time_total_s",
-        "pid",
-        "time_since_restore",
-        "iterations_since_restore",
-        "world_size",
-        "start_s",
-        "timesteps_total",
-        "timesteps_since_restore",
-        "episodes_total",
-        "warmup_time",
-    }
+    (
+        *("timestamp", "training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore"),
+        *("iterations_since_restore", "timesteps_total", "timesteps_since_restore", "episodes_total"),
+        *("pid", "world_size", "start_s", "warmup_time"),
+    )
 )
-"""The numbers that Tune, or a distributed trial's coordinator, adds: none is what a search is about."""
 
 
 def iteration_of(report: Mapping[str, Any]) -> int | None:

@@ -124,9 +124,8 @@ class Metadata:
 
     def filled_in(self, other: Metadata) -> Metadata:
         """Return this with what only `other` knows."""
-        return replace(
-            self, **{name: value for name, value in vars(other).items() if not getattr(self, name)}
-        )
+        missing = {name: value for name, value in vars(other).items() if not getattr(self, name)}
+        return replace(self, **missing)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ def folder_name_of(trial: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class StateFile:
-    """One driver's account of its search. `written` is Unix time in seconds, None if it is not known."""
+    """One driver's record of its search. `written` is Unix time in seconds, None if it is not known."""
 
     name: str
     state: dict[str, Any]

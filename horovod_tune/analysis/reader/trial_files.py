@@ -124,9 +124,8 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
         status = "RUNNING"  # it has reported since the state was written
     if status == "UNKNOWN":
         trial_id = str(last.get("trial_id", trial_id))
-        status = (
-            "TERMINATED" if last.get("done") is True else "ERROR" if trial.error is not None else "UNKNOWN"
-        )
+        status = "ERROR" if trial.error is not None else "UNKNOWN"
+        status = "TERMINATED" if last.get("done") is True else status
     stamp = seconds(last.get("timestamp"))
     if stamp is not None and (end is None or stamp > end):
         end = stamp

@@ -49,9 +49,8 @@ def result_of(returned: Any) -> Result | None:
     folder = Folder(filesystem, path, f"{filesystem.type_name}://{path}" if remote else path)
     trials = getattr(returned, "trials", None)
     ids = frozenset(str(trial.trial_id) for trial in trials) if trials else None
-    return Result(
-        folder, getattr(returned, "default_metric", None), getattr(returned, "default_mode", None), ids
-    )
+    metric, mode = (getattr(returned, f"default_{name}", None) for name in ("metric", "mode"))
+    return Result(folder, metric, mode, ids)
 
 
 def read_experiment(
@@ -127,12 +126,9 @@ def _is_state(entry: Entry) -> bool:
 def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Problem]) -> list[StateFile]:
     """Return the readable state files; a restored search, or several searches, have several."""
     found = []
-    for entry in entries:
-        if not _is_state(entry):
-            continue
+    for entry in filter(_is_state, entries):
         try:
-            state = _state(folder, entry.name)
-            found.append(StateFile(entry.name, state, entry.modified))
+            found.append(StateFile(entry.name, _state(folder, entry.name), entry.modified))
         except (ValueError, OSError) as error:
             problems.append(Problem(entry.name, str(error)))
     return found
@@ -199,18 +195,8 @@ def _trials_without_state(
         places = [folder.below(name)] + ([staged.below(name)] if staged is not None else [])
         if not any(place.size(file) for place in places for file in _TRIAL_FILES):
             continue
-        failed = any(place.size("error.txt") for place in places)
-        found.append(
-            TrialRecord(
-                trial_id=name,
-                number=-1,
-                name=name,
-                config={},
-                status="UNKNOWN",
-                directory=folder.below(name).shown,
-                error="" if failed else None,
-            )
-        )
+        error = "" if any(place.size("error.txt") for place in places) else None
+        found.append(TrialRecord(name, -1, name, {}, "UNKNOWN", folder.below(name).shown, error=error))
     return found
 
 
@@ -224,11 +210,8 @@ def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[
     unreadable = "; ".join(map(str, problems))
     if unreadable:
         return f"no Tune experiment can be read at {folder.shown!r}: {unreadable}"
-    inner = [
-        entry.name
-        for entry in entries
-        if entry.is_dir and any(_is_state(below) for below in folder.below(entry.name).entries())
-    ]
+    folders = [entry.name for entry in entries if entry.is_dir]
+    inner = [name for name in folders if any(map(_is_state, folder.below(name).entries()))]
     hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
     missing = f"neither {_STATE} nor a trial's folder with result.json"
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"

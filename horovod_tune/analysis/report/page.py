@@ -23,12 +23,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _PARAMETERS = 24  # more hyperparameters than this have no picture of their own
-_CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    "scrollZoom": False,
-    "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
-}
+_BUTTONS = [["toImage", "zoom2d", "pan2d", "resetScale2d"]]
+_CONFIG = {"displaylogo": False, "responsive": True, "scrollZoom": False, "modeBarButtons": _BUTTONS}
 _SCRIPT = re.compile(r"<script(?: [^>]*)?>(.*?)</script>", re.DOTALL)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import hosts_of, ranks_of, session_gaps, spans
+from horovod_tune.analysis.varying_parameters import text_of
 
 NOT_KNOWN = "not written down"
 
@@ -166,10 +167,7 @@ def _usage_text(used: Usage, trials: int) -> str:
 def _joined(pairs: Any) -> str:
     if not isinstance(pairs, dict):
         return ""
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in pairs.items()
-    )
+    return ", ".join(f"{name} {text_of(value)}" for name, value in pairs.items())
 
 
 def hours(amount: float) -> str:

@@ -6,7 +6,7 @@ Everything that came from the user is escaped here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 from importlib import metadata
@@ -47,11 +47,8 @@ def header_section(analysis: Analysis) -> str:
         f'<div class="tile-more">{escape(more)}</div></div>'
         for name, value, more in tiles
     )
-    state = escape(analysis.state)
-    return (
-        f'<h1>{escape(analysis.name)} <span class="state state-{state}">{state}</span></h1>'
-        f'<div class="tiles">{cells}</div>'
-    )
+    state = f'<span class="state state-{analysis.state}">{analysis.state}</span>'
+    return f'<h1>{escape(analysis.name)} {state}</h1><div class="tiles">{cells}</div>'
 
 
 def answer_section(analysis: Analysis) -> str:
@@ -61,11 +58,8 @@ def answer_section(analysis: Analysis) -> str:
     word = "lowest" if analysis.mode == "min" else "highest"
     against = "by its last value" if analysis.scope == "last" else "by its best value"
     best = f"; its best was {scored.best:.6g} at iteration {scored.best_iteration}"
-    places = {
-        "Trial": trial.trial_id,
-        "Checkpoint": analysis.best_checkpoint_path,
-        "Folder": trial.directory,
-    }
+    checkpoint = analysis.best_checkpoint_path
+    places = {"Trial": trial.trial_id, "Checkpoint": checkpoint, "Folder": trial.directory}
     listed = "".join(
         f"<dt>{name}</dt><dd>{f'<code>{escape(place)}</code>' if place else 'this trial kept none'}</dd>"
         for name, place in places.items()
@@ -83,9 +77,8 @@ def answer_section(analysis: Analysis) -> str:
 
 
 def _code(name: str, text: str) -> str:
-    return (
-        f'<figure class="code"><figcaption>{name}</figcaption><pre><code>{escape(text)}</code></pre></figure>'
-    )
+    code = f"<pre><code>{escape(text)}</code></pre>"
+    return f'<figure class="code"><figcaption>{name}</figcaption>{code}</figure>'
 
 
 def notes_section(analysis: Analysis) -> str:
@@ -95,11 +88,8 @@ def notes_section(analysis: Analysis) -> str:
     shown = analysis.problems[:_PROBLEMS]
     lines = "".join(f"<li><strong>{escape(p.where)}</strong>: {escape(p.what)}</li>" for p in shown)
     more = f"<li>and {count - _PROBLEMS} more</li>" if count > _PROBLEMS else ""
-    noun = "part" if count == 1 else "parts"
-    return (
-        f'<details class="notes"><summary>{count} {noun} of the experiment could not be read whole</summary>'
-        f"<ul>{lines}{more}</ul></details>"
-    )
+    summary = f"{count} {'part' if count == 1 else 'parts'} of the experiment could not be read whole"
+    return f'<details class="notes"><summary>{summary}</summary><ul>{lines}{more}</ul></details>'
 
 
 def trade_offs(front: ParetoFront) -> str:
@@ -125,16 +115,13 @@ def _table(front: ParetoFront) -> str:
     table = front.dataframe()
     names = [str(name).removeprefix("config/") for name in table.columns]
     heads = "".join(f"<th scope=col>{escape(name)}</th>" for name in names)
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(text_of(value))}</td>' for value in row)}</tr>"
-        for row in table.head(_FRONT).itertuples(index=False)
-    )
+    listed = table.head(_FRONT).itertuples(index=False)
+    cells = ("".join(f"<td>{escape(text_of(value))}</td>" for value in row) for row in listed)
+    rows = "".join(f"<tr>{row}</tr>" for row in cells)
     left = len(table) - _FRONT
     more = f'<p class="said">and {left} more</p>' if left > 0 else ""
-    return (
-        f'<div class="scroll"><table class="facts"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>{more}"
-    )
+    inner = f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>"
+    return f'<div class="scroll"><table class="facts">{inner}</table></div>{more}'
 
 
 def failures_section(analysis: Analysis) -> str:
@@ -153,25 +140,29 @@ def failures_section(analysis: Analysis) -> str:
 
 def _failure(line: str, ids: list[str], text: str) -> str:
     shown = ", ".join(ids[:12]) + (f" and {len(ids) - 12} more" if len(ids) > 12 else "")
-    cut = (
-        text if len(text) <= _TRACEBACK else text[:_TRACEBACK] + "\n… (the rest is in the trial's error.txt)"
-    )
+    if len(text) > _TRACEBACK:
+        text = text[:_TRACEBACK] + "\n… (the rest is in the trial's error.txt)"
     count = f"{len(ids)} trials" if len(ids) > 1 else "1 trial"
     first = f"<p>The first, {escape(ids[0])}:</p>" if len(ids) > 1 else ""
     return (
         '<details class="failure">'
         f'<summary><span class="count">{count}</span> {escape(line[:400])}</summary>'
-        f'<p class="said">{escape(shown)}</p>{first}<pre>{escape(cut)}</pre></details>'
+        f'<p class="said">{escape(shown)}</p>{first}<pre>{escape(text)}</pre></details>'
     )
 
 
 def summary_section(analysis: Analysis) -> str:
-    rows = "".join(
-        f"<tr><th scope=row>{escape(name)}</th><td>{escape(text)}</td></tr>"
-        for name, text in run_summary(analysis)
-    )
     made = f"Made by horovod_tune {metadata.version('horovod_tune')} on {moment(time.time())}."
-    return f'<table class="facts"><tbody>{rows}</tbody></table>{_space(analysis)}<p class="said">{made}</p>'
+    return f'{_facts(run_summary(analysis))}{_space(analysis)}<p class="said">{made}</p>'
+
+
+def _facts(rows: Iterable[tuple[str, str]], tag: str = "span") -> str:
+    """Return a table of names and texts, each within `tag`."""
+    cells = "".join(
+        f"<tr><th scope=row><{tag}>{escape(name)}</{tag}></th><td><{tag}>{escape(text)}</{tag}></td></tr>"
+        for name, text in rows
+    )
+    return f'<table class="facts"><tbody>{cells}</tbody></table>'
 
 
 def _space(analysis: Analysis) -> str:
@@ -180,11 +171,7 @@ def _space(analysis: Analysis) -> str:
         return '<p class="said">The search space is not written down in this experiment.</p>'
     rows = [(name, domain.text) for name, domain in domains.items()]
     rows += [(name, f"{value!r} (constant)"[:300]) for name, value in constants.items()]
-    cells = "".join(
-        f"<tr><th scope=row><code>{escape(name)}</code></th><td><code>{escape(text)}</code></td></tr>"
-        for name, text in rows
-    )
-    return f'<h3>Search space</h3><table class="facts"><tbody>{cells}</tbody></table>'
+    return f"<h3>Search space</h3>{_facts(rows, 'code')}"
 
 
 @dataclass(frozen=True)

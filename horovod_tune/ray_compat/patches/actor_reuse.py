@@ -84,10 +84,8 @@ def reuse_actors_of(keeps_actors: Callable[[type], bool]) -> None:
         return original(self, trial)
 
     def is_starting(controller: Any, actor: Any) -> bool:
-        return (
-            actor in controller._actor_manager._live_actors_to_ray_actors_resources
-            and actor not in controller._started_actors
-        )
+        live = controller._actor_manager._live_actors_to_ray_actors_resources
+        return actor in live and actor not in controller._started_actors
 
     def is_needed_elsewhere(controller: Any) -> bool:
         return not controller._search_alg.is_finished() or any(

@@ -33,8 +33,7 @@ def keep_longer_results() -> None:
     @wrap(LoggerCallback, "_restore_from_remote")
     def restore(original: Any, self: Any, file_name: str, trial: Any) -> None:
         local = Path(trial.local_path, file_name)
-        stored = trial.storage.storage_filesystem.get_file_info(
-            Path(trial.storage.trial_fs_path, file_name).as_posix()
-        )
+        path = Path(trial.storage.trial_fs_path, file_name).as_posix()
+        stored = trial.storage.storage_filesystem.get_file_info(path)
         if not local.exists() or local.stat().st_size < (stored.size or 0):
             original(self, file_name, trial)

@@ -193,22 +193,21 @@ class PlainView:
         self._printed: dict[str, float] = {}
 
     def show(self, event: str, trial: TrialProgress, progress: Progress, now: float) -> None:
-        line = trial.text(progress.metric, now)
+        pause_s = min(_PAUSE_S, self._every_s)
+        if event == "better" and not self._is_due("better", now, pause_s):
+            return
+        if event == "reported" and not self._is_due(trial.trial_id, now, self._every_s):
+            return
+        line = trial.text(progress.metric, now) + (" · best so far" if event == "better" else "")
         if event == "started":
             line = f"{trial.trial_id} started  {settings(trial.config)}".rstrip()
         elif event == "resumed":
             line = f"{trial.trial_id} continues after iteration {trial.iteration}"
-        elif event == "better":
-            if not self._is_due("better", now, min(_PAUSE_S, self._every_s)):
-                return
-            line += " · best so far"
-        elif event == "reported" and not self._is_due(trial.trial_id, now, self._every_s):
-            return
         elif event.startswith("continues"):
             line = f"{trial.trial_id} {event}"
         self._print(line)
         self._printed[trial.trial_id] = now
-        if event in ("done", "failed") and self._is_due("summary", now, min(_PAUSE_S, self._every_s)):
+        if event in ("done", "failed") and self._is_due("summary", now, pause_s):
             self._print(progress.summary(now))
 
     def _is_due(self, what: str, now: float, every_s: float) -> bool:

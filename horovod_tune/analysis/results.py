@@ -20,7 +20,7 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.scoring import Limit, Score, best_index, is_better, kept, score, value_of
+from horovod_tune.analysis.scoring import Limit, Score, best_index, kept, score, value_of
 from horovod_tune.analysis.trial_details import config_changes, plain_text
 from horovod_tune.errors import HorovodTuneError
 
@@ -294,14 +294,12 @@ class Analysis:
         # Ray adds the name to a report that came with a checkpoint.
         rows = self.best_trial.rows
         measured = {str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in rows}
-        chosen, best = None, math.nan
-        for name in sorted(on_disk):
-            value = measured.get(name)
-            if value is not None and is_better(value, best, mode):
-                chosen, best = name, value
+        values = {name: value for name, value in sorted(measured.items()) if name in on_disk}
+        finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+        if finite:
+            return home.below((min if mode == "min" else max)(finite, key=finite.__getitem__))
         # Reports of class trainables name no checkpoint: the newest is the nearest to the last result.
-        chosen = chosen or max(on_disk, default=None)
-        return None if chosen is None else home.below(chosen)
+        return home.below(max(on_disk)) if on_disk else None
 
     def dataframe(self) -> pd.DataFrame:
         """Return one row per trial, in the order of creation.

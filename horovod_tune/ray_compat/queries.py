@@ -219,9 +219,9 @@ def free_on_remaining_nodes() -> dict[str, dict[str, float]]:
         return {}
     from ray._private.state import state
 
-    going = draining_nodes()
+    draining = draining_nodes()
     free = state.available_resources_per_node()
-    return {node: dict(amounts) for node, amounts in free.items() if node not in going}
+    return {node: dict(amounts) for node, amounts in free.items() if node not in draining}
 
 
 def is_preempted(node_ids: Iterable[str]) -> bool:

@@ -146,7 +146,9 @@ class RunFiles:
         """Return what the driver wrote about this run, and what `BayesOptSearch` saved."""
         known = run_metadata(written)
         names = {entry.name for entry in self.listed if not entry.odd_name}
-        ours = [name for name in fnmatch.filter(names, _SEARCHER) if self._is_of_this_run(name)]
+        # If there are several runs, its name has the stamp of one of this run's drivers.
+        stamps = self.chosen.stamps if self.chosen is not None and len(self.runs) > 1 else {""}
+        ours = [name for name in fnmatch.filter(names, _SEARCHER) if any(stamp in name for stamp in stamps)]
         for name in sorted(ours, reverse=True)[:1]:
             try:
                 data = self._read(name) or b""
@@ -159,12 +161,6 @@ class RunFiles:
     def _read(self, name: str) -> bytes | None:
         data = self.folder.read(name, _LARGEST)
         return data or (self.staged.read(name, _LARGEST) if self.staged is not None else None)
-
-    def _is_of_this_run(self, name: str) -> bool:
-        """Return True if a searcher's state has the stamp of one of this run's drivers."""
-        if len(self.runs) < 2 or self.chosen is None:
-            return True
-        return any(stamp in name for stamp in self.chosen.stamps)
 
     def written(self, trials: Iterable[TrialRecord], problems: list[Problem]) -> dict[str, Any]:
         """Return what the driver wrote when this run started."""

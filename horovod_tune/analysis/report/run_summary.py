@@ -69,10 +69,15 @@ def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
     """Return (name, text) pairs that describe the run; a value that was not recorded has a text too."""
     record, written = analysis.record, analysis.record.metadata
     budget = f" of a budget of {duration(record.time_budget_s)}" if record.time_budget_s else ""
+    comparison = comparison_text(analysis) if analysis.mode else f"mode {NOT_KNOWN}"
+    search = ""
+    if len(record.runs) > 1 and record.run is not None:
+        number = record.runs.index(record.run) + 1
+        search = f" (search {number} of {len(record.runs)} in this folder, {record.run})"
     return [
-        ("Experiment", record.path + run_text(analysis)),
+        ("Experiment", record.path + search),
         ("State", state_text(analysis)),
-        ("Metric", metric_text(analysis)),
+        ("Metric", f"{analysis.metric}, {comparison}" if analysis.metric else NOT_KNOWN),
         ("Trials", trials_text(analysis)),
         ("Searcher", record.searcher or NOT_KNOWN),
         ("Scheduler", record.scheduler or NOT_KNOWN),
@@ -87,28 +92,11 @@ def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
     ]
 
 
-def run_text(analysis: Analysis) -> str:
-    """Return which of its folder's searches an experiment is, in brackets; nothing if there is only one."""
-    runs = analysis.runs
-    if len(runs) < 2 or analysis.run is None:
-        return ""
-    return f" (search {runs.index(analysis.run) + 1} of {len(runs)} in this folder, {analysis.run})"
-
-
 def state_text(analysis: Analysis) -> str:
     last = analysis.record.last_write
     if analysis.state == "finished" or last is None:
         return analysis.state
-    ago = f"last written {duration(max(0.0, time.time() - last))} ago"
-    return f"{analysis.state} ({ago})"
-
-
-def metric_text(analysis: Analysis) -> str:
-    if not analysis.metric:
-        return NOT_KNOWN
-    if not analysis.mode:
-        return f"{analysis.metric}, mode {NOT_KNOWN}"
-    return f"{analysis.metric}, {comparison_text(analysis)}"
+    return f"{analysis.state} (last written {duration(max(0.0, time.time() - last))} ago)"
 
 
 def comparison_text(analysis: Analysis) -> str:
@@ -127,13 +115,10 @@ def trials_text(analysis: Analysis) -> str:
 
 
 def _ranks_text(analysis: Analysis) -> str:
-    found = Counter(ranks_of(trial) for trial in analysis.trials)
-    known = sorted((ranks, count) for ranks, count in found.items() if ranks is not None)
-    if not known:
-        return NOT_KNOWN
-    if len(known) == 1:
-        return str(known[0][0])
-    return ", ".join(f"{ranks} ({count} trials)" for ranks, count in known)
+    found = Counter(ranks for trial in analysis.trials if (ranks := ranks_of(trial)) is not None)
+    if len(found) == 1:
+        return str(*found)
+    return ", ".join(f"{ranks} ({count} trials)" for ranks, count in sorted(found.items())) or NOT_KNOWN
 
 
 def _resources_text(analysis: Analysis) -> str:

@@ -21,10 +21,8 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     _common(report)
     output = "the page to write (default: %(default)s)"
     report.add_argument("-o", "--output", default="report.html", help=output)
-    pareto = (
-        'add a section on several metrics at once, such as "accuracy=max,latency_ms=min" (default: those '
-    )
-    pareto += "that BayesOptSearch looked for)"
+    pareto = 'add a section on several metrics at once, such as "accuracy=max,latency_ms=min" '
+    pareto += "(default: those that BayesOptSearch looked for)"
     report.add_argument("--pareto", type=_aims, metavar="METRICS", help=pareto)
     report.set_defaults(run=run_report)
 
@@ -165,7 +163,7 @@ def run_export(args: argparse.Namespace) -> int:
     analysis = _read(args)
     if analysis is None:
         return 1
-    table = export.chosen_frame(analysis, args.what)
+    table = analysis.dataframe() if args.what == "trials" else analysis.history()
     try:
         if args.csv == "-":
             export.write_csv(table, sys.stdout)

@@ -94,9 +94,8 @@ def space_metadata(config: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    return value if isinstance(value, str) else str(value)[:_LONGEST_TEXT]
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if is_plain else str(value)[:_LONGEST_TEXT]
 
 
 def _domain(domain: Any) -> dict[str, Any]:

@@ -11,15 +11,9 @@ from typing import Any, TextIO
 import pandas as pd
 
 from horovod_tune.analysis.printable import one_line
-from horovod_tune.analysis.results import Analysis
 
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: full-width ones
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
-
-def chosen_frame(analysis: Analysis, what: str) -> pd.DataFrame:
-    """Return one row per trial ("trials") or one row per report ("history")."""
-    return analysis.dataframe() if what == "trials" else analysis.history()
 
 
 def write_csv(table: pd.DataFrame, path: Path | TextIO) -> None:

@@ -68,11 +68,9 @@ def analyze(
     record = read_experiment(folder, run=run, trial_ids=trial_ids)
     if run is None and trial_ids is None and len(record.runs) > 1:
         warnings.warn(f"{record.path}: {several_runs(record)}", stacklevel=2)
-    metric_known, mode_known = known[0] or record.metric, known[1] or record.mode
-    if metric is None:
-        metric, mode = metric_known, mode or mode_known
-    elif mode is None and metric == metric_known:
-        mode = mode_known
+    metric = metric or known[0]
+    if mode is None and metric == known[0]:
+        mode = known[1]
     kept = record.limits if given is None else given
     return Analysis(record, folder, metric=metric, mode=mode, scope=scope, limits=kept, trial_ids=trial_ids)
 

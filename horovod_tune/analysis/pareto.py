@@ -87,7 +87,13 @@ class ParetoFront:
 
 def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
     """See `Analysis.pareto_front`."""
-    _check(analysis, metrics)
+    if len(metrics) < 2:
+        example = '{"accuracy": "max", "latency_ms": "min"}'
+        raise ValueError(f"metrics must have two or more, like {example}, got {dict(metrics)!r}")
+    for name, mode in metrics.items():
+        if mode not in ("min", "max"):
+            raise ValueError(f'the mode of {name!r} must be "min" or "max", got {mode!r}')
+        analysis.require_reported(name)
     points: list[tuple[float, ...]] = []
     trials, places = [], []
     for index, trial in enumerate(analysis.trials):
@@ -103,13 +109,3 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
     array = np.array(points, dtype=float).reshape(len(points), len(metrics))
     front = non_dominated(array, list(metrics.values()))
     return ParetoFront(analysis, dict(metrics), array, tuple(trials), tuple(places), front)
-
-
-def _check(analysis: Analysis, metrics: Mapping[str, str]) -> None:
-    if len(metrics) < 2:
-        example = '{"accuracy": "max", "latency_ms": "min"}'
-        raise ValueError(f"metrics must have two or more, like {example}, got {dict(metrics)!r}")
-    for name, mode in metrics.items():
-        if mode not in ("min", "max"):
-            raise ValueError(f'the mode of {name!r} must be "min" or "max", got {mode!r}')
-        analysis.require_reported(name)

@@ -129,9 +129,8 @@ def parse_limit(text: str) -> Limit:
     except ValueError:
         bound = math.nan
     if found is None or not math.isfinite(bound):
-        raise ValueError(
-            f'a limit is written like "latency_ms <= 20", with one metric and a finite bound, got {text!r}'
-        )
+        example = '"latency_ms <= 20", with one metric and a finite bound'
+        raise ValueError(f"a limit is written like {example}, got {text!r}")
     return Limit(found["metric"], found["sense"], bound)
 
 

@@ -195,9 +195,8 @@ def watch(
             return _watch_lines(analysis, screen, interval_s, sleep)
 
         def fitting(seen: Analysis) -> Group:
-            return view(
-                seen, rows=max(3, min(rows, screen.height - 18)), width=screen.width, with_summary=False
-            )
+            fit = max(3, min(rows, screen.height - 18))
+            return view(seen, rows=fit, width=screen.width, with_summary=False)
 
         with Live(fitting(analysis), console=screen, auto_refresh=False) as live:
             while analysis.state == "running":

@@ -7,22 +7,9 @@ preflight.py   Preflight: the callback that does so before a search's first tria
 report.py      the one table, and the findings under it
 command.py     `horovod-tune doctor`
 """
+# ruff: noqa: F401 - imported for the rest of the package
 
 from horovod_tune.doctor.findings import Finding, Node, can_run_trials, diagnose, diagnose_nodes
 from horovod_tune.doctor.node_info import HorovodInfo, NodeInfo, TorchInfo, collect_info
 from horovod_tune.doctor.nodes import check
 from horovod_tune.doctor.report import Report
-
-__all__ = [
-    "Finding",
-    "HorovodInfo",
-    "Node",
-    "NodeInfo",
-    "Report",
-    "TorchInfo",
-    "can_run_trials",
-    "check",
-    "collect_info",
-    "diagnose",
-    "diagnose_nodes",
-]

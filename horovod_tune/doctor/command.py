@@ -28,9 +28,8 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Checks that the versions installed here are compatible, and names the cure for each "
         "problem. Exit status 1 when a trial could not run.",
     )
-    parser.add_argument(
-        "--address", metavar="ADDRESS", help="examine every machine of the Ray cluster there, e.g. auto"
-    )
+    address = "examine every machine of the Ray cluster there, e.g. auto"
+    parser.add_argument("--address", metavar="ADDRESS", help=address)
     parser.set_defaults(run=run)
 
 
@@ -50,11 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def unreachable_reason(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
     """Return why no Ray cluster answers at `address` within `timeout_s` seconds; None if one does."""
-    command = [sys.executable, "-c", _CONNECT, address]
+    command, nothing = [sys.executable, "-c", _CONNECT, address], subprocess.DEVNULL
     try:
-        ran = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
-        )
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=nothing)
     except subprocess.TimeoutExpired:
         return (
             f"no Ray cluster answered at {address} within {timeout_s:g} s. Does one run there (ray status), "

@@ -250,8 +250,7 @@ def find_nccl(environ: Mapping[str, str], packages: Sequence[Path]) -> Nccl | No
 def output_of(*command: str) -> str | None:
     """Return what a command prints, or None if it cannot be run or fails."""
     try:
-        return subprocess.check_output(
-            command, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, timeout=60
-        )
+        stdin, stderr = subprocess.DEVNULL, subprocess.STDOUT
+        return subprocess.check_output(command, stderr=stderr, stdin=stdin, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return None

@@ -134,9 +134,6 @@ def steps_per_epoch(num_samples: int, global_batch_size: int, *, drop_last: bool
     return num_samples // global_batch_size if drop_last else -(-num_samples // global_batch_size)
 
 
-KEEPS = ("global", "local")
-
-
 class GlobalBatch:
     """Changes accumulator and scheduler together where the batch or the world changes.
 
@@ -168,7 +165,7 @@ class GlobalBatch:
         even: bool = True,
     ) -> None:
         self.split = split
-        self.keep = bounds.one_of("keep", keep, KEEPS)
+        self.keep = bounds.one_of("keep", keep, ("global", "local"))
         self._accumulator, self.scheduler = accumulator, scheduler
         self._num_samples = bounds.count("num_samples", num_samples)
         self._max_micro_batch_size = max_micro_batch_size or split.micro_batch_size

@@ -195,9 +195,8 @@ class Warmup:
         bounds.at_least("length", self.length, 0)
         bounds.at_least("start", self.start, 0)
         if not callable(self.then):
-            raise bounds.HyperparameterError(
-                f"then must be a schedule, such as Cosine(10), got {self.then!r}"
-            )
+            got = repr(self.then)
+            raise bounds.HyperparameterError(f"then must be a schedule, such as Cosine(10), got {got}")
 
     def __call__(self, time: float) -> float:
         ramp = self.start + (1 - self.start) * (time / self.length) if time < self.length else 1.0

@@ -119,9 +119,8 @@ def averages(optimizer: Any, size: int, model: torch.nn.Module | None) -> bool:
         return True
     if hvd is None:
         if model is None:
-            raise bounds.HyperparameterError(
-                f"model must be given in a torch.distributed world of {size} ranks, got None"
-            )
+            world = f"a torch.distributed world of {size} ranks"
+            raise bounds.HyperparameterError(f"model must be given in {world}, got None")
         if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
             raise bounds.HyperparameterError("model must not be sharded, got one with DTensor parameters")
         return False

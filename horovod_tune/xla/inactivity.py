@@ -110,10 +110,8 @@ def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int,
     first = ordered[0] if ordered else None
     if not ordered or (first is not None and first.in_report):
         return None
-    lines = [
-        f"nothing happened for stall_timeout_s={limit_s:g} s: no report, no torch_xla operation, "
-        "no computation."
-    ]
+    nothing = "no report, no torch_xla operation, no computation."
+    lines = [f"nothing happened for stall_timeout_s={limit_s:g} s: {nothing}"]
     for at in ordered:
         ranks = groups[at]
         who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1
 
-_SEGMENTATION = (
-    "On a TPU host this is mostly a lack of memory: let the ranks load less, or share one model "
-    "(horovod_tune.with_parameters)."
-)
-_KILLED = "It was killed by the kernel since memory ran out (`dmesg` shows that), or by another process."
+_USUAL_CAUSES = {
+    signal.SIGSEGV: " (segmentation fault). On a TPU host this is mostly a lack of memory: let the ranks "
+    "load less, or share one model (horovod_tune.with_parameters).",
+    signal.SIGKILL: ". The kernel killed it since memory ran out (`dmesg` shows it), or another process did.",
+}
 
 
 def die_with_parent(parent: int, how: signal.Signals) -> None:
@@ -35,12 +35,8 @@ def describe_exit(code: int | None) -> str:
         return "it ended in an unknown way"
     if code >= 0:
         return f"it exited with status {code}"
-    name = signal.Signals(-code).name
-    if -code == signal.SIGSEGV:
-        return f"it was ended by {name} (segmentation fault). {_SEGMENTATION}"
-    if -code == signal.SIGKILL:
-        return f"it was ended by {name}. {_KILLED}"
-    return f"it was ended by {name}"
+    number = signal.Signals(-code)
+    return f"it was ended by {number.name}{_USUAL_CAUSES.get(number, '')}"
 
 
 def first_to_die(exits: Mapping[int, int | None]) -> set[int]:

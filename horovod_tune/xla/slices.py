@@ -94,10 +94,8 @@ def head_of(pod_type: str) -> str:
 
 def _placement_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
     sizes = Counter(host.slice_name for host in hosts)
-    alone = [
-        host for host in hosts if host.chips and (host.slice_name is None or sizes[host.slice_name] == 1)
-    ]
-    alone = [host for host in alone if spec.tpu_type in (None, host.pod_type)]
+    alone = [host for host in hosts if host.slice_name is None or sizes[host.slice_name] == 1]
+    alone = [host for host in alone if host.chips and spec.tpu_type in (None, host.pod_type)]
     chips = spec.num_slots if spec.num_slots is not None else _chips_of_a_host(spec, alone)
     if chips not in CHIP_COUNTS:
         raise SpecError(f"num_slots must be one of {CHIP_COUNTS} with use_tpu, got {chips}")
@@ -203,10 +201,8 @@ def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> 
     slices = slices_of(hosts).values()
     slice_hosts = next((each for each in slices if head_node in [host.node_id for host in each]), [])
     if len(slice_hosts) != spec.num_hosts:
-        raise StartFailed(
-            f"the slice of node {head_node[:8]} has {len(slice_hosts)} host(s) in Ray, "
-            f"num_hosts={spec.num_hosts}"
-        )
+        there = f"{len(slice_hosts)} host(s) in Ray"
+        raise StartFailed(f"the slice of node {head_node[:8]} has {there}, num_hosts={spec.num_hosts}")
     name = str(slice_hosts[0].slice_name)
     return [{**_bundle(spec, slice_hosts[0].chips), name: 1.0}] * (spec.num_hosts - 1)
 

@@ -148,13 +148,10 @@ class Supervisor:
     def _exit_reason(self) -> str:
         exits = self._exits or {}
         first = sorted(first_to_die(exits))
-        own = [
-            f"process {pid}: {describe_exit(exits[pid])}\n{self._last_errors.get(pid, '')}".rstrip()
-            for pid in first
-        ]
+        errors = {pid: self._last_errors.get(pid, "") for pid in first}
+        own = [f"process {pid}: {describe_exit(exits[pid])}\n{errors[pid]}".rstrip() for pid in first]
         # A process's own exception is the cause; that its pool broke is a consequence.
-        told = any(pid in self._last_errors for pid in first)
-        return "\n".join(own if told else [*own, self._launch_error]).strip()
+        return "\n".join(own if any(errors.values()) else [*own, self._launch_error]).strip()
 
     def _run(self) -> None:
         try:

@@ -15,7 +15,7 @@ from made_experiments import made_experiment, written
 from mutations import damage
 
 from horovod_tune.analysis import analyze
-from horovod_tune.analysis.export import chosen_frame, escape_formula, write_csv, write_parquet
+from horovod_tune.analysis.export import escape_formula, write_csv, write_parquet
 from horovod_tune.analysis.printable import one_line, printable
 from horovod_tune.analysis.progress import LiveView, PlainView, Progress
 from horovod_tune.analysis.reader.folders import UnusableFile, open_folder
@@ -37,8 +37,7 @@ def read(home: Path) -> Analysis:
 
 def every_way_out(analysis: Analysis, folder: Path) -> str:
     """Show, export and report it; returns what a terminal would get."""
-    for what in ("trials", "history"):
-        table = chosen_frame(analysis, what)
+    for table in (analysis.dataframe(), analysis.history()):
         write_csv(table, folder / "table.csv")
         write_parquet(table, folder / "table.parquet")
     (folder / "page.html").write_text(render(analysis), encoding="utf-8")
@@ -186,7 +185,7 @@ def test_control_characters_are_written_out_and_text_is_not_touched():
 @pytest.mark.parametrize("text", ["=1+1", "+x", "-cmd", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1"])
 def test_no_cell_of_a_csv_is_a_formula(home, text):
     assert escape_formula(text) == f"'{text}"
-    table = chosen_frame(read(home), "trials")
+    table = read(home).dataframe()
     table["config/x"], table[text] = text, 1
     stream = io.StringIO()
     write_csv(table, stream)

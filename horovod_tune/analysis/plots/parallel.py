@@ -39,9 +39,8 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
         empty = f"no trial has a finite {metric}" if not len(known) else "no hyperparameter varies"
         return style.figure("Parallel coordinates", empty=empty)
     low, high, _ = robust_limits(values[known], mode)
-    heights = np.column_stack(
-        [*(_heights(one) for one in found), np.clip((values - low) / (high - low), 0, 1)]
-    )
+    of_metric = np.clip((values - low) / (high - low), 0, 1)
+    heights = np.column_stack([*map(_heights, found), of_metric])
     ranked = known[np.argsort(values[known] if mode == "min" else -values[known], kind="stable")]
     texts = style.hover_texts(analysis)
     made = style.figure("Parallel coordinates", f"{len(known):,} trials · orange: the best")

@@ -83,9 +83,8 @@ class Folder:
             with os.scandir(local) as listed:
                 for item in listed:
                     facts = item.stat(follow_symlinks=False)
-                    is_dir = os.path.isdir(item.path) and (
-                        not item.is_symlink() or self._stays_inside(item.path)
-                    )
+                    stays = not item.is_symlink() or self._stays_inside(item.path)
+                    is_dir = stays and os.path.isdir(item.path)
                     text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
                     found.append(Entry(text, is_dir, facts.st_size, facts.st_mtime, text != item.name))
         except (FileNotFoundError, NotADirectoryError):

@@ -217,10 +217,8 @@ def _short(value: Any) -> str:
 
 def _columns(analysis: Analysis) -> list[_Column]:
     trials, metric = analysis.trials, analysis.metric or ""
-    found = [
-        _Column("trial", lambda trial: trials[trial].trial_id),
-        _Column("status", lambda trial: trials[trial].status.lower()),
-    ]
+    found = [_Column("trial", lambda trial: trials[trial].trial_id)]
+    found.append(_Column("status", lambda trial: trials[trial].status.lower()))
     if analysis.is_scored:
         scores = analysis.scores
         found += [

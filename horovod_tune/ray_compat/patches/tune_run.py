@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]
 
-_RUN_TAKES = {"run_or_experiment", "metric", "mode", "config", "resources_per_trial", "search_alg"}
-_RUN_TAKES |= {"scheduler", "verbose", "progress_reporter", "callbacks", "reuse_actors"}
+_RUN_TAKES = "run_or_experiment metric mode config resources_per_trial search_alg scheduler verbose "
+_RUN_TAKES += "progress_reporter callbacks reuse_actors"
 _OUTPUT = "ray.tune.experimental.output"
 _RUNS = Patch(
     "runs",
     "Tune prints its own tables, and arguments of tune.run that mean nothing here are not refused",
     (
-        part("ray.tune.tune:run", uses=" ".join(_RUN_TAKES)),
+        part("ray.tune.tune:run", uses=_RUN_TAKES),
         part(f"{_OUTPUT}:get_air_verbosity(verbose)"),
         part(f"{_OUTPUT}:AirVerbosity.VERBOSE"),
         part(f"{_OUTPUT}:IS_NOTEBOOK"),

@@ -23,10 +23,10 @@ help: ## Show this list
 	@echo "make demo     tune a digits classifier with Horovod on this machine (sets everything up first)"
 	@echo "make check    lint, types, and the tests that start nothing: a minute"
 	@echo "make test     the tests, without the slow ones  make test PYTEST_ARGS='-k placement'"
-	@echo "make test-all everything: lint, typecheck, test, test-slow, test-hosts, examples, docs, wheel"
-	@echo "make test-slow    the tests over 5 s that are not in make test   make test-slow SHARD=1/4"
-	@echo "make test-hosts   those on several simulated hosts; needs root and Debian packages"
-	@echo "make examples run the programs in examples/ that make demo does not, and the documentation's"
+	@echo "make test-all everything: lint, typecheck, test, test-slow, docs, wheel"
+	@echo "make test-slow    all tests that make test leaves out    make test-slow SHARD=1/4"
+	@echo "make test-hosts   of these, those on several simulated hosts; they need root and Debian packages"
+	@echo "make examples     of these, the programs in examples/ and in the documentation"
 	@echo "make lint     ruff, format and lint             make format rewrites the files"
 	@echo "make typecheck   mypy"
 	@echo "make docs     the documentation site, in build/site; a warning is an error"
@@ -51,15 +51,15 @@ test: set-up
 
 # SHARD=I/N: every N-th file by its crc32, so that a machine or a step runs a part that is always the same.
 test-slow: set-up
-	@$(PYTEST) $(IN_PARALLEL) -m "slow and not (contract or cluster or example or wheel)" $(if $(SHARD),--shard $(SHARD)) --durations 10 $(PYTEST_ARGS)
+	@$(PYTEST) $(IN_PARALLEL) -m "(slow or cluster or example) and not (contract or wheel)" $(if $(SHARD),--shard $(SHARD)) --durations 10 $(PYTEST_ARGS)
 
 test-hosts: set-up
-	@$(PYTEST) -m cluster tests/cluster --durations-to=build/durations.json $(if $(SHARD),--shard $(SHARD)) $(PYTEST_ARGS)
+	@$(PYTEST) -m cluster tests/cluster --durations-to=build/durations.json $(PYTEST_ARGS)
 
 examples: set-up
-	@$(PYTEST) -m example --durations-to=build/durations.json $(PYTEST_ARGS)
+	@$(PYTEST) -m example tests/test_examples.py tests/test_docs.py --durations-to=build/durations.json $(PYTEST_ARGS)
 
-test-all: lint typecheck test test-slow test-hosts examples docs wheel
+test-all: lint typecheck test test-slow docs wheel
 
 docs: set-up
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

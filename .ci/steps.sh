@@ -54,7 +54,7 @@ finish() { # print once more, where a reader of the last page finds it, what fai
       grep -E '^(FAILED|ERROR) |^E  ' "$logs/$name" | cut -c 1-300 | tail -n 40 | grep . || tail -n 20 "$logs/$name"
     done <"$logs/failed"
   fi
-  for name in "$logs"/test* "$logs"/examples; do # pytest's last line; make may have added one of its own
+  for name in "$logs"/test*; do # pytest's last line; make may have added one of its own
     [ -f "$name" ] && echo "$(basename "$name"): $(grep -E '^=+ .* in [0-9.]+s' "$name" | tail -n 1)"
   done
   echo "Left out: $([ -s "$logs/skipped" ] && cat "$logs/skipped" || echo nothing)"

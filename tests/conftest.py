@@ -23,6 +23,7 @@ os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "2")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 HERE = Path(__file__).parent
+ANALYSIS = HERE / "analysis"
 
 # A test that takes longer needs the `slow` marker, or `contract` where `make test` has to run it.
 SLOW_S = 5.0
@@ -41,25 +42,29 @@ _over_limit: dict[str, float] = {}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel-dir", help="try the wheel in this folder instead of one that is built for it")
-    parser.addoption("--shard", metavar="I/N", help="run only the files whose crc32 modulo N is I - 1")
+    parser.addoption("--shard", metavar="I/N", help="collect only the files whose crc32 modulo N is I - 1")
     parser.addoption(
         "--durations-to", type=Path, metavar="FILE", help="add each test's seconds to this JSON file"
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files of other shards, which are not even imported."""
+    shard = config.getoption("--shard")
+    if not shard or not collection_path.match("test_*.py"):
+        return None
+    index, count = map(int, shard.split("/"))
+    # The files that share the experiments stay together.
+    unit = ANALYSIS if ANALYSIS in collection_path.parents else collection_path
+    return zlib.crc32(unit.relative_to(HERE).as_posix().encode()) % count != index - 1 or None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one shard, put files of real trials first, say which tests pytest-xdist runs in one process."""
-    if shard := config.getoption("--shard"):
-        index, count = map(int, shard.split("/"))
-        kept = [item for item in items if zlib.crc32(file_of(item.nodeid).encode()) % count == index - 1]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
-    first_of_file: dict[str, pytest.Item] = {}
-    for item in items:
-        first_of_file.setdefault(file_of(item.nodeid), item)
-    # One after the other they share a Ray session.
-    items.sort(key=lambda item: not uses_ray(first_of_file[file_of(item.nodeid)]))
+    """Put the longest files first, say which tests pytest-xdist runs in one process."""
+    # Hosts, then real trials: one after the other they share a Ray session.
+    with_ray = {item.path for item in items if uses_ray(item)}
+    items.sort(key=lambda item: (not is_on_hosts(item), item.path not in with_ray))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "ray_session" in fixtures or any(name in fixtures for name in SHARED_FIXTURES):
@@ -69,11 +74,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.timeout(600))  # the first of them runs ten searches
         if config.pluginmanager.hasplugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group("experiments" if shared else file_of(item.nodeid)))
+            item.add_marker(pytest.mark.xdist_group("experiments" if shared else unit_of(item)))
 
 
-def file_of(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
+def unit_of(item: pytest.Item) -> str:
+    """Return what one process runs whole: the labs of hosts, which have the same addresses, or a file."""
+    if is_on_hosts(item):
+        return "hosts"
+    # Each example is a search of its own.
+    return item.nodeid if item.get_closest_marker("example") else item.nodeid.partition("::")[0]
+
+
+def is_on_hosts(item: pytest.Item) -> bool:
+    return item.get_closest_marker("cluster") is not None
 
 
 def uses_ray(item: pytest.Item) -> bool:

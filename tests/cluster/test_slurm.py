@@ -131,22 +131,6 @@ def test_a_requeued_job_continues_its_trials_from_their_checkpoints(slurm: Slurm
     slurm.wait_until_left(*slurm.lab.hosts)
 
 
-def test_a_signal_while_it_starts_up_requeues_the_job(slurm: Slurm) -> None:
-    job = slurm.submit("--nodes=2 --export=ALL,STORAGE=/shared/early", f"python {JOBS}/counting_search.py")
-    # Its Ray is being started; there is no driver yet.
-    started = f"/shared/horovod-tune-{job}.ray.log"
-    wait_until(
-        lambda: not slurm.lab.run("n1", f"test -s {started}", timeout_s=30, check=False).returncode,
-        timeout_s=JOB_S,
-        what="Ray to be started",
-    )
-    slurm.run(f"scancel --batch --signal=USR1 {job}")
-    wait_until(lambda: "requeueing" in slurm.log(job), timeout_s=JOB_S, what=f"a requeue: {slurm.log(job)}")
-    wait_until(lambda: slurm.state(job) == "PENDING", timeout_s=JOB_S, what="the job to wait again")
-    slurm.run(f"scancel {job}")
-    slurm.wait_until_left(*slurm.lab.hosts)
-
-
 def test_a_lost_node_requeues_the_job_elsewhere_and_scancel_leaves_nothing(slurm: Slurm) -> None:
     storage = "/shared/lost"
     slurm.run(f"mkdir {storage}")

@@ -25,7 +25,7 @@ PYTHON = """
 case "$*" in
   *secrets*) echo token ;;
   "- n1"*) echo 127.0.0.1 20000 20001 ;;
-  "- "*) exit 0 ;;
+  "- "*) [ "$MOMENT" != starting ] || { echo starts >> "$NOTES"; exec sleep 600; } ;;
   *announce_end*) echo announced >> "$NOTES"; exit "$ANNOUNCES" ;;
   *) trap 'echo stopped >> "$NOTES"; exit 0' USR1
      echo runs >> "$NOTES"
@@ -47,16 +47,17 @@ def commands(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("announces", "resumes", "slowly"),
+    ("announces", "resumes", "moment"),
     [
-        (True, True, False),
-        (False, True, False),
-        (True, False, False),
-        pytest.param(True, True, True, marks=pytest.mark.slow),
+        (True, True, "training"),
+        (False, True, "training"),
+        (True, False, "training"),
+        (True, True, "starting"),
+        pytest.param(True, True, "between two commands", marks=pytest.mark.slow),
     ],
 )
 def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
-    tmp_path: Path, commands: Path, announces: bool, resumes: bool, slowly: bool
+    tmp_path: Path, commands: Path, announces: bool, resumes: bool, moment: str
 ) -> None:
     notes = tmp_path / "notes"
     (tmp_path / "tune.py").write_text("tuner = resume_or_start()" if resumes else "tuner = Tuner()")
@@ -65,18 +66,20 @@ def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
         "PATH": f"{commands}:{os.environ['PATH']}",
         "NOTES": str(notes),
         "ANNOUNCES": "0" if announces else "1",
+        "MOMENT": moment,
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "n1",
         "SAVE_S": "0.2",
         "STOP_TIMEOUT_S": "60",
     }
-    # Slowly: with a pause before each command of the script, so that the signal comes before it waits.
-    pauses = "PS4='$(sleep 0.1)'; set -x;" if slowly else ""
+    # With a pause before each command of the script the signal comes before it waits.
+    pauses = "PS4='$(sleep 0.1)'; set -x;" if moment == "between two commands" else ""
     command = ["bash", "-c", f'{pauses} source "$0" "$@"', str(SBATCH), "python", "tune.py"]
     job = subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True)
     try:
         end = time.monotonic() + WAIT_S
-        while not notes.exists() or "runs" not in notes.read_text():
+        began = "starts" if moment == "starting" else "runs"
+        while not notes.exists() or began not in notes.read_text():
             assert job.poll() is None and time.monotonic() < end
             time.sleep(0.05)
         job.send_signal(signal.SIGUSR1)
@@ -84,6 +87,6 @@ def test_trials_save_before_the_search_is_stopped_and_the_job_is_requeued(
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait(timeout=WAIT_S)
-    said = [line for line in notes.read_text().splitlines() if line in ("runs", "announced", "stopped")]
-    assert said == ["runs", "announced", "stopped"]
+    said = [line for line in notes.read_text().splitlines() if not line.startswith("scontrol")]
+    assert said == (["starts"] if moment == "starting" else ["runs", "announced", "stopped"])
     assert ("scontrol requeue 7" in notes.read_text()) == resumes

@@ -285,27 +285,6 @@ def test_a_failed_rank_is_named_with_its_traceback(own_workers: Callable[..., Wo
     assert "ValueError: the learning rate is bad" in text and "in train" in text
 
 
-def test_a_killed_rank_is_named(own_workers: Callable[..., Workers]) -> None:
-    def train(config: dict[str, Any]) -> None:
-        from horovod_tune import report
-
-        note_rank(config)
-        report(step=1)
-        if rank_here() == config["killed"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        report(step=2)
-
-    workers = own_workers()
-    directory = workers.begin(train, killed=workers.size - 1)
-    with pytest.raises(TrainingFailed) as caught:
-        workers.events()
-    assert f"rank {workers.size - 1} of {workers.size}" in str(caught.value)
-    assert " died:" in str(caught.value)
-    assert workers.group.end_trial() != []
-    workers.close()
-    assert [each for each in noted(directory).values() if psutil.pid_exists(each["pid"])] == []
-
-
 @pytest.mark.slow
 def test_a_rank_that_gives_no_sign_of_life_is_named(own_workers: Callable[..., Workers]) -> None:
     def train(config: dict[str, Any]) -> None:
@@ -324,23 +303,43 @@ def test_a_rank_that_gives_no_sign_of_life_is_named(own_workers: Callable[..., W
     assert "stopped responding" in str(caught.value) and "for 45 s (timeout_s)" in str(caught.value)
 
 
-def test_workers_that_a_trial_left_unfit_say_why_and_closing_leaves_no_process(workers: Workers) -> None:
-    """The last one: no other may use these workers afterwards."""
+def test_workers_that_a_trial_left_unfit_say_why(workers: Workers) -> None:
+    """The last but one: no test that needs fit workers may come after it."""
 
     def train(config: dict[str, Any]) -> None:
         import threading
 
-        note_rank(config)
         threading.Thread(target=threading.Event().wait, name="left-behind", daemon=True).start()
 
-    directory = workers.begin(train)
+    workers.begin(train)
     workers.events()
     problems = workers.group.end_trial()
     assert len(problems) == workers.size and all("'left-behind' still runs" in each for each in problems)
-    pids = {facts["pid"] for facts in noted(directory).values()}
+
+
+def test_a_killed_rank_is_named_and_closing_leaves_no_process(workers: Workers) -> None:
+    """The last one: it ends these workers."""
+
+    def train(config: dict[str, Any]) -> None:
+        from horovod_tune import report
+
+        note_rank(config)
+        report(step=1)
+        if rank_here() == config["killed"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        report(step=2)
+
+    directory = workers.begin(train, killed=workers.size - 1)
+    with pytest.raises(TrainingFailed) as caught:
+        workers.events()
+    assert f"rank {workers.size - 1} of {workers.size}" in str(caught.value)
+    assert " died:" in str(caught.value)
+    assert workers.group.end_trial() != []
     workers.close()
     workers.group.close()
-    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    facts = noted(directory)
+    assert len(facts) == workers.size
+    assert [each["pid"] for each in facts.values() if psutil.pid_exists(each["pid"])] == []
     left = {child.pid for child in psutil.Process().children(recursive=True)}
     assert [pid for pid in left if "xla.parent" in _command(pid)] == []
 

@@ -38,6 +38,10 @@ MODULES = {
 }
 
 
+# Those of its folders that are on a trial's path.
+FOLDERS = ("site-packages", "beside")
+
+
 def write_modules(folder: Path) -> None:
     for name, text in MODULES.items():
         path = folder / name
@@ -54,7 +58,7 @@ def run(config: dict[str, Any]) -> None:
     """Run the program that the configuration names, and report what it has seen and its process."""
     from horovod_tune import report
 
-    sys.path[:0] = [os.path.join(config["modules"], name) for name in ("site-packages", "beside")]
+    sys.path[:0] = [os.path.join(config["modules"], name) for name in FOLDERS]
     report(seen=repr(PROGRAMS[config["program"]](config)), pid=os.getpid())
 
 

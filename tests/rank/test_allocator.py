@@ -32,9 +32,9 @@ def step():
 def train():
     step()
     before = faults()
-    for _ in range(10):
+    for _ in range(3):
         step()
-    figures["faults_a_step"] = (faults() - before) / 10
+    figures["faults_a_step"] = (faults() - before) / 3
 
 thread = threading.Thread(target=train)
 thread.start()

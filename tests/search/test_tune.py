@@ -42,7 +42,7 @@ def fit(storage: Path, search: Any, samples: int, name: str = "experiment", **co
         param_space=mixed_space()
         | {"any": tune.choice(CHOICES), "twice": tune.sample_from(lambda c: 2 * c["layers"])},
         tune_config=tune.TuneConfig(
-            metric=METRIC, mode="min", search_alg=search, num_samples=samples, **config
+            metric=METRIC, mode="min", search_alg=search, num_samples=samples, reuse_actors=True, **config
         ),
         run_config=tune.RunConfig(name=name, storage_path=str(storage), verbose=0),
     ).fit()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -103,10 +102,12 @@ def test_ranks_that_all_wait_in_their_report_do_not_hang() -> None:
     assert explain({}, 1800) is None
 
 
-@pytest.fixture(params=["plain", "torch_xla"])
-def workers(ray_session: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
+@pytest.fixture(scope="module", params=["plain", "torch_xla"])
+def workers(
+    ray_session: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Workers]:
     skip_unless_installed(request.param)
-    made = Workers(request.param, tmp_path, stall_timeout_s=STALL_TIMEOUT_S)
+    made = Workers(request.param, tmp_path_factory.mktemp(request.param), stall_timeout_s=STALL_TIMEOUT_S)
     yield made
     made.close()
 
@@ -117,35 +118,6 @@ def rank_here() -> int:
     live = session.current()
     assert live is not None
     return live.world.rank
-
-
-@pytest.mark.slow
-def test_a_rank_that_hangs_is_named_with_where_it_stands_but_not_before(workers: Workers) -> None:
-    def train(config: dict[str, Any]) -> None:
-        import threading
-
-        from horovod_tune import report
-
-        end = time.monotonic() + 2 * config["limit_s"]
-        while time.monotonic() < end:  # as one that compiles: no word for long
-            sum(range(10000))
-        report(step=1)
-        if rank_here() == 0:
-            threading.Event().wait()  # as in a collective that another rank never enters
-        report(step=2)
-
-    workers.begin(train, limit_s=STALL_TIMEOUT_S)
-    assert isinstance(workers.group.next_event(), Report)
-    time.sleep(1.5 * STALL_TIMEOUT_S)  # Tune takes its time
-    workers.group.proceed(1, None)
-    with pytest.raises(TrainingFailed) as caught:
-        workers.events()
-    text = str(caught.value)
-    assert text.startswith(f"rank 0 of {workers.size} on ") and " hung:" in text
-    assert "stall_timeout_s=3 s: no report" in text
-    assert "threading.Event().wait()" in text and "in train\n" in text
-    if workers.size > 1:
-        assert "rank 1 is at:" in text and "report(step=2)" in text
 
 
 @pytest.mark.slow
@@ -172,3 +144,35 @@ def test_ranks_that_work_on_the_device_or_below_themselves_do_not_hang(workers: 
     assert isinstance(workers.group.next_event(), Report)
     workers.group.proceed(1, None)
     workers.events()
+    assert workers.group.end_trial() == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_with_where_it_stands_but_not_before(workers: Workers) -> None:
+    """The last one: it ends these workers."""
+
+    def train(config: dict[str, Any]) -> None:
+        import threading
+
+        from horovod_tune import report
+
+        end = time.monotonic() + 2 * config["limit_s"]
+        while time.monotonic() < end:  # as one that compiles: no word for long
+            sum(range(10000))
+        report(step=1)
+        if rank_here() == 0:
+            threading.Event().wait()  # as in a collective that another rank never enters
+        report(step=2)
+
+    workers.begin(train, limit_s=STALL_TIMEOUT_S)
+    assert isinstance(workers.group.next_event(), Report)
+    time.sleep(1.5 * STALL_TIMEOUT_S)  # Tune takes its time
+    workers.group.proceed(1, None)
+    with pytest.raises(TrainingFailed) as caught:
+        workers.events()
+    text = str(caught.value)
+    assert text.startswith(f"rank 0 of {workers.size} on ") and " hung:" in text
+    assert "stall_timeout_s=3 s: no report" in text
+    assert "threading.Event().wait()" in text and "in train\n" in text
+    if workers.size > 1:
+        assert "rank 1 is at:" in text and "report(step=2)" in text

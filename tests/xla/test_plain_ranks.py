@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -22,9 +21,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray has a copy of its own
 
 
-@pytest.fixture
-def workers(ray_session: Any, tmp_path: Path) -> Iterator[Workers]:
-    made = Workers("plain", tmp_path)
+@pytest.fixture(scope="module")
+def workers(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    made = Workers("plain", tmp_path_factory.mktemp("plain"))
     yield made
     made.close()
 
@@ -42,20 +41,6 @@ def test_a_config_may_hold_objects_of_the_scripts_own_classes(workers: Workers) 
 
     _, events = workers.run(train, layer=Layer(8), kind=Layer)
     assert events[0].metrics == {"width": 8, "made": 3}
-
-
-def test_a_rank_that_leaves_by_the_back_door_is_named_though_its_status_is_0(workers: Workers) -> None:
-    def train(config: dict[str, Any]) -> None:
-        import horovod_tune
-
-        horovod_tune.report(step=1)
-        if os.environ["RANK"] == "1":
-            os._exit(0)
-        horovod_tune.report(step=2)
-
-    workers.begin(train)
-    with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 2 on .* died.*exited with status 0"):
-        workers.events()
 
 
 def test_what_two_ranks_print_at_once_arrives_whole(workers: Workers) -> None:
@@ -76,3 +61,19 @@ def test_what_two_ranks_print_at_once_arrives_whole(workers: Workers) -> None:
         ]  # torch may warn of something
         assert own == [f"{rank} {number}" for number in range(lines)]
     assert workers.group.end_trial() == []
+
+
+def test_a_rank_that_leaves_by_the_back_door_is_named_though_its_status_is_0(workers: Workers) -> None:
+    """The last one: it ends these workers."""
+
+    def train(config: dict[str, Any]) -> None:
+        import horovod_tune
+
+        horovod_tune.report(step=1)
+        if os.environ["RANK"] == "1":
+            os._exit(0)
+        horovod_tune.report(step=2)
+
+    workers.begin(train)
+    with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 2 on .* died.*exited with status 0"):
+        workers.events()

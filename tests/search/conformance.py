@@ -104,7 +104,7 @@ class Loop:
 class SearcherConformance(ABC):
     """Inherit this as `Test<Searcher>`."""
 
-    #: How the last ten losses of forty compare with the first ten, at most.
+    #: How the last ten losses of thirty compare with the first ten, at most.
     improvement = 0.5
     #: What a scheduler that the searcher needs adds to each report.
     report: ClassVar[dict[str, Any]] = {}
@@ -118,8 +118,8 @@ class SearcherConformance(ABC):
 
     @pytest.fixture(scope="class")
     def searches(self, request: Any) -> list[list[dict[str, Any]]]:
-        """The configurations of three searches of 40 trials, with the seeds 0, 1 and 2."""
-        return [request.cls().loop(seed).run(40) for seed in range(3)]
+        """The configurations of three searches of 30 trials, with the seeds 0, 1 and 2."""
+        return [request.cls().loop(seed).run(30) for seed in range(3)]
 
     def test_every_suggestion_lies_in_the_space(self, searches: list[list[dict[str, Any]]]) -> None:
         for config in chain(*searches):

@@ -71,9 +71,9 @@ def test_results_over_powers_of_ten_are_warped_and_a_plane_is_not() -> None:
 
 def test_noise_in_proportion_to_the_results_is_warped_and_constant_noise_seldom() -> None:
     options = ModelOptions(softnesses=SOFTNESSES)
-    noises = np.random.default_rng(3).standard_normal((10, 40))
+    noises = np.random.default_rng(3).standard_normal((5, 40))
     assert all(is_warped(-np.exp(-10.0 * BOWL + 0.3 * noise), options) for noise in noises)
-    assert sum(is_warped(BOWL + 0.2 * noise, options) for noise in noises) <= 2
+    assert sum(is_warped(BOWL + 0.2 * noise, options) for noise in noises) <= 1
 
 
 def test_numbers_on_the_objectives_scale_keep_results_on_it() -> None:

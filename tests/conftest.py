@@ -59,12 +59,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return zlib.crc32(unit.relative_to(HERE).as_posix().encode()) % count != index - 1 or None
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects by the markers
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first, say which tests pytest-xdist runs in one process."""
-    # Hosts, then real trials: one after the other they share a Ray session.
-    with_ray = {item.path for item in items if uses_ray(item)}
-    items.sort(key=lambda item: (not is_on_hosts(item), item.path not in with_ray))
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Say which tests pytest-xdist runs in one process, put the longest files first."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "ray_session" in fixtures or any(name in fixtures for name in SHARED_FIXTURES):
@@ -75,6 +74,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(600))  # the first of them runs ten searches
         if config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group("experiments" if shared else unit_of(item)))
+    yield  # `-m` selects by the markers
+    # Hosts, then real trials, which one after the other share a Ray session.
+    with_ray = {item.path for item in items if uses_ray(item)}
+    long = {item.path for item in items if any(map(item.get_closest_marker, MAY_BE_LONG))}
+    items.sort(key=lambda item: (not is_on_hosts(item), item.path not in with_ray, item.path not in long))
 
 
 def unit_of(item: pytest.Item) -> str:

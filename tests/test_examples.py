@@ -153,6 +153,8 @@ def test_grid_and_random_search(example: Any, tmp_path: Path) -> None:
 def test_a_random_search_of_torch_distributed_functions(example: Any, tmp_path: Path) -> None:
     # Learning rates of 0.48 and 0.29.
     np.random.seed(6)
+    # Learning rates of 0.2 and 0.08; below 0.02 two epochs teach little.
+    np.random.seed(10)
     analysis = example("ddp_digits").main(num_samples=2, epochs=2, storage_path=str(tmp_path))
     assert_all_trained(analysis)
     assert all(epochs_of(trial) == [1, 2] for trial in analysis.trials)

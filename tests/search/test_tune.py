@@ -119,7 +119,9 @@ def test_tuner_restore_continues_the_model(ray_session: Any, tmp_path: Path, mon
         plain_train,
         param_space=mixed_space(),
         tune_config=tune.TuneConfig(
-            search_alg=ConcurrencyLimiter(BayesOptSearch(**settings), max_concurrent=1), num_samples=4
+            search_alg=ConcurrencyLimiter(BayesOptSearch(**settings), max_concurrent=1),
+            num_samples=4,
+            reuse_actors=True,
         ),
         run_config=tune.RunConfig(
             name="broken", storage_path=str(tmp_path), verbose=0, callbacks=[DriverDies(3, tmp_path)]
@@ -176,6 +178,7 @@ def test_a_front_within_a_limit_under_asha(ray_session: Any, tmp_path: Path) -> 
         param_space={"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)},
         tune_config=tune.TuneConfig(
             num_samples=8,
+            reuse_actors=True,
             search_alg=ConcurrencyLimiter(search, max_concurrent=2),
             # The scheduler's metric is not the search's.
             scheduler=tune.schedulers.ASHAScheduler(metric="second", mode="min", grace_period=1, max_t=2),

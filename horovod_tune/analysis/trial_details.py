@@ -73,6 +73,10 @@ def error_line(text: str | None) -> str | None:
     margin = [line for line in lines if not line[0].isspace() and not line.startswith("Failure #")]
     cause = (margin or lines or ["(no text)"])[-1].strip()
     rank = next((found[0] for line in margin if (found := _RANK.search(line))), None)
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    if frames and (rank is None or " failed:" in rank):
+        # The exception; below it may be the rest of its message, notes and our advice.
+        cause = next((line for line in lines[frames[-1] :] if not line[0].isspace()), cause)
     if rank is None or cause.endswith(rank):
         return cause
     # Of a process that is gone, Ray has a paragraph.

@@ -109,6 +109,21 @@ def test_attempts_are_counted_where_iterations_fall_back():
         ("Failure # 1 (occurred at x)\nTraceback\n  File\nValueError: no\n", "ValueError: no"),
         ("Failure # 1 (occurred at x)\n\x1b[36mray::f\x1b[39m\nE: a\n    more of it\n", "E: a"),
         ("", "(no text)"),
+        (
+            "E: rank 1 of 2 on b failed:\n(rank 0 on a died)\nTraceback (most recent call last):\n"
+            '  File "t.py", line 3, in train\n    f()\nValueError: the shapes differ:\n  got 3\nwanted 4\n\n'
+            "Advice: use 4.\n",
+            "rank 1 of 2 on b failed: ValueError: the shapes differ:",
+        ),
+        (
+            'E: rank 1 of 2 on b hung:\nIt is at:\n  File "t.py", line 3, in train\nit did not enter a',
+            "rank 1 of 2 on b hung: it did not enter a",
+        ),
+        (
+            'E: rank 0 of 2 on b waited in a collective that not all ranks entered:\n  File "t.py", line 3\n'
+            "HorovodInternalError\nrank 1 did not enter a",
+            "rank 0 of 2 on b waited in a collective that not all ranks entered: rank 1 did not enter a",
+        ),
     ],
 )
 def test_the_line_that_says_what_went_wrong(text, line):

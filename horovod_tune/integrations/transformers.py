@@ -122,8 +122,7 @@ _MARK = "_distributed_by_horovod_tune"
 
 
 def _trains_by_itself(live: session.Session, args: TrainingArguments) -> bool:
-    """Return True if each rank's Trainer takes itself for the only one: Horovod's ranks, without "
-    "Accelerate."""
+    """Return True if each rank's Trainer takes itself for the only one: on Horovod's, without Accelerate."""
     return live.committed is not None and live.world.size > 1 and args.world_size == 1
 
 

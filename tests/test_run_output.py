@@ -12,6 +12,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 from ray import tune
+from ray._private.worker import print_to_stdstream
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from horovod_tune import DistributedTrainableCreator, report
@@ -249,3 +250,16 @@ def test_the_quiet_output_drops_what_the_last_screen_has(new_output, caplog):
     assert [record.getMessage() for record in caplog.records] == ["news"]
     logger.warning("Trials did not complete: [a, b]")
     assert len(caplog.records) == 2, "after the search it is Tune's again"
+
+
+def test_the_raylets_paragraph_on_a_dead_process_is_left_out(new_output, capsys):
+    def raylet_says(*lines):
+        print_to_stdstream({"lines": [*lines], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+        return capsys.readouterr().out
+
+    died = "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot"
+    prepare = settings_for(lambda trainable: True, lambda trainable: True)
+    with prepare(object, {}):
+        said = raylet_says(died, "The node has no memory left.")
+    assert "A worker died" not in said and "The node has no memory left." in said
+    assert "A worker died" in raylet_says(died), "after the search Ray prints what it did"

@@ -2,8 +2,8 @@
 
 Without `prepare_runs` a search of distributed trials prints every result as a table (1,700 lines for the
 README's example), and accepts arguments that do not apply to it. Without `without_reporter` Tune prints a
-box and a table even at ``verbose=0``. Without `shorten_errors` a rank's error is below 35 frames of Ray
-and of this package.
+box and a table even at ``verbose=0``, and Ray a paragraph for each rank that dies. Without `shorten_errors`
+a rank's error is below 35 frames of Ray and of this package.
 """
 
 from __future__ import annotations
@@ -50,6 +50,16 @@ _REPORTER = Patch(
         part("ray.tune.utils.callback:_create_default_callbacks", uses="_detect_reporter"),
     ),
 )
+_DEATHS = Patch(
+    "deaths of processes",
+    "Ray prints a paragraph when a rank's process dies, besides our line",
+    (
+        part("ray._private.worker:print_to_stdstream", "data", "ignore_prefix", uses="stdout_deduplicator"),
+        part("ray._private.ray_logging:stdout_deduplicator.skip_re"),
+    ),
+)
+# The raylet does not know the cause, and lists possible ones.
+_DEATH = re.compile("^A worker died or was killed while executing a task by an unexpected system error")
 # True while this thread runs a search that prints nothing of Tune's.
 _IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
@@ -157,14 +167,33 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
 
 @contextmanager
 def without_reporter() -> Iterator[None]:
-    """Silence Tune for a search that this thread runs: at ``verbose=0`` it still prints failures."""
+    """Silence Tune for a search that this thread runs: at ``verbose=0`` it still prints failures.
+
+    The raylet's paragraph on a dead process is left out too: a trial's error names the rank.
+    """
     if _REPORTER.is_due:
         _allow_silent_reporter()
     token = _IS_SILENT.set(True)
     try:
-        yield
+        with _without_raylets_deaths():
+            yield
     finally:
         _IS_SILENT.reset(token)
+
+
+@contextmanager
+def _without_raylets_deaths() -> Iterator[None]:
+    if not _DEATHS.fits:
+        yield
+        return
+    from ray._private.ray_logging import stdout_deduplicator
+
+    before = stdout_deduplicator.skip_re  # the user's RAY_DEDUP_LOGS_SKIP_REGEX
+    stdout_deduplicator.skip_re = before or _DEATH
+    try:
+        yield
+    finally:
+        stdout_deduplicator.skip_re = before
 
 
 def _allow_silent_reporter() -> None:

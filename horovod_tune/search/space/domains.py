@@ -192,6 +192,8 @@ def parameter_of(name: str, domain: Domain) -> Parameter | None:
     if not isinstance(domain, (Float, Integer)) or isinstance(sampler, Normal):
         return None
     lower, upper = domain.lower, domain.upper
+    if isinstance(lower, str) or isinstance(upper, str):  # tune.randint takes them
+        raise SpaceError(f"'{name}' must have numbers as bounds, got {lower!r} and {upper!r}")
     if not (math.isfinite(lower) and math.isfinite(upper)) or lower > upper:
         raise SpaceError(f"'{name}' must have finite bounds in order, got {domain.domain_str}")
     if not math.isfinite(float(upper) - float(lower)):

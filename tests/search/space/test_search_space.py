@@ -179,6 +179,7 @@ def test_grid_search_is_refused_with_the_cure() -> None:
         (tune.choice([]), "'p' is a choice among nothing"),
         (tune.randint(3, 3), "'p' has no value"),
         (tune.qrandint(9, 15, 8), "'p' has no value"),
+        (tune.randint("1", 9), "'p' must have numbers as bounds, got '1' and 9"),
     ],
 )
 def test_a_domain_without_values_is_an_error(domain: Any, message: str) -> None:

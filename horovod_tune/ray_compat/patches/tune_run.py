@@ -54,7 +54,7 @@ _DEATHS = Patch(
     "deaths of processes",
     "Ray prints a paragraph when a rank's process dies, besides our line",
     (
-        part("ray._private.worker:print_to_stdstream", "data", "ignore_prefix", uses="stdout_deduplicator"),
+        part("ray._private.worker:print_to_stdstream(data, ignore_prefix)", uses="stdout_deduplicator"),
         part("ray._private.ray_logging:stdout_deduplicator.skip_re"),
     ),
 )

@@ -406,7 +406,10 @@ class ProgressCallback(Callback):
             self._metadata_written = True
             write_metadata(trial, {"metric": self._metric, "mode": self._mode})
         known = self._progress.trials.get(trial.trial_id)
-        resumed = known is not None and known.state in ("paused", "waiting")
+        # A restored trial without a checkpoint begins again.
+        resumed = known is not None and (
+            known.state == "paused" or (known.state == "waiting" and trial.checkpoint is not None)
+        )
         goal = (trial.stopping_criterion or {}).get("training_iteration")
         self._progress.started(trial.trial_id, time.time(), goal, trial.evaluated_params)
         self._running[trial.trial_id] = trial

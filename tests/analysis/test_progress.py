@@ -189,6 +189,7 @@ def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace
         config={"x": 1, "constant": "c"},
         last_result={"loss": last, "training_iteration": 4, "time_total_s": 8.0},
         metric_analysis={"loss": {"min": best, "max": 9.0}},
+        checkpoint="/c/checkpoint_000003" if name == "c" else None,
         error_file=None,
         storage=SimpleNamespace(experiment_fs_path="/results", experiment_driver_staging_path="/none"),
     )
@@ -198,14 +199,15 @@ def test_a_resumed_search_begins_from_the_restored_trials():
     stream = io.StringIO()
     callback = ProgressCallback("loss", "min", stream=stream, live=False)
     callback._metadata_written = True
-    callback.setup(total_num_samples=3)
+    callback.setup(total_num_samples=4)
     trials = [earlier("a", "TERMINATED", 1.0, 0.5), earlier("b", "TERMINATED", 2.0, 2.0)]
-    trials.append(earlier("c", "PENDING", 4.0, 3.0))
+    trials += [earlier("c", "PENDING", 4.0, 3.0), earlier("d", "PENDING", 5.0, 5.0)]
     new = earlier("new", "PENDING", 0.0, 0.0)
     new.last_result = {"trial_id": "new", "config": {}}  # what Tune has of a trial without reports
     trials.append(new)
     callback.on_step_begin(0, trials)
-    assert callback._progress.summary(0.0).startswith("2 of 3 trials ended · ")
+    assert callback._progress.summary(0.0).startswith("2 of 4 trials ended · ")
+    callback.on_trial_start(0, trials, trials[3])
     trials[2].status = "RUNNING"
     callback.on_trial_start(0, trials, trials[2])
     callback.on_trial_result(0, trials, trials[2], {"loss": 3.0, "training_iteration": 5})
@@ -215,7 +217,8 @@ def test_a_resumed_search_begins_from_the_restored_trials():
     callback.on_experiment_end(trials)
     said = stream.getvalue()
     assert "c continues after iteration 4" in said and "new" not in callback._progress.trials
-    assert "search ended: 3 of 3 trials ended" in said
+    assert "d started  x=1" in said, "it has no checkpoint"
+    assert "search ended: 3 of 4 trials ended" in said
     assert "best loss 0.5 (a)" in said
     assert "best trial   a, loss 1 at its last report" in said
     assert "best config  {'x': 1, 'constant': 'c'}" in said

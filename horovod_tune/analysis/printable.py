@@ -56,13 +56,14 @@ def sparkline(
         raise ValueError(f"width must be at least 1, got {width}")
     parts = np.array_split(np.asarray(values, dtype=float), min(width, len(values)) or 1)
     finite = [part[np.isfinite(part)] for part in parts]
-    means = np.array([part.mean() if len(part) else math.nan for part in finite])
-    known = means[np.isfinite(means)]
-    if not len(known):
-        return "·" * len(values[:width])
-    bottom = known.min() if low is None else low
-    span = (known.max() if high is None else high) - bottom
-    heights = np.clip((means - bottom) / (span or 1.0), 0, 1) * (len(_BLOCKS) - 1)
+    with np.errstate(over="ignore", invalid="ignore"):  # values near the largest float
+        means = np.array([part.mean() if len(part) else math.nan for part in finite])
+        known = means[np.isfinite(means)]
+        if not len(known):
+            return "·" * len(values[:width])
+        bottom = known.min() if low is None else low
+        span = (known.max() if high is None else high) - bottom
+        heights = np.clip((means - bottom) / (span or 1.0), 0, 1) * (len(_BLOCKS) - 1)
     return "".join("·" if math.isnan(height) else _BLOCKS[round(height)] for height in heights)
 
 

@@ -48,6 +48,8 @@ def shown(analysis: Analysis, **settings: object) -> str:
         ([5, 5, 5], 20, "▁▁▁"),
         ([1, math.nan, 2, math.inf], 20, "▁·█·"),
         ([math.nan], 20, "·"),
+        ([1e308, -1e308, 1e308], 1, "▁"),
+        ([1e308, -1e308], 20, "·▁"),  # too far apart for a scale
         ([], 20, ""),
         ([0, 0, 4, 4, 8, 8, 12, 12], 4, "▁▃▆█"),
     ],

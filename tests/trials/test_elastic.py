@@ -32,6 +32,14 @@ def die_once(folder: str, name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def hang_once(folder: str) -> None:
+    """Never return, the first time that any rank comes here."""
+    hung = Path(folder, "hung")
+    if not hung.exists():
+        hung.touch()
+        time.sleep(10_000)
+
+
 def is_over(epoch: int, size: int, until: int) -> bool:
     """Return True if a trial has trained long enough: some epochs, the last one on ``until`` ranks."""
     if epoch > EPOCHS:
@@ -51,6 +59,8 @@ def train(config: dict[str, Any]) -> None:
         epoch, size = state["epoch"] + 1, hvd.size()
         if epoch == 4 and hvd.rank() == config.get("dies", -1):
             die_once(config["folder"], "in_step")
+        if epoch == 4 and hvd.rank() == config.get("hangs", -1):
+            hang_once(config["folder"])
         mean = hvd.allreduce(torch.tensor([float(epoch)], dtype=torch.float64)).item()
         state = {"epoch": epoch, "sum": state["sum"] + mean}
         world = get_world()
@@ -98,12 +108,8 @@ def train_with_torch(config: dict[str, Any]) -> None:
     size = 0
     while not is_over(state["epoch"], size, config.get("until", 1)):
         epoch, size = state["epoch"] + 1, dist.get_world_size()
-        if epoch == 4 and dist.get_rank() == config.get("dies", -1):
-            die_once(config["folder"], "in_step")
-        hung = Path(config["folder"], "hung")
-        if epoch == 4 and dist.get_rank() == config.get("hangs", -1) and not hung.exists():
-            hung.touch()
-            time.sleep(10_000)
+        if epoch == 4 and dist.get_rank() == config.get("hangs", -1):
+            hang_once(config["folder"])
         total = torch.tensor([float(epoch)], dtype=torch.float64)
         dist.all_reduce(total)
         state = {"epoch": epoch, "sum": state["sum"] + total.item() / size}
@@ -186,11 +192,10 @@ def test_a_rank_that_is_asked_for_when_the_world_has_ended_is_no_error(run: Run)
 
 
 @pytest.mark.parametrize(
-    "function", [pytest.param(train, marks=pytest.mark.contract), train_with_horovods_api, train_with_torch]
+    "function", [pytest.param(train, marks=pytest.mark.contract), train_with_horovods_api]
 )
 def test_a_lost_rank_comes_back(run: Run, function: Any) -> None:
-    backend = "torch" if function is train_with_torch else "horovod"
-    trial, records = run(function, config={"dies": 1, "until": 3}, backend=backend)
+    trial, records = run(function, config={"dies": 1, "until": 3})
     assert trial.status == "TERMINATED" and trial.num_failures == 0
     check_sums(records)
     sizes = [each["size"] for each in records]
@@ -206,40 +211,20 @@ def test_a_lost_rank_comes_back(run: Run, function: Any) -> None:
         assert records[0]["pid"] == records[-1]["pid"], "rank 0 keeps its process"
 
 
-def hang_once(config: dict[str, Any]) -> None:
-    """Train, with a rank that sleeps forever in the fourth epoch while the others wait in an allreduce."""
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    state = get_state() or {"epoch": 0}
-    for epoch in range(state["epoch"] + 1, 9):
-        if epoch == 4 and hvd.rank() == 1:
-            try:
-                Path(config["folder"], "hung").touch(exist_ok=False)
-            except FileExistsError:
-                pass
-            else:
-                time.sleep(10_000)
-        hvd.allreduce(torch.ones(1), name="step")
-        report(epoch=epoch, size=hvd.size())
-        commit({"epoch": epoch})
-
-
-def test_the_others_go_on_when_a_rank_hangs(run: Run) -> None:
-    _, records = run(hang_once, stall_timeout_s=6, timeout_s=10)
-    assert [each["epoch"] for each in records] == list(range(1, 9))
-    change = next(each["world_change"] for each in records if each["epoch"] == 4)
-    assert "rank 1 on" in change and "hung" in change
-
-
-def test_the_others_go_on_when_a_rank_of_torch_hangs(run: Run) -> None:
-    config = {"hangs": 1, "until": 3}
-    trial, records = run(train_with_torch, stall_timeout_s=6, timeout_s=30, backend="torch", config=config)
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [(train, {"timeout_s": 10}), (train_with_torch, {"timeout_s": 30, "backend": "torch"})],
+    ids=["horovod", "torch"],
+)
+def test_the_others_go_on_when_a_rank_hangs_and_another_comes(run: Run, function: Any, options: Any) -> None:
+    trial, records = run(function, stall_timeout_s=6, config={"hangs": 1, "until": 3}, **options)
     assert trial.status == "TERMINATED" and trial.num_failures == 0
     check_sums(records)
+    sizes = [each["size"] for each in records]
+    assert sizes[0] == 3 and 2 in sizes and sizes[-1] == 3
     change = next(each["world_change"] for each in records if each["epoch"] == 4)
     assert "rank 1 on" in change and "hung" in change
+    assert records[0]["pid"] == records[-1]["pid"], "rank 0 keeps its process"
 
 
 def test_a_trial_starts_with_min_workers_and_grows(run: Run) -> None:

@@ -221,6 +221,8 @@ def test_a_trial_survives_a_loss_in_each_phase(trials: Any, phase: str) -> None:
     assert all(each["sum"] == sum(range(each["epoch"] + 1)) for each in records)
     assert EPOCHS <= records[-1]["epoch"] < MOST_EPOCHS
     assert records[-1]["world_changes"] >= 1
+    if phase == "allreduce":
+        assert any("rank 1 on" in each["world_change"] and "died" in each["world_change"] for each in records)
 
 
 def test_a_rank_that_was_stopped_is_ended(trials: Any) -> None:

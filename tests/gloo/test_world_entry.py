@@ -6,6 +6,7 @@ import json
 import threading
 from typing import Any
 
+import pytest
 import ray
 from processes import run_python
 
@@ -111,6 +112,7 @@ def test_a_changed_horovod_makes_a_world_for_each_trial_and_warns_once_of_each_l
     assert "so every trial starts new workers" in warned[0] and "hvd.elastic.run is refused" in warned[1]
 
 
+@pytest.mark.slow
 def test_a_rank_finds_horovods_library_whatever_other_threads_ask_of_python(ray_session: Any) -> None:
     class Rank:
         """A rank whose main thread fills Python's table of its build as slowly as the imports allow."""

@@ -72,6 +72,7 @@ def averages(config: dict[str, Any]) -> None:
         size=hvd.size(),
         local=hvd.local_size(),
         mean=hvd.allreduce(torch.tensor(float(hvd.rank()))),
+        process=os.getpid(),
         types=[type(config[name]).__name__ for name in ("lr", "text")],
     )
 
@@ -145,6 +146,7 @@ def asks_tune(config: dict[str, Any]) -> None:
             "experiment": context.get_experiment_name(),
             "cpus": context.get_trial_resources().required_resources["CPU"],
             "none": tune.get_checkpoint() is None,
+            "process": os.getpid(),
         }
     )
 
@@ -155,6 +157,16 @@ def test_tunes_own_context_and_report_work_in_every_rank(trials: Any) -> None:
     assert (result["id"], result["name"]) == (trial.trial_id, str(trial))
     assert (result["experiment"], result["cpus"], result["none"]) == ("experiment", 2.0, True)
     assert result["dir"].endswith(os.path.basename(trial.path))
+
+
+@case
+def runs_next(config: dict[str, Any]) -> None:
+    report(process=os.getpid())
+
+
+def test_later_trials_run_in_the_processes_of_earlier_ones(trials: Any) -> None:
+    """Two trials at a time run on the session's 4 CPUs, and none before these has failed."""
+    assert len({reported(trials[name])[0]["process"] for name in ("averages", "asks_tune", "runs_next")}) <= 2
 
 
 @case

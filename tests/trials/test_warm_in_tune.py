@@ -68,7 +68,6 @@ def test_a_trial_that_pauses_finds_warm_workers_when_it_goes_on(ray_session, tmp
     assert len(pids) == 2
 
 
-@pytest.mark.contract
 def test_workers_are_kept_whatever_a_trainable_of_the_same_name_wanted_before(ray_session, tmp_path):
     from ray import tune
 

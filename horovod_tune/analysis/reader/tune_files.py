@@ -23,7 +23,7 @@ from horovod_tune.analysis.reader.trial_files import trials_of_state, with_files
 
 _STATE = f"{STATE_PREFIX}*{STATE_SUFFIX}"
 _UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
-_TRIAL_FILES = ("result.json", "params.json")
+_TRIAL_FILES = ("result.json", "params.json", "progress.csv")
 _EQUAL = 4  # so many trials with the same problem make one line
 _COPIED_S = 3600.0  # a file of a search is written at most so long after its trial has started
 _READERS = 16  # storage in a cloud answers each request late; on a local disk it makes no difference
@@ -213,7 +213,7 @@ def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[
     folders = [entry.name for entry in entries if entry.is_dir]
     inner = [name for name in folders if any(map(_is_state, folder.below(name).entries()))]
     hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
-    missing = f"neither {_STATE} nor a trial's folder with result.json"
+    missing = f"neither {_STATE} nor a trial's folder with result.json or progress.csv"
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
 
 

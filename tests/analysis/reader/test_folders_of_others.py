@@ -59,6 +59,24 @@ def test_an_unreadable_state_file_is_named_where_nothing_else_is_there(tmp_path)
         read(tmp_path)
 
 
+@pytest.mark.parametrize("with_params", [True, False])
+def test_reports_are_read_from_progress_csv_where_result_json_is_missing(home, with_params):
+    trial = read(home).trials[2]
+    folder = home / trial.folder_name
+    (folder / "result.json").unlink()
+    if not with_params:
+        (folder / "params.json").unlink()
+    table = "loss,training_iteration,trial_id,done,config/lr\n"
+    table += f"1.5,1,{trial.trial_id},False,0.25\n-0.5,2,{trial.trial_id},True,0.25\n"
+    (folder / "progress.csv").write_text(table)
+    state_file(home).unlink()
+    analysis = read(home)
+    assert analysis.best_value == -0.5 and analysis.best_trial.trial_id == trial.trial_id
+    assert [row["loss"] for row in analysis.best_trial.rows] == [1.5, -0.5]
+    assert analysis.best_config["lr"] == (trial.config["lr"] if with_params else 0.25)
+    assert not analysis.problems
+
+
 def test_a_trial_of_an_earlier_search_that_never_reported_is_not_the_newest_ones(home):
     state = json.loads(state_file(home).read_text())
     trial = json.loads(state["trial_data"][0][0])

@@ -29,6 +29,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The environments that were filled; what takes minutes and a network is only noted."""
     calls: list[Path] = []
     monkeypatch.setattr(set_up, "fill", lambda profile, venv, choice, environ: calls.append(venv))
+    monkeypatch.setattr(set_up, "install_horovod", lambda venv: None)
     return calls
 
 
@@ -52,6 +53,25 @@ def test_an_interrupted_set_up_is_repeated_from_an_empty_environment(
     assert filled == [venv], "a second call sets up nothing again"
     set_up.set_up(MAIN, venv, {"TORCH": "pip"})
     assert filled == [venv, venv], "another choice of torch does"
+
+
+@pytest.mark.slow
+def test_a_failed_build_of_horovod_keeps_what_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: list[Path]
+) -> None:
+    venv = tmp_path / "venv"
+
+    def fail(venv: Path) -> None:
+        (venv / "installed").touch()
+        raise set_up.SetUpError("the compiler's error")
+
+    with monkeypatch.context() as during:
+        during.setattr(set_up, "install_horovod", fail)
+        with pytest.raises(set_up.SetUpError, match="compiler"):
+            set_up.set_up(MAIN, venv, {})
+    assert not (venv / ".set_up_complete").exists()
+    set_up.set_up(MAIN, venv, {})
+    assert (venv / "installed").exists() and (venv / ".set_up_complete").exists()
 
 
 def test_a_folder_that_is_no_environment_is_not_removed(tmp_path: Path, filled: list[Path]) -> None:

@@ -116,6 +116,9 @@ def set_up(profile: Profile, venv: Path, environ: Mapping[str, str]) -> None:
         under_way.touch()
         fill(profile, venv, torch_choice, environ)
         under_way.unlink()
+        # A build that fails leaves the packages whole: the next set-up need not fetch gigabytes again.
+        if profile.horovod:
+            install_horovod(venv)
         coming = stamp.with_suffix(".part")
         coming.write_text(wanted)
         os.replace(coming, stamp)
@@ -123,7 +126,7 @@ def set_up(profile: Profile, venv: Path, environ: Mapping[str, str]) -> None:
 
 
 def fill(profile: Profile, venv: Path, torch_choice: str, environ: Mapping[str, str]) -> None:
-    """Install torch, this package with what it needs, and Horovod."""
+    """Install torch, and this package with what it needs."""
     python = str(venv / "bin" / "python")
     extra = shlex.split(environ.get("PIP_EXTRA", ""))
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -132,8 +135,11 @@ def fill(profile: Profile, venv: Path, torch_choice: str, environ: Mapping[str, 
     say("Installing horovod_tune and what it needs ...")
     held = [f"--constraint={CHECKOUT / 'constraints.txt'}"]
     run_pip([*pip, *extra, *held, f"torch=={profile.torch}", "--editable", f"{CHECKOUT}[{profile.extras}]"])
-    if profile.horovod:
-        run([python, "-m", "horovod_tune.cli", "install-horovod"])
+
+
+def install_horovod(venv: Path) -> None:
+    """Compile Horovod for the torch in `venv`, and install it there."""
+    run([str(venv / "bin" / "python"), "-m", "horovod_tune.cli", "install-horovod"])
 
 
 def install_torch(profile: Profile, python: str, pip: list[str], choice: str) -> None:

@@ -54,9 +54,10 @@ def DistributedTrainableCreator(
         num_hosts: number of different machines that a trial runs on (default 1).
         num_slots: ranks on each of them (default 1; with ``use_tpu``, all chips of a host).
         num_cpus_per_slot: CPUs that each rank holds (default 1).
-        timeout_s: seconds without a heartbeat after which a rank is lost (default 60). It bounds each phase
-            of the start too, with 0.25 s more for each training actor. It is not the time between reports:
-            an epoch may take hours.
+        timeout_s: how many seconds late a rank's heartbeat may be before the rank is lost (default 60). One
+            is due every 10 s, or every quarter of ``timeout_s`` if that is shorter. Each phase of the start
+            may take ``timeout_s`` and 0.25 s for each training actor; the first one, in which processes start
+            and import, three times as long. Reports may be further apart: an epoch may take hours.
         replicate_pem: accepted for old scripts; no SSH key is needed any more.
         num_workers: instead of ``num_slots``: the total number of ranks, placed as tightly as they fit if
             ``num_hosts`` is not given.
@@ -71,10 +72,10 @@ def DistributedTrainableCreator(
         stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
             an error. With ``use_tpu``: seconds in which a host's ranks do nothing at all (no report, no
             operation of torch_xla's, no computation) while Tune waits for them.
-        reuse_workers: keep the ranks' processes and their world for the next trial. Each trial finds
-            its process as a new one would be.
+        reuse_workers: keep the ranks' processes and their world for the next trial; each process is reset
+            in between.
         nics: the network interface, or several in order of preference, for the ranks' collectives. Default:
-            the loopback on one host, the one that has Ray's node address on several.
+            the loopback if all ranks are on one host, otherwise the one with the node's address in Ray.
         min_workers: minimum number of ranks. If set, the trial is elastic: it survives losing ranks while
             this many remain, and starts with this many if neither ``num_slots`` nor ``num_workers`` is given.
             See `commit`.
@@ -132,5 +133,5 @@ def _describe(trainable: type[DistributedTrainable]) -> str:
     return f"{trainable._name}, {ranks} per trial{hosts}"
 
 
-# Not when the factory is called: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before that.
+# On import: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before it calls the factory.
 run = ray_compat.prepare_runs(settings_for(is_distributed, keeps_actors, _callbacks_of, _describe), __name__)

@@ -18,7 +18,7 @@ class TrainingFunctionError(HorovodTuneError, TypeError):
 
 
 class SerializationError(HorovodTuneError, ValueError):
-    """The training function or its config cannot be pickled, or is too large; names the variable."""
+    """The training function or its config cannot be pickled or is too large. The message says what."""
 
 
 class OutsideTune(HorovodTuneError, RuntimeError):
@@ -30,7 +30,7 @@ class NotInTraining(HorovodTuneError, RuntimeError):
 
 
 class NotSynchronised(HorovodTuneError, RuntimeError):
-    """The ranks' models differ, or would differ; names the parameter, or the missing line."""
+    """The ranks' models differ, or would differ. The message names the parameter, or the missing line."""
 
 
 class NotInitialized(HorovodTuneError, RuntimeError):
@@ -38,48 +38,48 @@ class NotInitialized(HorovodTuneError, RuntimeError):
 
 
 class MetricsError(HorovodTuneError, TypeError):
-    """A reported metric or checkpoint cannot be sent to Tune; names it and the reason."""
+    """A reported metric or checkpoint cannot be sent to Tune. The message names it and the reason."""
 
 
 class MetricNotReported(HorovodTuneError, ValueError):
-    """The search's metric is not among those that trials report; names these."""
+    """The search's metric is not among those that trials report, which the message lists."""
 
 
 class BackendMissing(HorovodTuneError, RuntimeError):
-    """Horovod (or torch_xla) is not installed, or built without what a trial needs; names the command."""
+    """Horovod (or torch_xla) is missing, or built without what a trial needs. The message has the command."""
 
 
 class UnsupportedRay(HorovodTuneError, ImportError):
-    """This release of Ray lacks a private API that trials require; names it."""
+    """This release of Ray lacks a private API that trials require. The message names it."""
 
 
 class ResourcesUnavailable(HorovodTuneError, RuntimeError):
-    """This cluster can never hold the trial; names the request and the resources."""
+    """The cluster can never provide what a trial requests. The message has the request and the resources."""
 
 
 class PreflightFailed(HorovodTuneError, RuntimeError):
-    """A machine cannot take part in a trial on several machines; names it, the reason and the cure."""
+    """A machine cannot take part in a trial. The message has its name, the reason and the cure."""
 
 
 class NotElastic(HorovodTuneError, RuntimeError):
-    """The world of a trial of fixed size is broken, and its function waits for the next one."""
+    """The ranks lost their connection, and the training function asked for another, as in elastic trials."""
 
 
 class StartFailed(HorovodTuneError, RuntimeError):
-    """The training actors of a trial did not start; names the phase and the ranks."""
+    """The training actors of a trial did not start. The message names the phase and the ranks."""
 
     # The trial's slots whose actors died, or did not answer in time.
     lost_slots: tuple[int, ...] = ()
 
 
 class TrainingFailed(HorovodTuneError, RuntimeError):
-    """A rank raised, died or stopped responding; names the rank and its host, with its own traceback."""
+    """A rank raised, died or stopped responding. The message has the rank, its host and its traceback."""
 
     # The ids of the Ray nodes of ranks that died or stopped responding.
     lost_nodes: tuple[str, ...] = ()
 
 
-# The most characters of one line of a traceback; an exception's message is one.
+# The longest piece of a traceback that is kept whole, in characters; an exception's message is one piece.
 MAX_TEXT = 50_000
 
 
@@ -104,7 +104,7 @@ def traceback_text(pieces: Sequence[str]) -> str:
 
 
 def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised from or while handling; ``raise e from e`` is a cycle."""
+    """Yield an error and the chain of its causes and contexts, up to a cycle (``raise e from e``)."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -113,9 +113,9 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def encodable(text: str) -> str:
-    r"""Return a text with its lone surrogates escaped, which Python makes of file names that are not UTF-8.
+    r"""Return a text with its lone surrogates escaped, which Python produces for file names not in UTF-8.
 
-    Ray ends the process that raises an error with one in its text, and msgpack refuses it.
+    An error with one in its text makes Ray end the process, and msgpack refuses it.
 
     >>> encodable("caf\udce9.txt, é")
     'caf\\udce9.txt, é'

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_arguments: Any) -> tune.Tuner:
     """Return a `Tuner` that continues the experiment `run_config.name`, or starts it if there is none yet.
 
-    For jobs that are requeued, preempted or simply submitted again: trials that had ended are not run again,
-    the others continue from their last checkpoint, failed ones too. The search algorithm and the scheduler
-    are those of the first start, with what they have learnt.
+    For jobs that are requeued, preempted or simply submitted again: trials that have completed are not run
+    again; all others, failed ones too, continue from their last checkpoint. The search algorithm and the
+    scheduler are those of the first start; the search algorithm continues with what it has learnt, Tune's own
+    schedulers do not.
 
     Args:
-        trainable: as for `Tuner`; the same one at every start.
+        trainable: as for `Tuner`; must be the same at every start.
         run_config: its `name` and `storage_path` identify the experiment.
         tuner_arguments: `param_space`, `tune_config`, as for `Tuner`.
 
@@ -50,8 +51,8 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
 def _folder_of(run_config: tune.RunConfig) -> tuple[FileSystem | None, str]:
     """Return the experiment's folder as Ray itself finds it, and the filesystem that the path is for.
 
-    A URI is taken apart: its query is not part of the path, and a name may hold what a URI may not. The path
-    of a local folder needs no filesystem.
+    A URI is split before the name is appended: its query is not part of the path, and a name may have
+    characters that a URI may not. The path of a local folder needs no filesystem.
     """
     from pyarrow import fs
 
@@ -64,7 +65,7 @@ def _folder_of(run_config: tune.RunConfig) -> tuple[FileSystem | None, str]:
 
 
 def _refuse_results_without_tuner(path: str, filesystem: FileSystem | None) -> None:
-    """Raise ValueError if a new search would write into the folder of one that Ray cannot continue."""
+    """Raise ValueError if a new search would write into that of an earlier one that Ray cannot continue."""
     from pyarrow import fs
 
     selector = fs.FileSelector(path, allow_not_found=True)

@@ -48,7 +48,7 @@ class DistributedTrainable(FunctionTrainable):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        # Two functions of Tune's return a subclass; it would run as if nothing had been requested.
+        # tune.with_resources and tune.with_parameters return a subclass, whose requests would have no effect.
         if "default_resource_request" in cls.__dict__:
             raise SpecError(
                 f"tune.with_resources does not apply to a distributed trial. {RESOURCE_ARGUMENTS}"
@@ -98,8 +98,10 @@ class DistributedTrainable(FunctionTrainable):
         self._trial_storage.begin()
 
     def _set_trial(self, config: dict[str, Any]) -> None:
-        # True if the training function has reported a checkpoint; True if the trial is leaving its hosts.
-        self._saves_itself = self._moves = False
+        # True if the training function has reported a checkpoint.
+        self._saves_itself = False
+        # True if the trial is leaving its hosts.
+        self._moves = False
         self._artifacts_are_stored = False
         storage = self._storage
         assert storage is not None, "Tune gives every trial its storage"
@@ -152,7 +154,7 @@ class DistributedTrainable(FunctionTrainable):
     def resize(self, resources: PlacementGroupFactory) -> bool:
         """Change the number of ranks to what ``resources`` hold, in this process; False if impossible.
 
-        Remaining ranks keep their processes. Only for elastic trials whose function has committed.
+        Remaining ranks keep their processes. Only for elastic trials whose function commits.
         """
         if self._spec.num_hosts not in (None, 1):
             return False  # every host would have to keep as many ranks as the others
@@ -183,7 +185,7 @@ class DistributedTrainable(FunctionTrainable):
             self._store_artifacts()
         return super().save(checkpoint_dir)
 
-    # FunctionTrainable uses these two in its own way too: with a result instead of a directory.
+    # As those of FunctionTrainable, these two take and return a TrainingResult, not a directory.
     def save_checkpoint(self, checkpoint_dir: str = "") -> TrainingResult | None:  # type: ignore[override]
         """Return the last report's checkpoint, or one of the last commit if ranks only commit."""
         last = self._last_training_result
@@ -192,13 +194,13 @@ class DistributedTrainable(FunctionTrainable):
         return last
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Make the trial start from a checkpoint that this host, or else the driver's, can read."""
+        """Start the trial from a checkpoint, which this host or the driver's must be able to read."""
         result = checkpoint_path
         if isinstance(result, str):
             result = ray.tune.Checkpoint.from_directory(result)
         if isinstance(result, ray.tune.Checkpoint):
             result = TrainingResult(checkpoint=result, metrics={})
-        # Tune checks it here; each host of the ranks fetches it if necessary.
+        # Tune opens the checkpoint on this host; the ranks' hosts fetch a copy if they cannot read it.
         self._restored_from = self._trial_storage.place(result.checkpoint)
         here = self._trial_storage.fetch(result.checkpoint)
         super().restore(TrainingResult(checkpoint=here, metrics=result.metrics))

@@ -40,7 +40,7 @@ class ActorLauncher:
         self._make_backend = make_backend
         self._rendezvous = rendezvous
         self._listener: Listener | None = None
-        # The groups of each slot that is not, or no longer, in the trial's own; the last one is in use.
+        # By slot: the groups of those that are not, or no longer, in the trial's own; the last one is in use.
         self._more: dict[int, list[PlacementGroup]] = {}
 
     def create(self) -> list[Any]:
@@ -66,8 +66,9 @@ class ActorLauncher:
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
         """Start the actor of one slot: to replace a lost one, or beyond those that the trial began with.
 
-        A slot beyond the trial's placement group has a group of its own; Ray ends it with this coordinator.
-        So has one whose host is draining (``elsewhere``), for a new host.
+        A slot outside the trial's placement group gets a group of its own, which Ray removes when this
+        coordinator ends. So does one whose host is draining (``elsewhere``), on another host; with ``again``
+        in the latest such group.
         """
         if slot < self._spec.world_size and not elsewhere:
             return self._create_actor(self._group, self._bundle_of_slots()[slot])
@@ -106,7 +107,7 @@ class ActorLauncher:
         environments = self._rendezvous.open(actors, infos, worlds, interfaces)
         self._listener = Listener()
         assignments = []
-        for actor, (info, world, interface, visible, environment) in enumerate(
+        for number, (info, world, interface, visible, environment) in enumerate(
             zip(infos, worlds, interfaces, gpus, environments, strict=True)
         ):
             if visible is not None:
@@ -117,7 +118,7 @@ class ActorLauncher:
             # Without nics= the machine's own setting is kept.
             defaults = {} if spec.nics else nccl
             # Ranks on other hosts report through Ray.
-            token = self._listener.create_token(actor) if info.node_id == self._node_id else None
+            token = self._listener.create_token(number) if info.node_id == self._node_id else None
             assignments.append(Assignment((world,), environment, defaults, token))
         return assignments
 
@@ -127,7 +128,7 @@ class ActorLauncher:
         """Return each rank's interface; queries every host once, since their names may differ."""
         asked: dict[str, Any] = {}
         for actor, info in zip(actors, infos, strict=True):
-            # The first one: if it has died, the others of its host do not try to connect to it.
+            # The first one on each host.
             asked.setdefault(info.node_id, actor)
         refs = {node: actor.interfaces.remote() for node, actor in asked.items()}
         chosen = {}
@@ -146,7 +147,7 @@ class ActorLauncher:
     def channels(self) -> dict[int, CoordinatorChannel]:
         listener, self._listener = self._listener, None
         ends = listener.accept() if listener is not None else {}
-        return {slot: CoordinatorChannel(end) for slot, end in ends.items()}
+        return {number: CoordinatorChannel(end) for number, end in ends.items()}
 
     def processes_below(self) -> list[WorkerInfo]:
         return []  # a rank is its actor's own process

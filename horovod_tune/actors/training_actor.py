@@ -83,8 +83,8 @@ class TrainingActor:
         self._prepared = threading.Lock()
         self._forming = threading.Lock()
         ray_compat.prepare_rank_process()
-        # Python before 3.12 fills this table without a lock: a thread that reads it meanwhile finds no suffix
-        # of extension modules there, and Horovod takes its own for not built.
+        # Before other threads start: Python before 3.12 fills this table without a lock, and a thread that
+        # finds no EXT_SUFFIX in it makes Horovod report that its extension is not built.
         sysconfig.get_config_vars()
         # Imports take a second or two: they run while the coordinator still gathers the actors.
         threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
@@ -198,7 +198,7 @@ class TrainingActor:
 
     def _send(self, message: Message) -> None:
         if not isinstance(message, Report):
-            # The trial is over for this rank: what it printed goes out before its last message.
+            # The function has ended or left its world: what it printed goes out before this message.
             self._copies.release_all()
             self._send_log()
         else:
@@ -207,7 +207,7 @@ class TrainingActor:
                 return
         self._outbox.put(message)
         if isinstance(message, Finished | Stopped | Failed):
-            # After it: ranks that now lose this one must not be taken for the cause.
+            # After the message: ranks that now lose this one must not be taken for the cause.
             self._backend.end(has_returned=isinstance(message, Finished))
 
     def _send_log(self) -> None:
@@ -218,7 +218,7 @@ class TrainingActor:
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
     ) -> list[Message]:
-        """Return this rank's messages, after ``wait_s`` at the latest (then an empty list)."""
+        """Return this rank's messages, within ``wait_s``; an empty list if there are none by then."""
         if proceed:
             self.proceed(proceed, checkpoint)
         messages = self._outbox.take(wait_s)
@@ -284,7 +284,7 @@ class TrainingActor:
         return self._training.session.committed.dump() if self._training is not None else None
 
     def has_committed(self) -> bool:
-        """Return True if this rank could continue in another world with what it has committed."""
+        """Return True if the function commits in some way: this rank can continue in another world."""
         return self._training is not None and self._training.session.committed.can_restore
 
     def send_logs(self) -> None:

@@ -17,7 +17,7 @@ from horovod_tune.analysis.trial_details import error_line
 if TYPE_CHECKING:
     from horovod_tune.analysis.progress import Progress
 
-# Of more failures than these only the number is printed.
+# At most this many failures are printed; of the others only the number.
 _FAILURES = 5
 
 
@@ -33,12 +33,12 @@ def running_search_metadata(state_folder: str) -> Metadata:
 def last_screen(trials: Sequence[Any], progress: Progress, aims: Metadata | None = None) -> str:
     """Return the last lines of a search.
 
-    The best trial is that of ``results.best_config`` and `analyze`: trials are compared by their last values.
+    The best trial is that which ``results.best_config`` and `analyze` select, by the last reports' values.
 
     Args:
-        trials: Tune's, also those that had ended before a search was resumed.
+        trials: all of Tune's, including those that had ended before the search was resumed.
         progress: the metric, the mode, and the best value of any report.
-        aims: the limits that a result has to keep to be the best, and the metrics of a front.
+        aims: the limits that the best result has to meet, and the metrics of a front.
     """
     aims = aims or Metadata()
     folder = str(trials[0].storage.experiment_fs_path)
@@ -63,7 +63,7 @@ def _front(trials: Sequence[Any], among: int, modes: dict[str, str], within: str
     values = [[value_of(trial.last_result or {}, name) for name in modes] for trial in trials]
     array = np.array(values, dtype=float).reshape(len(values), len(modes))
     number = int(non_dominated(array, list(modes.values())).sum())
-    text = f"{number} of {among} trials are beaten by no other one in {' and '.join(modes)}{within}"
+    text = f"{number} of {among} trials are on the Pareto front of {' and '.join(modes)}{within}"
     return [("best trials", text), ("", "which: horovod_tune.analyze(...).pareto_front()")]
 
 
@@ -75,13 +75,14 @@ def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[
         scores = [Score(math.nan if value is None else value) for value in values]
         index = best_index(scores, mode, "last")
     if index is None:
-        return [("best trial", f"none: no trial's last report keeps {within}")] if within else []
+        of = f" has a finite {metric} and" if metric else ""
+        return [("best trial", f"none: no trial's last report{of} meets {within}")] if within else []
     best, value = trials[index], values[index]
     text = f"{best.trial_id}, {metric} {value:.6g} at its last report"
     rows = [("best trial", f"{text}, within {within}" if within else text)]
     if not within and progress.best_value != value:
-        of = "its own" if progress.best_trial == best.trial_id else f"of {progress.best_trial}"
-        rows.append(("", f"(the best {metric} of any report was {progress.best_value:.6g}, {of})"))
+        of = "from this trial" if progress.best_trial == best.trial_id else f"from {progress.best_trial}"
+        rows.append(("", f"(the best {metric} in any report was {progress.best_value:.6g}, {of})"))
     return [*rows, ("best config", repr(best.config))]
 
 
@@ -90,7 +91,7 @@ def _failures(trials: Sequence[Any]) -> list[str]:
     lines = [f"{each.trial_id} failed: {_error_of(each.error_file)}" for each in failed[:_FAILURES]]
     if len(failed) > _FAILURES:
         lines.append(f"and {len(failed) - _FAILURES} more failed")
-    # Where Tune copies it to: the file that it writes first is in Ray's temporary directory.
+    # The copy in Tune's storage: the original is in Ray's temporary directory.
     return [*lines, f"{'':13}(in full: {failed[0].storage.trial_fs_path}/error.txt)"] if failed else []
 
 

@@ -94,7 +94,7 @@ class Progress:
     best_value: float = math.nan
 
     def started(self, trial_id: str, now: float, goal: Any = None, config: Any = None) -> TrialProgress:
-        """Record a start, of a trial that is new, was paused or is started again."""
+        """Record that a trial starts: a new, a paused or a restarted one."""
         trial = self.trials.get(trial_id)
         if trial is None:
             goal = goal if isinstance(goal, (int, float)) else self.goal
@@ -145,8 +145,8 @@ class Progress:
     def left_s(self, now: float) -> float | None:
         """Return the seconds until the search ends, estimated; None if that cannot be known.
 
-        Trials to come take as long as the ended ones on average, as many at a time as run now; a running one
-        lacks the rest of that. A time budget bounds it.
+        It is assumed that trials take as long as the ended ones on average, and that as many run at a time as
+        now. A time budget is an upper bound.
         """
         budget = math.inf if self.budget_s is None else max(0.0, self.began + self.budget_s - now)
         ended = [t for t in self.trials.values() if t.state in ("done", "failed") and t.ended]
@@ -328,7 +328,8 @@ class ProgressCallback(Callback):
     """Show a search's progress: in a terminal or a notebook one live line per trial, elsewhere plain lines.
 
     Pass it to Tune with its other callbacks; Tune's own reporter continues as before (its lines scroll above
-    the live ones). Tune gives callbacks neither metric nor mode: without them here, no best value is shown.
+    the live ones). Tune does not pass metric and mode to callbacks: without them here, no best value is
+    shown.
 
     ```python
     tune.RunConfig(callbacks=[ProgressCallback(metric="loss", mode="min")])
@@ -349,14 +350,16 @@ class ProgressCallback(Callback):
     ):
         """Make the callback; nothing is written before the search starts.
 
-        `every_s` bounds how often a plain line repeats a trial's progress (seconds). `live` forces live or
-        plain lines; by default they are live if `stream` (default: standard output) is a terminal. Raises
-        `ValueError` for an unknown mode, or one of metric and mode without the other.
+        `every_s` is the shortest time between two plain lines about a trial's progress, in seconds. `live`
+        forces live or plain lines; by default they are live if `stream` (default: standard output) is a
+        terminal. Raises `ValueError` for an unknown mode, or if only one of metric and mode is given.
         """
         if mode not in (None, "min", "max"):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')
         if (metric is None) != (mode is None):
-            raise ValueError(f"metric and mode belong together, got metric={metric!r} and mode={mode!r}")
+            raise ValueError(
+                f"metric and mode must be given together, got metric={metric!r} and mode={mode!r}"
+            )
         if not every_s >= 0:
             raise ValueError(f"every_s must be at least 0 seconds, got {every_s}")
         self._metric, self._mode = metric, mode
@@ -364,7 +367,7 @@ class ProgressCallback(Callback):
         self._progress = Progress(metric=metric, mode=mode)
         self._view: Any = None
         self._started = self._metadata_written = False
-        # Trials that run, as Tune has them: it calls no hook when one is paused.
+        # Tune's objects of running trials, whose status is looked at: no hook is called when one is paused.
         self._running: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:

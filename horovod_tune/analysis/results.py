@@ -26,7 +26,7 @@ from horovod_tune.errors import HorovodTuneError
 
 # Not checkpoint_000001.part: an incomplete copy.
 _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
-_QUIET_S = 660.0  # Tune copies to its storage every 300 s; two intervals without a change are an end
+_QUIET_S = 660.0  # Tune copies to its storage every 300 s; after two without a change the search has ended
 
 
 _Value = TypeVar("_Value")
@@ -49,10 +49,10 @@ class MetricUnknown(HorovodTuneError, ValueError):
 
 
 class Analysis:
-    """A read experiment. Nothing is read again: `reload()` returns a new one of a running experiment.
+    """An experiment's results as they were when it was read; `reload()` reads a running one again.
 
-    `metric`, `mode` and `scope` are what trials are compared by, within `limits`; `problems` is what could
-    not be read, `record` everything as it was read.
+    `metric`, `mode` and `scope` are what trials are compared by, within `limits`; `problems` lists what could
+    not be read, and `record` has everything that was.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Analysis:
 
     @property
     def run(self) -> str | None:
-        """Which search of its folder this is: when its driver started. None if its state file is lost."""
+        """When this search's driver started, which identifies it in its folder; None without a state file."""
         return self.record.run
 
     @property
@@ -135,7 +135,7 @@ class Analysis:
             front = " and ".join(map(one_line, self.record.front))
             why = f"does not record its {missing}"
             if front:
-                why = f"looked for a front of {front}, see pareto_front(), and has no single metric"
+                why = f"optimised several metrics ({front}), see pareto_front(), and has no single one"
             raise MetricUnknown(
                 f"the experiment {self.name!r} {why}: "
                 f'pass analyze(…, metric="{name}", mode="min" or "max"), '
@@ -184,7 +184,7 @@ class Analysis:
     def _best(self) -> int:
         winner = best_index(self.scores, self.require_metric()[1], self.scope)
         if winner is None:
-            value = f"{self.scope} value of {self.metric!r}{self._within}"
+            value = f"{'last ' if self.scope == 'last' else ''}value of {self.metric!r}{self._within}"
             raise ValueError(f"no trial of {self.name!r} has a finite {value}")
         return winner
 
@@ -252,7 +252,7 @@ class Analysis:
     @property
     def best_config(self) -> dict[str, Any]:
         """The best trial's hyperparameters, as they were at its best result."""
-        # Under PopulationBasedTraining a trial's configuration changes: the report has the one that counts.
+        # Under PopulationBasedTraining a trial's configuration changes: the report has the one of that time.
         if config_changes(self.best_trial) and isinstance(self.best_result.get("config"), dict):
             return dict(self.best_result["config"])
         return dict(self.best_trial.config)
@@ -273,7 +273,7 @@ class Analysis:
 
     @property
     def best_checkpoint(self) -> Any:
-        """The best trial's best checkpoint by the metric as `ray.tune.Checkpoint`; None if it has none."""
+        """The best trial's best checkpoint (by the metric), as a `ray.tune.Checkpoint`; None without one."""
         from ray.tune import Checkpoint
 
         folder = self._best_checkpoint_folder
@@ -305,8 +305,9 @@ class Analysis:
         """Return one row per trial, in the order of creation.
 
         Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
-        start and end (UTC), duration_s, ranks, hosts and start_s (NA if the reports lack them), error
-        (its last line), num_failures, logdir, and the configuration as config/….
+        start and end (UTC), duration_s, ranks, hosts and start_s, which is how long its processes took to
+        start (NA if the reports lack them), error (its last line), num_failures, logdir, and the
+        configuration as config/….
         """
         scored: list[Score | None] = list(self.scores) if self._scored else [None] * len(self.trials)
         return frames.trials_frame(self.trials, scored, self.metric)
@@ -332,13 +333,12 @@ class Analysis:
         return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
 
     def pareto_front(self, metrics: Mapping[str, str] | None = None) -> ParetoFront:
-        """Return the results that no other one beats in all of several metrics.
+        """Return the Pareto front: no other result is as good in every metric and better in one.
 
-        `metrics` maps each to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; those that
-        `BayesOptSearch` looked for unless given. Each trial is
-        compared by its last report, with scope "all" every report counts; a metric that only some reports
-        have keeps its value until the next. What breaks the limits is left out. Raises `ValueError` for
-        fewer than two metrics, or one that no trial reported.
+        `metrics` maps each to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they are
+        those of `BayesOptSearch`. Each trial is compared by its last report, with scope "all" every report
+        counts; a metric that only some reports have keeps its value until the next. Results that violate the
+        limits are left out. Raises `ValueError` for fewer than two metrics, or one that no trial reported.
         """
         return pareto_front(self, self.record.front if metrics is None else metrics)
 

@@ -42,7 +42,7 @@ from horovod_tune.messages import (
     TrialRequest,
 )
 
-# How long the rank that broke a collective is waited for when the others have only lost contact.
+# How long to wait for the failure that broke a collective, while there are only ranks that lost contact.
 ROOT_CAUSE_WAIT_S = 2.0
 # How long a stopped training function may take to unwind before its process is replaced.
 UNWIND_TIMEOUT_S = 5.0
@@ -80,8 +80,8 @@ class WorkerGroup:
         self._returned_before: set[int] = set()
         # The ranks that collectives waited for in Horovod's last message, with the collectives' names.
         self._awaited: dict[int, str] = {}
-        # The next acknowledgement, and the last one: what a channel has lost comes with the next poll. The
-        # newest checkpoint goes with each, since a call may overtake the one that brought it first.
+        # The acknowledgement to send next, and the last one, which the next poll repeats in case the channel
+        # has lost it. Each has the newest checkpoint, since Ray's calls may arrive in another order.
         self._next_ack: tuple[int, CheckpointPlace | None] | None = None
         self._last_ack: tuple[Any, ...] = ()
         self._checkpoint: CheckpointPlace | None = None
@@ -114,14 +114,14 @@ class WorkerGroup:
         return any(worker.ranks for worker in self.workers)
 
     def create(self) -> None:
-        """Begin to start the workers, in the trial's start slot; does not wait for them."""
+        """Start the workers, without waiting for them."""
         self.world.create()
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial on all ranks, as soon as they are there.
 
         Raises:
-            StartFailed: workers did not start within ``timeout_s``, or were placed wrongly.
+            StartFailed: workers did not start in time, or were placed on other hosts than requested.
         """
         if not self.workers:
             self.create()
@@ -243,8 +243,8 @@ class WorkerGroup:
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail if ranks wait in a collective for one that has returned, and so never enters it.
 
-        Horovod's stall inspector knows which rank is missing, not that it never comes. Its text is at most as
-        old as the previous poll: if a rank returned since then, the text may be older.
+        Horovod's stall inspector knows which rank is missing, not that it has returned. Its message may have
+        been written at any time since the previous poll: only ranks that had returned by then count.
         """
         hosts = self.hosts
         for rank, collectives in names.items():
@@ -259,8 +259,8 @@ class WorkerGroup:
     def _failed(self, first: list[Failed]) -> TrainingFailed:
         """Find the cause, and collect the other ranks' output before they are ended.
 
-        A rank that has lost contact with the others is a symptom, not the cause. Each worker is
-        requested to reply at once; one that does not is the cause.
+        A rank that has lost contact with the others is a symptom, not the cause. Each worker is requested to
+        reply at once; if no other cause is known, one that does not is the cause.
         """
         first += [each for each in self.world.end_trial() if each not in first]
         began, asked = time.monotonic(), len(self._logs)
@@ -329,7 +329,7 @@ class WorkerGroup:
             return [f"rank(s) {running} did not leave the training function in {UNWIND_TIMEOUT_S:g} s"]
         self.world.failures = []  # ranks that were thrown out of a collective end with an error
         try:
-            # A world that is closed on one rank later than on another could be taken for sound in between.
+            # Until all ranks have closed it: one that has not would find the world usable.
             ray.get(closing, timeout=UNWIND_TIMEOUT_S)
         except RayError as error:
             return [f"the world could not be closed: {error}"]
@@ -352,8 +352,7 @@ class WorkerGroup:
     def close(self) -> None:
         """End every worker's process and wait for it; twice is harmless."""
         if self._has_ranks:
-            # Without this, the ranks that are killed last complain about those that went first, and what
-            # functions have left to `atexit` never runs.
+            # Otherwise ranks complain about others that are killed before them, and no `atexit` handler runs.
             silent = {each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE}
             alive = [worker for worker in self.workers if silent.isdisjoint(worker.ranks)]
             ends = [worker.actor.end_process.remote() for worker in alive]

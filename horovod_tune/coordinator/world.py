@@ -42,7 +42,7 @@ from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, Failed, FailureKind, NeedsWorld, TrialRequest
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
-# From how many bytes on a request goes to each host once, through Ray's object store, not to each worker.
+# Requests of at least this total size (for all workers) go through Ray's object store, once to each host.
 SHARED_REQUEST_BYTES = 1_000_000
 
 
@@ -129,14 +129,14 @@ class World:
         return self._change.lost if self._change is not None else []
 
     def create(self) -> None:
-        """Begin to start the workers; does not wait for them."""
+        """Start the workers, without waiting for them."""
         self.members = [Worker(actor, slot) for slot, actor in enumerate(self._launcher.create())]
 
     def form(self) -> None:
         """Wait until the workers have started, and give each its ranks.
 
         Raises:
-            StartFailed: workers did not start within ``timeout_s``, or were placed wrongly.
+            StartFailed: workers did not start in time, or were placed on other hosts than requested.
         """
         while True:
             try:
@@ -179,7 +179,7 @@ class World:
         self.size = sum(len(worker.ranks) for worker in workers)
 
     def _connect(self, workers: Sequence[Worker]) -> None:
-        """Listen to the workers on this host, which have connected; ``workers`` as they were assigned."""
+        """Receive messages from workers on this host; ``workers`` are ordered as ranks were assigned."""
         channels = self._launcher.channels()
         self._events.add_channels(channels.values())
         for number, worker in enumerate(workers):
@@ -250,7 +250,7 @@ class World:
         else:
             self._change.left.discard(worker)
             if not self._change.lost:
-                self._change.reasons.clear()  # that others lost contact with it is no second reason
+                self._change.reasons.clear()  # others that lost contact with it are no other reason
             self._change.reasons.append(reason)
             self._break_world()
         self.lost.extend(lost)
@@ -380,7 +380,7 @@ class World:
             self._request = replace(self._request, checkpoint=checkpoint)
 
     def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
-        """Give the members, which have left their world, and those that join their ranks in the next one."""
+        """Form the next world of the members, all of which have left the old one, and of ``joining``."""
         assert self._request is not None
         remaining, workers = list(self.members), [*self.members, *joining]
         infos = [worker.info for worker in workers if worker.info is not None]
@@ -416,17 +416,17 @@ class World:
         new = [worker for worker in joining if worker in self.members]
         self._await(new, [worker.actor.begin.remote(request) for worker in new])
         if self._change is not None:
-            self._break_world()  # a rank was lost meanwhile, and those that had not begun then missed it
+            self._break_world()  # again: a rank was lost meanwhile, and those that had not begun ignored it
         self.poll_all()
         self.changes.append("; ".join(change.reasons))
 
     def _reason_of_leaving(self, first: Worker) -> str:
-        """Return why the world is left that ``first`` has left without a loss."""
+        """Return the reason for a change in which no rank was lost; ``first`` left the world first."""
         draining = ", ".join(worker.name for worker in self.members if self.slots.is_draining(worker))
         if draining:
             return f"the node of {draining} is draining"
         if any(map(self.slots.is_excess, self.members)):
-            return f"a scheduler left the trial {self.limits.max_workers} rank(s)"
+            return f"a scheduler reduced the trial to {self.limits.max_workers} rank(s)"
         return "more workers join" if self._has_others_to_offer else f"{first.name} lost contact"
 
     def _offer_change_if_due(self, are_ready: bool) -> None:
@@ -465,7 +465,7 @@ class World:
         """
         if not self.limits.is_elastic or self.failures or self.has_returned or not self.running:
             return False
-        # Ray takes back a placement group as a whole.
+        # Ray removes a placement group as a whole: no part of the trial's own can be given back.
         if workers < self._launcher.placed_workers:
             return False
         if not self._ask_one("has_committed", timeout_s=self.limits.prompt_s):
@@ -484,7 +484,7 @@ class World:
         return dumped
 
     def _ask_one(self, method: str, *, timeout_s: float) -> Any:
-        """Return the first member's reply that arrives within ``timeout_s``, None if none does."""
+        """Ask one member after the other, each for ``timeout_s``; return the first reply, or None."""
         for worker in self.members:
             try:
                 return ray.get(getattr(worker.actor, method).remote(), timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Runs in the driver: mistakes with Horovod that would give wrong results, or none, once the ranks run."""
+"""Runs in the driver: finds mistakes with Horovod that would make ranks compute wrong results, or fail."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import parts_of
 from horovod_tune.session.outside_training import RANK_VARIABLE
 
-# The number of processes, as horovodrun, Open MPI (mpirun, horovodrun --mpi) and torchrun set it.
-_SIZES = {"HOROVOD_SIZE": "horovodrun", "OMPI_COMM_WORLD_SIZE": "mpirun", "TORCHELASTIC_RUN_ID": "torchrun"}
+# What each launcher sets; mpirun is Open MPI's, or horovodrun --mpi.
+_LAUNCHERS = {
+    "HOROVOD_SIZE": "horovodrun",
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "TORCHELASTIC_RUN_ID": "torchrun",
+}
 
 
 def refuse_launcher() -> None:
-    """Raise OutsideTune if a launcher has started this program several times: each would be a search."""
+    """Raise OutsideTune if a launcher has started copies of this program: each would run its own search."""
     if RANK_VARIABLE in os.environ:  # a rank that imports the script
         return
-    for name, launcher in _SIZES.items():
+    for name, launcher in _LAUNCHERS.items():
         size = os.environ.get("WORLD_SIZE" if launcher == "torchrun" else name, "1")
         if name in os.environ and size.isdigit() and int(size) > 1:
             raise OutsideTune(
-                f"{launcher} has started this program {size} times ({name} is set), and each would be "
-                f"a whole search "
-                f"in the same folder. Start it once, without {launcher}: python "
-                f"{sys.argv[0] or 'tune.py'}. The "
-                "search starts the ranks of each trial itself: num_slots sets how many."
+                f"{launcher} has started {size} copies of this program ({name} is set), and each would run a "
+                f"whole search in the same folder. Start it once, without {launcher}: "
+                f"python {sys.argv[0] or 'tune.py'}. The search starts the ranks of each trial itself: "
+                "num_slots sets how many."
             )
 
 
@@ -41,11 +44,9 @@ def warn_of_horovod_in_driver() -> None:
         horovod = sys.modules.get(name)
         if horovod is not None and horovod.is_initialized():
             warnings.warn(
-                "Horovod is initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. What "
-                "is computed "
-                "from them outside the training function (samplers, shares of the data, learning "
-                "rates) is wrong "
-                "in every rank. Move hvd.init() and all that depends on it into the function.",
+                "Horovod is initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. What is "
+                "computed from them outside the training function (samplers, data shards, learning rates) "
+                "is wrong in every rank. Move hvd.init() and all that depends on it into the function.",
                 stacklevel=2,
             )
             return
@@ -56,15 +57,14 @@ def refuse_horovod_of_driver(function: Any) -> None:
     for where, value in _parts(function):
         if type(value).__module__ == "horovod.torch.optimizer":
             raise SerializationError(
-                f"{function_name(function)} uses a hvd.DistributedOptimizer that was made outside of "
-                f"it ({where}), "
-                "where Horovod has no ranks. Make the model and the optimizer in the function, after "
-                "hvd.init()."
+                f"{function_name(function)} uses an hvd.DistributedOptimizer that was made outside of it "
+                f"({where}), where Horovod has no ranks. Make the model and the optimizer in the function, "
+                "after hvd.init()."
             )
 
 
 def _parts(function: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a function, and the script's functions it calls, refer to, by location."""
+    """Yield the location and object of all that a function refers to, and functions of its script as well."""
     for where, value in parts_of(function):
         yield where, value
         is_ours = getattr(value, "__module__", None) == getattr(function, "__module__", None)

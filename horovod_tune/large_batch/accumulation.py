@@ -25,9 +25,9 @@ class StepResult(NamedTuple):
 
     Attributes:
         stepped: False if a GradScaler skipped the step because of an overflow, which it does on all ranks.
-        samples: Of all ranks and passes.
-        gradient_norm: Of the averaged gradient before clipping; None without `max_norm`, except in steps
-            that measure the noise scale.
+        samples: The number of samples in the step, over all ranks and passes.
+        gradient_norm: The norm of the averaged gradient before clipping; None without `max_norm`, except in
+            steps that measure the noise scale.
     """
 
     stepped: bool
@@ -40,29 +40,29 @@ class GradientAccumulator:
 
     .. math:: g = \sum_{r,i} n_{ri} \nabla L_{ri} \Big/ \sum_{r,i} n_{ri}
 
-    where pass i of rank r has the mean loss :math:`L_{ri}` of :math:`n_{ri}` samples: the gradient of the
-    mean loss over all samples of the step, also where a last group is shorter or ranks have different
-    numbers. Horovod's ``backward_passes_per_step`` only sums the passes, and weighs a short pass like a
-    long one.
+    where :math:`L_{ri}` is the mean loss of the :math:`n_{ri}` samples in pass i of rank r: the gradient of
+    the mean loss over all samples of the step, even if the last group (the passes of one step) is shorter, or
+    ranks have different numbers of samples. Horovod's ``backward_passes_per_step`` only sums the passes, and
+    weighs a short pass like a long one.
 
     In `step`, in this order: average over the ranks, unscale (AMP), clip by the global norm, optimiser step,
     schedule, zero the gradients. Overflows are looked for after the average, so that all ranks skip a step or
     none does, and the schedule counts optimiser steps only.
 
-    Every rank calls `step` equally often; one without samples in a group calls it without `backward`.
+    Every rank calls `step` equally often; one without samples for a step calls it without `backward` before.
 
     Args:
-        optimizer: With several ranks of Horovod a ``hvd.DistributedOptimizer``, with ``op=Average`` or
-            ``Sum``; its ``backward_passes_per_step`` is set here. With torch.distributed any.
+        optimizer: With several ranks of Horovod an ``hvd.DistributedOptimizer``, with ``op=Average`` or
+            ``Sum``; its ``backward_passes_per_step`` is set here. With torch.distributed, any optimiser.
         passes: Backward passes in a full group.
-        local_batch_size: Samples of this rank in a full group. It scales what is sent, for half precision;
-            the result does not depend on it.
+        local_batch_size: Samples of this rank in a full group. Gradients are divided by it before they are
+            sent, since half precision might overflow; the result does not depend on it.
         max_norm: The global norm that gradients are clipped to.
         scaler: A ``torch.amp.GradScaler``.
         scheduler: Its `step()` is called after each optimiser step.
-        noise_scale: Is updated in every ``noise_scale.every``-th step.
-        model: Whose parameters they are; only torch.distributed needs it. A ``DistributedDataParallel`` no
-            longer averages in its passes, as in its ``no_sync()``: `step` does.
+        noise_scale: A `NoiseScale`, which is updated in every ``noise_scale.every``-th step.
+        model: The model that is trained; only torch.distributed needs it. A ``DistributedDataParallel`` no
+            longer averages in its backward passes, as in its ``no_sync()``; `step` does.
 
     Raises:
         HyperparameterError: A number is out of bounds; the optimiser does not average over the ranks; the
@@ -109,7 +109,7 @@ class GradientAccumulator:
         self.resize(passes, local_batch_size)
         if noise_scale is not None and self._world_size * passes == 1:
             raise bounds.HyperparameterError(
-                "passes must be at least 2 for a noise scale on one rank, which compares batch sizes; got 1"
+                "passes must be at least 2 on one rank with a noise scale, as it compares batch sizes; got 1"
             )
 
     @property
@@ -133,7 +133,7 @@ class GradientAccumulator:
             self.optimizer.set_backward_passes_per_step(passes)
 
     def restart(self) -> int:
-        """Drop the group that is under way after the world has changed; return the number of its ranks now.
+        """Discard an unfinished group after the world has changed; return the new number of ranks.
 
         Raises:
             HyperparameterError: The optimiser was made in a world of one rank, and is in a larger one now.
@@ -141,8 +141,8 @@ class GradientAccumulator:
         self._world_size = world_size(self.process_set)
         if self._made_alone and self._world_size > 1 and torch_distributed() is None:
             raise bounds.HyperparameterError(
-                f"optimizer must be made again in a world of {self._world_size} ranks, got one that was made "
-                "in a world of 1, where Horovod prepares no average"
+                f"optimizer must be made again with {self._world_size} ranks, got one that was made with 1 "
+                "rank, for which Horovod prepares no average"
             )
         self._start_group()
         # Horovod's wrapper forgets the collectives that were under way when it loads a state.
@@ -185,9 +185,8 @@ class GradientAccumulator:
         """Average over passes and ranks and make the optimiser step; a group may be shorter than full.
 
         Raises:
-            HyperparameterError: On all ranks, where no rank has samples,
-                or the gradient is not finite and must be clipped or measured, without a scaler to skip the
-                step.
+            HyperparameterError: No rank has samples; or the gradient is not finite, `max_norm` or the noise
+                scale needs its norm, and there is no scaler to skip the step. Raised on all ranks.
         """
         measures = self._measures
         row = [self._samples, self._done, self._square, self._inverse, self._steps, measures]

@@ -27,9 +27,9 @@ from horovod_tune.session.session import Session, StopTraining
 _LOSSES = (FailureKind.DISCONNECTED, FailureKind.STALLED)
 
 
-# How long the trial's `atexit` handlers may take before the coordinator learns that the function has ended,
-# and that it has failed: the other ranks have lost this one meanwhile and must not be taken for the cause.
+# How long the trial's `atexit` handlers may run before the coordinator is told that the function has ended.
 EXIT_S = 30.0
+# The same if it failed: the other ranks lose contact meanwhile, and would be taken for the cause.
 FAILED_EXIT_S = 1.0
 # How many of a hung function's innermost calls are in the error.
 STACK_FRAMES = 50

@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 class BayesOptSearch(Searcher):
     """Suggest configurations by Bayesian optimisation, with any number of trials in flight.
 
-    A Gaussian process with a Matérn-5/2 kernel is fitted to the results; results of running trials are drawn
-    from the process itself, and the point with the largest expected improvement over those draws (its
+    A Gaussian process with a Matérn-5/2 kernel is fitted to the results; results of running trials are
+    sampled from the fitted model, and the point with the largest expected improvement over those samples (its
     logarithm, for numerical reasons) is suggested next.
 
         search = ConcurrencyLimiter(BayesOptSearch(metric="loss", mode="min"), max_concurrent=4)
@@ -53,31 +53,31 @@ class BayesOptSearch(Searcher):
     * `space`: a Tune search space or bayesian-optimization's `pbounds`; leave it out to use the tuner's
       `param_space`. `tune.grid_search` is refused.
     * `metric`, `mode` ('min' or 'max'): may also come from the tuner. Lists of them, as in
-      `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, look for the results that no other one beats
-      in all metrics; the tuner's own `metric` is then only for its scheduler.
-    * `limits`: conditions that a result must meet to count, `["latency_ms <= 20"]`, on any reported metrics.
+      `metric=["accuracy", "latency_ms"], mode=["max", "min"]`, look for the Pareto front; the tuner's
+      own `metric` is then only for its scheduler.
+    * `limits`: conditions on any reported metrics that a result must meet, such as `["latency_ms <= 20"]`.
     * `points_to_evaluate`: configurations to run first; missing parameters are filled in.
-      `evaluated_rewards`: their metric values, if they are known already; they are not run then, except
-      those with None.
+      `evaluated_rewards`: their metric values, if they are known already; only those with None are run.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
-      `acquisition_function`: an object of `bayes_opt.acquisition` instead. Best left out.
+      `acquisition_function`: an object of `bayes_opt.acquisition` instead. Neither is the recommended
+      default.
     * `random_state`: an int, a NumPy generator, or None for a different search each time. The same state
       and the same results give the same suggestions.
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
-      one more than there are parameters, at least 4 and at most 10. The last one is in the middle of all
-      ranges, unless trials report several times.
+      one more than the number of parameters, at least 4 and at most 10 (4 if trials report several times).
+      The last of them is the middle of all ranges, unless trials report several times.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
-    * `time_attr`: the metric that measures a trial's progress; if trials report several times, the model
-      is one of learning curves. By default it is that of the tuner's ASHA, HyperBand or `PromotingASHA` where
-      trials are distributed, otherwise `training_iteration`. `max_t`: where a whole training ends; by default
+    * `time_attr`: the metric that measures a trial's progress, for the model of learning curves that is used
+      if trials report several times. The default is that of the tuner's ASHA, HyperBand or `PromotingASHA` if
+      trials are distributed, otherwise `training_iteration`. `max_t`: where a full training ends; by default
       the stop criterion of the tuner, otherwise the latest report so far.
-    * `analysis`: results of an earlier experiment, on the same data or on other: its directory, an
-      `ExperimentAnalysis`, a `ResultGrid`, or a DataFrame of one. The search begins where it was good; how
-      much it counts after that is learned from the new results.
+    * `analysis`: an earlier experiment, on the same or on other data: its directory, an `ExperimentAnalysis`,
+      a `ResultGrid`, or a DataFrame of its results. The search starts where those were good; how much they
+      count later is learned from the new results.
 
     If trials report several times, every report counts, also of running, paused and stopped trials; the
-    search looks for the best result at the end of a whole training. A trial that fails, or whose metric is
-    NaN, infinite or beyond all others, makes points near it less likely to be suggested. One that ends
+    search looks for the best result at the end of a full training. A trial that fails, or whose metric is
+    NaN, infinite or an extreme outlier, makes points near it less likely to be suggested. One that ends
     without a metric is ignored. The search never ends before `num_samples`; when each point of a finite space
     has been suggested, it logs a warning and begins to repeat the best ones.
 
@@ -114,15 +114,14 @@ class BayesOptSearch(Searcher):
         check_arguments(random_search_steps, time_attr, max_t)
         if (several or limits) and evaluated_rewards is not None:
             raise ValueError(
-                "evaluated_rewards knows one value a point: leave it out where metric is a list or there are "
-                "limits"
+                "evaluated_rewards has one value per point: leave it out with several metrics or with limits"
             )
         if several and analysis is not None:
-            raise ValueError("analysis is for one metric: leave it out where metric is a list")
+            raise ValueError("analysis is for one metric: leave it out if metric is a list")
         if several and (acquisition_function is not None or utility_kwargs is not None):
             raise ValueError(
-                "acquisition_function and utility_kwargs are for one metric; with a list of metrics the gain "
-                "of hypervolume is what counts"
+                "acquisition_function and utility_kwargs are for one metric; a search with a list of metrics "
+                "always maximises the expected gain in hypervolume"
             )
         # Ray's class is declared for one metric; it takes lists too.
         objectives: tuple[Any, Any] = (list(metric or ()), list(mode or ())) if several else (metric, mode)
@@ -191,8 +190,8 @@ class BayesOptSearch(Searcher):
                 # A warning: messages at level INFO are not shown by default.
                 self._warn_once(
                     "curves",
-                    "the search learns from every report, of running and stopped trials too, over "
-                    f"{self._time_attr!r}",
+                    "the search learns from every report, also of running and stopped trials; training time "
+                    f"is measured by {self._time_attr!r}",
                 )
             if self._history.rounds(space.size) and not space.is_sampled:
                 self._warn_once(
@@ -248,7 +247,7 @@ class BayesOptSearch(Searcher):
             if objectives.latest(trial, limit.metric) is None:
                 self._warn_once(
                     str(limit),
-                    f"trial {trial_id} ended without a number for {limit.metric!r}, so it does not keep the "
+                    f"trial {trial_id} ended without a number for {limit.metric!r}, so it violates the "
                     f"limit {limit}; it reported {sorted(flat)}",
                 )
 
@@ -262,7 +261,7 @@ class BayesOptSearch(Searcher):
     ) -> None:
         """Learn from a configuration that was evaluated elsewhere; raises `SpaceError` if it is outside."""
         if isinstance(self._metric, list):
-            raise ValueError(f"add_evaluated_point knows one value, and the metrics are {self._metric}")
+            raise ValueError(f"add_evaluated_point takes one value, but the metrics are {self._metric}")
         point = self._ready().point(parameters)
         self._history.add_known("evaluated", point, as_number(value), error=error)
 
@@ -275,13 +274,13 @@ class BayesOptSearch(Searcher):
     def set_gp_params(self, **params: Any) -> None:
         """Change the Gaussian process.
 
-        `alpha` fixes the noise's variance, in standardised units, that otherwise is estimated;
+        `alpha` fixes the noise variance (in standardised units), which is estimated otherwise;
         `n_restarts_optimizer` adds starting points (0 to 3) to the fit. `kernel` is a kernel of scikit-learn
-        that takes the place of the search's own (None), and with it of the priors on the hyperparameters and
-        of the estimate of the noise: scikit-learn fits it to the marginal likelihood, and the noise is
-        `alpha` (1e-6 if not given) and what a `WhiteKernel` in it finds. It sees numbers as [0, 1], in the
-        log for log domains and for ranges over powers of ten, and a choice as one column for each category,
-        two categories at distance 1.
+        to use instead of the search's own (None). Then there are no priors on the hyperparameters and no
+        estimate of the noise: scikit-learn fits the kernel by maximum marginal likelihood, and the noise is
+        `alpha` (default 1e-6) plus that of a `WhiteKernel`, if the kernel has one. Its inputs are numbers
+        scaled to [0, 1], on a log scale for log domains and for ranges over powers of ten, and one column per
+        category of a choice, with any two categories at distance 1.
 
         Raises `ValueError` for an unknown name, a value out of bounds, or a kernel that does not fit the
         space.
@@ -317,8 +316,8 @@ class BayesOptSearch(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Continue from a file that `save` wrote.
 
-        Raises `state_file.StateFileError` (a `ValueError`) for a file that is not one, is of a newer
-        version, or is of a search over another space or for another metric or mode.
+        Raises `state_file.StateFileError` (a `ValueError`) if the file is not a saved search, was written by
+        a newer version, or belongs to a search with another space, metric, mode or limits.
         """
         state = self._unread_state = state_file.read(checkpoint_path)
         if self._space is None and state.get("spec") is not None:
@@ -329,9 +328,9 @@ class BayesOptSearch(Searcher):
 
     @staticmethod
     def convert_search_space(spec: Mapping[str, Any], join: bool = False) -> dict[str, Any]:
-        """Return a Tune search space as the `space` of this class; with `join` its constants too.
+        """Convert a Tune search space to the form of this class's `space`; with `join` its constants too.
 
-        Names of nested parameters have a `/`, plain ranges of floats are `(low, high)`.
+        Nested names are joined with `/`; plain ranges of floats become `(low, high)`.
         """
         return to_pbounds(spec, join)
 
@@ -401,14 +400,14 @@ class BayesOptSearch(Searcher):
             self.on_trial_complete(trial_id, result, error)
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
-        """Add a trial that was not suggested under this id: Tune creates one when it restarts a trial."""
+        """Add a trial that was not suggested under this id: Tune gives a new one to a restarted trial."""
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
             return False
         try:
             point = PreviousResults.nested_point(self._space, config)
         except SpaceError as error:
-            logger.info("trial %s is not learned from: %s", trial_id, error)
+            logger.info("the search ignores trial %s: %s", trial_id, error)
             return False
         self._history.add(Trial(trial_id, point))
         return True
@@ -427,8 +426,8 @@ class BayesOptSearch(Searcher):
     def _warn_of_missing_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
         self._warn_once(
             "time",
-            f"trial {trial_id} reported no number for the time_attr {self._time_attr!r}, so the "
-            f"search does not know when it was; it reported {sorted(flat)}",
+            f"a report of trial {trial_id} has no number for the time_attr {self._time_attr!r}, so the "
+            f"search cannot place it on the learning curve; the report has {sorted(flat)}",
         )
 
     def _warn_once(self, topic: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs in each rank: the session behind `report()`, `get_checkpoint()` and those of ray.tune.
+"""Runs in each rank: the session behind `report()`, `get_checkpoint()` and their namesakes in ray.tune.
 
 First stop of a report: `Session.report()` sends it on (2: `actors/training_actor.py` or
 `xla/host_actor.py`) and waits until Tune has decided.
@@ -39,7 +39,7 @@ COMMIT_FILE = "horovod_tune_commit.pkl"
 
 
 class StopTraining(BaseException):
-    """Unwinds the training function of a stopped trial; no Exception, so that handlers do not catch it."""
+    """Unwinds the training function of a stopped trial; no Exception: `except Exception` lets it pass."""
 
 
 class WorldBroken(Exception):
@@ -78,7 +78,7 @@ class Session:
         self.has_reported = False
         self.world_number = request.world_number
         self._world_is_broken = False
-        # True if the training function may have computed with what a failed collective left.
+        # True if a collective failed without raising, so that the function may have used its invalid result.
         self.failed_unnoticed = False
         # What the training function has given to `atexit`, see `rank.exit_handlers`.
         self.exit_handlers: list[functools.partial[Any]] = []
@@ -260,7 +260,7 @@ def report(
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     **keywords: Any,
 ) -> None:
-    """Report to Tune from the training function: rank 0's metrics count, every rank may call it.
+    """Report to Tune from the training function, on every rank or on rank 0 only: Tune gets rank 0's metrics.
 
     Returns when Tune has decided that the trial continues; a trial that a scheduler stops ends in here.
 
@@ -285,9 +285,9 @@ def report(
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """Return the checkpoint that this trial starts from, or its newest one; None if there is none.
+    """Return the trial's newest checkpoint, or else the one that it was restored from; None if there is none.
 
-    Every rank gets the same one, on whatever host it runs.
+    Ranks that have reported equally often get the same one, on whatever host they run.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
@@ -313,7 +313,7 @@ class TrialWorld:
     def check_synchronised(self, model: torch.nn.Module) -> None:
         """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.
 
-        One collective of eight bytes for each parameter. Cheap enough for once per epoch, and it finds a
+        One allgather of eight bytes for each parameter. Cheap enough to be called every epoch, and it finds a
         forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`. Buffers (the running mean of batch
         normalization) are not compared: they differ under Horovod.
 
@@ -324,7 +324,9 @@ class TrialWorld:
         import zlib
 
         if "horovod.torch" not in sys.modules:
-            raise HorovodTuneError("check_synchronised() needs Horovod; DDP compares models when it is made")
+            raise HorovodTuneError(
+                "check_synchronised() needs Horovod; DDP broadcasts rank 0's model when it is made"
+            )
         import horovod.torch as hvd
         import torch
 

@@ -1,4 +1,4 @@
-"""TrialSpec: the request of one trial, validated once, frozen."""
+"""TrialSpec: what one trial requests, validated when it is created, immutable afterwards."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from horovod_tune.errors import SpecError
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.tpu_types import shape_of
 
-# The default comes first. Horovod's Gloo and NCCL, and torch.distributed's, follow from use_gpu.
+# The default comes first. With both, use_gpu decides between Gloo and NCCL.
 BACKENDS = ("horovod", "torch")
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STALL_TIMEOUT_S = 1800.0
 ELASTIC_CONNECT_S = 20.0
-# Horovod reads its time limits into C's int, and its hvd.init() fails with more.
+# Horovod stores time limits in a C int; hvd.init() fails with a larger value.
 MAX_TIMEOUT_S = 2**31 - 1
-# How much longer than timeout_s each phase of a start may take for each training actor: Ray and the
-# coordinator deal with them one after the other.
+# Seconds that each training actor adds to timeout_s in each phase of a start: Ray and the coordinator handle
+# them one after the other.
 START_S_PER_WORKER = 0.25
-# How many times that long the processes of training actors may take to start and to import: on overloaded
-# hosts and file systems this is what takes long, and Ray reports at once if one dies meanwhile.
+# The first phase, in which processes start and import, may take this many times as long: it is the slow one
+# on overloaded hosts and file systems, and Ray reports at once if a process dies meanwhile.
 PROCESS_START_FACTOR = 3
 
 
@@ -38,11 +38,11 @@ def start_timeout_s(timeout_s: float, workers: int) -> float:
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """The request of one trial; its fields are the arguments that `DistributedTrainableCreator` documents.
+    """What one trial requests; its fields are the arguments that `DistributedTrainableCreator` documents.
 
-    ``num_hosts`` is ``None`` when only a total of ranks was given, which is then placed as tightly as it
-    fits; otherwise exactly ``num_slots`` ranks run on each of ``num_hosts`` different machines. On a TPU
-    ``num_slots`` is ``None`` for all chips of a host.
+    ``num_hosts`` is ``None`` when only the total number of ranks was given: they are placed on as few hosts
+    as possible. Otherwise exactly ``num_slots`` ranks run on each of ``num_hosts`` different machines. With
+    ``use_tpu``, a ``num_slots`` of ``None`` means all chips of a host.
 
     Raises:
         SpecError: an argument has the wrong type, is out of bounds, or conflicts with another.
@@ -63,7 +63,7 @@ class TrialSpec:
     min_workers: int | None = None
     max_workers: int | None = None
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S
-    # The ranks in each bundle of a trial that a scheduler has resized; None before.
+    # The ranks in each bundle of a trial that a scheduler has resized; None if none has.
     resized_slots: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class TrialSpec:
             return
         if self.use_tpu and self.num_workers is not None:
             raise SpecError(
-                f"num_workers cannot be given with use_tpu (a slice has num_hosts hosts), got {total}"
+                f"num_workers cannot be given with use_tpu: pass num_hosts, the slice's hosts; got {total}"
             )
         if self.num_slots is not None:
             raise SpecError(
@@ -120,8 +120,8 @@ class TrialSpec:
             )
         if self.num_hosts is not None and total % self.num_hosts:
             raise SpecError(
-                f"num_workers must be a multiple of num_hosts ({self.num_hosts}), so that every host gets as "
-                f"many ranks, got {total}"
+                f"num_workers must be a multiple of num_hosts ({self.num_hosts}), so that every host gets "
+                f"the same number of ranks, got {total}"
             )
         self._set("num_workers", total if self.num_hosts is None else None)
         if self.num_hosts is not None:
@@ -152,7 +152,7 @@ class TrialSpec:
     @property
     def connect_timeout_s(self) -> float:
         """How long ranks that form a world wait for a peer that does not respond."""
-        # Ranks of an elastic trial have to leave a broken world within timeout_s, also one that they form.
+        # Ranks of an elastic trial must leave a broken world within timeout_s, even while they still connect.
         return min(self.timeout_s / 2, ELASTIC_CONNECT_S) if self.is_elastic else self.timeout_s
 
     @property
@@ -204,7 +204,7 @@ class TrialSpec:
 
 
 def make_spec(*, num_cpus_per_worker: float | None = None, **arguments: Any) -> TrialSpec:
-    """Return the spec for arguments of `DistributedTrainableCreator`, including an older name.
+    """Return the spec for arguments of `DistributedTrainableCreator`, one of them also by an older name.
 
     Raises:
         SpecError: see TrialSpec.

@@ -1,8 +1,8 @@
 """Runs in each rank with a GPU: ends waits for collectives of NCCL that cannot complete.
 
-A rank waits for its GPU without an end when another one has died, or enters no collective: torch kills the
-process a minute later. Here the groups are aborted at once. That ends the wait, but without an error: the
-function goes on with data that is not the sum, up to its next collective or report, which raise.
+If another rank dies or never enters a collective, this one waits for its GPU until torch's watchdog kills the
+process, a minute later. Here the groups are aborted at once instead. That ends the wait without an error: the
+function continues with invalid data up to its next collective, report or commit, which raises.
 
 Checked against torch 2.11 and NCCL 2.28: `get_error` of ProcessGroupNCCL, which torch 2.7 and later have.
 """
@@ -22,6 +22,13 @@ ENVIRONMENT = {
 }
 POLL_S = 0.2
 JOIN_S = 30.0
+
+
+def is_supported() -> bool:
+    """Return True if this release of torch has `get_error`."""
+    from torch.distributed import distributed_c10d
+
+    return hasattr(getattr(distributed_c10d, "ProcessGroupNCCL", None), "get_error")
 
 
 class NcclWatch:

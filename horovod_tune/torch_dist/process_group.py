@@ -42,11 +42,12 @@ _GROUPS = Patch(
         part(f"{_C10D}:_process_group_name", uses="group_count"),
     ),
 )
-# How long a rank waits after its collective timed out to learn from the others which rank is missing.
+# After a collective timed out, how long to wait for the other ranks to publish that theirs did too: the rank
+# that does not is the missing one.
 PEER_WAIT_S = 2.0
-# How long ranks wait for one that still imports its modules, at least.
+# The shortest wait for a rank that still imports its modules; otherwise it is the group's timeout.
 ARRIVAL_TIMEOUT = timedelta(seconds=60)
-# How many times its timeout Gloo waits for a peer to connect.
+# Gloo waits up to this many times its timeout for a peer to connect.
 GLOO_WAITS = 5
 # In the texts of Gloo's errors and of a TCPStore's, most of which are a plain RuntimeError.
 _LATE = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
@@ -66,7 +67,7 @@ class TorchWorld:
         self.collectives, self.states = self, NoStates()
         self._timeout = timedelta(seconds=stall_timeout_s)
         self._connect_timeout = timedelta(seconds=connect_timeout_s)
-        self._use_gpu = use_gpu
+        self._use_gpu, self._is_watched = use_gpu, False
         self._backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
         self._dist: Any = None
         # None while no training function runs.
@@ -75,8 +76,8 @@ class TorchWorld:
         self._name, self._groups_made = "", 0
         # True until the training function has requested the default group, which exists.
         self._is_offered = False
-        # Every group of this world. If the last reference to one went with a DDP model, it would be destroyed
-        # with Python's lock held, which its threads may wait for: a deadlock. These go without the lock.
+        # Keeps every group of this world alive. If a DDP model held the last reference to one, it would be
+        # destroyed with the GIL held, for which its threads may wait: a deadlock. `_drop_groups` releases it.
         self._groups: list[Any] = []
         # Held while groups are aborted, or destroyed.
         self._ending = threading.Lock()
@@ -95,7 +96,9 @@ class TorchWorld:
 
         if self._dist is not None:
             return
-        if self._use_gpu:
+        # Where there can be no watch, torch's own ends the process.
+        self._is_watched = self._use_gpu and nccl_watch.is_supported()
+        if self._is_watched:
             for name, value in nccl_watch.ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
         self._dist = dist
@@ -160,11 +163,12 @@ class TorchWorld:
             raise WorldBroken("a rank of this world was lost")
         store = self._dist.PrefixStore(f"{self._name}.{self._groups_made}", store)
         timeout = arguments.pop("timeout", self._timeout)
-        # Here, where `close` can interrupt it: nothing does when Gloo waits for a peer to connect.
+        # Ranks wait for each other here, where `close` can interrupt it. Gloo's wait for a peer that has not
+        # arrived cannot be interrupted.
         if store.add("arrived", 1) == arguments["world_size"]:
             store.set("all_arrived", "")
         store.wait(["all_arrived"], max(timeout, ARRIVAL_TIMEOUT))
-        if _GROUPS.fits:  # It names the group, and has counted an attempt that failed, on this rank alone.
+        if _GROUPS.fits:  # It is in the group's name, and a failed attempt increases it, on this rank only.
             self._dist.distributed_c10d._world.group_count = 0
         self._is_aborted = False
         hook = sys.excepthook  # torch wraps it, every time
@@ -194,7 +198,8 @@ class TorchWorld:
         """Make the default group of world ``name``; returns when every rank of it has.
 
         Raises:
-            WorldBroken: A rank was lost meanwhile, or could not be reached within ``connect_timeout_s``.
+            WorldBroken: A rank was lost meanwhile, did not arrive within the group's timeout (a minute, if
+                that is shorter), or could not be reached within ``connect_timeout_s``.
         """
         self._drop_groups()
         self._world, self._name, self._groups_made = world, name, 0
@@ -216,7 +221,7 @@ class TorchWorld:
             without = f", rank(s) {missing} did not arrive" if missing else ""
             raise WorldBroken(f"the process group could not be made{without}: {error}") from error
         self._is_offered = True
-        if self._use_gpu:
+        if self._is_watched:
             live = session.current()
             assert live is not None, "a world is entered by the thread that trains in it"
             fail = functools.partial(self._handle_failure_on_gpu, live)
@@ -248,7 +253,8 @@ class TorchWorld:
             self._watch.stop()
             self._watch = None
         if self._use_gpu and not has_returned:
-            self._abort_groups()  # NCCL's wait for collectives that a lost rank does not enter, or raise
+            # Destroying a group of NCCL waits for collectives that a lost rank never enters, or raises.
+            self._abort_groups()
         # Destroyed, groups stay connected for as long as a model of the function's refers to them. What this
         # rank has sent still arrives.
         sockets.shut_down(self._group_sockets)
@@ -279,7 +285,7 @@ class TorchWorld:
                     group.abort()
 
     def abort(self) -> None:
-        """Break a world that has lost a rank; one that is still formed, until `enter` has given up."""
+        """Break a world that has lost a rank; while `enter` is forming it, until `enter` gives up."""
         self.close()
         # A group that was just about to connect opens more.
         while (before := self._before) is not None:
@@ -304,7 +310,7 @@ class TorchWorld:
         return thread
 
     def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
-        """Return the kind of a failure, nothing to add to its traceback, and the ranks that were awaited."""
+        """Return the kind of a failure, text to add to its traceback (none), and the ranks it waited for."""
         if self._dist is None:  # torch could not be imported
             return FailureKind.RAISED, "", {}
         chain = list(exception_chain(error))
@@ -342,10 +348,10 @@ class TorchWorld:
         return {}
 
     def are_ready(self) -> bool:
-        """Return True unless the training function has destroyed the default group.
+        """Wait for the GPU, then return True unless the training function has destroyed the default group.
 
         Raises:
-            WorldBroken: A collective on the GPU has failed, which may be still running when this is called.
+            WorldBroken: A collective on the GPU has failed, perhaps during this wait.
         """
         if self._use_gpu and (cuda := sys.modules["torch"].cuda).is_initialized():
             cuda.synchronize()

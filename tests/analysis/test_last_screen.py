@@ -38,7 +38,7 @@ def test_the_best_trial_is_the_one_with_the_best_last_value_as_tune_says() -> No
     trials = [trial("a", config, "opt/lr/1", loss=2.0), trial("b", {}, loss=5.0)]
     text = last_screen(trials, progress)
     assert "best trial   a, loss 2 at its last report\n" in text
-    assert "(the best loss of any report was 1, of b)" in text
+    assert "(the best loss in any report was 1, from b)" in text
     assert "best config  {'opt': {'lr': [0.1, 0.2]}, 'epochs': 2}" in text, "all of it, as one can paste it"
 
 

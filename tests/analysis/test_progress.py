@@ -148,7 +148,7 @@ def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was():
     ("arguments", "message"),
     [
         ({"metric": "loss", "mode": "least"}, 'mode must be "min" or "max"'),
-        ({"metric": "loss"}, "metric and mode belong together, got metric='loss' and mode=None"),
+        ({"metric": "loss"}, "metric and mode must be given together, got metric='loss' and mode=None"),
         ({"every_s": -1.0}, "every_s must be at least 0 seconds, got -1.0"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_scheduler_changes_the_size_of_a_trial_that_runs(make: Callable[..., E
     assert trial.world[:2] == first, "those that stay keep their processes"
     assert trial.group.world.resize(3, b"three")
     assert trial.next_report().metrics == {"size": 3}
-    assert trial.group.world.changes == ["more workers join", "a scheduler left the trial 3 rank(s)"]
+    assert trial.group.world.changes == ["more workers join", "a scheduler reduced the trial to 3 rank(s)"]
     assert trial.launcher.released == [3]
     assert [call[3] for call in first[0].called("rejoin")] == [b"four", b"three"]
 

@@ -41,7 +41,7 @@ def test_a_search_is_not_started_by_a_launcher(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        OutsideTune, match=rf"^{launcher} has started this program 2 times .* without {launcher}"
+        OutsideTune, match=rf"^{launcher} has started 2 copies of this program .* without {launcher}"
     ):
         DistributedTrainableCreator(print, num_slots=2)
     monkeypatch.setenv("HOROVOD_TUNE_RANK", "0:1")  # a rank that imports the script

@@ -134,7 +134,7 @@ def test_an_optimiser_that_was_made_alone_is_refused_in_a_larger_world(world: Wo
     world.size = 1
     batch = world.make()
     world.size = 2
-    with pytest.raises(HyperparameterError, match="made again in a world of 2 ranks"):
+    with pytest.raises(HyperparameterError, match="made again with 2 ranks"):
         batch.follow_world()
 
 

@@ -212,7 +212,7 @@ def test_reports_without_the_named_time_are_said_once(ended: bool, caplog: pytes
         report = {METRIC: 0.5, "training_iteration": 1, "epoch": 1}
         (search.on_trial_complete if ended else search.on_trial_result)(str(number), report)
     [said] = [record.message for record in caplog.records if "time_attr" in record.message]
-    assert "trial 0 reported no number for the time_attr 'epochs'" in said
+    assert "a report of trial 0 has no number for the time_attr 'epochs'" in said
     assert "it reported ['epoch', " in said
 
 

@@ -166,7 +166,7 @@ def test_an_elastic_trial_is_resized_while_it_runs(
     assert set(each["world_change"] for each in records) == {
         "",
         "more workers join",
-        "a scheduler left the trial 3 rank(s)",
+        "a scheduler reduced the trial to 3 rank(s)",
     }
     (trial,) = analysis.trials
     assert trial.placement_group_factory.required_resources == {"CPU": 3}

@@ -31,8 +31,8 @@ Point = tuple[float, ...]
 
 #: Where the model sees an inactive parameter: the same place for every point at which it is inactive.
 _INACTIVE_FEATURE = 0.5
-#: A grid of no more values than this stays as it is.
-_STRAIGHT = 16
+#: The axis of a parameter with no more values than this is not warped.
+_MOST_UNWARPED = 16
 
 
 class SearchSpace:
@@ -57,14 +57,14 @@ class SearchSpace:
             [(index[id(choice)], option) for choice, option in node.conditions if id(choice) in index]
             for node in self.nodes
         ]
-        # Squared feature distance per parameter: one hyperparameter each, so all columns of a
-        # one-hot category share one.
+        # Each parameter has one length scale, which all columns of a one-hot category share.
         widths = [int(p.cardinality) if isinstance(p, Categories) else 1 for p in self._columns]
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
-        #: The model may bend the axes of many numbers.
+        #: The parameters' axes; the model may warp those of many numbers.
         self.axes = Axes(
             np.array(
-                [not isinstance(p, Categories) and p.cardinality > _STRAIGHT for p in self._columns], bool
+                [not isinstance(p, Categories) and p.cardinality > _MOST_UNWARPED for p in self._columns],
+                bool,
             ),
             np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self._columns], float),
         )
@@ -101,7 +101,7 @@ class SearchSpace:
         return math.prod((self._size_below(i) for i in columns), start=1)
 
     def _size_below(self, column: int) -> float:
-        """Return the number of values of a parameter, each with those of what depends on it."""
+        """Return the number of combinations of a parameter's values with those of parameters below them."""
         children = [i for i, needs in enumerate(self._needs) if needs and needs[-1][0] == column]
         if not children:
             return self._columns[column].cardinality
@@ -111,7 +111,7 @@ class SearchSpace:
         )
 
     def has_key(self, key: str) -> bool:
-        """Return True if the space itself has the key at its top, which may have a `/` in it."""
+        """Return True if the space has the key, which may contain a `/`, at its top level."""
         return key in self._spec
 
     def column(self, index: int) -> Parameter:
@@ -148,15 +148,15 @@ class SearchSpace:
         return self.snap(np.where(numbers, 0.5, points))
 
     def snap(self, points: FloatArray) -> FloatArray:
-        """Move each coordinate to the nearest one that a value has."""
+        """Move each coordinate to the nearest one of an allowed value."""
         columns = [p.snap(points[:, i]) for i, p in enumerate(self._columns)]
         return np.stack(columns, axis=1) if columns else points
 
     def features(self, points: FloatArray) -> FloatArray:
         """Return the model's features, shape (points, features): numbers as they are, categories one-hot.
 
-        One-hot columns are scaled so that two different categories are at distance 1. Inactive parameters are
-        at one place each, so that two points at which they are inactive do not differ by them.
+        One-hot columns are scaled so that two different categories are at distance 1. An inactive parameter
+        has a fixed feature, so it adds no distance between two points at which it is inactive.
         """
         features = np.zeros((len(points), int(self._feature_starts[-1])))
         active = self.active(points) if self.is_conditional else None
@@ -186,7 +186,7 @@ class SearchSpace:
                 yield point
 
     def canonical(self, point: FloatArray | Point) -> Point:
-        """Return `point` as its values' own coordinates, so that equal configurations make equal points."""
+        """Return the canonical coordinates of the values at `point`: equal configurations have equal ones."""
         own = [p.to_coordinate(p.to_value(c)) for p, c in zip(self._columns, point, strict=True)]
         if not self.is_conditional:
             return tuple(own)
@@ -231,7 +231,7 @@ class SearchSpace:
     def partial(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any]]:
         """Read a configuration that may leave parameters open: its coordinates, and values to use as given.
 
-        Raises `SpaceError` for an unknown name, a value outside its domain, or another constant.
+        Raises `SpaceError` for an unknown name, or a value that is outside its domain or not the constant.
         """
         coordinates, given, _ = self._read(config)
         for node in self._sampled:
@@ -242,7 +242,7 @@ class SearchSpace:
         return coordinates, given
 
     def _read(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
-        """Return the coordinates of a configuration, its floats unchanged, and what it lacks."""
+        """Return a configuration's coordinates, its floats exactly as given, and the missing parameters."""
         coordinates: dict[int, float] = {}
         given: dict[Path, Any] = {}
         missing: list[Node] = []
@@ -261,7 +261,7 @@ class SearchSpace:
                 raise SpaceError(f"'{node.shown}' {problem}")
             coordinates[index] = column.to_coordinate(value)
             if isinstance(column, FloatRange):
-                # Its coordinate leads back to it but for the last bits; it must be run as it is.
+                # The way over a coordinate may change its last bits; the trial must run with the exact value.
                 given[node.path] = float(value)
         return coordinates, given, missing
 

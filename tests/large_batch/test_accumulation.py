@@ -155,7 +155,7 @@ def bad(**options: Any) -> GradientAccumulator:
         (lambda: bad(max_norm=0), "max_norm must be more than 0, got 0"),
         (
             lambda: bad(passes=1, noise_scale=NoiseScale()),
-            "passes must be at least 2 for a noise",
+            "passes must be at least 2 on one rank",
         ),
         (lambda: bad().step(), "samples over all ranks must be an integer of at least 1, got 0"),
         (

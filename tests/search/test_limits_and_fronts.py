@@ -200,7 +200,7 @@ def test_a_limit_that_no_trial_tells_of_is_named(caplog: pytest.LogCaptureFixtur
         (
             {"metric": "a", "mode": "min", "limits": ["b < 3"], "points_to_evaluate": [{"x": 0.1, "y": 0.1}]}
             | {"evaluated_rewards": [1.0]},
-            "one value a point",
+            "one value per point",
         ),
     ],
 )

@@ -213,7 +213,7 @@ def test_reports_without_the_named_time_are_said_once(ended: bool, caplog: pytes
         (search.on_trial_complete if ended else search.on_trial_result)(str(number), report)
     [said] = [record.message for record in caplog.records if "time_attr" in record.message]
     assert "a report of trial 0 has no number for the time_attr 'epochs'" in said
-    assert "it reported ['epoch', " in said
+    assert "the report has ['epoch', " in said
 
 
 def test_of_a_long_curve_one_report_a_doubling_is_kept() -> None:

@@ -39,6 +39,15 @@ def test_outside_a_trial_each_says_so():
         horovod_tune.get_checkpoint()
 
 
+def test_a_failed_collective_is_remembered_until_the_next_world():
+    live, _ = make_session()
+    live.break_world(was_unnoticed=True)
+    live.break_world()  # as the coordinator does when it learns of it
+    assert live.failed_unnoticed
+    live.join_world(live.world, number=1, reports=0, resources=b"")
+    assert not live.failed_unnoticed
+
+
 def test_numbers_of_numpy_and_torch_become_pythons():
     plain = plain_metrics(
         {

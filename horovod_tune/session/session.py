@@ -145,7 +145,8 @@ class Session:
         ``was_unnoticed`` means that a collective of this rank's failed without an error.
         """
         with self._condition:
-            self._world_is_broken, self.failed_unnoticed = True, was_unnoticed
+            self._world_is_broken = True
+            self.failed_unnoticed |= was_unnoticed  # the coordinator breaks it too
             self._condition.notify_all()
 
     def wait_for_world(self, error: str = "", stalled: str = "") -> None:

@@ -30,9 +30,10 @@ def what_is_missing(*, needs_horovod: bool) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents and (
-            missing := what_is_missing(needs_horovod="torch_distributed" not in item.path.name)
-        ):
+        if HERE not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.slow)
+        if missing := what_is_missing(needs_horovod="torch_distributed" not in item.path.name):
             item.add_marker(pytest.mark.skip(reason=missing))
 
 

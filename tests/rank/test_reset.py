@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,24 @@ def test_a_process_that_has_used_a_gpu_is_kept():
         patch.setattr(torch.cuda, "_initialized", True)
         patch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
         patch.setattr(torch.cuda, "_queued_calls", [])
+        patch.setattr(torch.library, "_defs", {*torch.library._defs})
+        watch.add([torch.library])
+        torch.library._defs.add("triton::_triton_bsr_dense_mm_out")
         assert watch.restore() == []
+
+
+def test_accelerates_singletons_are_forgotten():
+    """A Trainer of Transformers makes them; in the next trial they would have the last one's precision."""
+    from accelerate.state import GradientState, PartialState
+
+    from horovod_tune.rank.reset.watch import Watch
+
+    watch = Watch()
+    watch.add([sys.modules["accelerate.state"]])
+    PartialState(cpu=True)
+    GradientState()
+    assert watch.restore() == []
+    assert not PartialState._shared_state and not GradientState._shared_state
 
 
 def test_the_place_in_a_world_is_no_setting_of_horovods(monkeypatch):

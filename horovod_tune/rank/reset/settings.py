@@ -202,9 +202,11 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
                 yield Setting(f"{name}.{attribute}", functools.partial(getattr, module, attribute))
 
 
-# Left out: constants, what belongs to a thread, and what CUDA would be started for.
+# Left out: constants, what belongs to a thread, what CUDA would be started for, and what torch sets itself at
+# the first attention on a GPU (sdp_priority).
 _TORCHS_GETTERS = re.compile(
-    r"_get_(?!all_|accelerator|max_|operator_|upgraders_|thread|DTensor|caught_|torch_function|tracing)\w+"
+    r"_get_(?!all_|accelerator|max_|operator_|upgraders_|thread|DTensor|caught_|torch_function|tracing"
+    r"|sdp_priority)\w+"
     r"|_jit_(get_(?!all|custom|num)|can_fuse|texpr|llga)\w+|_is_(multithreading|view_replay|fwd_grad)_enabled"
 )
 

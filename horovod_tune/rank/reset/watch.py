@@ -42,7 +42,13 @@ BOOKKEEPING = {
     *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
     # torch's registry of operators that were called, its counters of fake tensors, and FSDP2's classes.
     *("singleton", "DESCRIBER_NEXT_ID", "simple_call_counter", "cls_to_fsdp_cls"),
+    "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
 }
+# The same for CUDA: plain values (that there is a context now, its generators), and operators that are
+# registered with the first use.
+_CUDAS = ("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary.")
+# Accelerate's singletons, of which every object shares one dict: empty until the first is made.
+_SINGLETONS = "_shared_state"
 _NO_SPACE = (
     *(str, bytes, int, float, complex, tuple, frozenset, type(None), property, staticmethod),
     *(classmethod, BuiltinFunctionType, ModuleType),
@@ -147,6 +153,9 @@ class Watch:
         for number, now in self.differing().items():
             known = self._spaces[number]
             then, current = known.items(), now.items()
+            if not then and isinstance(known.owner, dict) and known.name.endswith(_SINGLETONS):
+                known.owner.clear()
+                continue
             for key in then | current:
                 old, new = then.get(key, _MISSING), current.get(key, _MISSING)
                 name = f"{known.name}.{key}"
@@ -182,9 +191,8 @@ def _are_equal(old: Any, new: Any) -> bool:
 
 
 def _is_bookkeeping(name: str) -> bool:
-    # Plain values of torch.cuda: that there is a context now, and its generators.
-    is_cudas = name.startswith("torch.cuda.")
-    return is_cudas or "cache" in name.lower() or not BOOKKEEPING.isdisjoint(name.split("."))
+    is_known = name.startswith(_CUDAS) or not BOOKKEEPING.isdisjoint(name.split("."))
+    return is_known or "cache" in name.lower()
 
 
 def _contents_of(owner: Any, top: str, name: str) -> Any:

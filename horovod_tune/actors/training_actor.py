@@ -305,7 +305,7 @@ class TrainingActor:
             return ResetResult((rank,), tuple(problems))
         assert self._baseline is not None
         problems = self._baseline.restore(own_package) + self._backend.release(PROBE_TIMEOUT_S)
-        return ResetResult((rank,), tuple(problems))
+        return ResetResult((rank,), tuple(problems + self._baseline.memory_left()))
 
     def _open_checkpoint(self, place: CheckpointPlace) -> Any:
         return open_checkpoint(place, self._node_id, self._copies)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import os
 import socket
 import sys
@@ -49,6 +50,14 @@ PEER_WAIT_S = 2.0
 ARRIVAL_TIMEOUT = timedelta(seconds=60)
 # Gloo waits up to this many times its timeout for a peer to connect.
 GLOO_WAITS = 5
+# Their functions have the default group as a default argument, if it exists when they are imported.
+_WITH_DEFAULT_GROUP = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
+# DTensor's caches of meshes, with their groups. One that is missing here costs memory, or a process.
+_MESH_CACHES = (
+    ("torch.distributed.tensor._redistribute", "_planner_cache.clear"),
+    ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
+    ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
+)
 # In the texts of Gloo's errors and of a TCPStore's, most of which are a plain RuntimeError.
 _LATE = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
 _LOST = ("gloo/transport/", "connectFullMesh failed", "Broken pipe", "failed to recv", "Connection reset")
@@ -259,6 +268,7 @@ class TorchWorld:
         # rank has sent still arrives.
         sockets.shut_down(self._group_sockets)
         self._destroy()
+        self._forget_groups()
         self._world, self._store, self._group_sockets = None, None, {}
 
     def _destroy(self) -> None:
@@ -303,11 +313,22 @@ class TorchWorld:
         return ["a collective was started and never waited for"] if thread.is_alive() else []
 
     def _drop_groups(self) -> threading.Thread:
-        # A group waits for its collectives, so in a thread.
         groups, self._groups = self._groups, []
+        # A group waits for its collectives, so in a thread.
         thread = threading.Thread(target=groups.clear, name="dropped groups", daemon=True)
         thread.start()
         return thread
+
+    def _forget_groups(self) -> None:
+        """Drop what modules of torch keep of groups: as default arguments, and in caches of meshes."""
+        kind = self._dist.ProcessGroup
+        for module in filter(None, map(sys.modules.get, _WITH_DEFAULT_GROUP)):
+            for function in filter(inspect.isfunction, vars(module).values()):
+                if kind in map(type, defaults := function.__defaults__ or ()):
+                    function.__defaults__ = tuple(None if type(each) is kind else each for each in defaults)
+        for module_name, clear in _MESH_CACHES:
+            with contextlib.suppress(KeyError, AttributeError):  # it is not loaded, or not in this release
+                operator.attrgetter(clear)(sys.modules[module_name])()
 
     def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
         """Return the kind of a failure, text to add to its traceback (none), and the ranks it waited for."""

@@ -262,4 +262,5 @@ class _Rank:
             return [f"the training function of rank {self._rank} still runs"]
         own_package, self._training = self._training.own_package, None
         environment = dict(os.environ)
-        return self._baseline.restore(own_package) + self._runtime.restore(environment)
+        problems = self._baseline.restore(own_package) + self._runtime.restore(environment)
+        return problems + self._baseline.memory_left()

@@ -45,7 +45,7 @@ for name in leaks.LEAKS:
             baseline._watch.accept({})  # what the fork itself has changed
             before = in_a_thread(leaks.look)[name]
             planted, drawn = in_a_thread(plant_and_look)
-            problems = baseline.restore()
+            problems = baseline.restore() + baseline.memory_left()
             answer = [before, planted, problems, in_a_thread(leaks.look)[name], drawn, leaks.generators()]
         except BaseException:
             answer = traceback.format_exc()
@@ -100,9 +100,9 @@ import json, sys
 from horovod_tune.rank.reset.baseline import MEMORY_LEFT_MB, Baseline
 baseline = Baseline()
 kept = bytearray(b"x" * (150 << 20))  # as libraries keep it
-few = baseline.restore()
+few = baseline.restore() + baseline.memory_left()
 baseline.kept = bytearray(b"x" * (MEMORY_LEFT_MB << 20))
-print(json.dumps([few, baseline.restore()]))
+print(json.dumps([few, baseline.memory_left()]))
 """
     ran = run_python("-c", program)
     few, many = json.loads(ran.stdout)

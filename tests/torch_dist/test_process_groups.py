@@ -206,8 +206,13 @@ def test_groups_and_hooks_of_a_trial_do_not_reach_the_next(workers: Workers) -> 
         model = DistributedDataParallel(torch.nn.Linear(3, 1), process_group=group)
         model.register_comm_hook(group, default_hooks.fp16_compress_hook)
         model(torch.ones(2, 3)).sum().backward()
+        # Has the default group as default argument, if that exists when it is imported.
+        from torch.distributed.nn import functional
+
+        functional.all_reduce(torch.ones(1))
 
     pids = check_next(workers)["pids"]
+    workers.run(train)
     workers.run(train)
     assert check_next(workers)["pids"] == pids
 
@@ -230,14 +235,14 @@ def test_fully_sharded_models_train_one_trial_after_the_other(workers: Workers) 
             loss = model(torch.ones(2, 4)).pow(2).sum()
             loss.backward()
             optimizer.step()
-        report(loss=loss.item(), pid=os.getpid())
+        # Leaves the mesh, with its group, in a cache of DTensor's.
+        weights = [each.full_tensor().sum().item() for each in model.parameters()]
+        names = [Path(each, "comm").read_text() for each in Path("/proc/self/task").iterdir()]
+        report(loss=loss.item(), weights=weights, pid=os.getpid(), groups=names.count("gloo_tcp_loop\n"))
 
-    pids, losses = set(), set()
-    for _ in range(3):
-        _, events = workers.run(train)
-        pids.add(events[0].metrics["pid"])
-        losses.add(events[0].metrics["loss"])
-    assert len(losses) == 1 and len(pids) == 1
+    trials = [workers.run(train)[1][0].metrics for _ in range(3)]
+    keys = ("loss", "weights", "pid", "groups")
+    assert all(trial[key] == trials[0][key] for trial in trials for key in keys), trials
 
 
 def test_a_stopped_rank_gets_the_others_out_of_their_collective(workers: Workers) -> None:

@@ -59,7 +59,7 @@ class Baseline:
         gc.freeze()
 
     def restore(self, own_package: str = "") -> list[str]:
-        """Restore everything; return what could not be restored.
+        """Restore everything but memory; return what could not be restored.
 
         Args:
             own_package: of the training function: no other trial may see it used.
@@ -82,7 +82,11 @@ class Baseline:
         if more_stay:
             gc.freeze()
         # After the collection, since objects that are collected may end their threads and processes.
-        problems += self._threads_left() + self._children_left() + self._files_left() + _gpu_memory_left()
+        return problems + self._threads_left() + self._children_left() + self._files_left()
+
+    def memory_left(self) -> list[str]:
+        """Free cached memory; return what the trial still holds. The backend has released its world."""
+        problems = _gpu_memory_left()
         release_freed_memory()
         return problems + self._memory_left()
 

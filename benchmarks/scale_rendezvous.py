@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from horovod_tune.actors import ranks
 from horovod_tune.gloo.rendezvous import Rendezvous
-from horovod_tune.messages import World
+from horovod_tune.messages import RankInfo
 
 RANKS_PER_HOST = 8
 CLIENTS = 2
@@ -36,7 +36,7 @@ class Group:
     size: int
 
 
-def groups_of(world: World, host: str) -> list[Group]:
+def groups_of(world: RankInfo, host: str) -> list[Group]:
     return [
         Group("global", world.rank, world.size),
         Group(f"local_{host}", world.local_rank, world.local_size),
@@ -107,8 +107,8 @@ def run_client(number: int, size: int, *, gathers: bool) -> None:
     """Play every second rank; the address and the go-ahead of each phase come on stdin, a line each."""
     client = Client(sys.stdin.readline().strip())
     hosts = [f"host{rank // RANKS_PER_HOST}" for rank in range(size)]
-    worlds = ranks.assign_worlds(hosts, first_node="host0")
-    mine = [groups_of(world, host) for world, host in zip(worlds, hosts, strict=True)][number::CLIENTS]
+    rank_infos = ranks.assign_ranks(hosts, first_node="host0")
+    mine = [groups_of(world, host) for world, host in zip(rank_infos, hosts, strict=True)][number::CLIENTS]
     print("ready", flush=True)
     for context in range(3):
         for verb in ("meet", "leave"):

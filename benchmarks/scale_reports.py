@@ -117,10 +117,10 @@ class StandInLauncher:
         return self._actors
 
     def assign(self, workers: Sequence[Any], facts: Sequence[WorkerInfo]) -> list[Assignment]:
-        worlds = ranks.assign_worlds([each.node_id for each in facts], first_node="node0")
+        rank_infos = ranks.assign_ranks([each.node_id for each in facts], first_node="node0")
         self._listener = Listener()
         assignments = []
-        for number, (fact, world) in enumerate(zip(facts, worlds, strict=True)):
+        for number, (fact, world) in enumerate(zip(facts, rank_infos, strict=True)):
             environment = horovod_environment(
                 world,
                 host_key=fact.node_id,

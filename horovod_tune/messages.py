@@ -156,8 +156,8 @@ class ResetResult:
 
 
 @dataclass(frozen=True)
-class World:
-    """One rank's place among the others."""
+class RankInfo:
+    """One rank's numbers in its world, which Horovod, torch.distributed and torch_xla call by these names."""
 
     rank: int
     size: int
@@ -169,13 +169,13 @@ class World:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One worker's ranks and their environment, sent before its first trial.
+    """One worker's ranks in a world, and their environment variables.
 
     ``defaults`` are variables that are set only if the process has none of that name. ``channel_token`` (a
     `channel.listener.ChannelToken`) lets a rank on the coordinator's host report without Ray.
     """
 
-    worlds: tuple[World, ...]
+    rank_infos: tuple[RankInfo, ...]
     environment: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
     channel_token: Any = None

@@ -18,7 +18,7 @@ import torch
 import horovod_tune
 from horovod_tune.channel.packing import pack, unpack
 from horovod_tune.errors import MetricsError, NotInTraining
-from horovod_tune.messages import CheckpointPlace, Report, TrialRequest, World
+from horovod_tune.messages import CheckpointPlace, RankInfo, Report, TrialRequest
 from horovod_tune.ray_compat import tune_session
 from horovod_tune.session import session as session_module
 from horovod_tune.session.reported_values import MAX_DEPTH, plain_metrics
@@ -28,7 +28,7 @@ from horovod_tune.session.session import Session, StopTraining
 def make_session(rank=0):
     request = TrialRequest("id", "name", "dir", "work", "experiment", {"lr": 0.1}, b"")
     sent = []
-    world = World(rank, 2, rank, 2, 0, 1)
+    world = RankInfo(rank, 2, rank, 2, 0, 1)
     return Session(request, world, send=sent.append, fetch=lambda place: place), sent
 
 
@@ -246,7 +246,7 @@ def test_a_report_of_a_broken_world_is_not_sent_again():
     live.resend()
     thread.join(10)
     assert isinstance(outcome[0], session_module.WorldBroken)
-    live.join_world(World(0, 1, 0, 1, 0, 1), number=1, reports=0, resources=b"")
+    live.join_world(RankInfo(0, 1, 0, 1, 0, 1), number=1, reports=0, resources=b"")
     live.resend()
     assert len(sent) == 1, "the next world makes it anew"
 

@@ -99,16 +99,17 @@ class ActorLauncher:
         if spec.num_hosts is not None and not spec.is_elastic:
             assert spec.num_slots is not None
             ranks.check_hosts(infos, num_hosts=spec.num_hosts, num_slots=spec.num_slots)
-        worlds = ranks.assign_worlds([each.node_id for each in infos], first_node=first_node or self._node_id)
-        single_host = len({each.node_id for each in infos}) == 1
+        nodes = [info.node_id for info in infos]
+        rank_infos = ranks.assign_ranks(nodes, first_node=first_node or self._node_id)
+        single_host = len(set(nodes)) == 1
         self._end_rendezvous()
-        gpus = ranks.visible_gpus(infos, worlds)
+        gpus = ranks.visible_gpus(infos, rank_infos)
         interfaces = self._interfaces(actors, infos, single_host=single_host)
-        environments = self._rendezvous.open(actors, infos, worlds, interfaces)
+        environments = self._rendezvous.open(actors, infos, rank_infos, interfaces)
         self._listener = Listener()
         assignments = []
-        for number, (info, world, interface, visible, environment) in enumerate(
-            zip(infos, worlds, interfaces, gpus, environments, strict=True)
+        for number, (info, rank_info, interface, visible, environment) in enumerate(
+            zip(infos, rank_infos, interfaces, gpus, environments, strict=True)
         ):
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
@@ -119,7 +120,7 @@ class ActorLauncher:
             defaults = {} if spec.nics else nccl
             # Ranks on other hosts report through Ray.
             token = self._listener.create_token(number) if info.node_id == self._node_id else None
-            assignments.append(Assignment((world,), environment, defaults, token))
+            assignments.append(Assignment((rank_info,), environment, defaults, token))
         return assignments
 
     def _interfaces(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from horovod_tune.messages import FailureKind, WorkerInfo, World
+from horovod_tune.messages import FailureKind, RankInfo, WorkerInfo
 from horovod_tune.session.committed_state import Collectives, States
 
 
@@ -26,7 +26,7 @@ class RankBackend(Protocol):
     def load(self) -> None:
         """Import what a training function needs; takes a second, and is harmless again."""
 
-    def enter(self, world: World, name: str) -> None:
+    def enter(self, world: RankInfo, name: str) -> None:
         """Prepare the world that the training function is about to be called in; ``name`` is that world's."""
 
     def leave(self) -> None:
@@ -68,7 +68,7 @@ class WorldRendezvous(Protocol):
         self,
         actors: Sequence[Any],
         infos: Sequence[WorkerInfo],
-        worlds: Sequence[World],
+        rank_infos: Sequence[RankInfo],
         interfaces: Sequence[str],
     ) -> list[dict[str, str]]:
         """Open it for the next world, instead of the one before; return each rank's environment."""

@@ -6,32 +6,32 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import WorkerInfo, World
+from horovod_tune.messages import RankInfo, WorkerInfo
 
 
-def assign_worlds(nodes: Sequence[str], first_node: str) -> list[World]:
+def assign_ranks(nodes: Sequence[str], first_node: str) -> list[RankInfo]:
     """Return each actor's place in the world, ranks consecutive on every node, ``first_node``'s first.
 
     Rank 0 runs on the coordinator's host (``first_node``), so that checkpoints need no network where the
     storage is local. ``nodes`` are the actors' Ray node ids.
 
-    >>> [w.rank for w in assign_worlds(["b", "a", "b"], first_node="b")]
+    >>> [each.rank for each in assign_ranks(["b", "a", "b"], first_node="b")]
     [0, 2, 1]
-    >>> assign_worlds(["b", "a", "b"], first_node="b")[2]
-    World(rank=1, size=3, local_rank=1, local_size=2, cross_rank=0, cross_size=1)
+    >>> assign_ranks(["b", "a", "b"], first_node="b")[2]
+    RankInfo(rank=1, size=3, local_rank=1, local_size=2, cross_rank=0, cross_size=1)
     """
     order = sorted(dict.fromkeys(nodes), key=lambda node: node != first_node)
     slots = Counter(nodes)
     start = {node: sum(slots[before] for before in order[:i]) for i, node in enumerate(order)}
     seen: Counter[str] = Counter()
-    worlds = []
+    rank_infos = []
     for node in nodes:
         local_rank = seen[node]
         seen[node] += 1
         # Horovod's cross communicator joins the ranks of one local rank over the hosts that have it.
         peers = [each for each in order if slots[each] > local_rank]
-        worlds.append(
-            World(
+        rank_infos.append(
+            RankInfo(
                 rank=start[node] + local_rank,
                 size=len(nodes),
                 local_rank=local_rank,
@@ -40,7 +40,7 @@ def assign_worlds(nodes: Sequence[str], first_node: str) -> list[World]:
                 cross_size=len(peers),
             )
         )
-    return worlds
+    return rank_infos
 
 
 def check_hosts(workers: Sequence[WorkerInfo], *, num_hosts: int, num_slots: int) -> None:
@@ -55,18 +55,18 @@ def check_hosts(workers: Sequence[WorkerInfo], *, num_hosts: int, num_slots: int
     )
 
 
-def visible_gpus(workers: Sequence[WorkerInfo], worlds: Sequence[World]) -> list[str | None]:
+def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) -> list[str | None]:
     """Return each actor's CUDA_VISIBLE_DEVICES: its host's GPUs of this trial, in the order of local ranks.
 
     So ``torch.cuda.set_device(hvd.local_rank())`` selects the one that Ray reserved for the rank.
 
     >>> infos = [WorkerInfo("n", "10.0.0.1", "h", 1, 0.0, gpu_ids=(gpu,)) for gpu in ("3", "1")]
-    >>> visible_gpus(infos, assign_worlds(["n", "n"], first_node="n"))
+    >>> visible_gpus(infos, assign_ranks(["n", "n"], first_node="n"))
     ['3,1', '3,1']
     """
     by_node: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
-    for worker, world in zip(workers, worlds, strict=True):
-        by_node.setdefault(worker.node_id, []).append((world.local_rank, worker.gpu_ids))
+    for worker, rank_info in zip(workers, rank_infos, strict=True):
+        by_node.setdefault(worker.node_id, []).append((rank_info.local_rank, worker.gpu_ids))
     visible = {
         node: ",".join(gpu for _, gpus in sorted(slots) for gpu in gpus) for node, slots in by_node.items()
     }

@@ -34,12 +34,12 @@ from horovod_tune.messages import (
     Finished,
     LogChunk,
     Message,
+    RankInfo,
     Report,
     ResetResult,
     Stopped,
     TrialRequest,
     WorkerInfo,
-    World,
 )
 from horovod_tune.rank.allocator import keep_freed_memory
 from horovod_tune.rank.exit_handlers import end_process
@@ -75,7 +75,7 @@ class TrainingActor:
         self._backend = make_backend()
         self._training: Training | None = None
         self._function = b""
-        self._world: World | None = None
+        self._world: RankInfo | None = None
         self._environment: dict[str, str] = {}
         self._baseline: Baseline | None = None
         self._channel: RankChannel | None = None
@@ -126,7 +126,7 @@ class TrainingActor:
 
     def assign(self, assignment: Assignment) -> None:
         """Take this actor's rank in the first world."""
-        (self._world,) = assignment.worlds
+        (self._world,) = assignment.rank_infos
         self._environment = assignment.environment
         os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
         self._connect(assignment)
@@ -264,7 +264,7 @@ class TrainingActor:
         assert self._training is not None, "only a rank in a trial waits for a world"
         self._connect(assignment)
         with self._forming:
-            (self._world,) = assignment.worlds
+            (self._world,) = assignment.rank_infos
             self._environment = assignment.environment
             os.environ.update(assignment.environment)
             self._training.session.committed.is_to_change = False

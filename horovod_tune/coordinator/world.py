@@ -175,7 +175,7 @@ class World:
 
     def _take_ranks(self, workers: Sequence[Worker], assignments: Sequence[Assignment]) -> None:
         for worker, assignment in zip(workers, assignments, strict=True):
-            worker.ranks = tuple(world.rank for world in assignment.worlds)
+            worker.ranks = tuple(each.rank for each in assignment.rank_infos)
         self.size = sum(len(worker.ranks) for worker in workers)
 
     def _connect(self, workers: Sequence[Worker]) -> None:

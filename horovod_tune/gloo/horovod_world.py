@@ -25,7 +25,7 @@ from horovod_tune.actors.output_reader import OutputReader, missing_ranks
 from horovod_tune.errors import exception_chain
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
-from horovod_tune.messages import FailureKind, World
+from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.rank.reset.settings import horovod_settings
 from horovod_tune.ray_compat.compatibility import Patch, part
 
@@ -105,7 +105,7 @@ class HorovodWorld:
                     self._real_initialized = lambda basics: basics.is_initialized()
                     self._real_shutdown = lambda basics: basics.shutdown()
 
-    def enter(self, world: World, name: str) -> None:
+    def enter(self, world: RankInfo, name: str) -> None:
         """Leave the world to ``hvd.init()``, which the training function calls."""
 
     def end(self, *, has_returned: bool) -> None:

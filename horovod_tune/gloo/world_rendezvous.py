@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from horovod_tune.gloo.rendezvous import Rendezvous
-from horovod_tune.messages import WorkerInfo, World
+from horovod_tune.messages import RankInfo, WorkerInfo
 from horovod_tune.spec.trial_spec import TrialSpec
 
 
@@ -24,7 +24,7 @@ class HorovodRendezvous:
         self,
         actors: Sequence[Any],
         infos: Sequence[WorkerInfo],
-        worlds: Sequence[World],
+        rank_infos: Sequence[RankInfo],
         interfaces: Sequence[str],
     ) -> list[dict[str, str]]:
         self.close()
@@ -32,14 +32,14 @@ class HorovodRendezvous:
         self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
         return [
             horovod_environment(
-                world,
+                rank_info,
                 host_key=info.node_id,
                 rendezvous=self._rendezvous.address,
                 interface=interface,
                 gloo_timeout_s=self._gloo_timeout_s,
                 stall_timeout_s=self._stall_timeout_s,
             )
-            for info, world, interface in zip(infos, worlds, interfaces, strict=True)
+            for info, rank_info, interface in zip(infos, rank_infos, interfaces, strict=True)
         ]
 
     def abandon(self) -> None:
@@ -54,7 +54,7 @@ class HorovodRendezvous:
 
 
 def horovod_environment(
-    world: World,
+    rank_info: RankInfo,
     *,
     host_key: str,
     rendezvous: str,
@@ -68,12 +68,12 @@ def horovod_environment(
     puts it between ``http://`` and ``:port/scope/key``, so the secret becomes the head of every path.
     """
     return {
-        "HOROVOD_RANK": str(world.rank),
-        "HOROVOD_SIZE": str(world.size),
-        "HOROVOD_LOCAL_RANK": str(world.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(world.local_size),
-        "HOROVOD_CROSS_RANK": str(world.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(world.cross_size),
+        "HOROVOD_RANK": str(rank_info.rank),
+        "HOROVOD_SIZE": str(rank_info.size),
+        "HOROVOD_LOCAL_RANK": str(rank_info.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(rank_info.local_size),
+        "HOROVOD_CROSS_RANK": str(rank_info.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(rank_info.cross_size),
         "HOROVOD_HOSTNAME": host_key,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",

@@ -21,7 +21,7 @@ from horovod_tune.errors import (
     NotSynchronised,
     encodable,
 )
-from horovod_tune.messages import CheckpointPlace, NeedsWorld, Report, TrialRequest, World
+from horovod_tune.messages import CheckpointPlace, NeedsWorld, RankInfo, Report, TrialRequest
 from horovod_tune.session.outside_training import (
     RANK_VARIABLE,
     is_plain_tune_function,
@@ -56,7 +56,7 @@ class Session:
     def __init__(
         self,
         request: TrialRequest,
-        world: World,
+        world: RankInfo,
         *,
         send: Callable[[Report | NeedsWorld], None],
         fetch: Callable[[CheckpointPlace], Checkpoint],
@@ -172,7 +172,7 @@ class Session:
             if self._stopped:
                 raise StopTraining
 
-    def join_world(self, world: World, *, number: int, reports: int, resources: bytes) -> None:
+    def join_world(self, world: RankInfo, *, number: int, reports: int, resources: bytes) -> None:
         """Take this rank's place in the next world, where ``reports`` reports have been made so far."""
         self.request = replace(self.request, resources=resources)
         with self._condition:

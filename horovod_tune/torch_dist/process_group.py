@@ -24,7 +24,7 @@ from typing import Any
 
 from horovod_tune.actors import sockets
 from horovod_tune.errors import exception_chain
-from horovod_tune.messages import FailureKind, World
+from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.ray_compat.compatibility import Patch, part
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import NoStates
@@ -203,7 +203,7 @@ class TorchWorld:
             self._server = self._dist.TCPStore(host, port, is_master=True, **options)
         return port
 
-    def enter(self, world: World, name: str) -> None:
+    def enter(self, world: RankInfo, name: str) -> None:
         """Make the default group of world ``name``; returns when every rank of it has.
 
         Raises:

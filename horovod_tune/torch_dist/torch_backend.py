@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from horovod_tune.errors import BackendMissing, StartFailed
-from horovod_tune.messages import WorkerInfo, World
+from horovod_tune.messages import RankInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from horovod_tune.actors.actor_launcher import ActorLauncher
@@ -52,34 +52,34 @@ class StoreRendezvous:
         self,
         actors: Sequence[Any],
         infos: Sequence[WorkerInfo],
-        worlds: Sequence[World],
+        rank_infos: Sequence[RankInfo],
         interfaces: Sequence[str],
     ) -> list[dict[str, str]]:
         """Open the store; return what torchrun sets for each rank."""
-        first = next(place for place, world in enumerate(worlds) if world.rank == 0)
+        first = next(index for index, each in enumerate(rank_infos) if each.rank == 0)
         single_host = len({each.node_id for each in infos}) == 1
         address = "127.0.0.1" if single_host else infos[first].node_ip
         try:
             port = ray.get(actors[first].call_backend.remote("serve_store", address), timeout=self._timeout_s)
         except ray.exceptions.RayError as error:
             raise StartFailed(f"rank 0 on {infos[first].host} could not open a TCPStore: {error}") from error
-        by_rank = sorted(zip(worlds, infos, strict=True), key=lambda each: each[0].rank)
+        by_rank = sorted(zip(rank_infos, infos, strict=True), key=lambda each: each[0].rank)
         hosts = list(dict.fromkeys(info.node_id for _, info in by_rank))
         return [
             {
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
-                "RANK": str(world.rank),
-                "WORLD_SIZE": str(world.size),
-                "LOCAL_RANK": str(world.local_rank),
-                "LOCAL_WORLD_SIZE": str(world.local_size),
+                "RANK": str(rank_info.rank),
+                "WORLD_SIZE": str(rank_info.size),
+                "LOCAL_RANK": str(rank_info.local_rank),
+                "LOCAL_WORLD_SIZE": str(rank_info.local_size),
                 "GROUP_RANK": str(hosts.index(info.node_id)),
                 "GROUP_WORLD_SIZE": str(len(hosts)),
                 # The store exists: rank 0 opens none at MASTER_PORT.
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "GLOO_SOCKET_IFNAME": interface,
             }
-            for world, info, interface in zip(worlds, infos, interfaces, strict=True)
+            for rank_info, info, interface in zip(rank_infos, infos, interfaces, strict=True)
         ]
 
     def abandon(self) -> None:

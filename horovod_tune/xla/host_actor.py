@@ -28,12 +28,12 @@ from horovod_tune.messages import (
     Finished,
     LogChunk,
     Message,
+    RankInfo,
     Report,
     ResetResult,
     Stopped,
     TrialRequest,
     WorkerInfo,
-    World,
 )
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.xla.checkpoint_cache import CheckpointCache
@@ -60,7 +60,7 @@ class HostActor:
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._outbox = Outbox()
-        self._worlds: dict[int, World] = {}
+        self._rank_infos: dict[int, RankInfo] = {}
         self._running: set[int] = set()
         self._logs = RankOutput(lambda chunk: self._outbox.put(chunk))
         self._reset_replies: Replies[list[str]] = Replies()
@@ -109,7 +109,7 @@ class HostActor:
         return self._supervisor.processes()
 
     def assign(self, assignment: Assignment) -> None:
-        self._worlds = {world.rank: world for world in assignment.worlds}
+        self._rank_infos = {each.rank: each for each in assignment.rank_infos}
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every rank; returns at once."""
@@ -121,9 +121,9 @@ class HostActor:
         self._request = request
         # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
         packed = cloudpickle.dumps(replace(request, parameters=self._parameters.path_of(request.parameters)))
-        self._running = set(self._worlds)
+        self._running = set(self._rank_infos)
         for rank in self._supervisor.ranks:
-            rank.send("begin", pickled_request=packed, world=list(astuple(self._worlds[rank.ordinal])))
+            rank.send("begin", pickled_request=packed, world=list(astuple(self._rank_infos[rank.ordinal])))
 
     def _send_to_all(self, kind: str, **fields: Any) -> None:
         for rank in self._supervisor.ranks:
@@ -151,7 +151,7 @@ class HostActor:
     def _wait_for_messages(self, wait_s: float) -> list[Message]:
         messages = self._outbox.take(wait_s)
         if not messages:
-            for rank in list(self._worlds):
+            for rank in list(self._rank_infos):
                 self._logs.send(rank)
         return messages
 
@@ -194,13 +194,13 @@ class HostActor:
         return None
 
     def send_logs(self) -> None:
-        for rank in list(self._worlds):
+        for rank in list(self._rank_infos):
             self._logs.send(rank)
             self._outbox.put(LogChunk(rank, b""))
 
     def reset(self, join_s: float) -> ResetResult:
         """Reset every rank's process; the result lists what keeps the next trial from using it."""
-        ranks = tuple(self._worlds)
+        ranks = tuple(self._rank_infos)
         self._reset_replies.clear()
         self._send_to_all("reset", join_s=join_s)
         answers = self._reset_replies.wait_for(len(ranks), timeout_s=join_s + RESET_S)

@@ -30,10 +30,10 @@ from horovod_tune.messages import (
     FailureKind,
     Finished,
     Message,
+    RankInfo,
     Report,
     Stopped,
     TrialRequest,
-    World,
 )
 from horovod_tune.rank import training
 from horovod_tune.rank.streams import flush_streams
@@ -154,7 +154,7 @@ class _Rank:
     def _take(self, message: dict[str, Any]) -> None:
         match message:
             case {"kind": "begin", "pickled_request": request, "world": world}:
-                self._begin(request, World(*world))
+                self._begin(request, RankInfo(*world))
             case {"kind": "proceed", "index": index, "checkpoint": fields, "pickled_filesystem": filesystem}:
                 place = checkpoint_place(fields)
                 if place is not None and filesystem is not None:
@@ -175,7 +175,7 @@ class _Rank:
                 problems = self._reset(join_s)
                 self._channel.send("reset_done", problems=[encodable(each) for each in problems])
 
-    def _begin(self, packed: bytes, world: World) -> None:
+    def _begin(self, packed: bytes, world: RankInfo) -> None:
         try:
             # From this host's actor, over a pair of sockets that only it and this process have.
             request: TrialRequest = pickle.loads(packed)

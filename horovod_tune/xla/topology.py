@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from horovod_tune.errors import StartFailed
-from horovod_tune.messages import Assignment, WorkerInfo, World
+from horovod_tune.messages import Assignment, RankInfo, WorkerInfo
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.slices import UNDIVIDED, is_undivided
 
@@ -110,9 +110,9 @@ def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | N
         StartFailed: they do not form a world, or not the one that was requested.
 
     >>> there = [[Ordinals(2, 3, 0, 1)], [Ordinals(0, 3, 0, 2), Ordinals(1, 3, 1, 2)]]
-    >>> [[w.rank for w in a.worlds] for a in assignments_of(there, num_slots=None)]
+    >>> [[each.rank for each in a.rank_infos] for a in assignments_of(there, num_slots=None)]
     [[2], [0, 1]]
-    >>> assignments_of(there, num_slots=None)[0].worlds[0].cross_rank
+    >>> assignments_of(there, num_slots=None)[0].rank_infos[0].cross_rank
     1
     """
     found = sorted(each.ordinal for host in ordinals for each in host)
@@ -128,6 +128,8 @@ def assignments_of(ordinals: Sequence[Sequence[Ordinals]], *, num_slots: int | N
                 f"the trial needs a rank (two on v2 and v3) for each of {num_slots} chip(s) on each host, "
                 f"torch_xla started {len(host)}"
             )
-        worlds = (World(each.ordinal, size, each.local_ordinal, each.local_size, **cross) for each in host)
-        assignments.append(Assignment(tuple(worlds)))
+        rank_infos = (
+            RankInfo(each.ordinal, size, each.local_ordinal, each.local_size, **cross) for each in host
+        )
+        assignments.append(Assignment(tuple(rank_infos)))
     return assignments

@@ -14,16 +14,20 @@ def facts(node, gpus=()):
 
 
 def test_ranks_are_consecutive_on_each_host_and_the_coordinators_host_comes_first():
-    worlds = ranks.assign_worlds(["a", "b", "a", "b"], first_node="b")
-    assert [world.rank for world in worlds] == [2, 0, 3, 1]
-    assert [world.local_rank for world in worlds] == [0, 0, 1, 1]
-    assert [world.cross_rank for world in worlds] == [1, 0, 1, 0]
-    assert {(world.size, world.local_size, world.cross_size) for world in worlds} == {(4, 2, 2)}
+    rank_infos = ranks.assign_ranks(["a", "b", "a", "b"], first_node="b")
+    assert [each.rank for each in rank_infos] == [2, 0, 3, 1]
+    assert [each.local_rank for each in rank_infos] == [0, 0, 1, 1]
+    assert [each.cross_rank for each in rank_infos] == [1, 0, 1, 0]
+    assert {(each.size, each.local_size, each.cross_size) for each in rank_infos} == {(4, 2, 2)}
 
 
 def test_hosts_with_different_numbers_of_ranks_have_the_cross_communicators_of_horovodrun():
-    worlds = ranks.assign_worlds(["a", "a", "b"], first_node="a")
-    assert [(w.local_size, w.cross_rank, w.cross_size) for w in worlds] == [(2, 0, 2), (2, 0, 1), (1, 1, 2)]
+    rank_infos = ranks.assign_ranks(["a", "a", "b"], first_node="a")
+    assert [(w.local_size, w.cross_rank, w.cross_size) for w in rank_infos] == [
+        (2, 0, 2),
+        (2, 0, 1),
+        (1, 1, 2),
+    ]
 
 
 def test_a_host_with_the_wrong_number_of_slots_is_never_accepted():
@@ -36,16 +40,16 @@ def test_a_host_with_the_wrong_number_of_slots_is_never_accepted():
 
 def test_each_rank_sees_its_hosts_gpus_and_its_own_at_its_local_rank():
     members = [facts("a", ("5",)), facts("b", ("0",)), facts("a", ("2",))]
-    worlds = ranks.assign_worlds([each.node_id for each in members], first_node="a")
-    visible = ranks.visible_gpus(members, worlds)
+    rank_infos = ranks.assign_ranks([each.node_id for each in members], first_node="a")
+    visible = ranks.visible_gpus(members, rank_infos)
     assert visible == ["5,2", "0", "5,2"]
-    for member, world, devices in zip(members, worlds, visible, strict=True):
-        assert devices.split(",")[world.local_rank] == member.gpu_ids[0]
+    for member, rank_info, devices in zip(members, rank_infos, visible, strict=True):
+        assert devices.split(",")[rank_info.local_rank] == member.gpu_ids[0]
 
 
 def test_a_trial_without_gpus_leaves_cuda_visible_devices_alone():
     members = [facts("a"), facts("a")]
-    assert ranks.visible_gpus(members, ranks.assign_worlds(["a", "a"], first_node="a")) == [None, None]
+    assert ranks.visible_gpus(members, ranks.assign_ranks(["a", "a"], first_node="a")) == [None, None]
 
 
 ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from horovod_tune.actors.ranks import assign_worlds
+from horovod_tune.actors.ranks import assign_ranks
 from horovod_tune.actors.training_actor import TrainingActor
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.coordinator.backend_protocol import WorkerActor
@@ -31,11 +31,11 @@ from horovod_tune.messages import (
     LogChunk,
     Message,
     NeedsWorld,
+    RankInfo,
     Report,
     ResetResult,
     TrialRequest,
     WorkerInfo,
-    World,
 )
 
 TIMEOUT_S = 60.0
@@ -174,7 +174,7 @@ class FakeLauncher:
 
     def assign(self, workers: Sequence[Any], facts: Sequence[WorkerInfo]) -> Sequence[Assignment]:
         size = len(workers)
-        return [Assignment((World(rank, size, 0, 1, rank, size),)) for rank in range(size)]
+        return [Assignment((RankInfo(rank, size, 0, 1, rank, size),)) for rank in range(size)]
 
     def channels(self) -> dict[int, CoordinatorChannel]:
         if not self._by_channel:
@@ -324,11 +324,11 @@ class ElasticLauncher(FakeLauncher):
     ) -> Sequence[Assignment]:
         if any(actor.is_dead for actor in workers):
             raise StartFailed("could not read the network interfaces of a host: an actor has died")
-        worlds = assign_worlds([each.node_id for each in facts], first_node=first_node or "node 0")
-        for actor, world in zip(workers, worlds, strict=True):
-            actor.rank = world.rank
+        rank_infos = assign_ranks([each.node_id for each in facts], first_node=first_node or "node 0")
+        for actor, rank_info in zip(workers, rank_infos, strict=True):
+            actor.rank = rank_info.rank
         self.world = sorted(workers, key=lambda actor: actor.rank)
-        return [Assignment((world,)) for world in worlds]
+        return [Assignment((each,)) for each in rank_infos]
 
 
 class Elastic:

@@ -76,7 +76,7 @@ def place_that_drops_connections() -> Iterator[str]:
 def run_ranks(address: str, size: int) -> list[dict[str, object]]:
     """Run the ranks of one host; return what each has printed. None outlives this call."""
     processes = []
-    for world in ranks.assign_worlds(["here"] * size, first_node="here"):
+    for world in ranks.assign_ranks(["here"] * size, first_node="here"):
         environment = horovod_environment(
             world,
             host_key="here",

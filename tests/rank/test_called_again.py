@@ -12,7 +12,7 @@ import pytest
 from horovod_tune import commit, report
 from horovod_tune.errors import NotInitialized
 from horovod_tune.gloo.horovod_world import is_collective_error
-from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, Report, TrialRequest, World
+from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, RankInfo, Report, TrialRequest
 from horovod_tune.rank.training import Training
 from horovod_tune.session.committed_state import CommittedState, NoStates
 from horovod_tune.session.session import Session, WorldBroken
@@ -54,7 +54,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
 
     def run_it(function: Callable[[dict[str, Any]], None], *, is_elastic: bool) -> list[Any]:
         sent: list[Any] = []
-        world = World(0, 1, 0, 1, 0, 1)
+        world = RankInfo(0, 1, 0, 1, 0, 1)
 
         def send(message: Any) -> None:
             sent.append(message)

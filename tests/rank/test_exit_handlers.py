@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from horovod_tune.messages import Failed, FailureKind, Finished, TrialRequest, World
+from horovod_tune.messages import Failed, FailureKind, Finished, RankInfo, TrialRequest
 from horovod_tune.rank import exit_handlers, training
 from horovod_tune.session.session import Session
 
@@ -53,7 +53,7 @@ def run(function: Callable[[dict[str, Any]], Any], place: Path) -> tuple[list[An
         ended.set()
 
     request = TrialRequest("id", "name", str(place), str(place), "experiment", {}, None)
-    live = Session(request, World(0, 1, 0, 1, 0, 1), send=send, fetch=lambda place: place)
+    live = Session(request, RankInfo(0, 1, 0, 1, 0, 1), send=send, fetch=lambda place: place)
     rank = training.Training(
         live,
         cloudpickle.dumps(function),

@@ -15,7 +15,7 @@ from ray import tune
 import horovod_tune
 from horovod_tune.errors import NotInTraining
 from horovod_tune.function.with_parameters import pack_values, provided
-from horovod_tune.messages import FailureKind, Finished, Report, TrialRequest, World
+from horovod_tune.messages import FailureKind, Finished, RankInfo, Report, TrialRequest
 from horovod_tune.rank.training import Training
 from horovod_tune.session import session
 from horovod_tune.session.session import Session
@@ -32,7 +32,7 @@ class Rank:
             "id", "name", str(place), str(place), "experiment", {}, None, parameters=packed
         )
         self.session = Session(
-            request, World(rank, 2, rank, 2, 0, 1), send=self.take, fetch=lambda place: place
+            request, RankInfo(rank, 2, rank, 2, 0, 1), send=self.take, fetch=lambda place: place
         )
         self.training = Training(
             self.session,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from processes import run_python
 
-from horovod_tune.messages import World
+from horovod_tune.messages import RankInfo
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +35,7 @@ def be_rank(rank: int, pipe: Any) -> None:
         found: Any = None
         time.sleep(pause_s)
         try:
-            world.enter(World(rank, SIZE, rank, SIZE, 0, 1), name)
+            world.enter(RankInfo(rank, SIZE, rank, SIZE, 0, 1), name)
             if has_collective and rank != 1:
                 dist.all_reduce(torch.ones(1))
         except RuntimeError as error:
@@ -88,7 +88,7 @@ def test_ranks_that_return_at_once_disturb_no_other_and_are_known_to_those_that_
 ALONE = """
 import os
 from datetime import timedelta
-from horovod_tune.messages import World
+from horovod_tune.messages import RankInfo
 from horovod_tune.torch_dist import process_group
 
 process_group.ARRIVAL_TIMEOUT = timedelta(seconds=1)
@@ -96,7 +96,7 @@ world = process_group.TorchWorld(stall_timeout_s=1, connect_timeout_s=5, use_gpu
 world.load()
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(world.serve_store("127.0.0.1")))
 try:
-    world.enter(World(0, 3, 0, 3, 0, 1), "a")
+    world.enter(RankInfo(0, 3, 0, 3, 0, 1), "a")
 except process_group.WorldBroken as error:
     print(error)
 """

@@ -160,10 +160,10 @@ def test_the_world_is_as_the_processes_say_not_as_hosts_were_listed() -> None:
     # worker ID nor are they guaranteed to be contiguous on each host".
     there = [[Ordinals(1, 4, 0, 2), Ordinals(2, 4, 1, 2)], [Ordinals(3, 4, 0, 2), Ordinals(0, 4, 1, 2)]]
     first, second = topology.assignments_of(there, num_slots=None)
-    assert [world.rank for world in first.worlds] == [1, 2]
-    assert {world.cross_rank for world in first.worlds} == {1}
-    assert {world.cross_rank for world in second.worlds} == {0}
-    assert {(world.size, world.cross_size, world.local_size) for world in first.worlds} == {(4, 2, 2)}
+    assert [each.rank for each in first.rank_infos] == [1, 2]
+    assert {each.cross_rank for each in first.rank_infos} == {1}
+    assert {each.cross_rank for each in second.rank_infos} == {0}
+    assert {(each.size, each.cross_size, each.local_size) for each in first.rank_infos} == {(4, 2, 2)}
 
 
 def test_processes_that_are_no_world_are_refused() -> None:
@@ -178,7 +178,7 @@ def test_a_chip_of_v2_or_v3_is_two_ranks() -> None:
     # torch_xla 2.9, tpu.num_logical_cores_per_chip: 2 up to version 3, each a device of its chip's process.
     ranks = [[Ordinals(i, 4, i, 4) for i in range(4)]]
     (assignment,) = topology.assignments_of(ranks, num_slots=2)
-    assert [(world.rank, world.local_rank) for world in assignment.worlds] == [(i, i) for i in range(4)]
+    assert [(each.rank, each.local_rank) for each in assignment.rank_infos] == [(i, i) for i in range(4)]
     with pytest.raises(StartFailed, match=r"for each of 1 chip\(s\) on each host, torch_xla started 4"):
         topology.assignments_of(ranks, num_slots=1)
 

@@ -1,4 +1,4 @@
-"""The backends by name, and their parts that a trial needs."""
+"""Selects the parts of the backend (Horovod, torch.distributed, torch_xla) that a trial needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BACKENDS: dict[str, Any] = {"horovod": gloo_backend, "torch": torch_backend, "x
 
 
 def require_installed(spec: TrialSpec) -> None:
-    """Raise BackendMissing if no rank could start, with the cure."""
+    """Raise BackendMissing if the backend's packages are not installed."""
     _BACKENDS[spec.backend_name].require_installed()
 
 
@@ -32,12 +32,12 @@ def placement_of(spec: TrialSpec) -> Any:
 
 
 def make_launcher(spec: TrialSpec, placement_group: Any, node_id: str) -> Any:
-    """Return the `Launcher` of the workers of a trial that has a placement group."""
+    """Return the `Launcher` of a trial's workers in ``placement_group``."""
     return _BACKENDS[spec.backend_name].launcher(spec, placement_group, node_id=node_id)
 
 
 def make_group(spec: TrialSpec, node_id: str) -> WorkerGroup:
-    """Return the workers of the trial whose placement group this process is in; nothing starts yet."""
+    """Return the workers of the trial whose placement group this process is in, not started yet."""
     limits = Limits(spec.timeout_s)
     if spec.min_workers is not None:
         limits = Limits(spec.timeout_s, spec.min_workers, spec.most_workers, spec.min_workers_timeout_s)

@@ -9,17 +9,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Each has `add_parsers(subparsers)`, whose parsers set `run`: from the parsed arguments to an exit status.
-#
-# They import what they need in `run`, so that `horovod-tune --help` is quick and one command's missing
-# dependency does not affect the others.
+# Each has `add_parsers(subparsers)`, whose parsers set `run`, a function from the parsed arguments to an exit
+# status. Its imports are in `run`: `horovod-tune --help` is quick, and one command's missing dependency does
+# not affect the others.
 COMMAND_MODULES = (
     "horovod_tune.analysis.analysis_commands",
     "horovod_tune.doctor.command",
     "horovod_tune.horovod_build.command",
 )
 
-# The extra that provides a module, for the message if it is missing.
+# The extra that installs a module.
 EXTRAS = {"plotly": "analysis", "rich": "analysis"}
 
 
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     except BrokenPipeError:
-        # The reader of our output (`| head`) has seen enough; what is left must not fail at exit.
+        # The reader (`| head`) has closed the pipe: Python's flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

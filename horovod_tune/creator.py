@@ -1,4 +1,4 @@
-"""Runs in the driver: `DistributedTrainableCreator`, and the hooks of its searches."""
+"""Runs in the driver: `DistributedTrainableCreator`, and the callbacks of its searches."""
 
 from __future__ import annotations
 
@@ -42,52 +42,52 @@ def DistributedTrainableCreator(
     max_workers: int | None = None,
     min_workers_timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> type[DistributedTrainable]:
-    """Turn a distributed training function into a class that ``tune.run`` and ``tune.Tuner`` take.
+    """Turn a distributed training function into a Trainable for ``tune.run`` and ``tune.Tuner``.
 
-    Nothing starts here. Each trial then has one coordinator actor, which takes no CPU, and
+    This call starts nothing. Each trial has one coordinator actor, which takes no CPU, and
     ``num_hosts * num_slots`` training actors, each of which runs ``func(config)`` as one rank.
 
     Args:
         func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
             `horovod_tune.report` or ``ray.tune.report``.
         use_gpu: give each rank one GPU; ``torch.cuda.set_device(hvd.local_rank())`` selects it.
-        num_hosts: number of different machines that a trial runs on (default 1).
-        num_slots: ranks on each of them (default 1; with ``use_tpu``, all chips of a host).
+        num_hosts: number of different hosts that a trial runs on (default 1).
+        num_slots: ranks on each host (default 1; with ``use_tpu``, all chips of the host).
         num_cpus_per_slot: CPUs that each rank holds (default 1).
-        timeout_s: how many seconds late a rank's heartbeat may be before the rank is lost (default 60). One
-            is due every 10 s, or every quarter of ``timeout_s`` if that is shorter. Each phase of the start
-            may take ``timeout_s`` and 0.25 s for each training actor; the first one, in which processes start
-            and import, three times as long. Reports may be further apart: an epoch may take hours.
+        timeout_s: seconds by which a rank's heartbeat may be late before the rank counts as lost (default
+            60). A heartbeat is due every 10 s, or every quarter of ``timeout_s`` if that is shorter. Each
+            phase of the start may take ``timeout_s`` plus 0.25 s per training actor; the first phase, in
+            which processes start and import modules, three times as long. The time between two reports is
+            not limited: an epoch may take hours.
         replicate_pem: accepted for old scripts; no SSH key is needed any more.
         num_workers: instead of ``num_slots``: the total number of ranks, placed as tightly as they fit if
             ``num_hosts`` is not given.
         num_cpus_per_worker: an alias of ``num_cpus_per_slot``.
         backend: ``"horovod"``, or ``"torch"`` for ranks of `torch.distributed` (Gloo; with ``use_gpu`` NCCL
-            too), which need no Horovod. There ``func`` finds `torch.distributed` initialised, and may
-            initialise it itself, as under torchrun.
+            too), which need no Horovod. `torch.distributed` is then initialised before ``func`` is called;
+            ``func`` may also initialise it itself, as under torchrun.
         use_tpu: run torch_xla processes on the chips of ``num_hosts`` TPU hosts instead of Horovod ranks.
             ``num_slots`` then counts chips.
         tpu_type: with ``use_tpu``, the type of slice that a trial takes, as Ray and Cloud TPU name it
             (``"v4-32"``); it implies ``num_hosts``. Required if the cluster has several types.
         stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
             an error. With ``use_tpu``: seconds in which a host's ranks do nothing at all (no report, no
-            operation of torch_xla's, no computation) while Tune waits for them.
-        reuse_workers: keep the ranks' processes and their world for the next trial; each process is reset
-            in between.
-        nics: the network interface, or several in order of preference, for the ranks' collectives. Default:
-            the loopback if all ranks are on one host, otherwise the one with the node's address in Ray.
+            torch_xla operation, no computation) while Tune waits for them.
+        reuse_workers: keep the ranks' processes and their connections for the next trial; each process is
+            reset in between.
+        nics: the network interface for the ranks' collectives, or several in order of preference. Default:
+            the loopback if all ranks are on one host, otherwise the interface with the node's address in Ray.
         min_workers: minimum number of ranks. If set, the trial is elastic: it survives losing ranks while
             this many remain, and starts with this many if neither ``num_slots`` nor ``num_workers`` is given.
             See `commit`.
         max_workers: how many ranks an elastic trial grows to when resources are free (default: as many as it
             starts with).
-        min_workers_timeout_s: seconds that fewer ranks than ``min_workers`` wait for others (default
-            60).
+        min_workers_timeout_s: seconds that fewer ranks than ``min_workers`` wait for others (default 60).
 
     Raises:
         SpecError: an argument has the wrong type, is out of bounds, or conflicts with another.
         TrainingFunctionError: ``func`` cannot be called as ``func(config)``.
-        OutsideTune: horovodrun, mpirun or torchrun has started this program several times.
+        OutsideTune: horovodrun, mpirun or torchrun started this program, once per rank.
         BackendMissing: Horovod (or torch_xla) is not installed, or built without Gloo.
     """
     arguments = {name: given for name, given in locals().items() if name not in ("func", "replicate_pem")}
@@ -106,7 +106,7 @@ def DistributedTrainableCreator(
         "_parameters": parameters_of(func),
         "_name": name,
         # Pickled by reference: a process that unpickles this class imports this module, which prepares Tune's
-        # searches. Ray Client runs them in such a process.
+        # searches. Under Ray Client, the search runs in such a process.
         "_callbacks": staticmethod(_callbacks_of),
         "__doc__": func.__doc__,
         "__module__": DistributedTrainable.__module__,
@@ -133,5 +133,5 @@ def _describe(trainable: type[DistributedTrainable]) -> str:
     return f"{trainable._name}, {ranks} per trial{hosts}"
 
 
-# On import: `tune.run(DistributedTrainableCreator(...))` looks up tune.run before it calls the factory.
+# On import: Python looks up `tune.run` before it evaluates the argument `DistributedTrainableCreator(...)`.
 run = ray_compat.prepare_runs(settings_for(is_distributed, keeps_actors, _callbacks_of, _describe), __name__)

@@ -18,11 +18,11 @@ class TrainingFunctionError(HorovodTuneError, TypeError):
 
 
 class SerializationError(HorovodTuneError, ValueError):
-    """The training function or its config cannot be pickled or is too large. The message says what."""
+    """The training function or its config cannot be pickled, or is too large. The message names the part."""
 
 
 class OutsideTune(HorovodTuneError, RuntimeError):
-    """A search was started without Tune, or several times by a launcher."""
+    """A trial was started without Tune, or a search was started once per rank by a launcher."""
 
 
 class NotInTraining(HorovodTuneError, RuntimeError):
@@ -62,27 +62,25 @@ class PreflightFailed(HorovodTuneError, RuntimeError):
 
 
 class NotElastic(HorovodTuneError, RuntimeError):
-    """The ranks lost their connection, and the training function asked for another, as in elastic trials."""
+    """The world of a trial of fixed size broke; only an elastic trial can form another."""
 
 
 class StartFailed(HorovodTuneError, RuntimeError):
     """The training actors of a trial did not start. The message names the phase and the ranks."""
 
-    # The trial's slots whose actors died, or did not answer in time.
+    # The slots whose actors died, or did not answer in time.
     lost_slots: tuple[int, ...] = ()
 
 
 class TrainingFailed(HorovodTuneError, RuntimeError):
     """A rank raised, died or stopped responding. The message has the rank, its host and its traceback."""
 
-    # The ids of the Ray nodes of ranks that died or stopped responding.
+    # The ids of the Ray nodes of the ranks that died or stopped responding.
     lost_nodes: tuple[str, ...] = ()
 
 
-# The longest piece of a traceback that is kept whole, in characters; an exception's message is one piece.
+# The most characters of one piece of a traceback, such as an exception's message, and of a whole traceback.
 MAX_TEXT = 50_000
-
-
 MAX_TRACEBACK = 200_000
 
 
@@ -99,12 +97,12 @@ def shorten(text: str, limit: int) -> str:
 
 
 def traceback_text(pieces: Sequence[str]) -> str:
-    """Return a traceback as one text, with each exception's message and the whole shortened."""
+    """Return a traceback as one text, of which each piece and the whole are shortened."""
     return shorten("".join(shorten(piece, MAX_TEXT) for piece in pieces), MAX_TRACEBACK)
 
 
 def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and the chain of its causes and contexts, up to a cycle (``raise e from e``)."""
+    """Yield an error and the chain of its causes and contexts, each once (``raise e from e`` is a cycle)."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -113,9 +111,10 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def encodable(text: str) -> str:
-    r"""Return a text with its lone surrogates escaped, which Python produces for file names not in UTF-8.
+    r"""Return a text with its lone surrogates escaped.
 
-    An error with one in its text makes Ray end the process, and msgpack refuses it.
+    Python produces them for file names that are not UTF-8. If an error's text has one, Ray ends the process;
+    msgpack refuses it.
 
     >>> encodable("caf\udce9.txt, é")
     'caf\\udce9.txt, é'
@@ -130,7 +129,5 @@ def death_text(error: BaseException) -> str:
     'The actor died. pid: 7'
     """
     lines = [line.strip() for line in str(error).splitlines()]
-    telling = [
-        line for line in lines if line and not line.startswith(("class_name", "actor_id", "namespace"))
-    ]
-    return " ".join(telling)
+    naming = ("class_name", "actor_id", "namespace")
+    return " ".join(line for line in lines if line and not line.startswith(naming))

@@ -9,15 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """One trial's work, which the coordinator sends to every rank.
+    """What every rank needs to run a trial; sent by the coordinator.
 
-    ``function`` is the training function as cloudpickle bytes, ``None`` when the rank holds it already.
-    ``checkpoint`` is a directory that a restored trial starts from; ``resources`` is Tune's
-    PlacementGroupFactory and ``storage`` its StorageContext, both pickled. ``parameters`` is where the rank
-    finds the objects of `with_parameters`: a Ray ObjectRef, or a path of its host. ``run`` counts the trials
-    of one worker group, so that a late message is not mistaken for one of the next trial. ``reports`` is how
-    often the trial has reported before a rank joins it, ``world_number`` counts the worlds that an elastic
-    trial has formed.
+    Attributes:
+        function: the training function as cloudpickle bytes; None if the rank has it already.
+        checkpoint: a directory that a restored trial starts from.
+        resources: Tune's PlacementGroupFactory, pickled.
+        storage: Tune's StorageContext, pickled.
+        parameters: where the rank finds the objects of `with_parameters`: a Ray ObjectRef, or a path on its
+            host.
+        run: counts the trials of one worker group, so that a late message is not taken for one of the next
+            trial.
+        reports: how often the trial had reported before this rank joins it.
+        world_number: counts the worlds that an elastic trial has formed.
     """
 
     trial_id: str
@@ -39,10 +43,13 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class CheckpointPlace:
-    """Where a checkpoint is stored: a path on a pyarrow filesystem (``None``: the local disk of ``node_id``).
+    """Where a checkpoint is stored.
 
-    ``node_id`` is set when only that Ray node can read it; other nodes fetch a copy from there. ``report``
-    is the number of the report that it came with, 0 for one that the trial starts from.
+    Attributes:
+        path: a path on ``filesystem``, a pyarrow filesystem, or on the local disk of ``node_id`` if that is
+            None.
+        node_id: the only Ray node that can read it, from which other nodes fetch a copy; None if all can.
+        report: the number of the report that it came with; 0 if the trial starts from it.
     """
 
     path: str
@@ -69,13 +76,13 @@ class Finished:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The training function was unwound on this rank because the trial was stopped."""
+    """The training function was unwound on this rank, since the trial was stopped."""
 
     rank: int
 
 
 class FailureKind(Enum):
-    """How a rank was lost; the smaller the value, the closer to the cause."""
+    """How a rank was lost. Of several lost ranks, the one with the smallest value is the cause."""
 
     RAISED = 1
     DIED = 2
@@ -88,7 +95,7 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank was lost. ``traceback`` is the rank's own if it could still send one."""
+    """A rank was lost. ``traceback`` is the rank's own, or a description if it could not send one."""
 
     rank: int
     host: str
@@ -100,7 +107,7 @@ class Failed:
 class LogChunk:
     """What a rank printed since its last chunk.
 
-    ``stack`` is where its training function was, if an immediate reply was requested.
+    ``stack`` is where its training function was; empty unless an immediate reply was requested.
     """
 
     rank: int
@@ -110,10 +117,10 @@ class LogChunk:
 
 @dataclass(frozen=True)
 class NeedsWorld:
-    """The rank has left its world, which changes or is broken, and waits for its place in the next one.
+    """The rank has left its world, which changes or is broken, and waits for the next one.
 
-    ``error`` is why it left, empty if it left to let others join. ``stalled`` is the traceback if it waited
-    in a collective that not all ranks entered.
+    ``error`` is why it left; empty if the world changes at a commit. ``stalled`` is the traceback if it
+    waited in a collective that not all ranks entered.
     """
 
     rank: int
@@ -123,9 +130,9 @@ class NeedsWorld:
 
 @dataclass(frozen=True)
 class AwaitedRanks:
-    """The ranks that collectives have long waited for, each with the collectives' names.
+    """The ranks that collectives have long waited for, with the names of the collectives by rank.
 
-    Only what is new since the last poll; empty in a trial's first poll.
+    Only what was found since the last poll.
     """
 
     names: dict[int, str]
@@ -136,7 +143,7 @@ Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld | Awaited
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Where a worker was placed, and its process; ``process_started`` is its `process_start`."""
+    """A worker's node and process. ``process_started`` is what `process_start` returns."""
 
     node_id: str
     node_ip: str
@@ -149,7 +156,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class ResetResult:
-    """What a worker's reset could not restore; if ``problems`` is empty, it can run the next trial."""
+    """What a worker could not restore after a trial; if ``problems`` is empty, it can run the next one."""
 
     ranks: tuple[int, ...]
     problems: tuple[str, ...] = ()
@@ -171,8 +178,8 @@ class RankInfo:
 class Assignment:
     """One worker's ranks in a world, and their environment variables.
 
-    ``defaults`` are variables that are set only if the process has none of that name. ``channel_token`` (a
-    `channel.listener.ChannelToken`) lets a rank on the coordinator's host report without Ray.
+    ``defaults`` are variables that are set only if the process does not have them. With ``channel_token`` (a
+    `channel.listener.ChannelToken`), a rank on the coordinator's host reports through a socket, not Ray.
     """
 
     rank_infos: tuple[RankInfo, ...]

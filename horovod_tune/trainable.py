@@ -1,7 +1,7 @@
 """Tune's trainable: the base of the classes that `DistributedTrainableCreator` returns.
 
-Runs in the trial's coordinator actor, its class methods in the driver. Last stop of a report: `step()`
-returns it to Tune, and the next `step()` acknowledges it on the ranks.
+Runs in the trial's coordinator actor; its class methods run in the driver. Step 5 of 5 of a report's path:
+`step()` returns it to Tune, and the next `step()` acknowledges it on the ranks.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class DistributedTrainable(FunctionTrainable):
-    """A trial whose training function runs on several ranks; made by `DistributedTrainableCreator`.
+    """A trial whose training function runs on several ranks.
 
-    A FunctionTrainable to Tune, since the function decides when to report and to save, but its function
-    runs in the training actors and not in this process, which is the trial's coordinator actor.
+    It is a FunctionTrainable, since the function decides when to report and to save. The function runs in
+    the training actors, not in this process, which is the trial's coordinator actor.
     """
 
     _spec: ClassVar[TrialSpec]
@@ -48,7 +48,7 @@ class DistributedTrainable(FunctionTrainable):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        # tune.with_resources and tune.with_parameters return a subclass, whose requests would have no effect.
+        # tune.with_resources and tune.with_parameters return a subclass, which would have no effect.
         if "default_resource_request" in cls.__dict__:
             raise SpecError(
                 f"tune.with_resources does not apply to a distributed trial. {RESOURCE_ARGUMENTS}"
@@ -61,13 +61,13 @@ class DistributedTrainable(FunctionTrainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Return an empty bundle for the coordinator and those of the training actors.
+        """Return an empty bundle for the coordinator, and the training actors' bundles. Runs in the driver.
 
         Raises:
-            ResourcesUnavailable: the cluster can never hold them. Runs in the driver.
-            SpecError: ``config`` holds a dict that Tune cannot write.
+            ResourcesUnavailable: the cluster can never hold them.
+            SpecError: ``config`` contains a dict that Tune cannot write.
         """
-        # Under Ray Client, Tune runs in another process than the one that made this class.
+        # Under Ray Client, Tune does not run in the process that made this class.
         patch_tune(cls._spec.reuse_workers)
         check_config(config)
         placement = placement_of(cls._spec)
@@ -84,7 +84,7 @@ class DistributedTrainable(FunctionTrainable):
         group = ray.util.get_current_placement_group()
         assert group is not None
         if not self._spec.use_tpu:
-            # ResourceChangingScheduler may have given this trial others than those that it began with.
+            # ResourceChangingScheduler may have changed the resources of this trial.
             self._spec = resized(self._spec, group.bundle_specs)  # type: ignore[misc]
         self._node_id = ray.get_runtime_context().get_node_id()
         self._last_training_result: TrainingResult | None = None
@@ -98,10 +98,9 @@ class DistributedTrainable(FunctionTrainable):
         self._trial_storage.begin()
 
     def _set_trial(self, config: dict[str, Any]) -> None:
-        # True if the training function has reported a checkpoint.
-        self._saves_itself = False
-        # True if the trial is leaving its hosts.
-        self._moves = False
+        self._has_reported_checkpoint = False
+        # True if the next `step` ends this attempt, so that Tune restarts the trial on other nodes.
+        self._restarts_elsewhere = False
         self._artifacts_are_stored = False
         storage = self._storage
         assert storage is not None, "Tune gives every trial its storage"
@@ -113,7 +112,7 @@ class DistributedTrainable(FunctionTrainable):
             experiment_name=storage.experiment_dir_name,
             config=copy.deepcopy(config),
             function=None,
-            # Closed: to open it, a rank would import Ray Tune before torch, a second that few functions need.
+            # Pickled: unpickling imports Ray Tune, which takes a second, so a rank does it only on request.
             resources=pickle.dumps(self.trial_resources),
             storage=ray.cloudpickle.dumps(storage),
             parameters=self._parameters.reference() if self._parameters is not None else None,
@@ -122,15 +121,15 @@ class DistributedTrainable(FunctionTrainable):
         self._coordinator.set_trial(request, self._trial_storage)
 
     def step(self) -> dict[str, Any]:
-        """Return rank 0's next report, as Tune's own function trainables do (see FunctionTrainable.step)."""
-        if self._moves:
+        """Return rank 0's next report; see FunctionTrainable.step for the last result."""
+        if self._restarts_elsewhere:
             self._coordinator.close()
             raise HostPreempted("preempted: the trial's node is draining; the trial restarts on another node")
         try:
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
             if ray_compat.is_preempted(failed.lost_nodes):
-                # A machine that its cloud took away is not a failure of the trial: Tune must not count it.
+                # Tune must not count it as a failure if the cloud took a machine away.
                 raise HostPreempted(f"preempted: {failed}") from failed
             raise
         if result is None:
@@ -138,26 +137,26 @@ class DistributedTrainable(FunctionTrainable):
             self._artifacts_are_stored = True
             return {RESULT_DUPLICATE: True, SHOULD_CHECKPOINT: False}
         metrics, checkpoint = result
-        self._saves_itself = self._saves_itself or checkpoint is not None
-        if self._coordinator.may_end_soon(self._node_id):
-            if checkpoint is None and not self._saves_itself:
+        self._has_reported_checkpoint = self._has_reported_checkpoint or checkpoint is not None
+        if self._coordinator.must_restart_elsewhere(self._node_id):
+            if checkpoint is None and not self._has_reported_checkpoint:
                 checkpoint = self._coordinator.store_commit(metrics)
-            # With the next step, when Tune has recorded the checkpoint.
-            self._moves = checkpoint is not None and self._fits_elsewhere()
+            # Not now: Tune has to record the checkpoint first.
+            self._restarts_elsewhere = checkpoint is not None and self._fits_elsewhere()
         self._last_training_result = TrainingResult(checkpoint=checkpoint, metrics=metrics)
         if checkpoint is not None:
-            # The name is what Ray's own sessions add; analyze finds the best checkpoint by it.
+            # Ray's own sessions add the name too; `analyze` finds the best checkpoint by it.
             name = os.path.basename(checkpoint.path)
             metrics = {**metrics, SHOULD_CHECKPOINT: True, "checkpoint_dir_name": name}
         return metrics
 
     def resize(self, resources: PlacementGroupFactory) -> bool:
-        """Change the number of ranks to what ``resources`` hold, in this process; False if impossible.
+        """Change the number of ranks to what ``resources`` hold, without a restart; False if impossible.
 
-        Remaining ranks keep their processes. Only for elastic trials whose function commits.
+        Remaining ranks keep their processes. Possible only in elastic trials whose function commits.
         """
         if self._spec.num_hosts not in (None, 1):
-            return False  # every host would have to keep as many ranks as the others
+            return False  # every host must have the same number of ranks
         spec = resized(self._spec, resources.bundles)
         if not self._coordinator.resize(spec.world_size, pickle.dumps(resources)):
             return False
@@ -174,27 +173,27 @@ class DistributedTrainable(FunctionTrainable):
         return fits(placement_of(self._spec), list(free.values()))
 
     def log_result(self, result: dict[str, Any]) -> None:
-        # `step` does not know the iteration yet; a restored trial counts on from the checkpoint's metrics.
+        # Unlike `step`'s, this result has the iteration, which a restored trial reads from its checkpoint.
         if self._last_training_result is not None:
             self._last_training_result.metrics = result
 
     def save(self, checkpoint_dir: str | None = None) -> TrainingResult:
-        """Return a result with its checkpoint; store the trial's artifacts with it if requested."""
+        """Return the last result with its checkpoint; store the artifacts too if SyncConfig requests it."""
         assert self._storage is not None
         if self._storage.sync_config.sync_artifacts_on_checkpoint:
             self._store_artifacts()
         return super().save(checkpoint_dir)
 
-    # As those of FunctionTrainable, these two take and return a TrainingResult, not a directory.
+    # Like FunctionTrainable's, `save_checkpoint` and `load_checkpoint` use a TrainingResult, not a directory.
     def save_checkpoint(self, checkpoint_dir: str = "") -> TrainingResult | None:  # type: ignore[override]
-        """Return the last report's checkpoint, or one of the last commit if ranks only commit."""
+        """Return the last result; if the function only commits, with a checkpoint of the last commit."""
         last = self._last_training_result
-        if last is not None and last.checkpoint is None and not self._saves_itself:
+        if last is not None and last.checkpoint is None and not self._has_reported_checkpoint:
             last.checkpoint = self._coordinator.store_commit(last.metrics)
         return last
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Start the trial from a checkpoint, which this host or the driver's must be able to read."""
+        """Start the trial from a checkpoint that this host or the driver's can read."""
         result = checkpoint_path
         if isinstance(result, str):
             result = ray.tune.Checkpoint.from_directory(result)
@@ -209,7 +208,7 @@ class DistributedTrainable(FunctionTrainable):
         self._coordinator.restore(self._restored_from)
 
     def reset(self, *args: Any, **keywords: Any) -> bool:
-        """Take the next trial, even if the previous one has removed this process's working directory."""
+        """Prepare for the next trial, even if the previous one removed this process's working directory."""
         try:
             os.getcwd()
         except FileNotFoundError:
@@ -217,9 +216,9 @@ class DistributedTrainable(FunctionTrainable):
         return super().reset(*args, **keywords)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next trial on the same workers, or on new ones if these cannot be reused."""
+        """Prepare for the next trial on the same workers, or on new ones if these cannot be reused."""
         self._coordinator.end_trial()
-        self._store_artifacts()  # of a trial that was stopped
+        self._store_artifacts()  # not stored yet if the trial was stopped
         if self._coordinator.replaced_because:
             logger.info(
                 "horovod_tune replaced the workers before trial %s: %s",
@@ -238,18 +237,18 @@ class DistributedTrainable(FunctionTrainable):
     def _store_artifacts(self) -> None:
         """Store the files of the trial's working directory, with SyncConfig(sync_artifacts=True).
 
-        Tune does this for its own functions. Files that cannot be stored are not a reason to fail a trial.
+        Tune does this for its own functions. A failure to store them is logged and does not fail the trial.
         """
         if self._storage is None or self._artifacts_are_stored:
             return
         try:
             self._storage.persist_artifacts(force=True)
-        except Exception as error:  # any of the storage's
+        except Exception as error:  # the storage may raise anything
             logger.warning("the trial's artifacts cannot be stored: %r", error)
 
 
 def patch_tune(reuse_workers: bool) -> None:
-    """Apply the patches of Tune that distributed trials need to this process, once."""
+    """Apply the patches of Tune that distributed trials need to this process; harmless if repeated."""
     ray_compat.keep_longer_results()
     ray_compat.end_waits_of_paused_trials()
     ray_compat.write_down_ends_of_paused_trials()
@@ -277,5 +276,5 @@ def _placement_in(trainable: Any, resources: Any) -> Any:
 
 
 def keeps_actors(trainable: type[DistributedTrainable]) -> bool:
-    """Return True if its trials keep their actors."""
+    """Return True if actors of ``trainable`` run several trials."""
     return issubclass(trainable, DistributedTrainable) and trainable._spec.reuse_workers

@@ -1,10 +1,10 @@
-"""Runs in each rank: the training actor, a process with one rank that outlives its trial.
+"""Runs in each rank: the training actor, a process with one rank that several trials use in turn.
 
-The training function runs in a thread; the actor's methods answer meanwhile, so a rank that trains for an
-hour between two reports still answers.
+The training function runs in a thread, so that the actor's methods are answered even if it trains for an
+hour between two reports.
 
-Second stop of a report: `_send()` takes it from `session.py` to the coordinator (3:
-`coordinator/worker_group.py`), through the rank's channel or as the answer to the next `poll`.
+Step 2 of 5 of a report's path: `_send()` sends it to the coordinator (`coordinator/worker_group.py`), through
+the rank's channel or in the reply to the next `poll`.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class TrainingActor:
             (self._world,) = assignment.rank_infos
             self._environment = assignment.environment
             os.environ.update(assignment.environment)
-            self._training.session.committed.is_to_change = False
+            self._training.session.committed.change_pending = False
             self._output.forget_stalls()
             self._training.session.join_world(
                 self._world, number=number, reports=reports, resources=resources
@@ -277,13 +277,13 @@ class TrainingActor:
         """Make the training function's next commit end world ``number``: others wait, or some must leave."""
         if self._training is not None and self._training.session.world_number == number:
             self._backend.states.offer_change()
-            self._training.session.committed.is_to_change = True
+            self._training.session.committed.change_pending = True
 
     def dump_commit(self) -> bytes | None:
         """Return what this rank has committed last; None if it has committed nothing."""
         return self._training.session.committed.dump() if self._training is not None else None
 
-    def has_committed(self) -> bool:
+    def can_restore(self) -> bool:
         """Return True if the function commits in some way: this rank can continue in another world."""
         return self._training is not None and self._training.session.committed.can_restore
 

@@ -1,7 +1,7 @@
-"""Runs in the coordinator actor: gives Tune one result at a time, from what rank 0 reports.
+"""Runs in the coordinator actor: returns rank 0's reports to the trainable, one at a time.
 
-Fourth stop of a report: `next_result()` stores its checkpoint, adds metrics of the world, and returns it
-to `trainable.py` (5).
+Step 4 of 5 of a report's path: `next_result()` stores its checkpoint, adds metrics of the world, and
+returns it to `trainable.py`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Coordinator:
         self._storage: TrialStorage | None = None
         self._request: TrialRequest | None = None
         self._started = False
-        self._log_is_lost = False
-        self._function_is_there = False
+        self._has_warned_of_logs = False
+        self._workers_have_function = False
         # True if the workers have run another trial before this one; True if this one has reported.
-        self._are_used = self._has_reported = False
+        self._workers_are_used = self._has_reported = False
         self._start_s = 0.0
         # Why the workers of the trial before were not kept; empty when they were.
         self.replaced_because: list[str] = []
@@ -63,7 +63,7 @@ class Coordinator:
         """Take the next trial; its training function starts with the first `next_result`."""
         self._release_storage()
         self._request, self._storage = request, storage
-        self._started = self._log_is_lost = self._has_reported = False
+        self._started = self._has_warned_of_logs = self._has_reported = False
 
     def restore(self, checkpoint: CheckpointPlace) -> None:
         """Make the trial start from a checkpoint. Call it before the first `next_result`."""
@@ -87,7 +87,7 @@ class Coordinator:
             if self._may_retry(cause):
                 return self._retry(cause)
             self._end_workers(cause)
-            if self._are_used and isinstance(cause, TrainingFailed):
+            if self._workers_are_used and isinstance(cause, TrainingFailed):
                 first, _, rest = str(cause).partition("\n")
                 cause.args = (f"{first}\n{_USED}\n{rest}",)
             raise
@@ -106,7 +106,11 @@ class Coordinator:
 
         One that has reported must not be restarted here: Tune has its results.
         """
-        if not self._are_used or self._has_reported or not isinstance(cause, TrainingFailed | StartFailed):
+        if (
+            not self._workers_are_used
+            or self._has_reported
+            or not isinstance(cause, TrainingFailed | StartFailed)
+        ):
             return False
         lost = getattr(cause, "lost_nodes", ())
         return not (lost and ray_compat.is_preempted(lost))
@@ -137,11 +141,11 @@ class Coordinator:
     def _start(self) -> None:
         assert self._request is not None
         self._started = True
-        self._are_used = self._function_is_there
+        self._workers_are_used = self._workers_have_function
         asked = time.monotonic()
-        function = None if self._function_is_there else self._function
+        function = None if self._workers_have_function else self._function
         self._group.begin(replace(self._request, function=function))
-        self._function_is_there = True
+        self._workers_have_function = True
         self._start_s = round(time.monotonic() - asked, 4)
 
     def _world_metrics(self) -> dict[str, Any]:
@@ -171,9 +175,9 @@ class Coordinator:
         self._group.proceed(index, place)
         return metrics, checkpoint
 
-    def may_end_soon(self, node_id: str) -> bool:
+    def must_restart_elsewhere(self, node_id: str) -> bool:
         """Return True if the trial must restart because hosts of it are draining."""
-        return self._group.world.may_end_soon(node_id)
+        return self._group.world.must_restart_elsewhere(node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart."""
@@ -209,8 +213,8 @@ class Coordinator:
             if publish or at_end:
                 self._storage.publish_logs(at_end=at_end)
         except Exception as error:  # any error of the storage: a trial must not fail because of a log
-            if not self._log_is_lost:
-                self._log_is_lost = True
+            if not self._has_warned_of_logs:
+                self._has_warned_of_logs = True
                 logger.warning("the ranks' logs cannot be stored, which ends nothing else: %r", error)
 
     def end_trial(self) -> None:
@@ -231,7 +235,7 @@ class Coordinator:
     def _replace_workers(self, problems: list[str]) -> None:
         self.replaced_because = problems
         self._group.close()
-        self._function_is_there = False
+        self._workers_have_function = False
         self._group.create()
 
     def close(self) -> None:
@@ -242,7 +246,7 @@ class Coordinator:
                 self._group.unwind()
                 self._keep_logs(at_end=True)
         finally:
-            self._started = self._function_is_there = False
+            self._started = self._workers_have_function = False
             self._group.close()
             self._release_storage()
 

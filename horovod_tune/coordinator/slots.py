@@ -33,7 +33,7 @@ class Slots:
         self._launcher = launcher
         self._draining_nodes = draining_nodes
         self._draining: set[str] = set()
-        self._asked_s = float("-inf")
+        self._queried_s = float("-inf")
         self._joining: list[Worker] = []
         # Slots whose next actor starts later: when (monotonic clock), and True if on another host.
         self._due: dict[int, tuple[float, bool]] = {}
@@ -58,7 +58,7 @@ class Slots:
     def ready(self, members: Sequence[Worker]) -> list[Worker]:
         """Return the workers that may join these members now, the first to start first."""
         ready = [worker for worker in self._started() if not self.must_leave(worker)]
-        kept = self.remaining(members) if self.can_continue_without_leaving(members, len(ready)) else members
+        kept = self.remaining(members) if self.enough_remain(members, len(ready)) else members
         return ready[: max(0, self.limits.max_workers - len(kept))]
 
     def _started(self) -> list[Worker]:
@@ -122,12 +122,12 @@ class Slots:
         """Return the members that need not leave."""
         return [worker for worker in members if not self.must_leave(worker)]
 
-    def can_continue_without_leaving(self, members: Sequence[Worker], joining: int = 0) -> bool:
+    def enough_remain(self, members: Sequence[Worker], joining: int = 0) -> bool:
         """Return True if enough remain without those that must leave; one of them has what was committed."""
         remaining = len(self.remaining(members))
         return remaining > 0 and self.limits.can_continue_with(remaining + joining)
 
-    def may_end_soon(self, members: Sequence[Worker], node_id: str) -> bool:
+    def must_restart_elsewhere(self, members: Sequence[Worker], node_id: str) -> bool:
         """Return True if the trial must restart; ``node_id`` is the coordinator's node.
 
         That is so if its own node is draining, or the nodes of so many ranks that too few remain.
@@ -135,14 +135,14 @@ class Slots:
         if node_id in self._draining:
             return True
         draining = any(map(self.is_draining, members))
-        return draining and not self.can_continue_without_leaving(members, len(self.ready(members)))
+        return draining and not self.enough_remain(members, len(self.ready(members)))
 
     def replace_draining(self, members: Sequence[Worker]) -> None:
         """Query from time to time which nodes are draining; start replacements for the workers there."""
         now = time.monotonic()
-        if now - self._asked_s < DRAINING_INTERVAL_S:
+        if now - self._queried_s < DRAINING_INTERVAL_S:
             return
-        self._asked_s, before, self._draining = now, self._draining, self._draining_nodes()
+        self._queried_s, before, self._draining = now, self._draining, self._draining_nodes()
         if self._draining == before or not self.remaining(members):
             return  # if none remains, the trial will start again elsewhere as a whole
         taken = self.starting

@@ -1,10 +1,10 @@
-"""The workers of one trial in the coordinator: its reports, its logs, its failures and its end.
+"""The coordinator's side of a trial: handles its workers' reports, logs and failures, and ends it.
 
 Runs in the coordinator, in one thread. Every wait has an end: a worker replies to `poll` in time even if it
-has nothing to send, and one that does not for ``timeout_s`` is lost. Which workers there are, and what a loss
-leads to, is in `world`.
+has nothing to send; one whose reply is ``timeout_s`` late is lost. `world` keeps the list of workers, and
+handles their loss.
 
-Third stop of a report: `next_event()` returns it to `coordinator.py` (4), and the next call
+Step 3 of 5 of a report's path: `next_event()` returns it to `coordinator.py`, and the next call
 acknowledges it on every rank.
 """
 
@@ -187,7 +187,7 @@ class WorkerGroup:
             try:
                 messages = reply.result()
             except (RayActorError, OutOfMemoryError) as error:
-                self.world.mark_dead_lost(worker, error)
+                self.world.record_death(worker, error)
                 continue
             last_report = self._last_report
             self._take(worker, messages)

@@ -45,7 +45,7 @@ class Worker:
         self.is_polled = False
         # True if an immediate reply was requested, when that was, and from when on the reply is overdue.
         self.is_reply_requested = False
-        self._hurried_s = float("-inf")
+        self._requested_s = float("-inf")
         self._due_s = 0.0
 
     @property
@@ -81,8 +81,8 @@ class Worker:
     def request_reply(self, *, every_s: float = 0.0) -> None:
         """Request an immediate reply to the poll, unless that was done less than ``every_s`` ago."""
         now = time.monotonic()
-        if self.is_polled and not self.is_reply_requested and now - self._hurried_s >= every_s:
-            self.is_reply_requested, self._hurried_s, self._due_s = True, now, min(self._due_s, now)
+        if self.is_polled and not self.is_reply_requested and now - self._requested_s >= every_s:
+            self.is_reply_requested, self._requested_s, self._due_s = True, now, min(self._due_s, now)
             self.actor.send_logs.remote()
 
     def overdue_s(self, listening_since: float) -> float:

@@ -115,7 +115,7 @@ class World:
         self._forget_offers()
 
     def _forget_offers(self) -> None:
-        self._has_others_to_offer = False
+        self._others_were_ready = False
         self._offers, self._next_offer_s = 0, 0.0
 
     @property
@@ -222,9 +222,9 @@ class World:
             except GetTimeoutError:
                 self.lose(worker, FailureKind.UNRESPONSIVE, f"did not answer within {timeout_s:g} s")
             except RayError as error:
-                self.mark_dead_lost(worker, error)
+                self.record_death(worker, error)
 
-    def mark_dead_lost(self, worker: Worker, error: RayError) -> None:
+    def record_death(self, worker: Worker, error: RayError) -> None:
         """Mark a worker as lost whose actor Ray reports as dead."""
         self.lose(worker, FailureKind.DIED, error_text.death_text(error))
 
@@ -325,7 +325,7 @@ class World:
                 stalled = [change.stalled] if change.stalled is not None else []
                 self._fail(change.lost or stalled, reason)
             case Reform():
-                if self.slots.can_continue_without_leaving(self.members, len(ready)):
+                if self.slots.enough_remain(self.members, len(ready)):
                     self._end_leaving()
                 self._forget_offers()
                 self._form_next(change, ready)
@@ -427,7 +427,7 @@ class World:
             return f"the node of {draining} is draining"
         if any(map(self.slots.is_excess, self.members)):
             return f"a scheduler reduced the trial to {self.limits.max_workers} rank(s)"
-        return "more workers join" if self._has_others_to_offer else f"{first.name} lost contact"
+        return "more workers join" if self._others_were_ready else f"{first.name} lost contact"
 
     def _offer_change_if_due(self, are_ready: bool) -> None:
         """End this world at the next commit if others are ready to join, or some must leave.
@@ -435,10 +435,10 @@ class World:
         It is repeated, since ranks that have only just entered their world may not have received it.
         """
         must_leave = any(map(self.slots.must_leave, self.members))
-        must_shrink = must_leave and self.slots.can_continue_without_leaving(self.members)
+        must_shrink = must_leave and self.slots.enough_remain(self.members)
         if self.state is not State.TRAINING or self.has_returned or not (are_ready or must_shrink):
             return
-        self._has_others_to_offer |= are_ready
+        self._others_were_ready |= are_ready
         now = time.monotonic()
         if now < self._next_offer_s:
             return
@@ -454,9 +454,9 @@ class World:
             if self.slots.is_excess(worker):
                 self._launcher.release_slot(worker.slot)
 
-    def may_end_soon(self, node_id: str) -> bool:
-        """Return True if an elastic trial will have to start again, see `Slots.may_end_soon`."""
-        return self.slots.may_end_soon(self.members, node_id)
+    def must_restart_elsewhere(self, node_id: str) -> bool:
+        """Return True if an elastic trial will have to start again, see `Slots.must_restart_elsewhere`."""
+        return self.slots.must_restart_elsewhere(self.members, node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart instead.
@@ -468,7 +468,7 @@ class World:
         # Ray removes a placement group as a whole: no part of the trial's own can be given back.
         if workers < self._launcher.placed_workers:
             return False
-        if not self._ask_one("has_committed", timeout_s=self.limits.prompt_s):
+        if not self._first_reply("can_restore", timeout_s=self.limits.prompt_s):
             return False
         assert self._request is not None, "ranks run"
         self.limits = self.slots.limits = replace(self.limits, max_workers=workers)
@@ -480,10 +480,10 @@ class World:
 
     def dump_commit(self) -> bytes | None:
         """Return what the ranks have committed last, as bytes; None if they have committed nothing."""
-        dumped: bytes | None = self._ask_one("dump_commit", timeout_s=self.limits.timeout_s)
+        dumped: bytes | None = self._first_reply("dump_commit", timeout_s=self.limits.timeout_s)
         return dumped
 
-    def _ask_one(self, method: str, *, timeout_s: float) -> Any:
+    def _first_reply(self, method: str, *, timeout_s: float) -> Any:
         """Ask one member after the other, each for ``timeout_s``; return the first reply, or None."""
         for worker in self.members:
             try:

@@ -180,7 +180,7 @@ def reset() -> None:
 class Collectives:
     """Collectives through Horovod, for `horovod_tune.commit` and `horovod_tune.get_state`."""
 
-    start = "hvd.init()"
+    init_call = "hvd.init()"
 
     def __init__(self, are_ready: Callable[[], bool]) -> None:
         self._are_ready = are_ready

@@ -8,7 +8,7 @@ from typing import Any
 
 from horovod_tune.errors import NotSynchronised
 from horovod_tune.session import session
-from horovod_tune.session.outside_training import refuse_below_a_rank
+from horovod_tune.session.outside_training import refuse_in_child_process
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -79,7 +79,7 @@ class TuneReporterCallback(TrainerCallback):
         """Report, or have the Trainer save first."""
         live = session.current()
         if live is None:
-            refuse_below_a_rank("TuneReporterCallback")
+            refuse_in_child_process("TuneReporterCallback")
             if not self._said:
                 logger.info("no trial runs this training: TuneReporterCallback reports nothing")
                 self._said = True

@@ -28,9 +28,9 @@ _LOSSES = (FailureKind.DISCONNECTED, FailureKind.STALLED)
 
 
 # How long the trial's `atexit` handlers may run before the coordinator is told that the function has ended.
-EXIT_S = 30.0
+EXIT_HANDLERS_TIMEOUT_S = 30.0
 # The same if it failed: the other ranks lose contact meanwhile, and would be taken for the cause.
-FAILED_EXIT_S = 1.0
+FAILED_EXIT_HANDLERS_TIMEOUT_S = 1.0
 # How many of a hung function's innermost calls are in the error.
 STACK_FRAMES = 50
 
@@ -107,7 +107,9 @@ class Training:
                 text += more + advice_on(error)
             ending = Failed(self.session.world.rank, self._host, kind, encodable(text))
         sending = _Once(self._send, ending)
-        bound = threading.Timer(FAILED_EXIT_S if isinstance(ending, Failed) else EXIT_S, sending)
+        bound = threading.Timer(
+            FAILED_EXIT_HANDLERS_TIMEOUT_S if isinstance(ending, Failed) else EXIT_HANDLERS_TIMEOUT_S, sending
+        )
         bound.daemon = True
         if self.session.exit_handlers:
             bound.start()
@@ -131,7 +133,7 @@ class Training:
                     )
                 return
             except WorldChanges:
-                self.session.committed.is_to_change = False
+                self.session.committed.change_pending = False
             except Exception as error:  # whatever the function raises over a rank that was lost
                 kind, more = self._describe_failure(error)
                 if kind not in _LOSSES or not self._can_restart():

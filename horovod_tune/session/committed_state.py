@@ -1,4 +1,4 @@
-"""Runs in every rank: `commit()` and `get_state()`, the state that survives a change of the world."""
+"""Runs in each rank: `commit()` and `get_state()`, for state that survives a change of the world."""
 
 from __future__ import annotations
 
@@ -10,41 +10,48 @@ from typing import Any, Protocol
 import cloudpickle
 
 from horovod_tune.errors import HorovodTuneError, NotInitialized, NotInTraining
-from horovod_tune.session.outside_training import refuse_below_a_rank
+from horovod_tune.session.outside_training import refuse_in_child_process
 from horovod_tune.session.session import Session, current
 
 
 class WorldChanges(BaseException):
-    """Unwinds the training function at a commit, to call it again in another world; no Exception, so that
-    handlers let it pass."""
+    """Unwinds the training function at a commit, to call it again in the next world.
+
+    `except Exception` does not catch it.
+    """
 
 
 class Collectives(Protocol):
-    """Collectives of a trial's ranks; every rank calls `any` and `newest` at the same point."""
+    """How the ranks of a world agree. `any` and `newest` are collectives: every rank calls them."""
 
-    # The call that makes a world, as errors name it.
-    start: str
+    # The call that makes a world, for errors.
+    init_call: str
 
     def are_ready(self) -> bool:
-        """Return True if the training function has made its world; a broken one counts, or raises."""
-        ...
+        """Return True if the training function has made its world. A broken one may raise instead."""
 
-    def any(self, flag: bool) -> bool: ...
+    def any(self, flag: bool) -> bool:
+        """Return True if ``flag`` is true on any rank."""
 
-    def newest(self, number: int, state: Any) -> tuple[int, Any]: ...
+    def newest(self, number: int, state: Any) -> tuple[int, Any]:
+        """Return the largest ``number`` of any rank, and that rank's ``state``."""
 
 
 class States(Protocol):
-    """The states of `hvd.elastic.run` in this process, which hold what was committed by themselves."""
+    """The state objects of `hvd.elastic.run` in this process, which keep their own commits."""
 
     @property
-    def exist(self) -> bool: ...
+    def exist(self) -> bool:
+        """True if `hvd.elastic.run` has a state."""
 
-    def dump(self) -> Any: ...
+    def dump(self) -> Any:
+        """Return what was committed last; None if there is no state."""
 
-    def load_later(self, dumped: Any) -> None: ...
+    def load_later(self, dumped: Any) -> None:
+        """Make the next state begin with what `dump` returned before the trial was restarted."""
 
-    def offer_change(self) -> None: ...
+    def offer_change(self) -> None:
+        """Make the next commit end the world."""
 
 
 class NoStates:
@@ -53,7 +60,7 @@ class NoStates:
     exist = False
 
     def dump(self) -> None:
-        """Return nothing."""
+        """Return None."""
 
     def load_later(self, dumped: Any) -> None:
         """Do nothing."""
@@ -68,7 +75,7 @@ class CommittedState:
     Args:
         collectives: how the ranks agree.
         states: those of Horovod's own elastic API.
-        stored: returns what `dump` of an earlier start of the trial returned, None if there is none.
+        stored: returns what `dump` returned before the trial was restarted; None if there is nothing.
     """
 
     def __init__(
@@ -80,11 +87,11 @@ class CommittedState:
         self._collectives = collectives
         self._states = states
         self._stored: Callable[[], bytes | None] | None = stored
-        states.load_later(None)  # of the trial before
+        states.load_later(None)  # the previous trial's is obsolete
         self._state: Any = None
         self._number, self._get_was_called = 0, False
         # True if the world must change at the next commit; set by the actor's thread.
-        self.is_to_change = False
+        self.change_pending = False
 
     @property
     def has_committed(self) -> bool:
@@ -93,18 +100,18 @@ class CommittedState:
 
     @property
     def can_restore(self) -> bool:
-        """True if the function continues from what it commits, here or in a state of `hvd.elastic.run`.
+        """True if the function can continue in another world, since it commits or will.
 
-        One that called `get_state` will commit, even if it has not yet.
+        A function that called `get_state` or made a state of `hvd.elastic.run` is expected to commit.
         """
         return self.has_committed or self._get_was_called or self._states.exist
 
     def commit(self, state: Any) -> None:
-        """Keep a copy of ``state``; raises `WorldChanges` on every rank if any must leave."""
+        """Keep a copy of ``state``. Raises `WorldChanges` on every rank if the world must change."""
         self._require_world("commit()")
         self.load_stored()
         self._state, self._number = copy.deepcopy(state), self._number + 1
-        if self._collectives.any(self.is_to_change):
+        if self._collectives.any(self.change_pending):
             raise WorldChanges
 
     def get(self) -> Any:
@@ -116,20 +123,20 @@ class CommittedState:
         return copy.deepcopy(self._state)
 
     def _require_world(self, caller: str) -> None:
-        # Horovod's own error is that of a lost rank, after which the function would be called again.
+        # Horovod would raise the error of a lost rank, after which the function would be called again.
         if not self._collectives.are_ready():
-            start = self._collectives.start
-            raise NotInitialized(f"call {start} before {caller}, which is a collective of all ranks")
+            init_call = self._collectives.init_call
+            raise NotInitialized(f"call {init_call} before {caller}, which is a collective of all ranks")
 
     def dump(self) -> bytes | None:
-        """Return what was committed, for ranks of a later start of the trial; None if nothing was."""
+        """Return the last commit, for a restart of the trial; None if nothing was committed."""
         states = self._states.dump()
         if not self._number and states is None:
             return None
         return cloudpickle.dumps((self._number, self._state, states))
 
     def load_stored(self) -> None:
-        """Load what an earlier start of the trial had committed, once."""
+        """Load what the trial committed before it was restarted; only the first call does."""
         if self._stored is None:
             return
         stored, self._stored = self._stored(), None
@@ -139,16 +146,16 @@ class CommittedState:
 
 
 def commit(state: Any) -> None:
-    """Keep ``state`` in memory, from which the trial continues when a rank is lost or ranks join.
+    """Keep a copy of ``state``, from which an elastic trial continues when a rank is lost or ranks join.
 
     A collective: every rank calls it at the same point, after `hvd.init()`. It costs a copy of ``state`` and
-    one allreduce of one number. When the world changes, the training function is called again in each rank
-    that remains and in those that join, and `get_state()` returns there what was committed last. So report
-    an epoch before committing it: code after a commit may not be reached. Without
-    ``min_workers`` it keeps the state too, but the trial fails when a rank is lost.
+    one allreduce of one number. When the world changes, the training function is called again on each rank
+    that remains and on those that join, and `get_state()` returns there what was committed last. So report
+    an epoch before committing it: code after a commit may not be reached. Without ``min_workers`` the state
+    is kept too, but the trial fails when a rank is lost.
 
     Args:
-        state: anything that `copy.deepcopy` copies and pickle can carry to a rank that joins, such as
+        state: anything that `copy.deepcopy` and pickle accept, such as
             ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}``.
 
     Raises:
@@ -160,7 +167,7 @@ def commit(state: Any) -> None:
 
 
 def get_state() -> Any:
-    """Return what the trial has committed last, the same on every rank; None if nothing was committed.
+    """Return the state that was committed last, the same on every rank; None if nothing was committed.
 
     A collective: every rank calls it at the same point, after `hvd.init()`.
 
@@ -174,7 +181,7 @@ def get_state() -> Any:
 def _committed(caller: str) -> CommittedState:
     live: Session | None = current()
     if live is None:
-        refuse_below_a_rank(caller)
+        refuse_in_child_process(caller)
         raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
     if live.committed is None:
         raise HorovodTuneError(f"{caller} needs Horovod ranks; a TPU trial keeps its size")

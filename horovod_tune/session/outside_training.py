@@ -1,4 +1,4 @@
-"""Explains a call of `report()` outside a rank: finds out in which kind of process, for the error."""
+"""Errors for a call of `report()` outside a rank, by the kind of process that made it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from horovod_tune.errors import NotInTraining
 RANK_VARIABLE = "HOROVOD_TUNE_RANK"
 
 
-def of_another_process(caller: str, rank: int, pid: int) -> str:
-    """Return the error of a call in a process that the training function of ``rank`` has started."""
+def child_process_error(caller: str, rank: int, pid: int) -> str:
+    """Return the error text for a call in a process that the training function of ``rank`` started."""
     return (
         f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} (process "
         f"{pid}) started. Only the function itself can speak to Tune. It runs in every rank already: one "
@@ -23,11 +23,11 @@ def of_another_process(caller: str, rank: int, pid: int) -> str:
     )
 
 
-def refuse_below_a_rank(caller: str) -> None:
-    """Raise NotInTraining if a training function started this process, which is not a rank."""
+def refuse_in_child_process(caller: str) -> None:
+    """Raise NotInTraining if a training function started this process."""
     rank, _, pid = os.environ.get(RANK_VARIABLE, "").partition(":")
     if pid and int(pid) != os.getpid():
-        raise NotInTraining(of_another_process(caller, int(rank), int(pid)))
+        raise NotInTraining(child_process_error(caller, int(rank), int(pid)))
 
 
 def is_plain_tune_function() -> bool:
@@ -36,5 +36,5 @@ def is_plain_tune_function() -> bool:
     if tune is None:
         return False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's own, where there is no trial
+        warnings.simplefilter("ignore")  # Ray warns if there is no trial
         return tune.get_context().get_trial_id() is not None

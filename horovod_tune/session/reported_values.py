@@ -11,16 +11,16 @@ from typing import Any
 from horovod_tune.errors import MetricsError
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
-# What the loggers of Tune take as the key of a dict within a metric: json refuses all others.
+# The types of keys that Tune's loggers accept in a dict within a metric: json refuses all others.
 _KEYS = (bool, int, float, str, type(None))
 # How deep lists, tuples and dicts may be nested in a metric.
 MAX_DEPTH = 32
-# The most that the metrics of one report may take, about; a checkpoint is the place for more.
+# The approximate maximum for the metrics of one report; larger results belong in a checkpoint.
 MAX_METRICS_BYTES = 64 << 20
 
 
 def merge_metrics(metrics: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `report(metrics, **keywords)` reports, also for ``ray.tune.report``.
+    """Return the metrics of a call of `report(metrics, **keywords)` or ``ray.tune.report``.
 
     Raises:
         MetricsError: ``metrics`` is not a dict.
@@ -37,9 +37,7 @@ def merge_metrics(metrics: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as they are sent: NumPy scalars and one-element tensors as Python numbers.
-
-    The keys of dicts too may be NumPy scalars.
+    """Return metrics with NumPy scalars and one-element tensors as Python numbers, in keys of dicts too.
 
     Raises:
         MetricsError: a name is not a string, or a value or the key of a dict cannot be sent.
@@ -65,7 +63,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size(value: Any) -> int:
-    """Return about how many bytes a metric takes on its way."""
+    """Return the approximate size of a metric in bytes."""
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, Mapping):
@@ -107,12 +105,12 @@ def _plain_value(name: str, value: Any, depth: int = 0) -> Any:
         return value.item()
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)) and value.ndim == 0:
-        # An array of objects may hold anything; a longdouble has no other form than its own.
+        # An array of objects may contain anything; `item()` of a longdouble is a longdouble again.
         item = value.item()
         return item if isinstance(item, numpy.generic) else _plain_value(name, item, depth)
     try:
         pickle.dumps(value)
-    except Exception as error:  # whatever a __reduce__ of the user's raises
+    except Exception as error:  # a user's __reduce__ may raise anything
         raise MetricsError(
             f"metric {name!r} cannot be sent to Tune: {type(value).__name__}: {error}"
         ) from error
@@ -131,7 +129,7 @@ def _plain_key(key: Any) -> Any:
         key = key.item()
     if type(key) in _KEYS:
         return key
-    # By their base class, as json writes them: str() of a member of an Enum is its name.
+    # By the base class's method, as json does: str() of a member of an Enum is its name.
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, int):
@@ -158,14 +156,14 @@ def _check_plain(name: str, value: Any) -> None:
 
 
 def checkpoint_path(checkpoint: Any) -> str | None:
-    """Return the directory of a reported checkpoint, None if there is none.
+    """Return the absolute path of a reported checkpoint's directory; None if there is none.
 
     Raises:
         MetricsError: it is not a directory of this host.
     """
     if checkpoint is None:
         return None
-    # First, since Ray's Checkpoint passes for an os.PathLike, but its __fspath__ raises.
+    # First, since Ray's Checkpoint is an os.PathLike whose __fspath__ raises.
     if hasattr(checkpoint, "path") and hasattr(checkpoint, "filesystem"):
         kind = getattr(checkpoint.filesystem, "type_name", "local")
         if kind != "local":
@@ -181,7 +179,7 @@ def checkpoint_path(checkpoint: Any) -> str | None:
         )
     given = os.fsdecode(checkpoint)
     if not given:
-        # os.path.abspath would make the working directory of it.
+        # os.path.abspath would turn it into the working directory.
         raise MetricsError(
             f"checkpoint must be a directory on this host, got {given!r}; pass None if there is none"
         )

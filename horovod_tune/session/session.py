@@ -1,7 +1,7 @@
 """Runs in each rank: the session behind `report()`, `get_checkpoint()` and their namesakes in ray.tune.
 
-First stop of a report: `Session.report()` sends it on (2: `actors/training_actor.py` or
-`xla/host_actor.py`) and waits until Tune has decided.
+Step 1 of 5 of a report's path: `Session.report()` passes it to `actors/training_actor.py` or
+`xla/host_actor.py`, and waits until Tune has decided.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from horovod_tune.errors import (
 from horovod_tune.messages import CheckpointPlace, NeedsWorld, RankInfo, Report, TrialRequest
 from horovod_tune.session.outside_training import (
     RANK_VARIABLE,
+    child_process_error,
     is_plain_tune_function,
-    of_another_process,
-    refuse_below_a_rank,
+    refuse_in_child_process,
 )
 from horovod_tune.session.reported_values import checkpoint_path, merge_metrics, plain_metrics
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     import torch
     from ray.tune import Checkpoint
 
-# In a checkpoint that is made of what the ranks have committed, see `elastic.CommittedState.dump`.
+# The file of a checkpoint that is made from a commit, see `committed_state.CommittedState.dump`.
 COMMIT_FILE = "horovod_tune_commit.pkl"
 
 
 class StopTraining(BaseException):
-    """Unwinds the training function of a stopped trial; no Exception: `except Exception` lets it pass."""
+    """Unwinds the training function of a stopped trial; `except Exception` does not catch it."""
 
 
 class WorldBroken(Exception):
-    """A report cannot return: the rank's world is broken, and the next one is about to be formed."""
+    """The rank's world is broken, and the next one will be formed."""
 
 
 class Session:
@@ -66,25 +66,27 @@ class Session:
         self._pid = os.getpid()
         self._send = send
         self._fetch = fetch
+        # Where the newest checkpoint is stored, and the checkpoint once it was fetched.
         self._place = request.checkpoint
         self._checkpoint: Checkpoint | None = None
+        # The checkpoints of reports that this rank has not made yet.
         self._stored: dict[int, CheckpointPlace] = {}
         self._reports = request.reports
         # What rank 0 has reported last in this world.
         self._sent: Report | None = None
-        self._allowed = float(request.reports)
+        self._released = float(request.reports)
         self._stopped = False
         # True if `report` was called in this process.
         self.has_reported = False
         self.world_number = request.world_number
         self._world_is_broken = False
-        # True if a collective failed without raising, so that the function may have used its invalid result.
+        # True if a collective failed without raising: the function may have used its invalid result.
         self.failed_unnoticed = False
-        # What the training function has given to `atexit`, see `rank.exit_handlers`.
+        # What the training function has registered with `atexit`, see `rank.exit_handlers`.
         self.exit_handlers: list[functools.partial[Any]] = []
-        # The rank's `elastic.CommittedState`; None if ranks are not Horovod's.
+        # The rank's `committed_state.CommittedState`; None in a TPU trial.
         self.committed: Any = None
-        # What `report` raises in a broken world; a rank of Horovod's has Horovod's own error here.
+        # Makes the error that `report` raises in a broken world; under Horovod, its HorovodInternalError.
         self.world_error: Callable[[str], BaseException] = WorldBroken
         self._condition = threading.Condition()
 
@@ -94,7 +96,7 @@ class Session:
         return self._reports
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
-        """Send rank 0's metrics and wait, on every rank, until Tune has decided that the trial continues."""
+        """Send rank 0's metrics, and wait on every rank until Tune decides that the trial continues."""
         self._refuse_in_a_fork("report()")
         plain = plain_metrics(metrics)
         path = checkpoint_path(checkpoint)
@@ -109,14 +111,14 @@ class Session:
             # No timeout here: the coordinator releases every rank when the trial ends in any way, and
             # this process dies with the coordinator.
             self._condition.wait_for(
-                lambda: self._stopped or self._world_is_broken or self._allowed >= self._reports
+                lambda: self._stopped or self._world_is_broken or self._released >= self._reports
             )
             if self._stopped:
                 raise StopTraining
-            if self._allowed < self._reports:
+            if self._released < self._reports:
                 raise self.world_error("the world changes while report() waits")
-            # Only now, and only up to this report: a rank that lags behind rank 0 must not find a checkpoint
-            # of the others' future.
+            # Only checkpoints up to this report: a rank that lags behind rank 0 must not get a newer one than
+            # rank 0 had at the same report.
             due = [report for report in self._stored if report <= self._reports]
             if due:
                 self._place, self._checkpoint = self._stored[max(due)], None
@@ -125,8 +127,8 @@ class Session:
 
     def resend(self) -> None:
         """Send the pending report again: it may have been lost with a connection."""
-        with self._condition:  # never after this rank has requested another world
-            is_waiting = self._sent is not None and self._allowed < self._sent.index
+        with self._condition:  # excludes `wait_for_world`, after which the report is obsolete
+            is_waiting = self._sent is not None and self._released < self._sent.index
             if is_waiting and not (self._stopped or self._world_is_broken):
                 assert self._sent is not None
                 self._send(self._sent)
@@ -134,28 +136,28 @@ class Session:
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         """Release reports up to ``index``; ``checkpoint`` is where the newest one is stored."""
         with self._condition:
-            self._allowed = max(self._allowed, index)
+            self._released = max(self._released, index)
             if checkpoint is not None and (self._place is None or checkpoint.report > self._place.report):
                 self._stored[checkpoint.report] = checkpoint
             self._condition.notify_all()
 
     def break_world(self, *, was_unnoticed: bool = False) -> None:
-        """Make a pending report raise `world_error`: a rank of this world is gone.
+        """Make a pending report raise `world_error`, since a rank of this world is lost.
 
-        ``was_unnoticed`` means that a collective of this rank's failed without an error.
+        ``was_unnoticed`` means that a collective failed on this rank without an error.
         """
         with self._condition:
             self._world_is_broken = True
-            self.failed_unnoticed |= was_unnoticed  # the coordinator breaks it too
+            self.failed_unnoticed |= was_unnoticed  # kept if the coordinator breaks the world too
             self._condition.notify_all()
 
     def wait_for_world(self, error: str = "", stalled: str = "") -> None:
-        """Leave this rank's world, because of ``error``, and wait for a place in the next one.
+        """Leave this rank's world and wait until it has joined the next one.
 
-        ``stalled`` is as in `NeedsWorld`.
+        ``error`` and ``stalled`` are those of `NeedsWorld`.
 
         Raises:
-            NotElastic: the trial has a fixed size, so there will be none.
+            NotElastic: the trial has a fixed size.
         """
         if not self.request.is_elastic:
             raise NotElastic(
@@ -167,17 +169,17 @@ class Session:
             left = self.world_number
         self._send(NeedsWorld(self.world.rank, encodable(error), encodable(stalled)))
         with self._condition:
-            # No timeout here either: the coordinator forms the next world within its own limits, or kills us.
+            # No timeout here either: the coordinator forms the next world in time, or kills this process.
             self._condition.wait_for(lambda: self._stopped or self.world_number > left)
             if self._stopped:
                 raise StopTraining
 
     def join_world(self, world: RankInfo, *, number: int, reports: int, resources: bytes) -> None:
-        """Take this rank's place in the next world, where ``reports`` reports have been made so far."""
+        """Join the next world of the trial, which has made ``reports`` reports so far."""
         self.request = replace(self.request, resources=resources)
         with self._condition:
             self.world, self.world_number, self._sent = world, number, None
-            self._reports, self._allowed = reports, max(self._allowed, float(reports))
+            self._reports, self._released = reports, max(self._released, float(reports))
             self._world_is_broken = self.failed_unnoticed = False
             self._condition.notify_all()
 
@@ -197,11 +199,11 @@ class Session:
         self._refuse_in_a_fork("get_checkpoint()")
         checkpoint = self._newest_checkpoint()
         if checkpoint is not None and os.path.exists(os.path.join(checkpoint.path, COMMIT_FILE)):
-            return None  # for `get_state`: the function has saved none itself
+            return None  # it was made from a commit, for `get_state`
         return checkpoint
 
     def stored_commit(self) -> bytes | None:
-        """Return what ranks of an earlier start had committed, if the trial's checkpoint holds it."""
+        """Return what the trial committed before it was restarted; None if its checkpoint has no commit."""
         checkpoint = self._newest_checkpoint()
         if checkpoint is None:
             return None
@@ -217,21 +219,18 @@ class Session:
         return self._checkpoint
 
     def _refuse_in_a_fork(self, caller: str) -> None:
-        # A fork has our memory, this session included, but nothing receives its messages.
+        # A forked process has a copy of this session, but nothing receives its messages.
         if os.getpid() != self._pid:
-            raise NotInTraining(of_another_process(caller, self.world.rank, self._pid))
+            raise NotInTraining(child_process_error(caller, self.world.rank, self._pid))
 
 
-# The sessions of this process, the newest last: a TPU v2 or v3 has two ranks in a process.
+# The sessions of this process, the newest last: on TPU v2 and v3, a process runs two ranks.
 _active: list[Session] = []
 _of_thread = threading.local()
 
 
 def activate(session: Session | None) -> None:
-    """Set the session that `report()` uses in this thread; None ends the thread's session.
-
-    A thread without one (started by a training function) uses the session that began last.
-    """
+    """Set the session that `report()` uses in this thread; None ends the thread's session."""
     ended: Session | None = getattr(_of_thread, "session", None)
     if ended in _active:
         _active.remove(ended)
@@ -250,7 +249,7 @@ def active() -> list[Session]:
 
 
 def current() -> Session | None:
-    """Return the session of this thread, or else the one that began last in this process."""
+    """Return this thread's session, or else the newest one: training functions may start threads."""
     own: Session | None = getattr(_of_thread, "session", None)
     return own or (_active[-1] if _active else None)
 
@@ -263,13 +262,14 @@ def report(
 ) -> None:
     """Report to Tune from the training function, on every rank or on rank 0 only: Tune gets rank 0's metrics.
 
-    Returns when Tune has decided that the trial continues; a trial that a scheduler stops ends in here.
+    Returns when Tune has decided that the trial continues. If a scheduler stops the trial, this call unwinds
+    the training function.
 
     Args:
         metrics: names to values as a dict; more may come as keywords. NumPy scalars and tensors of one
             element become Python numbers.
-        checkpoint: a directory of rank 0's that goes to the trial's storage together with these metrics: a
-            path, or a ``ray.tune.Checkpoint`` of one. The directory may be removed as soon as this returns.
+        checkpoint: a directory of rank 0 that is stored in the trial's storage with these metrics, as a path
+            or a ``ray.tune.Checkpoint``. The directory may be removed as soon as this returns.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
@@ -288,7 +288,7 @@ def report(
 def get_checkpoint() -> Checkpoint | None:
     """Return the trial's newest checkpoint, or else the one that it was restored from; None if there is none.
 
-    Ranks that have reported equally often get the same one, on whatever host they run.
+    Ranks that have reported equally often get the same one, on any host.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
@@ -302,8 +302,8 @@ class TrialWorld:
     """The world that a rank of a trial trains in, as `get_world` returns it.
 
     Attributes:
-        rank: this rank's number, as of `hvd.rank()`.
-        size: how many ranks there are.
+        rank: this rank's number, like `hvd.rank()`.
+        size: the number of ranks, like `hvd.size()`.
         changes: how often the world has changed since the trial last started; 0 if its size is fixed.
     """
 
@@ -314,8 +314,8 @@ class TrialWorld:
     def check_synchronised(self, model: torch.nn.Module) -> None:
         """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.
 
-        One allgather of eight bytes for each parameter. Cheap enough to be called every epoch, and it finds a
-        forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`. Buffers (the running mean of batch
+        It finds a forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`, and is cheap enough for
+        every epoch: one allgather of eight bytes per parameter. Buffers (the running mean of batch
         normalization) are not compared: they differ under Horovod.
 
         Raises:
@@ -341,15 +341,14 @@ class TrialWorld:
                 raise NotSynchronised(
                     f"parameter {name!r} of the model differs between rank 0 and rank(s) "
                     f"{', '.join(map(str, ranks))}: the ranks train models of their own. Call "
-                    "hvd.broadcast_parameters(model.state_dict(), root_rank=0) once the model is made, "
-                    "and wrap "
-                    "the optimizer: hvd.DistributedOptimizer(optimizer, "
+                    "hvd.broadcast_parameters(model.state_dict(), root_rank=0) once the model is made, and "
+                    "wrap the optimizer: hvd.DistributedOptimizer(optimizer, "
                     "named_parameters=model.named_parameters())"
                 )
 
 
 def get_world() -> TrialWorld:
-    """Return this rank's current world; works before `hvd.init()` too, and is not a collective.
+    """Return this rank's current world. Not a collective; may be called before `hvd.init()`.
 
     Raises:
         NotInTraining: called outside a training function that a trial runs.
@@ -360,7 +359,7 @@ def get_world() -> TrialWorld:
 def _require(caller: str) -> Session:
     live = current()
     if live is None:
-        refuse_below_a_rank(caller)
+        refuse_in_child_process(caller)
         if is_plain_tune_function():
             raise NotInTraining(
                 f"{caller} was called in a function that Tune runs by itself, with no ranks. Give Tune "

@@ -20,8 +20,8 @@ ENVIRONMENT = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
-POLL_S = 0.2
-JOIN_S = 30.0
+POLL_INTERVAL_S = 0.2
+JOIN_TIMEOUT_S = 30.0
 
 
 def is_supported() -> bool:
@@ -44,10 +44,10 @@ class NcclWatch:
         """Return when the groups are not aborted any more."""
         self._over.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(JOIN_S)
+            self._thread.join(JOIN_TIMEOUT_S)
 
     def _watch(self) -> None:
-        while not self._over.wait(POLL_S):
+        while not self._over.wait(POLL_INTERVAL_S):
             for error in map(_error, self._groups()):
                 if error not in ("", "SUCCESS"):
                     self._on_failure(error == "TIMEOUT")

@@ -59,8 +59,14 @@ _MESH_CACHES = (
     ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
 )
 # In the texts of Gloo's errors and of a TCPStore's, most of which are a plain RuntimeError.
-_LATE = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
-_LOST = ("gloo/transport/", "connectFullMesh failed", "Broken pipe", "failed to recv", "Connection reset")
+_TIMEOUT_TEXTS = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
+_DISCONNECT_TEXTS = (
+    "gloo/transport/",
+    "connectFullMesh failed",
+    "Broken pipe",
+    "failed to recv",
+    "Connection reset",
+)
 
 
 class TorchWorld:
@@ -70,7 +76,7 @@ class TorchWorld:
     ``connect_timeout_s`` is that of making it.
     """
 
-    start = "dist.init_process_group()"
+    init_call = "dist.init_process_group()"
 
     def __init__(self, stall_timeout_s: float, connect_timeout_s: float, use_gpu: bool) -> None:
         self.collectives, self.states = self, NoStates()
@@ -337,12 +343,14 @@ class TorchWorld:
         chain = list(exception_chain(error))
         texts = [str(each) for each in chain if isinstance(each, RuntimeError)]
         is_broken = any(isinstance(each, WorldBroken) for each in chain)
-        if self._has_timed_out or (not is_broken and any(mark in text for text in texts for mark in _LATE)):
+        if self._has_timed_out or (
+            not is_broken and any(mark in text for text in texts for mark in _TIMEOUT_TEXTS)
+        ):
             self._publish("timed out")
             time.sleep(PEER_WAIT_S)
             return FailureKind.STALLED, "", self._others("timed out", published=False)
         is_broken |= any(isinstance(each, self._dist.DistError) for each in chain)
-        if is_broken or any(mark in text for text in texts for mark in _LOST):
+        if is_broken or any(mark in text for text in texts for mark in _DISCONNECT_TEXTS):
             returned = self._others("returned")
             return FailureKind.STALLED if returned else FailureKind.DISCONNECTED, "", returned
         return FailureKind.RAISED, "", {}

@@ -3,8 +3,8 @@
 It never touches the device itself. Its methods are called by the coordinator's worker group and by
 `launcher.XlaLauncher` only.
 
-Second stop of a report: `xla/rank.py` sends it here, and `poll()` hands it to the coordinator (3:
-`coordinator/worker_group.py`).
+Step 2 of 5 of a report's path: `xla/rank.py` sends it here, and `poll()` hands it to the
+coordinator (`coordinator/worker_group.py`).
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class ElasticActor(FakeActor):
         for what in ("break_world", "offer_change"):
             self.replies[what] = self.leave
         self.replies["rejoin"] = self.enter
-        self.replies["has_committed"] = True
+        self.replies["can_restore"] = True
 
     def leave(self) -> None:
         if not self.has_left:

@@ -142,7 +142,7 @@ def test_a_size_that_takes_a_new_start_is_refused(make: Callable[..., Elastic], 
     trial = make(2, least=1, most=2)
     trial.next_report()
     if why == "nothing committed":
-        trial.world[0].replies["has_committed"] = False
+        trial.world[0].replies["can_restore"] = False
     if why == "over":
         for actor in trial.world:
             actor.say(Finished(actor.rank))

@@ -143,7 +143,9 @@ def test_ranks_leave_a_draining_host_at_a_commit_and_others_start_elsewhere(
         trial.next_report()
     change = trial.group.world.changes[0]
     assert "rank 8 on host1" in change and "is draining" in change and "ranks 8" not in change
-    assert not trial.group.world.may_end_soon("node 0") and trial.group.world.may_end_soon("node 1")
+    assert not trial.group.world.must_restart_elsewhere(
+        "node 0"
+    ) and trial.group.world.must_restart_elsewhere("node 1")
     assert trial.group.world.lost_nodes == []
 
 
@@ -154,5 +156,5 @@ def test_a_trial_that_cannot_do_without_a_host_stays_until_it_is_gone(
     trial = make(24, least=20, is_full=True)
     trial.launcher.draining = nodes
     trial.next_report()
-    assert trial.group.world.may_end_soon("another") and len(trial.group.workers) == 24
+    assert trial.group.world.must_restart_elsewhere("another") and len(trial.group.workers) == 24
     assert trial.group.world.changes == [], "a world of the same ranks would be no better"

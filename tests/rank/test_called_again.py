@@ -32,7 +32,7 @@ def describe_failure(error: BaseException) -> tuple[FailureKind, str]:
 class Alone:
     """What a world of one rank agrees on."""
 
-    start = "hvd.init()"
+    init_call = "hvd.init()"
 
     def __init__(self, *, is_ready: bool = True) -> None:
         self._is_ready = is_ready

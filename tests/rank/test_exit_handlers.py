@@ -99,7 +99,7 @@ def test_handlers_of_a_function_that_fails_run_too(notes: Notes, tmp_path: Path)
 def test_a_handler_that_hangs_does_not_hold_up_the_end(
     notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "EXIT_S", 0.2)
+    monkeypatch.setattr(training, "EXIT_HANDLERS_TIMEOUT_S", 0.2)
 
     def train(config: dict[str, Any]) -> None:
         atexit.register(sys.notes.goes_on.wait, 60)  # type: ignore[attr-defined]

@@ -97,11 +97,11 @@ def test_memory_that_a_trial_leaves_in_a_library_replaces_the_process():
     # In a process of its own, whose memory nobody else uses.
     program = """
 import json, sys
-from horovod_tune.rank.reset.baseline import MEMORY_LEFT_MB, Baseline
+from horovod_tune.rank.reset.baseline import MAX_MEMORY_LEFT_MB, Baseline
 baseline = Baseline()
 kept = bytearray(b"x" * (150 << 20))  # as libraries keep it
 few = baseline.restore() + baseline.memory_left()
-baseline.kept = bytearray(b"x" * (MEMORY_LEFT_MB << 20))
+baseline.kept = bytearray(b"x" * (MAX_MEMORY_LEFT_MB << 20))
 print(json.dumps([few, baseline.memory_left()]))
 """
     ran = run_python("-c", program)

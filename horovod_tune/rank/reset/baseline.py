@@ -24,17 +24,17 @@ from horovod_tune.rank.reset.watch import Watch
 from horovod_tune.rank.streams import unusable_streams
 
 # How long a trial's own threads and child processes may take to end after it.
-THREADS_END_S = 0.5
+EXIT_TIMEOUT_S = 0.5
 # How many more open files than before the first trial a process may have.
-FILES_LEFT = 256
+MAX_FILES_LEFT = 256
 # How much more memory of its own than before the first trial a process may keep. What libraries keep for
 # themselves (oneDNN, BLAS, the modules of scikit-learn, SciPy and pandas) was 170 MB at most.
-MEMORY_LEFT_MB = 640
+MAX_MEMORY_LEFT_MB = 640
 # The same where the process uses a GPU: CUDA keeps some for itself. How much was not measured.
-MEMORY_LEFT_CUDA_MB = 2048
+MAX_MEMORY_LEFT_CUDA_MB = 2048
 # The part of a GPU's memory that may stay allocated. torch 2.11 kept the buckets of gradients of short trials
 # with DistributedDataParallel.
-GPU_MEMORY_LEFT = 0.01
+MAX_GPU_MEMORY_LEFT = 0.01
 
 
 class Baseline:
@@ -99,7 +99,7 @@ class Baseline:
                 os.dup2(kept, number)
 
     def _threads_left(self) -> list[str]:
-        end = time.monotonic() + THREADS_END_S
+        end = time.monotonic() + EXIT_TIMEOUT_S
         while True:
             left = [
                 thread
@@ -117,26 +117,26 @@ class Baseline:
         left = [process for pid in _children() if pid not in self._children and (process := _child(pid))]
         if not left:
             return []
-        psutil.wait_procs(left, timeout=THREADS_END_S)
+        psutil.wait_procs(left, timeout=EXIT_TIMEOUT_S)
         running = [process for process in left if process.is_running()]
         problems = [f"the child process {each.pid} still ran" for each in running]
         family = [process for each in running for process in (each, *each.children(recursive=True))]
         for process in family:
             process.kill()
-        psutil.wait_procs(family, timeout=THREADS_END_S)
+        psutil.wait_procs(family, timeout=EXIT_TIMEOUT_S)
         return problems
 
     def _memory_left(self) -> list[str]:
         torch = sys.modules.get("torch")
         on_gpu = torch is not None and torch.cuda.is_initialized()
         more = _own_memory_mb() - self._memory_mb
-        if more <= (MEMORY_LEFT_CUDA_MB if on_gpu else MEMORY_LEFT_MB):
+        if more <= (MAX_MEMORY_LEFT_CUDA_MB if on_gpu else MAX_MEMORY_LEFT_MB):
             return []
         return [f"{more} MB more memory were in use than before the first trial"]
 
     def _files_left(self) -> list[str]:
         more = len(os.listdir("/proc/self/fd")) - self._files
-        return [f"{more} files were left open"] if more > FILES_LEFT else []
+        return [f"{more} files were left open"] if more > MAX_FILES_LEFT else []
 
 
 def _gpu_memory_left() -> list[str]:
@@ -151,7 +151,7 @@ def _gpu_memory_left() -> list[str]:
     problems = []
     for device in range(cuda.device_count()):
         held = cuda.memory_allocated(device)
-        if held > GPU_MEMORY_LEFT * cuda.get_device_properties(device).total_memory:
+        if held > MAX_GPU_MEMORY_LEFT * cuda.get_device_properties(device).total_memory:
             problems.append(f"{held} bytes of GPU memory are still held")
         cuda.reset_peak_memory_stats(device)
     cuda.manual_seed_all(torch.initial_seed())

@@ -46,7 +46,7 @@ class Imports:
         self._packages = {_top(name) for name in self._before}
         self._installed: dict[str, bool] = {}
         # Names of modules that came with an import of a library.
-        self._of_libraries: set[str] = set()
+        self._library_modules: set[str] = set()
         self._thread = threading.local()
         bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
         real = bootstrap._find_and_load
@@ -68,14 +68,14 @@ class Imports:
         looks = _top(name) not in sys.stdlib_module_names
         self._thread.is_importing = True
         before = self._watch.differing() if looks else {}
-        settings = self._settings.of_libraries() if looks else {}
+        settings = self._settings.set_by_imports() if looks else {}
         there = set(sys.modules)
         try:
             return real(name, import_)
         finally:
             self._thread.is_importing = False
             new = sys.modules.keys() - there
-            self._of_libraries |= new
+            self._library_modules |= new
             if looks:
                 self._watch.accept(before)
                 self._settings.accept(settings)
@@ -131,7 +131,7 @@ class Imports:
 
     def _is_user_module(self, name: str, module: Any) -> bool:
         path = getattr(module, "__file__", None) or "built-in"
-        return name not in self._of_libraries and not _is_installed(path)
+        return name not in self._library_modules and not _is_installed(path)
 
     def _with_referred(self, stay: set[str], packages: dict[str, dict[str, Any]]) -> set[str]:
         """Return the packages that stay with those that they refer to, or that are registered in others."""

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-_OF_LIBRARIES = ("os.environ", "warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
+_SET_BY_IMPORTS = ("os.environ", "warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
 
 
 class Setting(NamedTuple):
@@ -57,12 +57,14 @@ class Settings:
         settings = [*_python_settings(), *(_torch_settings(torch) if torch is not None else ())]
         self._values = [(setting, setting.read()) for setting in settings]
 
-    def of_libraries(self) -> dict[str, Any]:
+    def set_by_imports(self) -> dict[str, Any]:
         """Return the settings that libraries change when they are imported."""
-        return {setting.name: setting.read() for setting, _ in self._values if setting.name in _OF_LIBRARIES}
+        return {
+            setting.name: setting.read() for setting, _ in self._values if setting.name in _SET_BY_IMPORTS
+        }
 
     def accept(self, before: dict[str, Any]) -> None:
-        """Accept changes since ``before`` (of `of_libraries`) as made by a library's import."""
+        """Accept changes since ``before`` (of `set_by_imports`) as made by a library's import."""
         for number, (setting, known) in enumerate(self._values):
             if setting.name in before:
                 self._values[number] = setting, _merged(known, before[setting.name], setting.read())

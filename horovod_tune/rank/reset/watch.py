@@ -58,7 +58,7 @@ _OPERATORS = ("OpOverload", "OpOverloadPacket", "ufunc", "_ArrayFunctionDispatch
 # From a module to what a dict in one of its objects holds.
 _DEPTH = 2
 # A container of more elements is a table of torch's or Python's own.
-_MOST = 1500
+_MAX_ELEMENTS = 1500
 _MISSING = object()
 _parts_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
@@ -209,7 +209,7 @@ def _contents_of(owner: Any, top: str, name: str) -> Any:
     if top in sys.stdlib_module_names and not name.startswith(_STANDARD):
         return None
     if issubclass(kind, dict | list | set):
-        return None if len([*_readers(owner)[1]()]) > _MOST else owner
+        return None if len([*_readers(owner)[1]()]) > _MAX_ELEMENTS else owner
     if not _belongs(kind.__module__, top) or kind.__name__ in _OPERATORS:
         return None
     try:

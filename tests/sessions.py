@@ -63,7 +63,8 @@ def _is_free(cpus: int) -> bool:
 def _session() -> str:
     import ray
 
-    return str(ray._private.worker._global_node.address_info["session_dir"])
+    node: Any = ray._private.worker._global_node
+    return str(node.address_info["session_dir"])
 
 
 def _start(num_cpus: int, **settings: Any) -> None:

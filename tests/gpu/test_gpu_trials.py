@@ -125,7 +125,7 @@ def fail_once_after_a_checkpoint(config: dict[str, Any]) -> None:
 
     hvd.init()
     torch.cuda.set_device(hvd.local_rank())
-    state = {"weights": torch.zeros(1000, device="cuda"), "step": 0}
+    state: dict[str, Any] = {"weights": torch.zeros(1000, device="cuda"), "step": 0}
     restored_type = ""
     checkpoint = get_checkpoint()
     if checkpoint:
@@ -163,7 +163,7 @@ def test_the_demo_runs_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_doctor_finds_nothing_wrong_on_a_machine_with_a_gpu() -> None:
-    doctor = [Path(sys.executable).with_name("horovod-tune"), "doctor"]
+    doctor = [str(Path(sys.executable).with_name("horovod-tune")), "doctor"]
     ran = subprocess.run(doctor, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "nccl" in ran.stdout.lower()

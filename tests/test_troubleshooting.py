@@ -12,7 +12,7 @@ import pytest
 from ray import tune
 
 from horovod_tune import errors as error_text
-from horovod_tune.coordinator.failures import _VERBS
+from horovod_tune.coordinator.failures import VERBS
 from horovod_tune.messages import FailureKind
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,8 +71,8 @@ def test_every_error_has_its_entry():
 
 
 def test_every_way_in_which_a_rank_can_be_lost_is_explained():
-    assert set(_VERBS) == set(FailureKind)
-    for words in _VERBS.values():
+    assert set(VERBS) == set(FailureKind)
+    for words in VERBS.values():
         assert f"| `{words}` |" in TEXT
 
 

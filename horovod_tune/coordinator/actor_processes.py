@@ -29,13 +29,11 @@ def end_actors(
     lost_nodes: Collection[str] = (),
     wait: bool = True,
 ) -> None:
-    """Kill the actors; if their processes are known, wait until they are gone.
+    """Kill the actors, and wait until their processes ``infos`` are gone.
 
-    A node of ``lost_nodes`` may be unreachable before Ray knows it: the wait for it is only
-    LOST_NODE_TIMEOUT_S. Without ``wait``, nodes other than this one are notified without waiting for them.
-
-    A process that is stopped (SIGSTOP) does not follow Ray's request to exit, so it is killed by its pid,
-    on its own node.
+    Ray's request to exit does not end a process that is stopped (SIGSTOP), so what remains is killed by its
+    pid, on its own node. The wait for a node of ``lost_nodes``, which may be unreachable before Ray knows it,
+    is LOST_NODE_TIMEOUT_S. Without ``wait``, only this node's processes are waited for.
     """
     for actor in actors:
         ray.kill(actor, no_restart=True)
@@ -59,12 +57,12 @@ def end_actors(
         try:
             ray.get(ref, timeout=max(0.0, began + wait_s - time.monotonic()))
         except RayError:
-            # The processes of a node that went down meanwhile have ended too; Ray informs the user.
+            # If the node went down, its processes have ended too; Ray logs that.
             continue
 
 
 def end_processes(processes: Sequence[tuple[int, float]]) -> None:
-    """Wait until this host's processes (pid, `process_start`) are gone; kill what stays."""
+    """Wait until this host's processes (pid, `process_start`) are gone; kill those that remain."""
     waiting = [process for pid, started in processes if (process := _find(pid, started)) is not None]
     end = time.monotonic() + EXIT_TIMEOUT_S
     stopped = [process for process in waiting if _status(process) == psutil.STATUS_STOPPED]
@@ -79,7 +77,7 @@ def end_processes(processes: Sequence[tuple[int, float]]) -> None:
 def _find(pid: int, started: float) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
-        # Pids are used again: another start time is another process.
+        # Pids are reused: another start time means another process.
         return process if abs(process_start(pid) - started) < 1.0 else None
     except psutil.NoSuchProcess:
         return None

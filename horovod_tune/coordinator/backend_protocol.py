@@ -1,7 +1,7 @@
 """The interface that every backend implements: a worker's actor, and the launcher that starts workers.
 
-A *worker* is a Ray actor that runs one rank (Gloo) or all ranks of a host (XLA). The worker group calls
-workers through these methods only, and every message names the rank that sent it.
+A *worker* is a Ray actor that runs one rank, or with torch_xla all ranks of a host. The coordinator calls
+workers only through these methods.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ class WorkerActor(Protocol):
     """The methods of a worker's actor; none blocks longer than documented."""
 
     def describe(self) -> WorkerInfo:
-        """Return where the actor was placed."""
+        """Return the actor's node and process."""
 
     def assign(self, assignment: Assignment) -> None:
         """Set the ranks and their environment; called again if another worker died during the start."""
 
     def begin(self, request: TrialRequest) -> None:
-        """Start the training function on every rank of the worker; returns at once."""
+        """Start the training function on every rank of the worker, without waiting for it."""
 
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
     ) -> list[Message]:
-        """Return new messages, after ``wait_s`` seconds at the latest: the worker's heartbeat."""
+        """Return new messages within ``wait_s`` seconds; the reply is the worker's heartbeat."""
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         """Release the reports up to ``index`` on every rank of the worker."""
@@ -37,26 +37,26 @@ class WorkerActor(Protocol):
         """Make the current or next report unwind the training function."""
 
     def close_world(self) -> None:
-        """Break the ranks' collectives, so that ranks which wait in one get an error."""
+        """Break the world, so that ranks which wait in a collective get an error."""
 
     def end_process(self) -> None:
-        """Close the world, and run what runs at a process's exit: the process is killed after this."""
+        """Close the world and run the process's exit handlers; the process is killed after this."""
 
     def dump_commit(self) -> bytes | None:
-        """Return what the worker's rank has committed last; None if it has committed nothing."""
+        """Return the last commit of the worker's rank; None if it has committed nothing."""
 
     def send_logs(self) -> None:
-        """Make `poll` answer now, with what each rank of the worker has printed, even if that is nothing."""
+        """Make `poll` reply at once, with a `LogChunk` of each rank, even if it has printed nothing."""
 
     def reset(self, join_s: float) -> ResetResult:
-        """Wait ``join_s`` for the training function to end, then restore the process to a new one's state."""
+        """Wait ``join_s`` for the training function to end, then restore the process for the next trial."""
 
 
 class Launcher(Protocol):
     """Starts the workers of one trial and assigns their ranks."""
 
     def create(self) -> Sequence[Any]:
-        """Create the workers' actors and return their handles, without waiting for them."""
+        """Create the workers' actors, without waiting for them; return their handles."""
 
     def assign(self, workers: Sequence[Any], infos: Sequence[WorkerInfo]) -> Sequence[Assignment]:
         """Return each worker's ranks and environment.
@@ -66,34 +66,34 @@ class Launcher(Protocol):
         """
 
     def channels(self) -> dict[int, CoordinatorChannel]:
-        """Return the channels of the workers that are connected to this process since `assign`, by index."""
+        """Return the channels of the workers that have connected to this process since `assign`, by index."""
 
     def processes_below(self) -> Sequence[WorkerInfo]:
-        """Return the processes that workers have started for their ranks and that must end with them."""
+        """Return the processes that workers have started for their ranks, which must end with them."""
 
     def close(self) -> None:
         """Undo what `assign` started; twice is harmless."""
 
 
 class ElasticLauncher(Launcher, Protocol):
-    """A launcher whose world may change: single actors come and go."""
+    """A launcher that can also start and replace single workers."""
 
     @property
     def placed_workers(self) -> int:
-        """How many slots the trial's placement group holds, which Ray takes back together."""
+        """The number of slots in the trial's placement group, which Ray removes only as a whole."""
 
     def release_slot(self, slot: int) -> None:
         """Release the resources of a slot beyond the trial's placement group."""
 
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
-        """Create the actor of a slot and return its handle, without waiting for it.
+        """Create the actor of a slot, without waiting for it; return its handle.
 
-        ``elsewhere``: not on the slot's previous host, which is draining. ``again``: instead of one that
-        died on its start, in the same group.
+        ``elsewhere``: not on the slot's previous host, which is draining. ``again``: instead of an actor
+        that died while it started, in the same placement group.
         """
 
     def abandon_world(self) -> None:
-        """Make ranks that are still entering the latest world abandon it at once: it lacks a rank."""
+        """Make ranks that are still entering the latest world fail at once, since a rank of it is lost."""
 
     def assign(
         self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None

@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Added to the error of a trial in used processes.
 _USED = "(in processes that earlier trials had used; reuse_workers=False gives every trial new ones)"
 
 
 class Coordinator:
-    """Runs one trial after another on the same workers. Starts nothing until `begin_workers` is called.
+    """Runs one trial after another on the same workers, which `begin_workers` starts.
 
     Args:
-        group: the worker group, not started.
+        group: the worker group, not started yet.
         function: the training function as cloudpickle bytes.
-        reuse_workers: if True, a group that a trial leaves usable runs the next one.
+        reuse_workers: True if workers that a trial leaves usable run the next one.
     """
 
     def __init__(self, group: WorkerGroup, function: bytes, *, reuse_workers: bool) -> None:
@@ -49,29 +50,30 @@ class Coordinator:
         self._started = False
         self._has_warned_of_logs = False
         self._workers_have_function = False
-        # True if the workers have run another trial before this one; True if this one has reported.
-        self._workers_are_used = self._has_reported = False
+        # True if the workers ran another trial before this one.
+        self._workers_are_used = False
+        self._has_reported = False
         self._start_s = 0.0
-        # Why the workers of the trial before were not kept; empty when they were.
+        # Why the previous trial's workers were not kept; empty if they were.
         self.replaced_because: list[str] = []
 
     def begin_workers(self) -> None:
-        """Begin to start the training actors; returns at once."""
+        """Begin to start the training actors, without waiting for them."""
         self._group.create()
 
     def set_trial(self, request: TrialRequest, storage: TrialStorage) -> None:
-        """Take the next trial; its training function starts with the first `next_result`."""
+        """Set the next trial; its training function starts with the first `next_result`."""
         self._release_storage()
         self._request, self._storage = request, storage
         self._started = self._has_warned_of_logs = self._has_reported = False
 
     def restore(self, checkpoint: CheckpointPlace) -> None:
-        """Make the trial start from a checkpoint. Call it before the first `next_result`."""
+        """Make the trial start from a checkpoint; must be called before the first `next_result`."""
         assert self._request is not None
         self._request = replace(self._request, checkpoint=checkpoint)
 
     def next_result(self) -> tuple[dict[str, Any], Checkpoint | None] | None:
-        """Return rank 0's next metrics and its stored checkpoint; None when the function has returned.
+        """Return rank 0's next metrics and its stored checkpoint; None if the function has returned.
 
         Raises:
             StartFailed: the training actors did not start.
@@ -83,7 +85,7 @@ class Coordinator:
                 self._start()
             event = self._group.next_event()
         except Exception as cause:
-            self._started = False  # nothing left to unwind
+            self._started = False  # the trial needs no unwinding
             if self._may_retry(cause):
                 return self._retry(cause)
             self._end_workers(cause)
@@ -102,9 +104,9 @@ class Coordinator:
                 return None
 
     def _may_retry(self, cause: Exception) -> bool:
-        """Return True if a trial may have failed because of what another one left in its processes.
+        """Return True if the trial may have failed because of what an earlier one left in its processes.
 
-        One that has reported must not be restarted here: Tune has its results.
+        A trial that has reported must not be retried, since Tune has its results.
         """
         if (
             not self._workers_are_used
@@ -116,7 +118,7 @@ class Coordinator:
         return not (lost and ray_compat.is_preempted(lost))
 
     def _retry(self, cause: Exception) -> Any:
-        """Start the trial again in new processes; a second failure is its error."""
+        """Start the trial again in new processes; a second failure is raised."""
         assert self._request is not None
         logger.warning(
             "horovod_tune: %s failed before its first report in processes that an earlier trial had used; it "
@@ -129,11 +131,11 @@ class Coordinator:
         return self.next_result()
 
     def _end_workers(self, cause: Exception) -> None:
-        """End the workers after a failure; ``cause`` is reported, whatever else fails meanwhile."""
+        """End the workers after ``cause``, which no later error may hide."""
         self._keep_logs(at_end=True)
         try:
             self.close()
-        except Exception as error:  # any: the cause of the failure must not be hidden by what follows it
+        except Exception as error:  # any: it must not hide the cause
             logger.exception("the workers could not be ended after %r", cause)
             if sys.version_info >= (3, 11):
                 cause.add_note(f"The workers could not be ended either: {error!r}")
@@ -171,12 +173,12 @@ class Coordinator:
         if path is not None:
             checkpoint, place = self._storage.persist(path, metrics)
             self._keep_logs(publish=True)
-        # Rank 0 waits in its report until Tune asks for the next result: only then may the trial continue.
+        # Sent when Tune requests the next result; until then rank 0 waits in its report.
         self._group.proceed(index, place)
         return metrics, checkpoint
 
     def must_restart_elsewhere(self, node_id: str) -> bool:
-        """Return True if the trial must restart because hosts of it are draining."""
+        """Return True if the trial must restart on other nodes, see `Slots.must_restart_elsewhere`."""
         return self._group.world.must_restart_elsewhere(node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
@@ -185,11 +187,11 @@ class Coordinator:
 
     @property
     def nodes(self) -> list[str]:
-        """The node of each worker."""
+        """The Ray node id of each worker."""
         return [worker.info.node_id for worker in self._group.workers if worker.info is not None]
 
     def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
-        """Make a checkpoint of what the ranks have committed last; None if they have committed nothing."""
+        """Make a checkpoint of the ranks' last commit; None if they have committed nothing."""
         dumped = self._group.world.dump_commit() if self._started else None
         if dumped is None:
             return None
@@ -202,8 +204,7 @@ class Coordinator:
     def _keep_logs(self, *, publish: bool = False, at_end: bool = False) -> None:
         """Store what the ranks have printed.
 
-        A log is never a reason to fail a trial, nor to hide why one failed: if the storage is full,
-        read-only or gone, one warning per trial is logged.
+        If that fails, the trial logs one warning: a log must not fail it, nor hide why it failed.
         """
         assert self._storage is not None
         chunks = self._group.take_logs()
@@ -212,15 +213,15 @@ class Coordinator:
                 self._storage.append_log(chunk.rank, chunk.text)
             if publish or at_end:
                 self._storage.publish_logs(at_end=at_end)
-        except Exception as error:  # any error of the storage: a trial must not fail because of a log
+        except Exception as error:  # the storage may raise anything
             if not self._has_warned_of_logs:
                 self._has_warned_of_logs = True
                 logger.warning("the ranks' logs cannot be stored, which ends nothing else: %r", error)
 
     def end_trial(self) -> None:
-        """End the current trial; keep the workers for the next one if they are fit for it."""
+        """End the current trial; keep the workers for the next one if they can be reset."""
         if not self._started:
-            return  # the workers are as new
+            return  # no trial has used the workers
         self._started = False
         if self._reuse_workers:
             problems = self._group.end_trial()
@@ -242,7 +243,7 @@ class Coordinator:
         """End the trial if it still runs, and the workers' processes; twice is harmless."""
         try:
             if self._started:
-                # Lets the training function's `finally` blocks run, and its last lines reach the log.
+                # So that the training function's `finally` blocks run, and its last output reaches the log.
                 self._group.unwind()
                 self._keep_logs(at_end=True)
         finally:

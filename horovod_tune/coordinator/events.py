@@ -1,4 +1,4 @@
-"""The coordinator's event queue: workers' replies to polls, and reports from channels."""
+"""The coordinator's event queue: workers' replies to polls, and reports through channels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from horovod_tune.messages import Report
 
 @dataclass
 class Events:
-    """Events that arrived: replies with their worker, reports with the number of their trial."""
+    """Events that have arrived: replies with their worker, reports with their trial's `TrialRequest.run`."""
 
     replies: list[tuple[Any, Future[Any]]] = field(default_factory=list)
     reports: list[tuple[int, Report]] = field(default_factory=list)
 
 
 class EventQueue:
-    """Queue of actors' replies and of messages from channels; only one thread may `wait`."""
+    """Queue of workers' replies and of reports through channels; only one thread may `wait`."""
 
     def __init__(self) -> None:
         self._replies: queue.SimpleQueue[tuple[Any, Future[Any]]] = queue.SimpleQueue()
@@ -35,13 +35,13 @@ class EventQueue:
         self._selector.register(self._wakeup_r, selectors.EVENT_READ)
 
     def expect(self, ref: Any, worker: Any) -> None:
-        """Deliver the reply to ``ref`` here, as that of ``worker``."""
+        """Add the result of ``ref`` to the queue when it arrives, as a reply of ``worker``."""
 
         def arrived(reply: Future[Any]) -> None:
             self._replies.put((worker, reply))
             try:
                 self._wakeup_w.send(b"!")
-            except OSError:  # it is full of such bytes already, or this queue is closed
+            except OSError:  # its buffer is full, so `wait` wakes up anyway, or this queue is gone
                 return
 
         ref.future().add_done_callback(arrived)

@@ -1,4 +1,4 @@
-"""Finds out which of several lost ranks is the cause, and writes the error. Pure."""
+"""Finds which of several lost ranks is the cause, and writes the error. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from dataclasses import replace
 from horovod_tune.errors import encodable
 from horovod_tune.messages import Failed, FailureKind
 
-_CONSEQUENCES = (FailureKind.DISCONNECTED,)
-# More names would hide the cause when a world of 512 ranks breaks.
-_NAMED = 3
+# The most lost ranks in an error besides the cause, which hundreds of names would hide.
+_MAX_NAMED = 3
+
+VERBS = {
+    FailureKind.RAISED: "failed",
+    FailureKind.DIED: "died",
+    FailureKind.UNRESPONSIVE: "stopped responding",
+    FailureKind.RETURNED: "returned from the training function, while others wait in a collective for it",
+    FailureKind.STALLED: "waited in a collective that not all ranks entered",
+    FailureKind.HUNG: "hung",
+    FailureKind.DISCONNECTED: "lost contact with the others",
+}
 
 
 def needs_cause(failures: Sequence[Failed]) -> bool:
-    """Return True if so far ranks are only known to have lost each other."""
-    return all(failure.kind in _CONSEQUENCES for failure in failures)
+    """Return True if all that is known is that ranks lost contact with each other."""
+    return all(failure.kind is FailureKind.DISCONNECTED for failure in failures)
 
 
 def explain(failures: Sequence[Failed], *, world_size: int) -> str:
-    """Return the error's text: the cause, other lost ranks, the cause's own traceback with its last line.
+    """Return the error's text: the cause, the other lost ranks, and the cause's traceback.
 
     >>> lost = Failed(0, "a", FailureKind.DISCONNECTED, "HorovodInternalError")
     >>> died = Failed(1, "b", FailureKind.DIED, "process 7: killed")
@@ -31,15 +40,14 @@ def explain(failures: Sequence[Failed], *, world_size: int) -> str:
     ordered = sorted(failures, key=lambda failure: (failure.kind.value, failure.rank))
     cause, rest = ordered[0], ordered[1:]
     others = [
-        f"rank {each.rank} on {each.host} {_VERBS[each.kind]}" for each in rest if each.rank != cause.rank
+        f"rank {each.rank} on {each.host} {VERBS[each.kind]}" for each in rest if each.rank != cause.rank
     ]
-    if len(others) > _NAMED:
-        others[_NAMED:] = [f"{len(others) - _NAMED} more ranks went with them"]
-    lines = [f"rank {cause.rank} of {world_size} on {cause.host} {_VERBS[cause.kind]}:"]
+    if len(others) > _MAX_NAMED:
+        others[_MAX_NAMED:] = [f"{len(others) - _MAX_NAMED} more ranks were lost"]
+    lines = [f"rank {cause.rank} of {world_size} on {cause.host} {VERBS[cause.kind]}:"]
     if others:
         lines.append(f"({'; '.join(others)})")
     lines.append(cause.traceback.rstrip())
-    # Not every text has a traceback: a process that could not begin has only a message.
     return encodable("\n".join(lines))
 
 
@@ -52,14 +60,14 @@ def add_awaited_ranks(
     returned: Container[int] = (),
     stacks: Mapping[int, str] | None = None,
 ) -> list[Failed]:
-    """Add to ranks that gave up waiting in a collective which ranks they have waited for.
+    """Add the ranks that a stalled rank waited for to ``failures``.
 
     Args:
-        failures: what is known.
-        awaited: by rank, the collectives in which others wait for it.
-        hosts: of each rank, by rank.
+        failures: the failures that are known.
+        awaited: the collectives in which others wait for a rank, by that rank.
+        hosts: the host of each rank, by rank.
         running: the ranks whose training function still runs.
-        returned: those whose training function has returned.
+        returned: the ranks whose training function has returned.
         stacks: where the training function of a running rank is, by rank.
 
     >>> stalled = Failed(0, "a", FailureKind.STALLED, "HorovodInternalError")
@@ -89,29 +97,13 @@ def add_awaited_ranks(
             found.append(Failed(rank, hosts[rank], FailureKind.HUNG, text))
         elif rank in returned and rank < len(hosts):
             found.append(returned_early(rank, hosts[rank], collectives))
-    if len(found) == len(failures) and awaited:  # they all wait: in different collectives
+    if len(found) == len(failures) and awaited:  # all ranks wait, in different collectives
         missing = "; ".join(f"rank {rank} did not enter {each}" for rank, each in awaited.items())
         found[stalled] = replace(found[stalled], traceback=f"{found[stalled].traceback.rstrip()}\n{missing}")
     return found
 
 
 def returned_early(rank: int, host: str, collectives: str) -> Failed:
-    """Return the failure of a rank that has returned while others wait for it in ``collectives``."""
+    """Return the failure of a rank that returned while others wait for it in ``collectives``."""
     text = f"the others wait for rank {rank} in {collectives}: every rank has to call the same collectives"
     return Failed(rank, host, FailureKind.RETURNED, text)
-
-
-def failure_verb(kind: FailureKind) -> str:
-    """Return the verb for a rank that was lost in this way: "died", "stopped responding"."""
-    return _VERBS[kind]
-
-
-_VERBS = {
-    FailureKind.RAISED: "failed",
-    FailureKind.DIED: "died",
-    FailureKind.UNRESPONSIVE: "stopped responding",
-    FailureKind.RETURNED: "returned from the training function, while others wait in a collective for it",
-    FailureKind.STALLED: "waited in a collective that not all ranks entered",
-    FailureKind.HUNG: "hung",
-    FailureKind.DISCONNECTED: "lost contact with the others",
-}

@@ -1,4 +1,4 @@
-"""Where a trial's ranks are, in Horovod's own notation: `n1:2,n2:2` is ranks 0 and 1 on n1, 2 and 3 on n2."""
+"""The hosts of a trial's ranks in Horovod's notation: `n1:2,n2:2` is ranks 0 and 1 on n1, 2 and 3 on n2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ONE = re.compile(r"([^\s:,]+):([1-9]\d{0,5})")
 
 
 def write_slots(hosts: Sequence[str]) -> str:
-    """Return the notation for each rank's host, by rank.
+    """Return the notation for ``hosts``, the host of each rank.
 
     >>> write_slots(["n1", "n1", "n2", "n2"])
     'n1:2,n2:2'
@@ -19,7 +19,7 @@ def write_slots(hosts: Sequence[str]) -> str:
 
 
 def read_slots(text: str) -> list[tuple[str, int]] | None:
-    """Return the hosts, each with its number of ranks, in the order of ranks; None if it is anything else.
+    """Return the hosts with their numbers of ranks, in the order of ranks; None if ``text`` is malformed.
 
     >>> read_slots("n1:2,n2:2")
     [('n1', 2), ('n2', 2)]

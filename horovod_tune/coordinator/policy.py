@@ -1,7 +1,7 @@
 """Decides what happens to a trial whose ranks are lost, join or leave. Pure: no Ray, no clock, no processes.
 
-A trial of fixed size is the policy that fails on the first loss. `world` describes the situation and carries
-out what `decide` returns.
+`world` passes its status to `decide` and carries out the action that it returns. A trial of fixed size fails
+on the first loss.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 HEARTBEAT_S = 10.0
 # How long a worker may take to reply when others wait for it (half of timeout_s if that is shorter).
 PROMPT_REPLY_S = 5.0
-# How often a changing world, or joining actors, are checked.
+# Interval between checks of a changing world, or of actors that start.
 TICK_S = 0.1
-# After how many worlds in a row in which nothing was reported the trial fails.
+# The trial fails if more worlds than this in a row break before anything was reported.
 WORLDS_WITHOUT_REPORT = 20
 
 
@@ -25,8 +25,8 @@ class Limits:
     Args:
         timeout_s: how long a heartbeat may be overdue, a phase of a start may take, and a training function
             may take to leave a broken world.
-        min_workers: the fewest workers that continue.
-        max_workers: the most workers. A scheduler may change it.
+        min_workers: the fewest workers with which the trial continues.
+        max_workers: the most workers; a scheduler may change it.
         wait_s: how long fewer than ``min_workers`` wait for others.
     """
 
@@ -50,7 +50,7 @@ class Limits:
         return min(PROMPT_REPLY_S, self.timeout_s / 2)
 
     def can_continue_with(self, workers: int) -> bool:
-        """Return True if a world may be formed of so many workers after a loss.
+        """Return True if ``workers`` workers may form a world after a loss.
 
         >>> Limits(60.0, min_workers=2).can_continue_with(2), Limits(60.0).can_continue_with(2)
         (True, False)
@@ -60,14 +60,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class WorldStatus:
-    """The state of a world when it is checked.
+    """What `decide` needs to know about a world.
 
     Args:
         members: workers that are not lost.
         lost: ranks lost since the world began to change.
         is_changing: True while the members leave the world.
         left: members that have left it and wait for the next one.
-        ready: other workers that have started and wait to join.
+        ready: workers that have started and wait to join.
         elapsed_s: seconds since the world began to change.
         has_returned: True if the training function has returned on some rank.
         has_stalled: True if a rank left because of a collective that not all ranks entered.
@@ -111,7 +111,7 @@ Action = Wait | Reform | Abandon | Fail
 
 
 def decide(now: WorldStatus, limits: Limits) -> Action:
-    """Return what to do.
+    """Return what to do about a world.
 
     >>> fixed, elastic = Limits(60.0), Limits(60.0, min_workers=2, max_workers=3, wait_s=30.0)
     >>> decide(WorldStatus(members=2, lost=1), fixed)
@@ -136,7 +136,7 @@ def decide(now: WorldStatus, limits: Limits) -> Action:
     if now.left < now.members:
         return Wait() if now.elapsed_s <= limits.timeout_s else Abandon()
     if now.has_stalled and not now.lost:
-        return Fail()  # no rank hangs: they call different collectives, and would again in the next world
+        return Fail()  # the ranks call different collectives, and would again in the next world
     if now.worlds_without_report > WORLDS_WITHOUT_REPORT:
         return Fail(f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported.")
     if limits.can_continue_with(now.members + now.ready):
@@ -150,7 +150,7 @@ def decide(now: WorldStatus, limits: Limits) -> Action:
 
 
 def backoff_s(attempts: int) -> float:
-    """Return how long to wait before trying again, after so many attempts.
+    """Return how long to wait before the next attempt, after ``attempts`` attempts.
 
     >>> [backoff_s(attempts) for attempts in (0, 1, 2, 20)]
     [0.5, 1.0, 2.0, 30.0]

@@ -8,22 +8,22 @@ from typing import Any, Protocol
 from horovod_tune.files import log_files
 from horovod_tune.transfer import node_transfer
 
-# A log is not worth a longer wait: the trial does nothing else meanwhile.
+# The trial waits for this: a log is not worth more.
 SEND_TIMEOUT_S = 30.0
 
 
 class TrialLogs(Protocol):
-    """A log per rank. Both methods raise what the storage raises."""
+    """One log per rank. Both methods raise what the storage raises."""
 
     def append(self, rank: int, text: bytes) -> None:
         """Append a rank's output."""
 
     def publish(self, *, at_end: bool) -> None:
-        """Copy new output to the storage; ``at_end`` is True at the trial's end."""
+        """Copy new output to the storage; ``at_end`` is True when the trial has ended."""
 
 
 class LocalLogs:
-    """Logs that this host can write to the trial's directory itself."""
+    """Logs in a directory that this host can write to."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
@@ -36,7 +36,7 @@ class LocalLogs:
 
 
 class NodeLogs:
-    """Logs that another node writes to the trial's directory, on its own disk."""
+    """Logs on another node's disk, sent to that node."""
 
     def __init__(self, node: str, directory: str) -> None:
         self._node, self._directory = node, Path(directory)
@@ -55,9 +55,9 @@ class NodeLogs:
 
 
 class FilesystemLogs:
-    """Logs for a cloud's storage, which takes whole files only: written here, then uploaded.
+    """Logs in cloud storage, which accepts only whole files: written here, then uploaded.
 
-    Before the end, a log is uploaded when it has grown by a quarter.
+    Before the trial ends, a log is uploaded when it has grown by a quarter.
     """
 
     def __init__(self, filesystem: Any, directory: str, scratch: Path) -> None:
@@ -86,7 +86,7 @@ class FilesystemLogs:
         for rank, size in self._sizes.items():
             before = self._uploaded.get(rank, 0)
             if size > before and (at_end or size - before >= before / 4):
-                # Counted first: an upload that the storage refuses is not repeated.
+                # Recorded first, so that an upload that fails is not repeated.
                 self._uploaded[rank] = size
                 self._filesystem.create_dir(self._directory)
                 with self._filesystem.open_output_stream(f"{self._directory}/{_name(rank)}") as stream:

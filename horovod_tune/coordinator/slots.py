@@ -1,7 +1,7 @@
-"""The slots of a trial: which an actor still has to start for, and whose workers must leave.
+"""The slots of an elastic trial: starts actors for those that have none, and finds workers that must leave.
 
-Only an elastic trial's slots change. A worker must leave at the next commit if its node is draining (a cloud
-has announced that it takes the machine away, or it is being drained), or if a scheduler has taken its slot.
+A worker must leave at the next commit if its node is draining (before a cloud takes the machine away, for
+example), or if a scheduler has taken its slot.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ DRAINING_INTERVAL_S = 2.0
 
 
 class Slots:
-    """Starts actors for slots that have none, and keeps them until they are in a world.
+    """Starts actors for slots that have none, and keeps track of them until they join a world.
 
-    ``limits.max_workers`` is how many slots there are.
+    ``limits.max_workers`` is the number of slots.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Slots:
         self._draining: set[str] = set()
         self._queried_s = float("-inf")
         self._joining: list[Worker] = []
-        # Slots whose next actor starts later: when (monotonic clock), and True if on another host.
+        # Slots whose next actor starts later: when (monotonic clock), and whether on another host.
         self._due: dict[int, tuple[float, bool]] = {}
         self._deaths: dict[int, int] = {}
 
     @property
     def starting(self) -> set[int]:
-        """The slots for which an actor starts, or waits to join."""
+        """The slots whose actor starts, or waits to join."""
         return {worker.slot for worker in self._joining} | set(self._due)
 
     def start_missing(self, members: Sequence[Worker]) -> None:
@@ -56,7 +56,7 @@ class Slots:
         self._joining.append(Worker(actor, slot, elsewhere=elsewhere))
 
     def ready(self, members: Sequence[Worker]) -> list[Worker]:
-        """Return the workers that may join these members now, the first to start first."""
+        """Return the workers that may join ``members`` now, in the order in which they were started."""
         ready = [worker for worker in self._started() if not self.must_leave(worker)]
         kept = self.remaining(members) if self.enough_remain(members, len(ready)) else members
         return ready[: max(0, self.limits.max_workers - len(kept))]
@@ -82,7 +82,7 @@ class Slots:
         return [worker for worker in self._joining if worker.info is not None]
 
     def restart_later(self, worker: Worker) -> None:
-        """Start another, after a while, instead of one that died before it had joined."""
+        """Replace a worker that died before it had joined, after a delay."""
         if worker not in self._joining:
             return
         self._joining.remove(worker)
@@ -92,13 +92,13 @@ class Slots:
         self._due[worker.slot] = (time.monotonic() + backoff_s(deaths), worker.elsewhere)
 
     def record_joined(self, workers: Sequence[Worker]) -> None:
-        """Forget workers that have joined a world."""
+        """Remove workers that have joined a world."""
         self._joining = [worker for worker in self._joining if worker not in workers]
         for worker in workers:
             self._deaths.pop(worker.slot, None)
 
     def end(self, first: int = 0) -> set[int]:
-        """End the actors of the slots from ``first`` on, and start no more; return those slots."""
+        """End the actors that start, or wait to join, for slots from ``first`` on; return those slots."""
         ended = {slot for slot in self.starting if slot >= first}
         dropped = [worker for worker in self._joining if worker.slot in ended]
         self._joining = [worker for worker in self._joining if worker not in dropped]
@@ -119,18 +119,21 @@ class Slots:
         return self.is_excess(worker) or self.is_draining(worker)
 
     def remaining(self, members: Sequence[Worker]) -> list[Worker]:
-        """Return the members that need not leave."""
+        """Return the members that may stay."""
         return [worker for worker in members if not self.must_leave(worker)]
 
     def enough_remain(self, members: Sequence[Worker], joining: int = 0) -> bool:
-        """Return True if enough remain without those that must leave; one of them has what was committed."""
+        """Return True if enough workers remain without those that must leave.
+
+        At least one must be a member, since only members have what was committed.
+        """
         remaining = len(self.remaining(members))
         return remaining > 0 and self.limits.can_continue_with(remaining + joining)
 
     def must_restart_elsewhere(self, members: Sequence[Worker], node_id: str) -> bool:
-        """Return True if the trial must restart; ``node_id`` is the coordinator's node.
+        """Return True if too few workers would remain on nodes that are not draining.
 
-        That is so if its own node is draining, or the nodes of so many ranks that too few remain.
+        ``node_id`` is the coordinator's node, which the trial cannot continue without.
         """
         if node_id in self._draining:
             return True
@@ -138,27 +141,27 @@ class Slots:
         return draining and not self.enough_remain(members, len(self.ready(members)))
 
     def replace_draining(self, members: Sequence[Worker]) -> None:
-        """Query from time to time which nodes are draining; start replacements for the workers there."""
+        """Start replacements for workers on draining nodes, which are queried every few seconds."""
         now = time.monotonic()
         if now - self._queried_s < DRAINING_INTERVAL_S:
             return
         self._queried_s, before, self._draining = now, self._draining, self._draining_nodes()
         if self._draining == before or not self.remaining(members):
-            return  # if none remains, the trial will start again elsewhere as a whole
+            return  # if none may stay, the whole trial restarts elsewhere
         taken = self.starting
         for worker in members:
             if self.is_draining(worker) and not self.is_excess(worker) and worker.slot not in taken:
                 self._start(worker.slot, elsewhere=True)
 
     def record_lost(self, worker: Worker) -> None:
-        """Release the slot of a member that is gone, or start another actor for it."""
+        """Release the slot of a lost member if a scheduler took it, or else start another actor for it."""
         if self.is_excess(worker):
             self._launcher.release_slot(worker.slot)
         elif worker.slot not in self.starting:
             self._start(worker.slot)
 
     def release_excess(self, members: Sequence[Worker]) -> None:
-        """Start no actors for slots that a scheduler has taken; release those without a member."""
+        """End actors that start for slots that a scheduler has taken; release such slots without a member."""
         taken = {worker.slot for worker in members}
         for slot in self.end(self.limits.max_workers) - taken:
             self._launcher.release_slot(slot)

@@ -1,7 +1,7 @@
-"""Runs in the coordinator: copies rank 0's checkpoints and every rank's log to the trial's storage, and back.
+"""Runs in the coordinator: writes checkpoints and rank logs to the trial's storage, and reads them.
 
-Tune's storage may be a cloud URI or a shared file system, which every host reaches, or the local disk of the
-driver's machine, which only that machine does. In the last case files go there through `transfer`.
+Tune's storage may be a cloud URI or a shared file system, which every host can reach, or the local disk of
+the driver's host. In the last case, files are sent to the driver's host through `transfer`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TrialStorage:
 
     @cached_property
     def reached_through(self) -> str | None:
-        """The node that writes to the storage for this host; None if this host can write itself."""
+        """The node that writes to the storage for this host; None if this host can write to it."""
         if not self.is_local:
             return None
         driver = ray_compat.driver_node_id()
@@ -54,7 +54,7 @@ class TrialStorage:
         here = directories.fingerprint(path)
         if here is None or not ray_compat.storage_reaches_here(self._context):
             return driver
-        # An earlier experiment may have left a directory of this name on this host's own disk.
+        # This host's own disk may have a directory of this name too, from an earlier experiment.
         there = node_transfer.fingerprint_on(driver, path, timeout_s=host_copies.PROBE_TIMEOUT_S)
         return None if here == there else driver
 
@@ -65,7 +65,7 @@ class TrialStorage:
             node_transfer.begin(driver)
 
     def persist(self, directory: str, metrics: dict[str, Any]) -> tuple[Checkpoint, CheckpointPlace]:
-        """Copy a checkpoint directory of this host to the trial's storage."""
+        """Copy a checkpoint directory on this host to the trial's storage."""
         from ray.tune import Checkpoint
 
         self._remove_parts()
@@ -85,16 +85,15 @@ class TrialStorage:
         if not self.is_local:
             from ray.tune import Checkpoint
 
-            # Ray's own errors over these do not name them.
+            # Ray's own error does not name the link.
             if links := [each.path for each in directories.entries(directory) if each.link]:
                 raise MetricsError(
-                    f"the checkpoint {directory} holds {links[0]!r}, a symbolic link to nothing, which "
-                    f"the trial's "
-                    "storage cannot hold: it takes files and directories only"
+                    f"the checkpoint {directory} holds {links[0]!r}, a symbolic link to nothing, which the "
+                    "trial's storage cannot hold: it takes files and directories only"
                 )
             self._context.persist_current_checkpoint(Checkpoint.from_directory(directory))
             return
-        # Written under another name, then renamed: after a power loss a checkpoint is complete or absent.
+        # `copy` renames it when it is complete, so that a power loss leaves no partial checkpoint.
         directories.copy(directory, target)
 
     def _remove_parts(self) -> None:
@@ -110,14 +109,14 @@ class TrialStorage:
             )
 
     def place(self, checkpoint: Checkpoint) -> CheckpointPlace:
-        """Return where ranks find a checkpoint that this host, or the driver's, can read."""
+        """Return where ranks find a checkpoint that this host or the driver's can read."""
         if getattr(checkpoint.filesystem, "type_name", "local") != "local":
             return CheckpointPlace(checkpoint.path, filesystem=checkpoint.filesystem)
         node = self.reached_through or self._node_id
         return CheckpointPlace(checkpoint.path, node_id=node)
 
     def fetch(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return the checkpoint in a form that this host can open, held until `close`."""
+        """Return the checkpoint as a directory on this host, which is kept until `close`."""
         self._remove_parts()
         self._brought = host_copies.open_checkpoint(self.place(checkpoint), self._node_id, self._copies)
         return self._brought
@@ -133,13 +132,13 @@ class TrialStorage:
         return LocalLogs(directory)
 
     def append_log(self, rank: int, text: bytes) -> None:
-        """Append to the rank's log, see `log_files`."""
+        """Append output to a rank's log."""
         self._logs.append(rank, text)
 
     def publish_logs(self, *, at_end: bool = False) -> None:
-        """Copy new output of the logs to a remote storage."""
+        """Copy new output to a remote storage; ``at_end`` is True when the trial has ended."""
         self._logs.publish(at_end=at_end)
 
     def close(self) -> None:
-        """Remove this host's files of the trial, which has ended."""
+        """Release the copies of checkpoints on this host."""
         self._copies.release_all()

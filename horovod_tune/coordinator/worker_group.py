@@ -42,16 +42,16 @@ from horovod_tune.messages import (
     TrialRequest,
 )
 
-# How long to wait for the failure that broke a collective, while there are only ranks that lost contact.
+# How long to wait for the cause while ranks are only known to have lost contact.
 ROOT_CAUSE_WAIT_S = 2.0
 # How long a stopped training function may take to unwind before its process is replaced.
 UNWIND_TIMEOUT_S = 5.0
-# How long ranks that end may take to part from each other.
+# How long processes may take to close their world before they are killed.
 CLOSE_TIMEOUT_S = 2.0
 
 
 class WorkerGroup:
-    """The workers of one world, kept over the trials that they run.
+    """The workers of one trial after another.
 
     Args:
         launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
@@ -78,17 +78,17 @@ class WorkerGroup:
         self._logs: list[LogChunk] = []
         self._returned: set[int] = set()
         self._returned_before: set[int] = set()
-        # The ranks that collectives waited for in Horovod's last message, with the collectives' names.
+        # The names in the last `AwaitedRanks` message.
         self._awaited: dict[int, str] = {}
         # The acknowledgement to send next, and the last one, which the next poll repeats in case the channel
-        # has lost it. Each has the newest checkpoint, since Ray's calls may arrive in another order.
+        # has lost it. Each contains the newest checkpoint, since Ray's calls may arrive out of order.
         self._next_ack: tuple[int, CheckpointPlace | None] | None = None
         self._last_ack: tuple[Any, ...] = ()
         self._checkpoint: CheckpointPlace | None = None
 
     @property
     def workers(self) -> list[Worker]:
-        """The workers, in the order of the launcher's placement; empty until `create`."""
+        """The members of the world; empty until `create`."""
         return self.world.members
 
     @property
@@ -99,7 +99,7 @@ class WorkerGroup:
 
     @property
     def change_metrics(self) -> dict[str, Any]:
-        """The metrics in an elastic trial's results that describe the changes of its world."""
+        """The metrics that describe the changes of an elastic trial's world."""
         if not self.world.limits.is_elastic:
             return {}
         changes = self.world.changes
@@ -118,7 +118,7 @@ class WorkerGroup:
         self.world.create()
 
     def begin(self, request: TrialRequest) -> None:
-        """Start a trial on all ranks, as soon as they are there.
+        """Start a trial on all ranks, once the workers have started.
 
         Raises:
             StartFailed: workers did not start in time, or were placed on other hosts than requested.
@@ -176,13 +176,13 @@ class WorkerGroup:
     def _listen(self, wait_s: float) -> None:
         """Handle the workers' messages of the next ``wait_s``, and poll them again."""
         events = self._wait_for_events(wait_s)
-        # A report that came through a channel was sent before the reply that came with it.
+        # Reports first: one that came through a channel was sent before a reply that came with it.
         for run, report in events.reports:
             if run == self._run:
                 self._record_report(report)
         for worker, reply in events.replies:
             if not worker.is_polled:
-                continue  # it is lost
+                continue  # the worker was lost meanwhile
             worker.is_polled = False
             try:
                 messages = reply.result()
@@ -228,23 +228,22 @@ class WorkerGroup:
             self._returned_before = set(self._returned)
 
     def _record_report(self, report: Report) -> None:
-        # A rank that has lost its channel sends its report again: it may have arrived, and the
-        # acknowledgement not.
+        # A rank that has lost its channel sends its report again, which may have arrived the first time.
         if report.index > self._last_report:
             self._last_report = report.index
             self._reports.append(report)
             self.world.record_report(report.index)
 
     def _acknowledge_all(self) -> None:
-        """Acknowledge all reports, since rank 0 has returned: ranks that report more often must not wait."""
+        """Acknowledge all further reports: after rank 0 has returned, other ranks must not wait for it."""
         for worker in self.workers:
             worker.actor.proceed.remote(math.inf, self._checkpoint)
 
     def _check_awaited(self, names: dict[int, str]) -> None:
-        """Fail if ranks wait in a collective for one that has returned, and so never enters it.
+        """Fail the trial if ranks wait in a collective for a rank that has returned.
 
-        Horovod's stall inspector knows which rank is missing, not that it has returned. Its message may have
-        been written at any time since the previous poll: only ranks that had returned by then count.
+        Horovod's stall inspector names the missing rank, but does not know that it has returned. Its message
+        may be as old as the previous poll, so only ranks that had returned by then count.
         """
         hosts = self.hosts
         for rank, collectives in names.items():
@@ -259,8 +258,8 @@ class WorkerGroup:
     def _failed(self, first: list[Failed]) -> TrainingFailed:
         """Find the cause, and collect the other ranks' output before they are ended.
 
-        A rank that has lost contact with the others is a symptom, not the cause. Each worker is requested to
-        reply at once; if no other cause is known, one that does not is the cause.
+        A rank that has lost contact with the others is a symptom, not the cause. Every worker must reply at
+        once; if no other cause is known, one that does not is the cause.
         """
         first += [each for each in self.world.end_trial() if each not in first]
         began, asked = time.monotonic(), len(self._logs)
@@ -294,10 +293,10 @@ class WorkerGroup:
         return error
 
     def end_trial(self) -> list[str]:
-        """End the trial on every rank and make the workers fit for the next one.
+        """End the trial on every rank and reset the workers for the next one.
 
         Returns:
-            the reasons why they are not; if empty, they have a sound world and clean processes.
+            The reasons why they cannot run another trial; empty if they can.
         """
         if not self._has_ranks:
             return ["there are no ranks"]
@@ -309,7 +308,7 @@ class WorkerGroup:
         return problems
 
     def unwind(self) -> list[str]:
-        """Stop the training function on every rank that still runs it; return why that was not possible."""
+        """Stop the training function on every rank that still runs it; return why that failed."""
         self.world.end_trial()
         if not self.world.running:
             return []
@@ -327,16 +326,16 @@ class WorkerGroup:
         running = sorted(self.world.running)
         if running:
             return [f"rank(s) {running} did not leave the training function in {UNWIND_TIMEOUT_S:g} s"]
-        self.world.failures = []  # ranks that were thrown out of a collective end with an error
+        self.world.failures = []  # breaking the world makes functions fail
         try:
-            # Until all ranks have closed it: one that has not would find the world usable.
+            # Otherwise a rank that has not closed it yet would take the world for usable.
             ray.get(closing, timeout=UNWIND_TIMEOUT_S)
         except RayError as error:
             return [f"the world could not be closed: {error}"]
         return []
 
     def begin_reset(self) -> None:
-        """Begin to make the workers fit for the next trial, while Tune deals with the finished one."""
+        """Begin to reset the workers, while Tune handles the finished trial."""
         self._resetting = [worker.actor.reset.remote(1.0) for worker in self.workers]
 
     def _reset(self) -> list[str]:
@@ -352,9 +351,11 @@ class WorkerGroup:
     def close(self) -> None:
         """End every worker's process and wait for it; twice is harmless."""
         if self._has_ranks:
-            # Otherwise ranks complain about others that are killed before them, and no `atexit` handler runs.
-            silent = {each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE}
-            alive = [worker for worker in self.workers if silent.isdisjoint(worker.ranks)]
+            # Otherwise ranks log errors about those that are killed first, and no `atexit` handler runs.
+            unresponsive = {
+                each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE
+            }
+            alive = [worker for worker in self.workers if unresponsive.isdisjoint(worker.ranks)]
             ends = [worker.actor.end_process.remote() for worker in alive]
             if ends:
                 ray.wait(ends, num_returns=len(ends), timeout=CLOSE_TIMEOUT_S)

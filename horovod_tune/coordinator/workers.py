@@ -26,10 +26,17 @@ logger = logging.getLogger(__name__)
 class Worker:
     """The coordinator's record of one training actor.
 
-    ``info`` is None until the actor has reported where it was placed, ``ranks`` is empty until it was given
-    them, ``channel`` is None if it has no socket to this process. ``running`` holds its ranks whose training
-    function runs. ``slot`` counts the trial's slots; ``elsewhere``: not on the host that the trial has for
-    that slot.
+    Attributes:
+        slot: the index of its slot in the trial.
+        elsewhere: True if it is not on the host that the trial first had for that slot, which is draining.
+        description: the reply to `describe`, as an ObjectRef.
+        loaded: the reply to `load`, as an ObjectRef; None if it was not called.
+        info: its node and process; None until they are known.
+        ranks: empty until they are assigned.
+        channel: None if it has no socket to this process.
+        running: its ranks whose training function runs.
+        is_polled: True while a reply to `poll` is pending.
+        is_reply_requested: True if that reply was requested at once.
     """
 
     def __init__(self, actor: Any, slot: int, *, elsewhere: bool = False) -> None:
@@ -43,14 +50,14 @@ class Worker:
         self.running: set[int] = set()
         self.description = actor.describe.remote()
         self.is_polled = False
-        # True if an immediate reply was requested, when that was, and from when on the reply is overdue.
         self.is_reply_requested = False
+        # By the monotonic clock: the last request of an immediate reply, and when the reply is due.
         self._requested_s = float("-inf")
         self._due_s = 0.0
 
     @property
     def name(self) -> str:
-        """The worker's name in errors: its ranks and host, as far as they are known.
+        """The worker's name in errors: its ranks and host, if they are known.
 
         >>> class Actor:
         ...     class describe: remote = staticmethod(lambda: None)
@@ -69,9 +76,9 @@ class Worker:
         return f"{f'rank {first}' if first == last else f'ranks {first}-{last}'} on {self.info.host}"
 
     def poll(self, events: EventQueue, wait_s: float, *proceed: Any) -> None:
-        """Request the worker's messages: its heartbeat. The reply arrives in ``events``.
+        """Request the worker's messages; the reply, its heartbeat, arrives in ``events``.
 
-        It comes within ``wait_s`` if there is nothing to send; ``proceed`` is passed with the call.
+        A worker with nothing to send replies after ``wait_s``. ``proceed`` are the call's other arguments.
         """
         assert not self.is_polled, "the reply to the first poll would be lost"
         self.is_polled, self.is_reply_requested = True, False
@@ -88,8 +95,8 @@ class Worker:
     def overdue_s(self, listening_since: float) -> float:
         """Return by how many seconds the worker's reply is overdue, 0 if it is not.
 
-        ``listening_since`` is by the monotonic clock: time in which nothing was received (Tune was deciding)
-        does not count.
+        ``listening_since`` is when this process began to receive messages, by the monotonic clock: time
+        before that (Tune was deciding) does not count.
         """
         if not self.is_polled:
             return 0.0
@@ -105,10 +112,10 @@ def end_workers(workers: Sequence[Worker], *, wait: bool = True) -> None:
 def call_all(
     workers: Sequence[Worker], refs: Sequence[Any], doing: str, *, timeout_s: float, times: int = 1
 ) -> list[Any]:
-    """Return every worker's reply; ``refs`` are in the order of ``workers``.
+    """Return every worker's reply; ``refs`` are in the order of ``workers``, ``doing`` is for errors.
 
     Raises:
-        StartFailed: one did not answer within ``times`` times `start_timeout_s`, or died; names it.
+        StartFailed: a worker did not answer within ``times`` times `start_timeout_s`, or died.
     """
     once_s = start_timeout_s(timeout_s, len(workers))
     missing: list[Worker] = []
@@ -147,6 +154,6 @@ def _has_died(ref: Any) -> bool:
         ray.get(ref, timeout=0)
     except RayActorError:
         return True
-    except RayError:  # it has not answered yet, or its method raised
+    except RayError:  # no reply yet, or its method raised
         return False
     return False

@@ -1,11 +1,10 @@
-"""The world of one trial in the coordinator: its members, how it is formed, lost and formed again.
+"""The world of one trial in the coordinator: its members, and how it is formed, broken and formed again.
 
-What happens when a rank dies, from top to bottom: `Worker.poll` fails or becomes overdue (the heartbeat),
-`lose` removes the worker and calls `policy.decide`. Either the trial fails (`failures`), or `_begin_change`
-breaks the world on the others, so that none waits in a collective or a report. Each sends `NeedsWorld` when
-its training function has left (`record_left`). When all have, `policy.decide` returns `Reform` and
-`_form_next` gives the remaining workers, and others that have started meanwhile, their ranks in the next
-world.
+What happens when a rank dies: the reply to `Worker.poll` is an error or overdue, so `lose` removes the
+worker and calls `policy.decide`. Either the trial fails (`failures`), or `_begin_change` breaks the world on
+the other ranks, so that none waits in a collective or a report. Each sends `NeedsWorld` when its training
+function has left the world (`record_left`). When all have, `policy.decide` returns `Reform`, and `_form_next`
+assigns ranks in the next world to the remaining workers and to those that have started meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, Failed, FailureKind, NeedsWorld, TrialRequest
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
-# Requests of at least this total size (for all workers) go through Ray's object store, once to each host.
+# From this total size for all workers on, a request is sent through Ray's object store, once per host.
 SHARED_REQUEST_BYTES = 1_000_000
 
 
@@ -51,28 +50,30 @@ class State(Enum):
 
     FORMING = auto()
     TRAINING = auto()
-    # Its members leave it: ranks were lost, join, or must leave.
+    # Its members leave it, since ranks were lost, join or must leave.
     CHANGING = auto()
-    # The trial has ended: a loss is no longer handled.
+    # The trial has ended; losses are only recorded.
     ENDED = auto()
 
 
 @dataclass
 class _Change:
-    """A change of the world: its start (monotonic clock), reasons, lost ranks and members that left."""
+    """A change of the world that is in progress."""
 
+    # By the monotonic clock.
     began: float
     reasons: list[str]
+    # The members that have left the world.
     left: set[Worker] = field(default_factory=set)
     lost: list[Failed] = field(default_factory=list)
-    # What a rank left it with, empty if none met an error.
+    # The last error with which a rank left.
     error: str = ""
-    # The rank that waited in a collective which not all entered.
+    # A rank that waited in a collective that not all ranks entered.
     stalled: Failed | None = None
 
 
 class World:
-    """The members of a trial's world, kept over the trials that they run, and those that will join it.
+    """The members of a trial's world, which later trials reuse, and the workers that will join it.
 
     Args:
         launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
@@ -104,8 +105,9 @@ class World:
         # The ranks whose loss ends the trial.
         self.failures: list[Failed] = []
         self.lost_nodes: list[str] = []
-        # Why the world of this trial changed, one text per change; how long the ranks did not report then.
+        # Why the world changed, one text per change.
         self.changes: list[str] = []
+        # How long the last change took, until the next report.
         self.change_s = 0.0
         self.has_returned = False
         self._change: _Change | None = None
@@ -125,7 +127,7 @@ class World:
 
     @property
     def lost(self) -> list[Failed]:
-        """The ranks that were lost since the world began to change."""
+        """The ranks that were lost during the change in progress."""
         return self._change.lost if self._change is not None else []
 
     def create(self) -> None:
@@ -133,7 +135,7 @@ class World:
         self.members = [Worker(actor, slot) for slot, actor in enumerate(self._launcher.create())]
 
     def form(self) -> None:
-        """Wait until the workers have started, and give each its ranks.
+        """Wait until the workers have started, and assign their ranks.
 
         Raises:
             StartFailed: workers did not start in time, or were placed on other hosts than requested.
@@ -179,7 +181,7 @@ class World:
         self.size = sum(len(worker.ranks) for worker in workers)
 
     def _connect(self, workers: Sequence[Worker]) -> None:
-        """Receive messages from workers on this host; ``workers`` are ordered as ranks were assigned."""
+        """Open the channels of workers on this host; ``workers`` are in the order of the assignments."""
         channels = self._launcher.channels()
         self._events.add_channels(channels.values())
         for number, worker in enumerate(workers):
@@ -189,7 +191,7 @@ class World:
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every member."""
-        # Those that join later have not had the function, which comes with the first trial only.
+        # Only the first request has the function; workers that join later need it too.
         self._function = request.function or self._function
         request = replace(request, is_elastic=self.limits.is_elastic)
         self._request = replace(request, function=self._function)
@@ -205,13 +207,13 @@ class World:
         self.slots.start_missing(self.members)
 
     def poll_all(self) -> None:
-        """Poll every member that has ranks which run and no pending poll."""
+        """Poll every member that has running ranks and no pending poll."""
         for worker in self.members:
             if worker.running and not worker.is_polled:
                 worker.poll(self._events, self.limits.heartbeat_s)
 
     def _await(self, workers: Sequence[Worker], calls: Sequence[Any], timeout_s: float | None = None) -> None:
-        """Wait until each worker has answered its call; those that do not are lost."""
+        """Wait until each worker has answered its call; treat those that do not as lost."""
         if timeout_s is None:
             timeout_s = start_timeout_s(self.limits.timeout_s, len(workers))
         if calls:
@@ -225,7 +227,7 @@ class World:
                 self.record_death(worker, error)
 
     def record_death(self, worker: Worker, error: RayError) -> None:
-        """Mark a worker as lost whose actor Ray reports as dead."""
+        """Handle the loss of a worker whose actor is dead, according to Ray."""
         self.lose(worker, FailureKind.DIED, error_text.death_text(error))
 
     def lose(self, worker: Worker, kind: FailureKind, text: str) -> None:
@@ -234,7 +236,7 @@ class World:
             self.slots.restart_later(worker)
             return
         info = worker.info
-        assert info is not None, "a worker without ranks is no member"
+        assert info is not None, "a member has ranks"
         worker.running.clear()
         worker.is_polled = False
         self.lost_nodes.append(info.node_id)
@@ -243,14 +245,14 @@ class World:
         if self.state is State.ENDED or isinstance(decide(now, self.limits), Fail):
             self._fail([*self.lost, *lost])
             return
-        self._end_members([worker], wait=False)  # the others do not wait for its host
-        reason = f"{worker.name} {failure_texts.failure_verb(kind)}"
+        self._end_members([worker], wait=False)  # its host may not answer
+        reason = f"{worker.name} {failure_texts.VERBS[kind]}"
         if self._change is None:
             self._begin_change(reason)
         else:
             self._change.left.discard(worker)
             if not self._change.lost:
-                self._change.reasons.clear()  # others that lost contact with it are no other reason
+                self._change.reasons.clear()  # this loss is why others lost contact
             self._change.reasons.append(reason)
             self._break_world()
         self.lost.extend(lost)
@@ -263,8 +265,8 @@ class World:
         end_workers(workers, wait=wait)
 
     def _fail(self, lost: list[Failed], reason: str = "") -> None:
-        """End the trial: the ranks that were lost are the cause, ``reason`` is added to it."""
-        if not lost:  # ranks only lost contact with each other
+        """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
+        if not lost:  # ranks lost contact, and none is known to be the cause
             first = self.members[0]
             assert first.info is not None
             lost = [Failed(first.ranks[0], first.info.host, FailureKind.DISCONNECTED, "")]
@@ -297,9 +299,9 @@ class World:
         return TICK_S if is_busy else self.limits.heartbeat_s
 
     def advance(self, listening_since: float) -> None:
-        """Mark workers with an overdue heartbeat as lost, then do what the policy decides.
+        """Treat workers with an overdue heartbeat as lost, then do what the policy decides.
 
-        ``listening_since`` is when this process began to receive what workers send.
+        ``listening_since`` is as in `Worker.overdue_s`.
         """
         for worker in list(self.members):
             limit_s = self.limits.prompt_s if worker.is_reply_requested else self.limits.timeout_s
@@ -335,7 +337,7 @@ class World:
                     self.lose(worker, FailureKind.HUNG, text)
             case Wait():
                 if time.monotonic() - change.began > 2 * TICK_S:
-                    # Some may not be able to leave: the heartbeat that they owe now shows which.
+                    # A member that does not leave may be dead: an immediate reply shows it.
                     for worker in self.members:
                         if worker not in change.left:
                             worker.request_reply(every_s=self.limits.prompt_s / 2)
@@ -366,7 +368,7 @@ class World:
             )
 
     def record_report(self, reports: int) -> None:
-        """Record that rank 0 has reported, so often by now: the world works."""
+        """Record that rank 0 has made ``reports`` reports, so that this world works."""
         assert self._request is not None
         self._request = replace(self._request, reports=reports)
         self._worlds_without_report = 0
@@ -380,12 +382,12 @@ class World:
             self._request = replace(self._request, checkpoint=checkpoint)
 
     def _form_next(self, change: _Change, joining: Sequence[Worker]) -> None:
-        """Form the next world of the members, all of which have left the old one, and of ``joining``."""
+        """Form the next world from the members, all of which have left the old one, and from ``joining``."""
         assert self._request is not None
         remaining, workers = list(self.members), [*self.members, *joining]
         infos = [worker.info for worker in workers if worker.info is not None]
         try:
-            # Rank 0 is the one that has been there longest: it has what was committed.
+            # The oldest member becomes rank 0: it has the last commit.
             assignments = self._launcher.assign(
                 [worker.actor for worker in workers], infos, first_node=infos[0].node_id
             )
@@ -393,8 +395,8 @@ class World:
             change.reasons.append(str(error))
             self._await(workers, [worker.actor.describe.remote() for worker in workers], self.limits.prompt_s)
             return
-        # The next world has new connections. A report that is still in transit is repeated there,
-        # since it was not acknowledged.
+        # The next world has new channels. A report in transit is lost without harm: since it was not
+        # acknowledged, the function makes it again.
         self._events.close_channels()
         self._worlds_without_report += bool(change.lost or change.error)
         self.number += 1
@@ -416,12 +418,12 @@ class World:
         new = [worker for worker in joining if worker in self.members]
         self._await(new, [worker.actor.begin.remote(request) for worker in new])
         if self._change is not None:
-            self._break_world()  # again: a rank was lost meanwhile, and those that had not begun ignored it
+            self._break_world()  # a rank was lost meanwhile; workers that had not begun ignored that call
         self.poll_all()
         self.changes.append("; ".join(change.reasons))
 
     def _reason_of_leaving(self, first: Worker) -> str:
-        """Return the reason for a change in which no rank was lost; ``first`` left the world first."""
+        """Return the reason for a change without a loss; ``first`` is the first worker that left."""
         draining = ", ".join(worker.name for worker in self.members if self.slots.is_draining(worker))
         if draining:
             return f"the node of {draining} is draining"
@@ -430,9 +432,9 @@ class World:
         return "more workers join" if self._others_were_ready else f"{first.name} lost contact"
 
     def _offer_change_if_due(self, are_ready: bool) -> None:
-        """End this world at the next commit if others are ready to join, or some must leave.
+        """End this world at the next commit if workers are ready to join, or some must leave.
 
-        It is repeated, since ranks that have only just entered their world may not have received it.
+        The offer is repeated, since ranks that have just entered their world may have missed it.
         """
         must_leave = any(map(self.slots.must_leave, self.members))
         must_shrink = must_leave and self.slots.enough_remain(self.members)
@@ -455,17 +457,17 @@ class World:
                 self._launcher.release_slot(worker.slot)
 
     def must_restart_elsewhere(self, node_id: str) -> bool:
-        """Return True if an elastic trial will have to start again, see `Slots.must_restart_elsewhere`."""
+        """Return True if the trial must restart, see `Slots.must_restart_elsewhere`."""
         return self.slots.must_restart_elsewhere(self.members, node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart instead.
 
-        ``resources`` is what its function sees then, as in `TrialRequest`.
+        ``resources`` are its new resources, as in `TrialRequest`.
         """
         if not self.limits.is_elastic or self.failures or self.has_returned or not self.running:
             return False
-        # Ray removes a placement group as a whole: no part of the trial's own can be given back.
+        # Ray removes a placement group only as a whole, so no part of the trial's own can be released.
         if workers < self._launcher.placed_workers:
             return False
         if not self._first_reply("can_restore", timeout_s=self.limits.prompt_s):
@@ -479,36 +481,36 @@ class World:
         return True
 
     def dump_commit(self) -> bytes | None:
-        """Return what the ranks have committed last, as bytes; None if they have committed nothing."""
+        """Return the ranks' last commit, pickled; None if they have committed nothing."""
         dumped: bytes | None = self._first_reply("dump_commit", timeout_s=self.limits.timeout_s)
         return dumped
 
     def _first_reply(self, method: str, *, timeout_s: float) -> Any:
-        """Ask one member after the other, each for ``timeout_s``; return the first reply, or None."""
+        """Call ``method`` on one member after another, ``timeout_s`` each; return the first reply or None."""
         for worker in self.members:
             try:
                 return ray.get(getattr(worker.actor, method).remote(), timeout=timeout_s)
             except RayError:
-                continue  # it is lost when its heartbeat is looked at
+                continue  # `advance` handles the loss
         return None
 
     def end_trial(self) -> list[Failed]:
-        """Stop handling losses and changes; return the ranks that the last change had lost."""
+        """Stop handling losses and changes; return the ranks that were lost in a change in progress."""
         lost = self.lost
         self.state, self._change = State.ENDED, None
         return lost
 
     @property
     def has_changed(self) -> bool:
-        """Return True if the world is not the one that the trial began in, or is about to be another."""
+        """True if the world has changed since the trial began, or workers are starting that would join it."""
         return bool(self.changes or self.slots.starting)
 
     def close(self) -> None:
-        """End every worker's process, and see it gone; twice is harmless."""
+        """End every worker's process and wait until it is gone; twice is harmless."""
         self.slots.end()
         members, self.members = self.members, []
         for worker in members:
-            worker.is_polled = False  # its reply may still arrive, in the next trial
+            worker.is_polled = False  # its reply may arrive during the next trial
         self._events.close_channels()
         actor_processes.end_actors(
             [worker.actor for worker in members],

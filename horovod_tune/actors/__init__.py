@@ -1,1 +1,1 @@
-"""Ranks that are Ray actors, one each: what Horovod's and torch.distributed's have in common."""
+"""Training actors with one rank each, which Horovod's and torch.distributed's backends share."""

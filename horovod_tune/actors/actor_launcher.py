@@ -40,7 +40,7 @@ class ActorLauncher:
         self._make_backend = make_backend
         self._rendezvous = rendezvous
         self._listener: Listener | None = None
-        # By slot: the groups of those that are not, or no longer, in the trial's own; the last one is in use.
+        # By slot: placement groups of actors outside the trial's own; the last one is in use.
         self._more: dict[int, list[PlacementGroup]] = {}
 
     def create(self) -> list[Any]:
@@ -64,17 +64,16 @@ class ActorLauncher:
         return options.remote(self._make_backend)
 
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> Any:
-        """Start the actor of one slot: to replace a lost one, or beyond those that the trial began with.
+        """Create the actor of one slot, to replace a lost one or to grow the trial.
 
-        A slot outside the trial's placement group gets a group of its own, which Ray removes when this
-        coordinator ends. So does one whose host is draining (``elsewhere``), on another host; with ``again``
-        in the latest such group.
+        A slot beyond the trial's placement group, or whose host is draining (``elsewhere``), gets a group of
+        its own, which Ray removes when this coordinator ends. ``again`` reuses the slot's latest such group.
         """
         if slot < self._spec.world_size and not elsewhere:
             return self._create_actor(self._group, self._bundle_of_slots()[slot])
         groups = self._more.setdefault(slot, [])
         if not groups or (elsewhere and not again):
-            # With only num_slots, all ranks are on one host, which is ours.
+            # With num_slots only, all ranks are on this host.
             same_host = self._spec.num_hosts == 1 and not elsewhere
             groups.append(
                 ray.util.placement_group(
@@ -116,7 +115,7 @@ class ActorLauncher:
             nccl = ranks.nccl_environment(interface) if spec.use_gpu else {}
             if spec.nics:
                 environment |= nccl
-            # Without nics= the machine's own setting is kept.
+            # Without nics= a variable that the host sets is kept.
             defaults = {} if spec.nics else nccl
             # Ranks on other hosts report through Ray.
             token = self._listener.create_token(number) if info.node_id == self._node_id else None
@@ -126,10 +125,9 @@ class ActorLauncher:
     def _interfaces(
         self, actors: Sequence[Any], infos: Sequence[WorkerInfo], *, single_host: bool
     ) -> list[str]:
-        """Return each rank's interface; queries every host once, since their names may differ."""
+        """Return each rank's interface; queries one actor per host, since hosts may name them differently."""
         asked: dict[str, Any] = {}
         for actor, info in zip(actors, infos, strict=True):
-            # The first one on each host.
             asked.setdefault(info.node_id, actor)
         refs = {node: actor.interfaces.remote() for node, actor in asked.items()}
         chosen = {}
@@ -162,6 +160,6 @@ class ActorLauncher:
         self._rendezvous.abandon()
 
     def _end_rendezvous(self) -> None:
-        for channel in self.channels().values():  # not taken yet
+        for channel in self.channels().values():  # those that `channels` has not returned
             channel.close()
         self._rendezvous.close()

@@ -1,4 +1,4 @@
-"""Runs in each training actor: what its process prints, for the trial's log and for the error of a stall."""
+"""Runs in each training actor: reads what its process prints, for the trial's log and for stall errors."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from horovod_tune.files.log_files import LOG_BYTES, left_out
 from horovod_tune.rank.streams import flush_streams
 
-# How much of one stream is read at once, so that both streams fit into the rank's log.
+# The most bytes of one stream that `take` returns, so that both streams fit into the rank's log.
 TAKE_BYTES = LOG_BYTES // 2
-# How long the inspector's message may be in an error.
+# The most lines of the stall inspector's message in an error.
 STALL_LINES = 30
-# How much of stderr's end is searched for it: a second or two of reading.
+# How much of stderr's end is searched for that message, which takes a second or two.
 SEARCHED_BYTES = 256 << 20
 _LINE_BYTES = 4096
-# "1: [allreduce.x, allreduce.y]"; "!" marks those that the inspector no longer waits for.
+# "1: [allreduce.x, allreduce.y]"; "!" marks ranks that the inspector no longer waits for.
 _MISSING_RANK = re.compile(r"(\d+)!?: \[(.*)\]")
 
 
 class OutputReader:
-    """Reads what this process has printed since the last time, C++ libraries included.
+    """Reads what this process, including its C++ libraries, has printed since the last time.
 
     Ray gives each worker process a file for stdout and one for stderr; reading those costs the training
     function nothing and needs neither a pipe nor a thread.
     """
 
     def __init__(self, paths: Sequence[str] | None = None) -> None:
-        """Read this process's own stdout and stderr, or the two files named by ``paths``."""
+        """Read this process's stdout and stderr, or the two files in ``paths``."""
         self._paths = paths or [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
         self._offsets = [_size(path) for path in self._paths]
         self._stderr_mark = self._offsets[1]
@@ -37,19 +37,19 @@ class OutputReader:
         self._taking = threading.Lock()
 
     def mark(self) -> None:
-        """Start again: what was printed so far belongs to the trial before."""
+        """Skip what was printed so far, by the previous trial."""
         flush_streams()
         self._offsets = [_size(path) for path in self._paths]
         self.forget_stalls()
 
     def forget_stalls(self) -> None:
-        """Ignore what Horovod's stall inspector has printed so far: it was about another world."""
+        """Ignore what Horovod's stall inspector has printed so far, about another world."""
         self._stderr_mark, self._awaited_mark = _size(self._paths[1]), None
 
     def take(self, limit: int = TAKE_BYTES) -> bytes:
-        """Return what is new, without Ray's own marker lines.
+        """Return new output, without Ray's own marker lines.
 
-        Of a stream with more than ``limit`` bytes of news, its first and its last lines.
+        Of a stream with more than ``limit`` new bytes, only the first and the last lines.
         """
         flush_streams()
         parts = []
@@ -63,16 +63,16 @@ class OutputReader:
         return b"".join(line for line in lines if not line.startswith(b":") or b"_name:" not in line[:16])
 
     def stall_report(self) -> str:
-        """Return the last that Horovod's stall inspector wrote to stderr in this world.
+        """Return the last message that Horovod's stall inspector wrote to stderr in this world.
 
-        It warns every minute, so that the message that ends the trial comes after many others.
+        It warns every minute; the message that ends the trial is the last of many.
         """
         return "\n".join(self._newest_stall(self._stderr_mark))
 
     def awaited_ranks(self) -> dict[int, str]:
-        """Return the ranks that the stall inspector has called missing since the last call, with what waits.
+        """Return the ranks that the stall inspector found missing since the last call, with the collectives.
 
-        The first call of a trial returns nothing: what is there then may be of any age.
+        The first call of a trial returns nothing, since messages before it may be of any age.
         """
         mark, self._awaited_mark = self._awaited_mark, _size(self._paths[1])
         if mark is None:
@@ -80,7 +80,7 @@ class OutputReader:
         return missing_ranks(self._newest_stall(mark))
 
     def _newest_stall(self, start: int) -> list[str]:
-        """Return the lines of the inspector's last message behind ``start``."""
+        """Return the lines of the inspector's last message after the offset ``start``."""
         if not os.path.isfile(self._paths[1]):
             return []
         newest: list[str] = []
@@ -93,7 +93,7 @@ class OutputReader:
                 newest.append(line)
                 if len(newest) > STALL_LINES:
                     newest[-2:] = newest[-1:]  # the last line is what the inspector does about it
-                # Between its ranks and that line, nothing else is the inspector's.
+                # The message has only these lines, then "Will shutdown".
                 is_open = "Will shutdown" not in line and (
                     line.startswith(("Missing ranks", "One or more rank")) or line[:1].isdigit()
                 )
@@ -103,7 +103,7 @@ class OutputReader:
 
 
 def missing_ranks(lines: Iterable[str]) -> dict[int, str]:
-    """Return the ranks that the inspector's message calls missing, with the collectives that wait for each.
+    """Return the missing ranks in the inspector's message, with the collectives that wait for each.
 
     >>> missing_ranks(["Missing ranks:", "1!: [allreduce.x, allreduce.y]"])
     {1: 'allreduce.x, allreduce.y'}
@@ -113,7 +113,7 @@ def missing_ranks(lines: Iterable[str]) -> dict[int, str]:
 
 
 def _lines(path: str, start: int) -> Iterator[str]:
-    """Yield the lines of a file from ``start`` on, read one by one; of a long line its beginning."""
+    """Yield the lines of a file from the offset ``start`` on; of a long line, only its beginning."""
     with open(path, "rb") as file:
         file.seek(start)
         fresh = True

@@ -1,4 +1,4 @@
-"""Which actor is which rank, and which GPUs and network interface it uses. Pure: no Ray, no backend."""
+"""Assigns ranks, GPUs and network interfaces to actors. Pure: no Ray, no backend."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from horovod_tune.messages import RankInfo, WorkerInfo
 
 
 def assign_ranks(nodes: Sequence[str], first_node: str) -> list[RankInfo]:
-    """Return each actor's place in the world, ranks consecutive on every node, ``first_node``'s first.
+    """Return each actor's rank: consecutive on every node, beginning with ``first_node``.
 
-    Rank 0 runs on the coordinator's host (``first_node``), so that checkpoints need no network where the
-    storage is local. ``nodes`` are the actors' Ray node ids.
+    ``nodes`` are the actors' Ray node ids; ``first_node`` is the coordinator's, so that rank 0's checkpoints
+    need no network if the storage is local.
 
     >>> [each.rank for each in assign_ranks(["b", "a", "b"], first_node="b")]
     [0, 2, 1]
@@ -44,12 +44,12 @@ def assign_ranks(nodes: Sequence[str], first_node: str) -> list[RankInfo]:
 
 
 def check_hosts(workers: Sequence[WorkerInfo], *, num_hosts: int, num_slots: int) -> None:
-    """Raise StartFailed unless the actors landed as ``num_slots`` on each of ``num_hosts`` nodes."""
-    landed = Counter(worker.node_id for worker in workers)
-    if len(landed) == num_hosts and set(landed.values()) == {num_slots}:
+    """Raise StartFailed unless ``num_slots`` actors are on each of ``num_hosts`` nodes."""
+    placed = Counter(worker.node_id for worker in workers)
+    if len(placed) == num_hosts and set(placed.values()) == {num_slots}:
         return
     hosts = {worker.node_id: worker.host for worker in workers}
-    got = ", ".join(f"{count} on {hosts[node]} (node {node[:8]})" for node, count in landed.items())
+    got = ", ".join(f"{count} on {hosts[node]} (node {node[:8]})" for node, count in placed.items())
     raise StartFailed(
         f"the trial needs {num_slots} rank(s) on each of {num_hosts} host(s), but Ray placed {got}"
     )
@@ -74,9 +74,9 @@ def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) 
 
 
 def nccl_environment(interface: str) -> dict[str, str]:
-    """Return what makes NCCL take ``interface``: it reads neither Horovod's nor Gloo's variable.
+    """Return the variable that selects NCCL's interface; NCCL does not read Horovod's or Gloo's.
 
-    >>> nccl_environment("eth1")  # the sign, since NCCL takes a bare name for the beginning of one
+    >>> nccl_environment("eth1")  # without "=", NCCL takes the name for a prefix
     {'NCCL_SOCKET_IFNAME': '=eth1'}
     """
     return {"NCCL_SOCKET_IFNAME": f"={interface}"}
@@ -87,12 +87,12 @@ def choose_interface(
 ) -> str:
     """Return the interface for this host's collectives.
 
-    ``addresses`` are the host's IP addresses by interface. The default is the loopback where all ranks share
-    one host, else the interface that holds Ray's own address of the node; ``nics`` (in order of preference)
-    overrides both, and hosts may name theirs differently.
+    ``addresses`` are the host's IP addresses by interface. The default is the loopback if all ranks are on
+    one host, otherwise the interface with the node's address in Ray. The first of ``nics`` that this host has
+    overrides both.
 
     Raises:
-        StartFailed: none of ``nics`` exists here, or no interface holds ``node_ip``.
+        StartFailed: none of ``nics`` exists here, or no interface has ``node_ip``.
 
     >>> here = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}
     >>> choose_interface(here, node_ip="10.0.0.5", nics=[], single_host=False)

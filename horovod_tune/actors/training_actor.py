@@ -62,7 +62,7 @@ PROBE_TIMEOUT_S = 5.0
 class TrainingActor:
     """One rank; implements `coordinator.backend_protocol.WorkerActor`.
 
-    ``make_backend()`` returns what is its backend's own.
+    ``make_backend()`` returns its backend's `RankBackend`.
     """
 
     def __init__(self, make_backend: Callable[[], RankBackend]) -> None:
@@ -83,10 +83,10 @@ class TrainingActor:
         self._prepared = threading.Lock()
         self._forming = threading.Lock()
         ray_compat.prepare_rank_process()
-        # Before other threads start: Python before 3.12 fills this table without a lock, and a thread that
-        # finds no EXT_SUFFIX in it makes Horovod report that its extension is not built.
+        # Before other threads start: Python before 3.12 fills this table without a lock, and Horovod reports
+        # that its extension is not built if it finds no EXT_SUFFIX there.
         sysconfig.get_config_vars()
-        # Imports take a second or two: they run while the coordinator still gathers the actors.
+        # Imports take a second or two, in which the coordinator waits for other actors anyway.
         threading.Thread(target=self._import_quietly, name="ray_import", daemon=True).start()
 
     def _import_quietly(self) -> None:
@@ -120,7 +120,7 @@ class TrainingActor:
         }
 
     def call_backend(self, method: str, *arguments: Any) -> Any:
-        """Return what a method of the backend's own returns; its `WorldRendezvous` calls it."""
+        """Call a method of this rank's backend, for its `WorldRendezvous`."""
         self.load()
         return getattr(self._backend, method)(*arguments)
 
@@ -132,7 +132,7 @@ class TrainingActor:
         self._connect(assignment)
 
     def _connect(self, assignment: Assignment) -> None:
-        """Connect to the coordinator of the world of ``assignment`` instead of the earlier one's."""
+        """Connect to the coordinator's channel of a new world, instead of the previous one's."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -141,7 +141,7 @@ class TrainingActor:
         try:
             self._channel = RankChannel(assignment.channel_token)
         except OSError as error:
-            # For example a coordinator in another container. Every rank can report through Ray.
+            # The coordinator may be in another container, for example.
             logger.warning("reports go through Ray: could not connect to the coordinator directly: %s", error)
             return
         threading.Thread(target=self._listen, args=(self._channel,), name="channel", daemon=True).start()
@@ -150,7 +150,7 @@ class TrainingActor:
         try:
             channel.listen(self._release)
         finally:
-            # The coordinator still receives messages through Ray.
+            # Now through Ray: the channel may have lost it.
             training = self._training
             if training is not None:
                 training.session.resend()
@@ -198,7 +198,7 @@ class TrainingActor:
 
     def _send(self, message: Message) -> None:
         if not isinstance(message, Report):
-            # The function has ended or left its world: what it printed goes out before this message.
+            # The function has ended or left its world: the coordinator gets its output before this message.
             self._copies.release_all()
             self._send_log()
         else:
@@ -207,7 +207,7 @@ class TrainingActor:
                 return
         self._outbox.put(message)
         if isinstance(message, Finished | Stopped | Failed):
-            # After the message: ranks that now lose this one must not be taken for the cause.
+            # Not before: ranks that lose contact with this one must not be taken for the cause.
             self._backend.end(has_returned=isinstance(message, Finished))
 
     def _send_log(self) -> None:
@@ -218,7 +218,7 @@ class TrainingActor:
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
     ) -> list[Message]:
-        """Return this rank's messages, within ``wait_s``; an empty list if there are none by then."""
+        """Return this rank's messages as soon as there are any; an empty list after ``wait_s``."""
         if proceed:
             self.proceed(proceed, checkpoint)
         messages = self._outbox.take(wait_s)
@@ -242,12 +242,12 @@ class TrainingActor:
         self._backend.close()
 
     def end_process(self) -> None:
-        """Break the world and run what runs at a process's exit; the coordinator then kills the process."""
+        """Break the world and run the exit handlers; the coordinator then kills the process."""
         self._backend.close()
         end_process()
 
     def break_world(self, number: int) -> None:
-        """Remove this rank from world ``number``, which has lost a rank, unless it has left already."""
+        """Make this rank leave world ``number``, which has lost a rank, unless it has left already."""
         training = self._training
         if training is None:
             return
@@ -257,10 +257,7 @@ class TrainingActor:
                 self._backend.abort()
 
     def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
-        """Take this actor's place in the next world of its trial, which it waits for.
-
-        ``resources`` are the trial's by then, as in `TrialRequest`.
-        """
+        """Join the next world of the trial, for which this rank waits; see `Session.join_world`."""
         assert self._training is not None, "only a rank in a trial waits for a world"
         self._connect(assignment)
         with self._forming:
@@ -274,17 +271,17 @@ class TrainingActor:
             )
 
     def offer_change(self, number: int) -> None:
-        """Make the training function's next commit end world ``number``: others wait, or some must leave."""
+        """Make the next commit end world ``number``, since ranks want to join or must leave."""
         if self._training is not None and self._training.session.world_number == number:
             self._backend.states.offer_change()
             self._training.session.committed.change_pending = True
 
     def dump_commit(self) -> bytes | None:
-        """Return what this rank has committed last; None if it has committed nothing."""
+        """Return this rank's last commit; None if it has committed nothing."""
         return self._training.session.committed.dump() if self._training is not None else None
 
     def can_restore(self) -> bool:
-        """Return True if the function commits in some way: this rank can continue in another world."""
+        """Return True if this rank can continue in another world, since its function commits."""
         return self._training is not None and self._training.session.committed.can_restore
 
     def send_logs(self) -> None:
@@ -293,7 +290,7 @@ class TrainingActor:
         self._outbox.put(LogChunk(self._world.rank, self._output.take(), stack))
 
     def reset(self, join_s: float) -> ResetResult:
-        """Reset this process; the result has what keeps the next trial from using it."""
+        """Restore this process for the next trial; the result has the reasons why that failed."""
         assert self._world is not None and self._training is not None
         rank = self._world.rank
         self._training.thread.join(timeout=join_s)

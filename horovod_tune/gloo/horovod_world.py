@@ -275,7 +275,7 @@ class HorovodWorld:
         if before is None:
             return {}
         # Ray opens one in these moments rarely, and opens it again when it is lost.
-        return sockets.but(sockets.open_tcp_sockets(), before)
+        return sockets.open_tcp_sockets(before=before)
 
     def _shut_down(self) -> None:
         # The training function and `close` may come here at once; Horovod joins its thread without a lock.

@@ -24,26 +24,24 @@ from horovod_tune.session.committed_state import WorldChanges
 from horovod_tune.session.session import Session, StopTraining
 
 # The kinds of failure that another rank causes.
-_LOSSES = (FailureKind.DISCONNECTED, FailureKind.STALLED)
-
-
-# How long the trial's `atexit` handlers may run before the coordinator is told that the function has ended.
+_CAUSED_BY_OTHERS = (FailureKind.DISCONNECTED, FailureKind.STALLED)
+# How long the trial's `atexit` handlers may delay the message that the function has ended.
 EXIT_HANDLERS_TIMEOUT_S = 30.0
-# The same if it failed: the other ranks lose contact meanwhile, and would be taken for the cause.
+# The same if it failed: other ranks that lose contact meanwhile would be taken for the cause.
 FAILED_EXIT_HANDLERS_TIMEOUT_S = 1.0
-# How many of a hung function's innermost calls are in the error.
+# The most frames of a hung function's stack in the error, the innermost ones.
 STACK_FRAMES = 50
 
 
 class Training:
-    """One rank's run of the training function for one trial, in a thread of its own.
+    """One rank's run of the training function for one trial, in a new thread.
 
-    A new thread for every trial, because much of torch's state (grad mode, autocast, default device) and
-    every `threading.local` belongs to the thread.
+    Every trial has a new thread, since much of torch's state (grad mode, autocast, default device) and every
+    `threading.local` belongs to a thread.
 
     ``describe_failure(error)`` returns the kind of a failure and text to add to its traceback;
-    ``enter_world()`` prepares the world that the function is about to be called in, ``leave_world()`` ends
-    this rank's part in one that changes.
+    ``enter_world()`` prepares the world in which the function is about to be called; ``leave_world()`` leaves
+    a world that changes.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Training:
         self._prepare = prepare
         self._describe_failure = describe_failure
         self._enter_world, self._leave_world = enter_world, leave_world
-        # The top-level package of the training function; empty until it is loaded.
+        # The top-level package of the training function; empty until the function is loaded.
         self.own_package = ""
         self.thread = threading.Thread(
             target=self._run, name=f"training-{live_session.request.trial_id}", daemon=True
@@ -79,7 +77,7 @@ class Training:
         return self.thread.is_alive()
 
     def stack(self) -> str:
-        """Return where the training function is now, as a traceback's lines; empty if it does not run."""
+        """Return the training function's current stack as text; empty if it does not run."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         lines = traceback.extract_stack(frame) if frame is not None else []
         ours = [number for number, line in enumerate(lines) if line.filename == __file__]
@@ -100,28 +98,28 @@ class Training:
         except StopTraining:
             ending = Stopped(self.session.world.rank)
         except BaseException as error:
-            # The coordinator raises it. SystemExit too: a function that exits has not finished its training.
+            # The coordinator raises it. That includes SystemExit: the function has not finished.
             kind, text = FailureKind.RAISED, _own_traceback(error)
-            with contextlib.suppress(Exception):  # of the user's error: its __str__ may raise
+            with contextlib.suppress(Exception):  # the user's error may raise in its __str__
                 kind, more = self._describe_failure(error)
                 text += more + advice_on(error)
             ending = Failed(self.session.world.rank, self._host, kind, encodable(text))
-        sending = _Once(self._send, ending)
-        bound = threading.Timer(
-            FAILED_EXIT_HANDLERS_TIMEOUT_S if isinstance(ending, Failed) else EXIT_HANDLERS_TIMEOUT_S, sending
-        )
-        bound.daemon = True
+        send_ending = _Once(self._send, ending)
+        failed = isinstance(ending, Failed)
+        timeout_s = FAILED_EXIT_HANDLERS_TIMEOUT_S if failed else EXIT_HANDLERS_TIMEOUT_S
+        timer = threading.Timer(timeout_s, send_ending)
+        timer.daemon = True
         if self.session.exit_handlers:
-            bound.start()
+            timer.start()
             exit_handlers.run_handlers(self.session)
-            bound.cancel()
+            timer.cancel()
         forget(self.session)
         session.activate(None)
-        ray_compat.install_session(session.current())  # of the other rank of this process, if it has one
-        sending()
+        ray_compat.install_session(session.current())  # on TPU, the process may have another rank
+        send_ending()
 
     def _call(self, function: Callable[[dict[str, Any]], Any]) -> None:
-        """Call the training function; in an elastic trial again, whenever the world it ran in is left."""
+        """Call the training function; in an elastic trial, again whenever its world has changed."""
         while True:
             left_with = stalled = ""
             try:
@@ -134,9 +132,9 @@ class Training:
                 return
             except WorldChanges:
                 self.session.committed.change_pending = False
-            except Exception as error:  # whatever the function raises over a rank that was lost
+            except Exception as error:  # the function may raise anything if a rank was lost
                 kind, more = self._describe_failure(error)
-                if kind not in _LOSSES or not self._can_restart():
+                if kind not in _CAUSED_BY_OTHERS or not self._can_restart():
                     raise
                 left_with = f"{type(error).__name__}: {error}"
                 if kind is FailureKind.STALLED:
@@ -145,13 +143,13 @@ class Training:
             self.session.wait_for_world(left_with, stalled)
 
     def _can_restart(self) -> bool:
-        """Return True if a function that lost its world can continue: it commits, or has reported nothing."""
+        """Return True if the function can be called again: it commits, or has reported nothing."""
         live = self.session
         return live.request.is_elastic and (live.committed.has_committed or not live.has_reported)
 
 
 class _Once:
-    """Sends a message at the first call, whichever thread it comes from."""
+    """Sends a message at the first call, from any thread."""
 
     def __init__(self, send: Callable[[Message], None], message: Message) -> None:
         self._send, self._message = send, message
@@ -163,10 +161,9 @@ class _Once:
 
 
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:
-    """Call the training function; what it returns or yields is reported, as Tune does."""
+    """Call the training function, and report what it returns or yields, as Tune does."""
     output = function(dict(live_session.request.config))
-    # Checked on what it returned: functools.partial and callable objects do not look like generator
-    # functions.
+    # Not inspect.isgeneratorfunction(function): a partial or a callable object is none.
     if inspect.isgenerator(output):
         for each in output:
             session.handle_output(live_session, each)
@@ -175,7 +172,7 @@ def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> No
 
 
 def enter_working_directory(request: TrialRequest) -> None:
-    """Go to the trial's working directory, unless RAY_CHDIR_TO_TRIAL_DIR=0 (as Tune's functions do)."""
+    """Change to the trial's working directory unless RAY_CHDIR_TO_TRIAL_DIR=0, as Tune does."""
     os.makedirs(request.working_dir, exist_ok=True)
     os.environ.setdefault("TUNE_ORIG_WORKING_DIR", os.getcwd())
     if bool(int(os.environ.get("RAY_CHDIR_TO_TRIAL_DIR", "1"))):
@@ -183,7 +180,7 @@ def enter_working_directory(request: TrialRequest) -> None:
 
 
 def _own_traceback(error: BaseException) -> str:
-    """Return the traceback without our own frames above the training function."""
+    """Return the traceback, beginning at the training function."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next

@@ -1,1 +1,1 @@
-"""Ranks of torch.distributed, in the training actors that Horovod's ranks use too."""
+"""The backend for torch.distributed, with the training actors of `actors`."""

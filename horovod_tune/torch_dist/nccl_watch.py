@@ -1,8 +1,8 @@
 """Runs in each rank with a GPU: ends waits for collectives of NCCL that cannot complete.
 
-If another rank dies or never enters a collective, this one waits for its GPU until torch's watchdog kills the
-process, a minute later. Here the groups are aborted at once instead. That ends the wait without an error: the
-function continues with invalid data up to its next collective, report or commit, which raises.
+If another rank dies or never enters a collective, this one would wait for its GPU until torch's watchdog
+kills the process, a minute later. Instead, the groups are aborted at once. That ends the wait without an
+error: the function continues with invalid data up to its next collective, report or commit, which raises.
 
 Checked against torch 2.11 and NCCL 2.28: `get_error` of ProcessGroupNCCL, which torch 2.7 and later have.
 """
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 ENVIRONMENT = {
-    # torch's watchdog notes errors, and does not kill the process.
+    # torch's watchdog records errors, and does not kill the process.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    # Nor does it sleep for a minute before a group can be destroyed, so that others write their dumps.
+    # Nor does it wait a minute for other ranks' dumps before a group can be destroyed.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
@@ -25,7 +25,7 @@ JOIN_TIMEOUT_S = 30.0
 
 
 def is_supported() -> bool:
-    """Return True if this release of torch has `get_error`."""
+    """Return True if this release of torch has ProcessGroupNCCL's `get_error`."""
     from torch.distributed import distributed_c10d
 
     return hasattr(getattr(distributed_c10d, "ProcessGroupNCCL", None), "get_error")
@@ -41,7 +41,7 @@ class NcclWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when the groups are not aborted any more."""
+        """End the watch; afterwards it aborts no group."""
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_TIMEOUT_S)
@@ -55,7 +55,7 @@ class NcclWatch:
 
 
 def _error(group: Any) -> str:
-    """Return the name of the error that torch's watchdog has noted; "" for a group without NCCL."""
+    """Return the name of the error that torch's watchdog has recorded; "" for a group without NCCL."""
     import torch
 
     try:

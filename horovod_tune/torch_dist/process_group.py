@@ -1,7 +1,7 @@
 """Runs in each rank: torch.distributed's process groups, new ones for every trial.
 
-The default group exists when the training function is called. A script made for torchrun creates its own: its
-``init_process_group()`` returns the existing group, if that has the requested settings.
+The default group exists when the training function is called. If the function calls ``init_process_group()``
+itself, as under torchrun, that keeps the existing group, or replaces it if the settings differ.
 
 Checked against torch 2.13: `_new_process_group_helper`, through which every group is made, the number that
 names the group, and the texts of Gloo's errors.
@@ -43,22 +43,22 @@ _GROUPS = Patch(
         part(f"{_C10D}:_process_group_name", uses="group_count"),
     ),
 )
-# After a collective timed out, how long to wait for the other ranks to publish that theirs did too: the rank
+# After a collective has timed out, how long to wait for other ranks to publish that theirs did too. A rank
 # that does not is the missing one.
 PEER_WAIT_S = 2.0
-# The shortest wait for a rank that still imports its modules; otherwise it is the group's timeout.
+# How long to wait for ranks that still import their modules, if the group's timeout is shorter.
 ARRIVAL_TIMEOUT = timedelta(seconds=60)
 # Gloo waits up to this many times its timeout for a peer to connect.
 GLOO_WAITS = 5
-# Their functions have the default group as a default argument, if it exists when they are imported.
+# Modules whose functions have the default group as a default argument, if it exists at their import.
 _WITH_DEFAULT_GROUP = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
-# DTensor's caches of meshes, with their groups. One that is missing here costs memory, or a process.
+# DTensor's caches of meshes, which hold groups. A cache that is missing here costs memory, or a process.
 _MESH_CACHES = (
     ("torch.distributed.tensor._redistribute", "_planner_cache.clear"),
     ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
     ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
 )
-# In the texts of Gloo's errors and of a TCPStore's, most of which are a plain RuntimeError.
+# Parts of the messages of Gloo's and TCPStore's errors, most of which are a plain RuntimeError.
 _TIMEOUT_TEXTS = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
 _DISCONNECT_TEXTS = (
     "gloo/transport/",
@@ -72,8 +72,10 @@ _DISCONNECT_TEXTS = (
 class TorchWorld:
     """The process groups of this process; implements `actors.rank_backend.RankBackend`, and `Collectives`.
 
-    ``stall_timeout_s`` is the timeout of the default group, which has NCCL besides Gloo with ``use_gpu``;
-    ``connect_timeout_s`` is that of making it.
+    Args:
+        stall_timeout_s: the timeout of collectives in the default group.
+        connect_timeout_s: how long making that group may take.
+        use_gpu: True if the group has NCCL besides Gloo.
     """
 
     init_call = "dist.init_process_group()"
@@ -89,29 +91,29 @@ class TorchWorld:
         self._world: Any = None
         self._store: Any = None
         self._name, self._groups_made = "", 0
-        # True until the training function has requested the default group, which exists.
+        # True until the training function has called `init_process_group`.
         self._is_offered = False
-        # Keeps every group of this world alive. If a DDP model held the last reference to one, it would be
-        # destroyed with the GIL held, for which its threads may wait: a deadlock. `_drop_groups` releases it.
+        # Keeps every group of this world alive. If a DDP model held the last reference to a group, the group
+        # would be destroyed with the GIL held, for which its threads may wait: a deadlock.
         self._groups: list[Any] = []
-        # Held while groups are aborted, or destroyed.
+        # Held while groups are aborted or destroyed.
         self._ending = threading.Lock()
         self._is_aborted = False
         self._watch: nccl_watch.NcclWatch | None = None
-        # True if this rank waited for a collective of NCCL in vain.
+        # True if a collective of NCCL has timed out on this rank.
         self._has_timed_out = False
         self._group_sockets: dict[int, str] = {}
-        # The sockets that were open before the world that is being formed; None while none is.
+        # The sockets that were open before the group that is being made; None if none is.
         self._before: dict[int, str] | None = None
 
     def load(self) -> None:
-        """Import torch, and put `init_process_group` of ours in front of torch's."""
+        """Import torch, and wrap its `init_process_group`."""
         # DistributedDataParallel and fully_shard import it: two seconds, which pass while the trial starts.
         import torch.distributed as dist
 
         if self._dist is not None:
             return
-        # Where there can be no watch, torch's own ends the process.
+        # Without the watch, torch's own watchdog ends the process.
         self._is_watched = self._use_gpu and nccl_watch.is_supported()
         if self._is_watched:
             for name, value in nccl_watch.ENVIRONMENT.items():
@@ -134,11 +136,11 @@ class TorchWorld:
         def new_group(*args: Any, **kwargs: Any) -> Any:
             before = sockets.open_tcp_sockets()
             made = real(*args, **kwargs)
-            if isinstance(made, tuple):  # not for a rank that is no member of the group
+            if isinstance(made, tuple):  # this rank is a member of the group
                 self._groups.append(made[0])
-            # Not those of the store: other ranks may still use it when this one has ended.
-            opened = sockets.open_tcp_sockets(but_port=self._store.port if self._store else None)
-            self._group_sockets |= sockets.but(opened, before)
+            # Without the store's, which other ranks may still use when this one has ended.
+            store_port = self._store.port if self._store else None
+            self._group_sockets |= sockets.open_tcp_sockets(except_port=store_port, before=before)
             return made
 
         return new_group
@@ -172,18 +174,18 @@ class TorchWorld:
             self._before = None
 
     def _make(self, arguments: dict[str, Any]) -> None:
-        """Make the default group, with new keys: those of an earlier one would be mistaken for its own."""
+        """Make the default group, with new keys in the store, so that it does not find an earlier group's."""
         self._groups_made += 1
         if (store := self._store) is None:
             raise WorldBroken("a rank of this world was lost")
         store = self._dist.PrefixStore(f"{self._name}.{self._groups_made}", store)
         timeout = arguments.pop("timeout", self._timeout)
-        # Ranks wait for each other here, where `close` can interrupt it. Gloo's wait for a peer that has not
-        # arrived cannot be interrupted.
+        # Ranks wait for each other here, since `close` can interrupt this wait, but not Gloo's wait for a
+        # peer.
         if store.add("arrived", 1) == arguments["world_size"]:
             store.set("all_arrived", "")
         store.wait(["all_arrived"], max(timeout, ARRIVAL_TIMEOUT))
-        if _GROUPS.fits:  # It is in the group's name, and a failed attempt increases it, on this rank only.
+        if _GROUPS.fits:  # the group's name contains it, and a failed attempt increases it on one rank only
             self._dist.distributed_c10d._world.group_count = 0
         self._is_aborted = False
         hook = sys.excepthook  # torch wraps it, every time
@@ -196,9 +198,9 @@ class TorchWorld:
             self._dist.distributed_c10d._set_pg_timeout(timeout)
 
     def serve_store(self, host: str) -> int:
-        """Open the TCPStore of the next world on the address ``host`` of this one; return its port.
+        """Open the next world's TCPStore on this host's address ``host``; return its port.
 
-        As under torchrun it takes connections without a secret; it unpickles nothing.
+        As under torchrun, it accepts connections without a secret; it unpickles nothing.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with contextlib.closing(socket.socket(family)) as listener:
@@ -210,11 +212,11 @@ class TorchWorld:
         return port
 
     def enter(self, world: RankInfo, name: str) -> None:
-        """Make the default group of world ``name``; returns when every rank of it has.
+        """Make the default group of world ``name``; return when every rank has made it.
 
         Raises:
-            WorldBroken: A rank was lost meanwhile, did not arrive within the group's timeout (a minute, if
-                that is shorter), or could not be reached within ``connect_timeout_s``.
+            WorldBroken: a rank was lost meanwhile, did not arrive within the group's timeout (or a minute, if
+                that is longer), or could not be reached within ``connect_timeout_s``.
         """
         self._drop_groups()
         self._world, self._name, self._groups_made = world, name, 0
@@ -226,7 +228,7 @@ class TorchWorld:
                 self._store = store
                 self._publish("arrived")
                 self._make(self._offer)
-                # A rank whose function returns at once must not leave while others still connect.
+                # Otherwise a rank whose function returns at once would leave while others still connect.
                 if store.add(f"{name}.made", 1) == world.size:
                     store.set(f"{name}.all_made", "")
                 store.wait([f"{name}.all_made"])
@@ -246,11 +248,11 @@ class TorchWorld:
         return list(self._dist.distributed_c10d._world.pg_map) if self._dist is not None else []
 
     def _handle_failure_on_gpu(self, live: session.Session, has_timed_out: bool) -> None:
-        """Break the world, whose ranks wait for a collective that cannot complete."""
+        """Break the world, in which a collective cannot complete."""
         self._has_timed_out = has_timed_out
         if has_timed_out:
             self._publish("timed out")
-        # First, as the function goes on when the groups are aborted, and must not report.
+        # Before the groups are aborted, since the function then continues, and must not report.
         live.break_world(was_unnoticed=True)
         self._abort_groups()
 
@@ -259,7 +261,7 @@ class TorchWorld:
         self.end(has_returned=False)
 
     def end(self, *, has_returned: bool) -> None:
-        """Destroy the groups: ranks that wait in a collective for this one, which has ended, get an error."""
+        """Destroy the groups, so that ranks which wait in a collective for this one get an error."""
         if self._world is None:
             return
         if has_returned:
@@ -268,10 +270,9 @@ class TorchWorld:
             self._watch.stop()
             self._watch = None
         if self._use_gpu and not has_returned:
-            # Destroying a group of NCCL waits for collectives that a lost rank never enters, or raises.
+            # Otherwise, destroying a group of NCCL may wait for collectives that a lost rank never enters.
             self._abort_groups()
-        # Destroyed, groups stay connected for as long as a model of the function's refers to them. What this
-        # rank has sent still arrives.
+        # A destroyed group stays connected while a model refers to it. What this rank has sent still arrives.
         sockets.shut_down(self._group_sockets)
         self._destroy()
         self._forget_groups()
@@ -283,50 +284,50 @@ class TorchWorld:
                 self._dist.destroy_process_group()
 
     def close(self) -> None:
-        """Break the groups, for the ranks that wait in one of their collectives, this one too."""
+        """Break the world, so that ranks which wait in a collective get an error, this one too."""
         store, self._store = self._store, None
-        if store is not None:  # ranks that make a group wait there
-            others = sockets.open_tcp_sockets(but_port=store.port)
-            sockets.shut_down(sockets.but(sockets.open_tcp_sockets(), others))
+        if store is not None:  # ranks that make a group wait in the store
+            others = sockets.open_tcp_sockets(except_port=store.port)
+            sockets.shut_down(sockets.open_tcp_sockets(before=others))
         self._abort_groups()
 
     def _abort_groups(self) -> None:
-        # Gloo's own abort() ends neither this rank's wait nor those of its peers.
+        # Gloo's abort() ends neither this rank's wait nor those of its peers.
         sockets.shut_down(self._group_sockets)
         with self._ending:
-            # Once, and none that is destroyed: NCCL would free its memory twice.
+            # Once only, and not after a group was destroyed: NCCL would free its memory twice.
             groups, self._is_aborted = [] if self._is_aborted else self._open_groups(), True
             for group in groups:
                 with contextlib.suppress(RuntimeError, AttributeError):  # older releases have none
                     group.abort()
 
     def abort(self) -> None:
-        """Break a world that has lost a rank; while `enter` is forming it, until `enter` gives up."""
+        """Break a world that has lost a rank. Returns when no group of it is being made any more."""
         self.close()
-        # A group that was just about to connect opens more.
+        # A group that is being made opens more sockets.
         while (before := self._before) is not None:
-            sockets.shut_down(sockets.but(sockets.open_tcp_sockets(), before))
+            sockets.shut_down(sockets.open_tcp_sockets(before=before))
             time.sleep(0.05)
 
     def keep(self, timeout_s: float) -> list[str]:
-        """Return why this process cannot form another world; `end` has destroyed the last one's groups."""
+        """Return why this process cannot enter another world; `end` has destroyed the groups."""
         return [] if _GROUPS.fits else ["this release of torch differs from the one whose groups are known"]
 
     def release(self, timeout_s: float) -> list[str]:
-        """Free the groups, after the models that used them; return why this process cannot be kept."""
+        """Free the groups, after the models that used them; return why this process cannot be reused."""
         thread = self._drop_groups()
         thread.join(timeout_s)
         return ["a collective was started and never waited for"] if thread.is_alive() else []
 
     def _drop_groups(self) -> threading.Thread:
         groups, self._groups = self._groups, []
-        # A group waits for its collectives, so in a thread.
+        # In a thread, since a group waits for its collectives.
         thread = threading.Thread(target=groups.clear, name="dropped groups", daemon=True)
         thread.start()
         return thread
 
     def _forget_groups(self) -> None:
-        """Drop what modules of torch keep of groups: as default arguments, and in caches of meshes."""
+        """Drop torch's own references to groups: default arguments, and caches of meshes."""
         kind = self._dist.ProcessGroup
         for module in filter(None, map(sys.modules.get, _WITH_DEFAULT_GROUP)):
             for function in filter(inspect.isfunction, vars(module).values()):
@@ -337,7 +338,7 @@ class TorchWorld:
                 operator.attrgetter(clear)(sys.modules[module_name])()
 
     def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
-        """Return the kind of a failure, text to add to its traceback (none), and the ranks it waited for."""
+        """Return the kind of a failure, no text, and the ranks for which the function waited in vain."""
         if self._dist is None:  # torch could not be imported
             return FailureKind.RAISED, "", {}
         chain = list(exception_chain(error))
@@ -361,7 +362,7 @@ class TorchWorld:
             self._store.set(f"{self._name}.{what}.{self._world.rank}", "")
 
     def _others(self, what: str, *, published: bool = True) -> dict[int, str]:
-        """Return the ranks that published ``what``, or those that did not, as `AwaitedRanks` does."""
+        """Return the ranks that have published ``what``, or have not, as in `AwaitedRanks`."""
         with contextlib.suppress(RuntimeError, AttributeError):
             keys = {rank: f"{self._name}.{what}.{rank}" for rank in range(self._world.size)}
             ranks = [rank for rank, key in keys.items() if self._store.check([key]) is published]
@@ -373,14 +374,14 @@ class TorchWorld:
         return WorldBroken(text)
 
     def awaited_ranks(self, output: Any) -> dict[int, str]:
-        """Return nothing: a rank that has ended leaves its groups, see `end`."""
+        """Return nothing: a collective that waits for a rank that has ended fails, see `end`."""
         return {}
 
     def are_ready(self) -> bool:
         """Wait for the GPU, then return True unless the training function has destroyed the default group.
 
         Raises:
-            WorldBroken: A collective on the GPU has failed, perhaps during this wait.
+            WorldBroken: a collective on the GPU has failed, perhaps during this wait.
         """
         if self._use_gpu and (cuda := sys.modules["torch"].cuda).is_initialized():
             cuda.synchronize()

@@ -1,4 +1,4 @@
-"""torch.distributed's backend, as the driver (is it installed?) and the coordinator (its launcher) use it."""
+"""The backend for torch.distributed: its check in the driver, its launcher in the coordinator."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def require_installed() -> None:
-    """Raise BackendMissing if no rank could start, with the cure; torch is not imported for that."""
+    """Raise BackendMissing if torch is not installed; does not import it."""
     if importlib.util.find_spec("torch") is None:
         raise BackendMissing("torch is not installed. Run `pip install torch`.")
 
 
 def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLauncher:
-    """Return what starts the ranks of a trial with torch.distributed."""
+    """Return the launcher of a trial with torch.distributed."""
     from horovod_tune.actors.actor_launcher import ActorLauncher
     from horovod_tune.torch_dist.process_group import TorchWorld
 
@@ -42,7 +42,7 @@ def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLau
 class StoreRendezvous:
     """Implements `actors.rank_backend.WorldRendezvous` with a TCPStore in rank 0's process.
 
-    That process is on the coordinator's host, and has imported torch; the coordinator has not.
+    Not in the coordinator, which is on the same host but does not import torch.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -55,7 +55,7 @@ class StoreRendezvous:
         rank_infos: Sequence[RankInfo],
         interfaces: Sequence[str],
     ) -> list[dict[str, str]]:
-        """Open the store; return what torchrun sets for each rank."""
+        """Open the store; return the variables that torchrun would set for each rank."""
         first = next(index for index, each in enumerate(rank_infos) if each.rank == 0)
         single_host = len({each.node_id for each in infos}) == 1
         address = "127.0.0.1" if single_host else infos[first].node_ip
@@ -75,7 +75,7 @@ class StoreRendezvous:
                 "LOCAL_WORLD_SIZE": str(rank_info.local_size),
                 "GROUP_RANK": str(hosts.index(info.node_id)),
                 "GROUP_WORLD_SIZE": str(len(hosts)),
-                # The store exists: rank 0 opens none at MASTER_PORT.
+                # Rank 0 must not open another store at MASTER_PORT.
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "GLOO_SOCKET_IFNAME": interface,
             }

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Runs on every node of a `ray up` cluster, as its set-up command: afterwards `python`, `ray` and
-# `horovod-tune` are on the login shell's PATH, in the versions that the tests ran on, and Horovod is compiled.
+# `horovod-tune` are on the login shell's PATH, in the tested versions, and Horovod is compiled.
 #
 #   bash node_setup.sh cpu     Horovod with Gloo
 #   bash node_setup.sh nccl    Horovod with Gloo and NCCL (needs an NVIDIA driver; brings CUDA's compiler)
 #   bash node_setup.sh tpu     no Horovod: torch_xla for TPU trials
 #
-# A node that has all this already (an image of yours, a second `ray up`) is left as it is, and nothing is
-# downloaded. It adds up to two lines to ~/.bashrc, at its top and at its end. What is compiled once is kept as a
-# wheel under ~/.cache/horovod_tune.
+# A node that has all this (from an image, or an earlier `ray up`) is not changed, and nothing is downloaded.
+# Adds up to two lines to ~/.bashrc, at its top and at its end. The compiled wheel is cached in
+# ~/.cache/horovod_tune.
 set -euo pipefail
 
 SRC=$HOME/.horovod-tune/src ENV=$HOME/.horovod-tune/env
@@ -70,7 +70,7 @@ elif [ "$kind" = cpu ]; then
   pip install --index-url "$CPU_INDEX" "torch==$TORCH" || pip install "torch==$TORCH"
 fi
 
-# The cloud SDKs serve the head, whose autoscaler starts and ends the machines.
+# The head needs the cloud SDKs, since its autoscaler starts and stops the machines.
 pip install -c "$SRC/constraints.txt" "ray[default,tune]" "torch==$TORCH" boto3 google-api-python-client "$SRC"
 case $kind in
   cpu) horovod-tune install-horovod ;;

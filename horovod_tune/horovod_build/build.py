@@ -181,7 +181,7 @@ def compile_wheel(
     command += ["--no-cache-dir", "--wheel-dir", str(folder), str(source)]
     began_s = time.monotonic()
     shown = -1
-    print(f"{what} ...", flush=True)
+    print(f"{what}: CMake configures it first, for one to three minutes ...", flush=True)
     with _sigterm_raises(), log.open("w") as kept:
         # A session of its own, so that one signal ends make and all its compilers; and the lock's descriptor,
         # so that no second build starts in this folder while a compiler of this one is alive.

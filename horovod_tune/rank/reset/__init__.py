@@ -1,1 +1,1 @@
-"""Restores a rank's process after a trial to what a new process would be."""
+"""Restores a rank's process after a trial, for the next one."""

@@ -1,8 +1,8 @@
-"""Restores a rank's process after a trial, so that the next one finds what it would in a new process.
+"""Restores a rank's process after a trial, so that the next trial finds the state of a new process.
 
-Runs in each rank, in a thread that runs no code of the user's. `Baseline.restore` returns what it could not
-restore; the process is then replaced. It has three parts: `settings` has what is not an attribute of a
-module, `imports` the loaded modules, `watch` the contents of the modules that stay.
+Runs in each rank, in a thread that runs no user code. `Baseline.restore` returns what it could not restore;
+the process is then replaced. `imports` restores the loaded modules, `watch` the contents of the modules that
+stay, `settings` everything else.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from horovod_tune.rank.reset.settings import Settings, horovod_settings, reseed
 from horovod_tune.rank.reset.watch import Watch
 from horovod_tune.rank.streams import unusable_streams
 
-# How long a trial's own threads and child processes may take to end after it.
+# How long threads and child processes may take to end after the trial that started them.
 EXIT_TIMEOUT_S = 0.5
-# How many more open files than before the first trial a process may have.
+# How many more files than before the first trial may be open.
 MAX_FILES_LEFT = 256
-# How much more memory of its own than before the first trial a process may keep. What libraries keep for
-# themselves (oneDNN, BLAS, the modules of scikit-learn, SciPy and pandas) was 170 MB at most.
+# How much more anonymous memory than before the first trial a process may use. Libraries (oneDNN, BLAS, the
+# modules of scikit-learn, SciPy and pandas) kept 170 MB at most.
 MAX_MEMORY_LEFT_MB = 640
-# The same where the process uses a GPU: CUDA keeps some for itself. How much was not measured.
+# The same if the process uses a GPU: CUDA keeps some memory; how much was not measured.
 MAX_MEMORY_LEFT_CUDA_MB = 2048
-# The part of a GPU's memory that may stay allocated. torch 2.11 kept the buckets of gradients of short trials
-# with DistributedDataParallel.
+# The fraction of a GPU's memory that may stay allocated: torch 2.11 kept DistributedDataParallel's gradient
+# buckets of short trials.
 MAX_GPU_MEMORY_LEFT = 0.01
 
 
@@ -42,7 +42,7 @@ class Baseline:
 
     def __init__(self) -> None:
         self._settings = Settings()
-        # The objects that follow would set off collections, which find nothing.
+        # The many new objects would trigger garbage collections, which find nothing.
         was_on = gc.isenabled()
         gc.disable()
         self._watch = Watch()
@@ -51,28 +51,28 @@ class Baseline:
         if was_on:
             gc.enable()
         self._horovod = horovod_settings()
-        # By object: another thread may get the number of one that has ended.
+        # By object, since a new thread may get the id of one that has ended.
         self._threads = weakref.WeakSet(threading.enumerate())
         self._children = set(_children())
         self._files = len(os.listdir("/proc/self/fd"))
         self._memory_mb = _own_memory_mb()
         self._output = [os.dup(1), os.dup(2)]
-        # Modules live as long as the process: the collector need not scan them after every trial. It does not
-        # scan them now either, since that takes 0.1 s of the first trial's start and frees next to nothing.
+        # So that collections after trials skip the modules, which are never freed. There is no collection
+        # before it: that would take 0.1 s of the first trial's start and free next to nothing.
         gc.freeze()
 
     def restore(self, own_package: str = "") -> list[str]:
         """Restore everything but memory; return what could not be restored.
 
         Args:
-            own_package: of the training function: no other trial may see it used.
+            own_package: the training function's package, which the next trial must import again.
         """
         self._restore_output()
         faulthandler.cancel_dump_traceback_later()
         changed = {name for name, _ in self._horovod ^ horovod_settings()}
         problems = [f"{name} was set, which Horovod reads once per process" for name in sorted(changed)]
         problems += self._settings.restore()
-        # A closed one cannot be opened again, and the next trial's first print() would raise.
+        # A closed stream cannot be reopened, and the next trial's first print() would raise.
         problems += [f"{name} was closed" for name in unusable_streams()]
         torch = sys.modules.get("torch")
         if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -84,11 +84,11 @@ class Baseline:
         gc.collect()
         if more_stay:
             gc.freeze()
-        # After the collection, since objects that are collected may end their threads and processes.
+        # After the collection, since collected objects may end their threads and processes.
         return problems + self._threads_left() + self._children_left() + self._files_left()
 
     def memory_left(self) -> list[str]:
-        """Free cached memory; return what the trial still holds. The backend has released its world."""
+        """Free cached memory; return what is still held. Call it after the backend has released its world."""
         problems = _gpu_memory_left()
         release_freed_memory()
         return problems + self._memory_left()
@@ -113,7 +113,7 @@ class Baseline:
             left[0].join(timeout=0.02)
 
     def _children_left(self) -> list[str]:
-        """Kill the processes that the trial left running; return one problem for each."""
+        """Kill the processes that the trial left running; return one problem per process."""
         left = [process for pid in _children() if pid not in self._children and (process := _child(pid))]
         if not left:
             return []
@@ -159,7 +159,7 @@ def _gpu_memory_left() -> list[str]:
 
 
 def _own_memory_mb() -> int:
-    """Return this process's anonymous memory, of which loading a library takes hardly any."""
+    """Return this process's anonymous memory, which loading a library hardly increases."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) >> 10 for line in file if line.startswith("RssAnon:"))
 
@@ -169,8 +169,8 @@ def _is_open(number: int) -> bool:
 
 
 def _may_stay(thread: threading.Thread) -> bool:
-    # Ray runs actor methods in threads that Python knows as dummies, and starts import and log threads. tqdm
-    # watches its progress bars, the closed ones too, in one thread for as long as the process lives.
+    # Ray runs actor methods in threads that Python sees as dummy threads, and starts import and log threads.
+    # tqdm's monitor thread runs for as long as the process.
     ours = ("ray_", "ray.", "AsyncIO", "tqdm_monitor")
     return isinstance(thread, threading._DummyThread) or thread.name.startswith(ours)
 
@@ -184,16 +184,16 @@ def _children() -> list[int]:
                 pids += [int(pid) for pid in file.read().split()]
         except FileNotFoundError:
             if not os.path.exists("/proc/thread-self/children"):
-                # A kernel without CONFIG_PROC_CHILDREN; psutil looks at every process of the host.
+                # A kernel without CONFIG_PROC_CHILDREN: psutil has to read every process of the host.
                 return [child.pid for child in psutil.Process().children()]
     return pids
 
 
 def _child(pid: int) -> psutil.Process | None:
-    """Return a child of the trial's own; None if it is gone, or is Python's own resource tracker."""
+    """Return a child process of the trial; None if it is gone, or is Python's resource tracker."""
     try:
         process = psutil.Process(pid)
-        # Started once per process by multiprocessing; it holds nothing of a trial.
+        # multiprocessing starts the tracker once per process; it keeps nothing of a trial.
         return None if "resource_tracker" in " ".join(process.cmdline()) else process
     except psutil.NoSuchProcess:
         return None

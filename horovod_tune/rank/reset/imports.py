@@ -1,9 +1,9 @@
 """Removes modules that a training function imported, so that the next trial imports them again.
 
-Forgotten are the user's own modules, and installed packages of Python files that nothing which stays refers
-to. Parts of what a fresh worker has (torch, NumPy, the standard library), packages with extension modules,
-which a process can load only once, and what those refer to stay: they are watched from the moment that their
-import has ended, and what their import changes elsewhere is theirs.
+It removes the user's own modules, and installed packages without extension modules. These stay: packages of
+which a new worker has a part (torch, NumPy, the standard library), packages with extension modules, which a
+process can load only once, and what either refers to. They are watched once they are imported, and what their
+import changes in other modules is accepted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INSTALLED = tuple(
 
 
 class Imports:
-    """The modules of this process before its first trial; follows what is imported from then on."""
+    """The modules of this process before its first trial; tracks what is imported later."""
 
     def __init__(self, watch: Watch, settings: Settings) -> None:
         self._watch = watch
@@ -45,7 +45,7 @@ class Imports:
         self._before = {name: module for name, module in sys.modules.items() if module is not None}
         self._packages = {_top(name) for name in self._before}
         self._installed: dict[str, bool] = {}
-        # Names of modules that came with an import of a library.
+        # Names of the modules that imports of libraries have loaded.
         self._library_modules: set[str] = set()
         self._thread = threading.local()
         bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ class Imports:
                 return real(name, import_)
             return self._import_library(real, name, import_)
 
-        # So Python leaves these frames out of tracebacks, as it does its own.
+        # Python leaves frames with these names out of tracebacks, as it does its own.
         for function in (_call_with_frames_removed, Imports._import_library):
             function.__code__ = function.__code__.replace(
                 co_filename=real.__code__.co_filename, co_name="_call_with_frames_removed"
@@ -64,11 +64,11 @@ class Imports:
         bootstrap._find_and_load = _call_with_frames_removed
 
     def _import_library(self, real: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
-        """Import ``name``; what its import changes in other modules is not the trial's doing."""
-        looks = _top(name) not in sys.stdlib_module_names
+        """Import ``name``, and accept what that changes in other modules."""
+        is_tracked = _top(name) not in sys.stdlib_module_names
         self._thread.is_importing = True
-        before = self._watch.differing() if looks else {}
-        settings = self._settings.set_by_imports() if looks else {}
+        before = self._watch.differing() if is_tracked else {}
+        settings = self._settings.set_by_imports() if is_tracked else {}
         there = set(sys.modules)
         try:
             return real(name, import_)
@@ -76,13 +76,13 @@ class Imports:
             self._thread.is_importing = False
             new = sys.modules.keys() - there
             self._library_modules |= new
-            if looks:
+            if is_tracked:
                 self._watch.accept(before)
                 self._settings.accept(settings)
             self._watch.add(sys.modules[each] for each in new)
 
     def _is_library(self, package: str) -> bool:
-        """Return True if a package is installed, or part of what a fresh worker has."""
+        """Return True if a package is installed, or a new worker has it."""
         if package in self._packages:
             return True
         if package not in self._installed:
@@ -95,10 +95,10 @@ class Imports:
         return self._installed[package]
 
     def forget(self, own_package: str = "") -> tuple[bool, list[str]]:
-        """Forget what can be forgotten.
+        """Remove the modules that can be removed.
 
         Returns:
-            True if some new modules stay, and why the process must be replaced.
+            True if some new modules stay, and the reasons why the process must be replaced.
         """
         for name, module in self._before.items():
             if sys.modules.get(name) is not module:
@@ -116,7 +116,7 @@ class Imports:
             and (_top(name) == own_package or self._is_user_module(name, module))
         }
         stay = {name for name in packages if name in self._packages or _has_extension(packages[name])}
-        stay = self._with_referred(stay, packages)
+        stay = self._with_references(stay, packages)
         forgotten = {name for package in packages.keys() - stay | users for name in packages[package]}
         for name in forgotten:
             del sys.modules[name]
@@ -133,8 +133,8 @@ class Imports:
         path = getattr(module, "__file__", None) or "built-in"
         return name not in self._library_modules and not _is_installed(path)
 
-    def _with_referred(self, stay: set[str], packages: dict[str, dict[str, Any]]) -> set[str]:
-        """Return the packages that stay with those that they refer to, or that are registered in others."""
+    def _with_references(self, stay: set[str], packages: dict[str, dict[str, Any]]) -> set[str]:
+        """Return the packages that stay, those that they refer to, and those registered in other modules."""
         found, waiting = set(stay), [module for name in stay for module in packages[name].values()]
         referred = _packages_of(self._watch.registered)
         while True:
@@ -149,10 +149,10 @@ class Imports:
 
 
 def _packages_of(values: Iterable[Any]) -> set[str]:
-    """Return the packages that modules, functions, classes, objects or names of theirs belong to."""
+    """Return the packages of ``values``: modules, functions, classes, objects, or names."""
     names = set()
     for value in values:
-        # Not isinstance(): a proxy's `__class__` may raise.
+        # Not isinstance(), since a proxy's `__class__` may raise.
         if issubclass(type(value), str):
             match = re.match(r"\w+", value)
             names.add(match[0] if match else "")

@@ -1,8 +1,8 @@
-"""The settings of a process outside modules' functions, classes and values.
+"""The settings of a process that are not attributes of modules.
 
-Those that training functions commonly change are restored. Where one of the others has changed, which can be
-read cheaply, the process is replaced. What belongs to a thread or a context variable (grad mode,
-autocast, the default device, NumPy's error state, decimal's context) is new with each trial's thread.
+Those that training functions commonly change are restored. If another one has changed, the process is
+replaced. What belongs to a thread or a context variable (grad mode, autocast, the default device, NumPy's
+error state, decimal's context) is new in each trial's thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import locale
 import logging
 import multiprocessing
 import multiprocessing.forkserver
-import multiprocessing.managers  # registers what it pickles
+import multiprocessing.managers  # for the reducers that its import registers
 import os
 import random
 import re
@@ -34,13 +34,18 @@ from typing import Any, NamedTuple
 
 import psutil
 
+# Settings that imports of libraries change.
 _SET_BY_IMPORTS = ("os.environ", "warnings.filters", "logging", "sys.meta_path", "sys.path_hooks")
 
 
 class Setting(NamedTuple):
-    """``read()`` returns a setting's value, ``write(value)`` restores it; None if that is not done.
+    """One setting of the process.
 
-    ``always``: it is read for the calling thread and written for all later ones, so never compared.
+    Attributes:
+        name: its name in the reason for which a process is replaced.
+        read: returns its value.
+        write: restores its value; None if it is not restored.
+        always: True if it is restored without a comparison, since `read` sees only the calling thread's.
     """
 
     name: str
@@ -50,7 +55,7 @@ class Setting(NamedTuple):
 
 
 class Settings:
-    """The values that the settings had when this was made."""
+    """The values of the settings when this object was made."""
 
     def __init__(self) -> None:
         torch = sys.modules.get("torch")
@@ -58,19 +63,19 @@ class Settings:
         self._values = [(setting, setting.read()) for setting in settings]
 
     def set_by_imports(self) -> dict[str, Any]:
-        """Return the settings that libraries change when they are imported."""
+        """Return the settings that imports of libraries change."""
         return {
             setting.name: setting.read() for setting, _ in self._values if setting.name in _SET_BY_IMPORTS
         }
 
     def accept(self, before: dict[str, Any]) -> None:
-        """Accept changes since ``before`` (of `set_by_imports`) as made by a library's import."""
+        """Accept changes since ``before``, which `set_by_imports` returned before an import."""
         for number, (setting, known) in enumerate(self._values):
             if setting.name in before:
                 self._values[number] = setting, _merged(known, before[setting.name], setting.read())
 
     def restore(self) -> list[str]:
-        """Write the settings that have changed; return those that could not be restored."""
+        """Restore the settings that have changed; return those that could not be restored."""
         problems = []
         for setting, value in self._values:
             try:
@@ -86,7 +91,7 @@ class Settings:
 
 
 def _merged(known: Any, before: Any, after: Any) -> Any:
-    """Return ``known`` with what was added and changed between ``before`` and ``after``.
+    """Return ``known`` with the changes between ``before`` and ``after``.
 
     >>> _merged({"a": 1}, {"a": 2}, {"a": 2, "b": 3}), _merged([1], [1, 2], [0, 1, 2])
     ({'a': 1, 'b': 3}, [0, 1])
@@ -99,21 +104,23 @@ def _merged(known: Any, before: Any, after: Any) -> Any:
 
 
 def reseed() -> None:
-    """Give Python's and NumPy's generators new seeds from the system, as a new process does."""
+    """Seed Python's and NumPy's generators from the system, as a new process does."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(None)
 
 
-# Where a rank is in its world; ours, and others in each world of an elastic trial.
-_PLACE = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
-_PLACE |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
+# Set by this package, to other values in each world: without "HOROVOD_".
+_RANK_VARIABLES = {f"{where}{what}" for where in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")}
+_RANK_VARIABLES |= {"HOSTNAME", "GLOO_RENDEZVOUS_ADDR", "GLOO_IFACE"}
 
 
 def horovod_settings() -> set[tuple[str, str]]:
-    """Return the variables that Horovod reads in a process's first world, some of them only then."""
+    """Return the variables that Horovod reads, some of them only once per process."""
     variables = ((name, value) for name, value in os.environ.items() if name.startswith("HOROVOD_"))
-    return {(name, value) for name, value in variables if name.removeprefix("HOROVOD_") not in _PLACE}
+    return {
+        (name, value) for name, value in variables if name.removeprefix("HOROVOD_") not in _RANK_VARIABLES
+    }
 
 
 def _python_settings() -> Iterator[Setting]:
@@ -190,23 +197,23 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
         read, write = torch.distributed.get_debug_level, torch.distributed.set_debug_level
         yield Setting("torch.distributed's debug level", read, write)
     yield Setting("TorchScript's fusion", lambda: _read_by_setting(torch))
-    # All others that torch's C++ code keeps: which kernels are used, for example.
-    for name in filter(_TORCHS_GETTERS.fullmatch, dir(torch._C)):
+    # All other settings in torch's C++ code, such as which kernels are used.
+    for name in filter(_TORCH_GETTERS.fullmatch, dir(torch._C)):
         getter = getattr(torch._C, name)
-        with contextlib.suppress(Exception):  # any: it is not for this build, or takes arguments
+        with contextlib.suppress(Exception):  # any: it may not exist in this build, or take arguments
             if isinstance(getter(), bool | int | str | tuple | list) or name.endswith("_backend"):
                 yield Setting(f"torch._C.{name}()", getter)
     for name in [each for each in sys.modules if each.startswith("torch.backends.")]:
         module = sys.modules[name]
         for attribute, value in list(vars(type(module)).items()):
-            # torch's kind of property: its value is in C.
+            # torch's property whose value is in C.
             if type(value).__name__ == "ContextProp":
                 yield Setting(f"{name}.{attribute}", functools.partial(getattr, module, attribute))
 
 
-# Left out: constants, what belongs to a thread, what CUDA would be started for, and what torch sets itself at
-# the first attention on a GPU (sdp_priority).
-_TORCHS_GETTERS = re.compile(
+# Without constants, what belongs to a thread, what would start CUDA, and what torch itself sets at the first
+# attention on a GPU (sdp_priority).
+_TORCH_GETTERS = re.compile(
     r"_get_(?!all_|accelerator|max_|operator_|upgraders_|thread|DTensor|caught_|torch_function|tracing"
     r"|sdp_priority)\w+"
     r"|_jit_(get_(?!all|custom|num)|can_fuse|texpr|llga)\w+|_is_(multithreading|view_replay|fwd_grad)_enabled"
@@ -214,7 +221,7 @@ _TORCHS_GETTERS = re.compile(
 
 
 def _read_by_setting(torch: Any) -> tuple[Any, ...]:
-    """Return the settings that torch returns only when they are set."""
+    """Return the settings that torch returns only from their setters."""
     profiles = torch._C._jit_set_profiling_executor(True)
     torch._C._jit_set_profiling_executor(profiles)
     strategy = torch._C._jit_set_fusion_strategy([])
@@ -259,28 +266,28 @@ def _working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        return ""  # the trial has removed the directory that it was in
+        return ""  # the trial has removed its working directory
 
 
 def _umask() -> int:
-    # os.umask() can be read only by setting it, which is a race with other threads.
+    # Not os.umask(), which would set it meanwhile, also for other threads.
     return int(_status("thread-self", "Umask")[0], 8)
 
 
 def _status(process: str, *names: str) -> list[str]:
-    """Return a process's state from the kernel, with the signals that C code handles too."""
+    """Return fields of a process's /proc status, which include the signals that C code handles."""
     with open(f"/proc/{process}/status") as file:
         fields = dict(line.split(":", 1) for line in file)
     return [fields[name] for name in names]
 
 
 def _logging() -> dict[str, Any]:
-    """Return the configuration of every logger that there is."""
+    """Return the configuration of the logging module and of every logger."""
     loggers = logging.root.manager.loggerDict
     state: dict[str, Any] = {
         name: _logger_state(each) for name, each in list(loggers.items()) if isinstance(each, logging.Logger)
     }
-    # Loggers that came with a package after the baseline are at their defaults: only changes count.
+    # Without loggers at their defaults: packages that are imported later create those.
     state = {name: each for name, each in state.items() if each != _UNTOUCHED}
     return {
         **state,

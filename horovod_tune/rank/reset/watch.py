@@ -1,8 +1,8 @@
 """Detects a trial's changes to the modules that stay: one pass over them, by identity, in some ten ms.
 
-A *space* is what has named or listed contents: a module, a class, and the dicts, lists, sets and objects that
-those hold. `Watch` compares each with what it was and puts functions, classes and removed or added attributes
-back. Whatever else differs it returns: the process is then replaced.
+A *container* is a module, a class, or one of the dicts, lists, sets and objects that those contain. `Watch`
+compares each with its earlier contents, and restores functions, classes, and attributes that were added or
+removed. It returns other differences, because of which the process is replaced.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-# Of Ray, ours and what Ray talks with: they change all the time, and no training function sets them. The
-# last six are tables of thousands of constants.
-UNWATCHED = {"ray", "horovod_tune", "google", "grpc", "msgpack", "psutil", "cloudpickle", "__main__"}
-UNWATCHED |= {"sympy", "mpmath", "charset_normalizer", "wcwidth", "torchgen", "_ast"}
-# Of torch's compiler, a fourth of what a fresh worker has, only the packages themselves and their settings.
+# Ray, this package and what they use change all the time, and no training function sets them. The last six
+# are tables of thousands of constants.
+_UNWATCHED = {"ray", "horovod_tune", "google", "grpc", "msgpack", "psutil", "cloudpickle", "__main__"}
+_UNWATCHED |= {"sympy", "mpmath", "charset_normalizer", "wcwidth", "torchgen", "_ast"}
+# torch's compiler, a fourth of a new worker's modules: of these, only the packages and their settings.
 _COMPILER = tuple(
     f"torch.{name}."
     for name in (
@@ -27,16 +27,16 @@ _COMPILER = tuple(
         *("_decomp", "testing", "distributed.tensor", "utils._sympy"),
     )
 )
-# Containers of the standard library that programs register in or set. The others are mostly caches.
-_STANDARD = (
+# Modules of the standard library whose containers programs change; those of others are mostly caches.
+_WATCHED_STANDARD = (
     *("calendar", "copyreg", "csv", "gettext", "json", "mimetypes", "multiprocessing.reduction"),
     *("shutil", "urllib"),
 )
-# The modules with functions whose defaults or code programs change.
+# Modules with functions whose defaults or code programs change.
 _WITH_FUNCTIONS = ("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions", "horovod")
-# What libraries note down for themselves as they work; its loss or stay is not seen by a training function.
-# A name that is missing here costs new processes, not a wrong result.
-BOOKKEEPING = {
+# What libraries record for themselves, which training functions do not notice. A name that is missing here
+# costs new processes, not wrong results.
+_BOOKKEEPING = {
     *("_cupti_monitor_checked", "_SIGCHLD_handler_set", "next_id", "__warningregistry__", "__slotnames__"),
     *("_handle_map", "_distributed_opaque_types_registered", "_max_vals", "_min_vals", "cls_counter"),
     *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
@@ -44,35 +44,35 @@ BOOKKEEPING = {
     *("singleton", "DESCRIBER_NEXT_ID", "simple_call_counter", "cls_to_fsdp_cls"),
     "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
 }
-# The same for CUDA: plain values (that there is a context now, its generators), and operators that are
-# registered with the first use.
-_CUDAS = ("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary.")
+# The same for CUDA: its state (there is a context, its generators), and operators that are registered at
+# their first use.
+_CUDA_NAMES = ("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary.")
 # Accelerate's singletons, of which every object shares one dict: empty until the first is made.
 _SINGLETONS = "_shared_state"
-_NO_SPACE = (
+_LEAF_TYPES = (
     *(str, bytes, int, float, complex, tuple, frozenset, type(None), property, staticmethod),
     *(classmethod, BuiltinFunctionType, ModuleType),
 )
-# Thousands of them are torch's and NumPy's operators, whose attributes are caches.
-_OPERATORS = ("OpOverload", "OpOverloadPacket", "ufunc", "_ArrayFunctionDispatcher", "Library", "Logger")
-# From a module to what a dict in one of its objects holds.
+# Types of which there are thousands of objects (torch's and NumPy's operators), whose attributes are caches.
+_OPERATOR_TYPES = ("OpOverload", "OpOverloadPacket", "ufunc", "_ArrayFunctionDispatcher", "Library", "Logger")
+# How deep to follow references from a module: to the contents of a dict in one of its objects.
 _DEPTH = 2
-# A container of more elements is a table of torch's or Python's own.
+# A container with more elements is a table of torch's or Python's.
 _MAX_ELEMENTS = 1500
 _MISSING = object()
 _parts_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
-class _Space(NamedTuple):
+class _Container(NamedTuple):
     name: str
     owner: Any
-    # Read the contents as they are now.
+    # Return the contents as they are now.
     read_keys: Callable[[], Iterable[Any]]
     read: Callable[[], Iterable[Any]]
     keys: Collection[Any]
     values: list[Any]
 
-    def now(self) -> _Space:
+    def now(self) -> _Container:
         return self._replace(keys=list(self.read_keys()), values=list(self.read()))
 
     def items(self) -> dict[Any, Any]:
@@ -80,78 +80,80 @@ class _Space(NamedTuple):
 
 
 class Watch:
-    """The contents of modules at the time when they were added, or accepted since."""
+    """The contents of modules when they were added, with changes that were accepted since."""
 
     def __init__(self) -> None:
-        self._spaces: dict[int, _Space] = {}
+        self._containers: dict[int, _Container] = {}
         self._parts: dict[FunctionType, tuple[Any, ...]] = {}
-        # What imports of libraries put into spaces that were there before.
+        # What imports of libraries have put into containers of other modules.
         self.registered: list[Any] = []
 
     def add(self, modules: Iterable[Any]) -> None:
-        """Watch these modules too, as they are now."""
+        """Watch these modules too, with their present contents."""
         for module in modules:
             name = module.__name__ if isinstance(module, ModuleType) else "__main__"
-            if _top(name) not in UNWATCHED and (not name.startswith(_COMPILER) or name.endswith("config")):
+            if _top(name) not in _UNWATCHED and (not name.startswith(_COMPILER) or name.endswith("config")):
                 self._add(module, name, _top(name), _DEPTH)
 
     def _add(self, owner: Any, name: str, top: str, depth: int) -> None:
-        contents = None if id(owner) in self._spaces else _contents_of(owner, top, name)
+        contents = None if id(owner) in self._containers else _contents_of(owner, top, name)
         if contents is None:
             return
         read_keys, read = _readers(contents)
-        space = _Space(name, owner, read_keys, read, list(read_keys()), list(read()))
-        self._spaces[id(owner)] = space
-        for key, value in zip(space.keys, space.values, strict=True):
+        container = _Container(name, owner, read_keys, read, list(read_keys()), list(read()))
+        self._containers[id(owner)] = container
+        for key, value in zip(container.keys, container.values, strict=True):
             if type(value) is FunctionType:
                 if str(value.__module__).startswith(_WITH_FUNCTIONS):
                     self._parts[value] = _parts_of(value)
                     if value.__kwdefaults__:
                         self._add(value.__kwdefaults__, f"{name}.{key}.__kwdefaults__", top, depth=0)
-            # Not isinstance(): a proxy's `__class__` may raise.
-            elif depth and not issubclass(type(value), _NO_SPACE):
+            # Not isinstance(), since a proxy's `__class__` may raise.
+            elif depth and not issubclass(type(value), _LEAF_TYPES):
                 is_pythons = isinstance(key, str) and (key.startswith("__") or key.endswith("member_map_"))
                 if not is_pythons or key == "__constants__":
                     self._add(value, f"{name}.{key}", top, depth - 1)
 
     def forget(self, packages: Collection[str]) -> None:
-        """Watch the modules of these packages, which are dropped, no longer; nor what they held."""
+        """Stop watching the modules of these packages, which were removed."""
         if packages:
-            spaces = self._spaces.items()
-            self._spaces = {number: each for number, each in spaces if _top(each.name) not in packages}
+            containers = self._containers.items()
+            self._containers = {
+                number: each for number, each in containers if _top(each.name) not in packages
+            }
 
-    def differing(self) -> dict[int, _Space]:
-        """Return the spaces whose contents are not those that are known, as they are now."""
+    def differing(self) -> dict[int, _Container]:
+        """Return the containers whose contents have changed, with their present contents."""
         found = {}
-        for number, space in self._spaces.items():
+        for number, container in self._containers.items():
             try:
-                if list(space.read()) == space.values:
+                if list(container.read()) == container.values:
                     continue
-            except Exception:  # any: objects are compared only if they are others
+            except Exception:  # any: comparing objects may raise, and only different ones are compared
                 pass
-            with contextlib.suppress(RuntimeError):  # a thread of a library's changes it at this moment
-                found[number] = space.now()
+            with contextlib.suppress(RuntimeError):  # a library's thread changes it meanwhile
+                found[number] = container.now()
         return found
 
-    def accept(self, before: dict[int, _Space]) -> None:
-        """Accept changes since ``before`` (of `differing`) as the modules' own."""
+    def accept(self, before: dict[int, _Container]) -> None:
+        """Accept changes since ``before``, which `differing` returned before an import."""
         for number, now in self.differing().items():
-            known = self._spaces[number]
+            known = self._containers[number]
             then = before.get(number, known).items()
             new = {key: value for key, value in now.items().items() if then.get(key, _MISSING) is not value}
             self.registered += [*new, *new.values()]
             if number in before:
                 kept = known.items() | new
                 now = known._replace(keys=list(kept), values=list(kept.values()))
-            self._spaces[number] = now
+            self._containers[number] = now
 
     def restore(self) -> list[str]:
-        """Restore what can be restored; return what else was changed."""
+        """Restore what can be restored; return the other changes."""
         changed = [each for each, parts in self._parts.items() if _parts_of(each) != parts]
         problems = [f"{each.__module__}.{each.__qualname__}" for each in changed]
         self._parts |= zip(changed, map(_parts_of, changed), strict=True)
         for number, now in self.differing().items():
-            known = self._spaces[number]
+            known = self._containers[number]
             then, current = known.items(), now.items()
             if not then and isinstance(known.owner, dict) and known.name.endswith(_SINGLETONS):
                 known.owner.clear()
@@ -161,16 +163,16 @@ class Watch:
                 name = f"{known.name}.{key}"
                 if old is not new and not _restore(known.owner, key, old, new) and not _is_bookkeeping(name):
                     problems.append(name)
-            self._spaces[number] = known.now()
+            self._containers[number] = known.now()
         return [f"{name} was changed" for name in problems]
 
 
 def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
-    """Restore an attribute of a module or class; return True if nothing else must be done."""
+    """Restore an attribute of a module or class; return True if nothing remains to be done."""
     if not isinstance(owner, ModuleType | type):
         return _are_equal(old, new)
     if issubclass(type(new), ModuleType) and old is _MISSING and sys.modules.get(new.__name__) is new:
-        return True  # a package has got one more of its modules
+        return True  # an imported submodule
     try:
         if old is _MISSING:
             delattr(owner, key)
@@ -191,26 +193,26 @@ def _are_equal(old: Any, new: Any) -> bool:
 
 
 def _is_bookkeeping(name: str) -> bool:
-    is_known = name.startswith(_CUDAS) or not BOOKKEEPING.isdisjoint(name.split("."))
+    is_known = name.startswith(_CUDA_NAMES) or not _BOOKKEEPING.isdisjoint(name.split("."))
     return is_known or "cache" in name.lower()
 
 
 def _contents_of(owner: Any, top: str, name: str) -> Any:
-    """Return the mapping, list or set of what ``owner`` holds; None if it is not watched."""
+    """Return the contents of ``owner`` as a mapping, list or set; None if they are not watched."""
     kind = type(owner)
     if issubclass(kind, ModuleType):
         return vars(owner)
     if issubclass(kind, type):
-        # torch.cuda.FloatTensor and some hundred like it have hundreds of attributes each.
+        # Some hundred types like torch.cuda.FloatTensor have hundreds of attributes each.
         is_tops = _belongs(owner.__dict__.get("__module__"), top) and kind.__name__ != "tensortype"
         return vars(owner) if is_tops else None
     if top == "horovod" or owner is sys.modules:
-        return None  # Horovod's are its world's
-    if top in sys.stdlib_module_names and not name.startswith(_STANDARD):
+        return None  # Horovod's objects belong to its world
+    if top in sys.stdlib_module_names and not name.startswith(_WATCHED_STANDARD):
         return None
     if issubclass(kind, dict | list | set):
         return None if len([*_readers(owner)[1]()]) > _MAX_ELEMENTS else owner
-    if not _belongs(kind.__module__, top) or kind.__name__ in _OPERATORS:
+    if not _belongs(kind.__module__, top) or kind.__name__ in _OPERATOR_TYPES:
         return None
     try:
         attributes = object.__getattribute__(owner, "__dict__")
@@ -220,9 +222,10 @@ def _contents_of(owner: Any, top: str, name: str) -> Any:
 
 
 def _readers(contents: Any) -> tuple[Callable[[], Iterable[Any]], Callable[[], Iterable[Any]]]:
-    """Return what reads the keys and the values of ``contents``, by the built-in types' own methods.
+    """Return functions that read the keys and the values of ``contents``.
 
-    Those of a subclass may do anything: Transformers' import every model.
+    They call the built-in types' methods, since a subclass's may do anything: Transformers' import every
+    model.
     """
     if isinstance(contents, list):
         return lambda: range(list.__len__(contents)), functools.partial(list.copy, contents)

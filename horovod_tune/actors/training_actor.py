@@ -294,7 +294,7 @@ class TrainingActor:
         assert self._world is not None and self._training is not None
         rank = self._world.rank
         self._training.thread.join(timeout=join_s)
-        if self._training.is_alive:
+        if self._training.thread.is_alive():
             return ResetResult((rank,), (f"the training function of rank {rank} still runs",))
         own_package, self._training = self._training.own_package, None
         problems = self._backend.keep(PROBE_TIMEOUT_S)

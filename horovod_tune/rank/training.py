@@ -72,10 +72,6 @@ class Training:
     def start(self) -> None:
         self.thread.start()
 
-    @property
-    def is_alive(self) -> bool:
-        return self.thread.is_alive()
-
     def stack(self) -> str:
         """Return the training function's current stack as text; empty if it does not run."""
         frame = sys._current_frames().get(self.thread.ident or 0)

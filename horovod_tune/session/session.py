@@ -71,7 +71,8 @@ class Session:
         self._checkpoint: Checkpoint | None = None
         # The checkpoints of reports that this rank has not made yet.
         self._stored: dict[int, CheckpointPlace] = {}
-        self._reports = request.reports
+        # The number of this rank's last report.
+        self.reports = request.reports
         # What rank 0 has reported last in this world.
         self._sent: Report | None = None
         self._released = float(request.reports)
@@ -90,11 +91,6 @@ class Session:
         self.world_error: Callable[[str], BaseException] = WorldBroken
         self._condition = threading.Condition()
 
-    @property
-    def reports(self) -> int:
-        """How often this rank has reported."""
-        return self._reports
-
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
         """Send rank 0's metrics, and wait on every rank until Tune decides that the trial continues."""
         self._refuse_in_a_fork("report()")
@@ -102,24 +98,24 @@ class Session:
         path = checkpoint_path(checkpoint)
         if self._world_is_broken:
             raise self.world_error("report() in a world that has lost a rank")
-        self._reports += 1
+        self.reports += 1
         self.has_reported = True
         if self.world.rank == 0:
-            self._sent = Report(self._reports, plain, path)
+            self._sent = Report(self.reports, plain, path)
             self._send(self._sent)
         with self._condition:
             # No timeout here: the coordinator releases every rank when the trial ends in any way, and
             # this process dies with the coordinator.
             self._condition.wait_for(
-                lambda: self._stopped or self._world_is_broken or self._released >= self._reports
+                lambda: self._stopped or self._world_is_broken or self._released >= self.reports
             )
             if self._stopped:
                 raise StopTraining
-            if self._released < self._reports:
+            if self._released < self.reports:
                 raise self.world_error("the world changes while report() waits")
             # Only checkpoints up to this report: a rank that lags behind rank 0 must not get a newer one than
             # rank 0 had at the same report.
-            due = [report for report in self._stored if report <= self._reports]
+            due = [report for report in self._stored if report <= self.reports]
             if due:
                 self._place, self._checkpoint = self._stored[max(due)], None
             for report in due:
@@ -179,7 +175,7 @@ class Session:
         self.request = replace(self.request, resources=resources)
         with self._condition:
             self.world, self.world_number, self._sent = world, number, None
-            self._reports, self._released = reports, max(self._released, float(reports))
+            self.reports, self._released = reports, max(self._released, float(reports))
             self._world_is_broken = self.failed_unnoticed = False
             self._condition.notify_all()
 

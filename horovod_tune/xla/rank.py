@@ -258,7 +258,7 @@ class _Rank:
     def _reset(self, join_s: float) -> list[str]:
         assert self._training is not None and self._baseline is not None
         self._training.thread.join(timeout=join_s)
-        if self._training.is_alive:
+        if self._training.thread.is_alive():
             return [f"the training function of rank {self._rank} still runs"]
         own_package, self._training = self._training.own_package, None
         environment = dict(os.environ)

@@ -82,7 +82,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
         )
         training.start()
         training.thread.join(timeout=30)
-        assert not training.is_alive
+        assert not training.thread.is_alive()
         return sent
 
     return run_it

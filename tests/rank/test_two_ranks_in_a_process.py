@@ -80,7 +80,7 @@ def run_two(shared: Shared, function: Any, place: Path, packed: str | None = Non
         each.training.start()
     for each in shared.ranks:
         each.training.thread.join(60)
-        assert not each.training.is_alive
+        assert not each.training.thread.is_alive()
     return shared.ranks
 
 

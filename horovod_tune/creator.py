@@ -73,13 +73,13 @@ def DistributedTrainableCreator(
         stall_timeout_s: seconds (default 1800) after which a collective that not all ranks have entered is
             an error. With ``use_tpu``: seconds in which a host's ranks do nothing at all (no report, no
             torch_xla operation, no computation) while Tune waits for them.
-        reuse_workers: keep the ranks' processes and their connections for the next trial; each process is
-            reset in between.
+        reuse_workers: keep the ranks' processes, and Horovod's connections, for the next trial; each process
+            is reset in between.
         nics: the network interface for the ranks' collectives, or several in order of preference. Default:
             the loopback if all ranks are on one host, otherwise the interface with the node's address in Ray.
-        min_workers: minimum number of ranks. If set, the trial is elastic: it survives losing ranks while
-            this many remain, and starts with this many if neither ``num_slots`` nor ``num_workers`` is given.
-            See `commit`.
+        min_workers: minimum number of ranks. If set, the trial is elastic: it continues when ranks are lost,
+            as long as this many remain or return within ``min_workers_timeout_s``, and starts with this many
+            if neither ``num_slots`` nor ``num_workers`` is given. See `commit`.
         max_workers: how many ranks an elastic trial grows to when resources are free (default: as many as it
             starts with).
         min_workers_timeout_s: seconds that fewer ranks than ``min_workers`` wait for others (default 60).
@@ -88,7 +88,7 @@ def DistributedTrainableCreator(
         SpecError: an argument has the wrong type, is out of bounds, or conflicts with another.
         TrainingFunctionError: ``func`` cannot be called as ``func(config)``.
         OutsideTune: horovodrun, mpirun or torchrun started this program, once per rank.
-        BackendMissing: Horovod (or torch_xla) is not installed, or built without Gloo.
+        BackendMissing: the backend's package is not installed, or Horovod is built without Gloo.
     """
     arguments = {name: given for name, given in locals().items() if name not in ("func", "replicate_pem")}
     check_training_function(func)
@@ -133,5 +133,5 @@ def _describe(trainable: type[DistributedTrainable]) -> str:
     return f"{trainable._name}, {ranks} per trial{hosts}"
 
 
-# On import: Python looks up `tune.run` before it evaluates the argument `DistributedTrainableCreator(...)`.
+# On import, since in `tune.run(DistributedTrainableCreator(...))` Python looks up `tune.run` first.
 run = ray_compat.prepare_runs(settings_for(is_distributed, keeps_actors, _callbacks_of, _describe), __name__)

@@ -121,7 +121,7 @@ class DistributedTrainable(FunctionTrainable):
         self._coordinator.set_trial(request, self._trial_storage)
 
     def step(self) -> dict[str, Any]:
-        """Return rank 0's next report; see FunctionTrainable.step for the last result."""
+        """Return rank 0's next report; after the last one a result that is marked as duplicate."""
         if self._restarts_elsewhere:
             self._coordinator.close()
             raise HostPreempted("preempted: the trial's node is draining; the trial restarts on another node")
@@ -173,7 +173,7 @@ class DistributedTrainable(FunctionTrainable):
         return fits(placement_of(self._spec), list(free.values()))
 
     def log_result(self, result: dict[str, Any]) -> None:
-        # Unlike `step`'s, this result has the iteration, which a restored trial reads from its checkpoint.
+        # Tune has added the iteration to this result; a restored trial counts on from it.
         if self._last_training_result is not None:
             self._last_training_result.metrics = result
 
@@ -213,12 +213,13 @@ class DistributedTrainable(FunctionTrainable):
             os.getcwd()
         except FileNotFoundError:
             os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "/"))
+        # Before Tune's method gives this object the storage of the next trial.
+        self._coordinator.end_trial()
+        self._store_artifacts()  # not stored yet if the trial was stopped
         return super().reset(*args, **keywords)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Prepare for the next trial on the same workers, or on new ones if these cannot be reused."""
-        self._coordinator.end_trial()
-        self._store_artifacts()  # not stored yet if the trial was stopped
         if self._coordinator.replaced_because:
             logger.info(
                 "horovod_tune replaced the workers before trial %s: %s",

@@ -35,7 +35,7 @@ LAYERS = [
 LAYER = {unit: number for number, units in enumerate(LAYERS) for unit in units}
 
 # Each of these runs in its own process and exchanges messages with the others. What the coordinator needs
-# from Gloo and XLA is in `coordinator/backend_protocol.py`; `trainable.py` joins the two.
+# from backends is in `coordinator/backend_protocol.py`; `backends.py` joins the two.
 BACKENDS = ("gloo", "torch_dist", "xla")
 APART = [
     *(("coordinator", each) for each in ("rank", "actors", *BACKENDS)),

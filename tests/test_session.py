@@ -352,3 +352,11 @@ def test_the_largest_integers_that_tune_takes_are_sent():
 def test_metrics_larger_than_a_report_may_be_are_refused_by_name(value):
     with pytest.raises(MetricsError, match=r"64 MB, and with 'large'.*checkpoint"):
         plain_metrics({"loss": 0.5, "large": value})
+
+
+def test_a_number_may_be_returned_and_an_empty_dict_is_no_report():
+    live, sent = make_session()
+    live.proceed(3)
+    for output in (numpy.float32(0.5), 0, {}, None):
+        session_module.handle_output(live, output)
+    assert [each.metrics for each in sent] == [{"_metric": 0.5}, {"_metric": 0}]

@@ -76,7 +76,6 @@ class TrainingActor:
         self._training: Training | None = None
         self._function = b""
         self._world: RankInfo | None = None
-        self._environment: dict[str, str] = {}
         self._baseline: Baseline | None = None
         self._channel: RankChannel | None = None
         self._run = 0
@@ -127,7 +126,6 @@ class TrainingActor:
     def assign(self, assignment: Assignment) -> None:
         """Take this actor's rank in the first world."""
         (self._world,) = assignment.rank_infos
-        self._environment = assignment.environment
         os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
         self._connect(assignment)
 
@@ -262,7 +260,6 @@ class TrainingActor:
         self._connect(assignment)
         with self._forming:
             (self._world,) = assignment.rank_infos
-            self._environment = assignment.environment
             os.environ.update(assignment.environment)
             self._training.session.committed.change_pending = False
             self._output.forget_stalls()

@@ -93,7 +93,7 @@ class Analysis:
 
     @property
     def run(self) -> str | None:
-        """When this search's driver started, which identifies it in its folder; None without a state file."""
+        """The start time of this search's driver, which identifies the search; None without a state file."""
         return self.record.run
 
     @property
@@ -273,7 +273,7 @@ class Analysis:
 
     @property
     def best_checkpoint(self) -> Any:
-        """The best trial's best checkpoint (by the metric), as a `ray.tune.Checkpoint`; None without one."""
+        """The best trial's best checkpoint (by the metric, within the limits); None without one."""
         from ray.tune import Checkpoint
 
         folder = self._best_checkpoint_folder
@@ -293,13 +293,15 @@ class Analysis:
         on_disk = {e.name for e in home.entries() if e.is_dir and _CHECKPOINT.fullmatch(e.name)}
         # Ray adds the name to a report that came with a checkpoint.
         rows = self.best_trial.rows
-        measured = {str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in rows}
+        within = [row for row, is_kept in zip(rows, kept(rows, self.limits), strict=True) if is_kept]
+        measured = {str(row.get("checkpoint_dir_name")): value_of(row, metric) for row in within}
         values = {name: value for name, value in sorted(measured.items()) if name in on_disk}
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         if finite:
             return home.below((min if mode == "min" else max)(finite, key=finite.__getitem__))
         # Reports of class trainables name no checkpoint: the newest is the nearest to the last result.
-        return home.below(max(on_disk)) if on_disk else None
+        names_one = any("checkpoint_dir_name" in row for row in rows)
+        return home.below(max(on_disk)) if on_disk and not (self.limits and names_one) else None
 
     def dataframe(self) -> pd.DataFrame:
         """Return one row per trial, in the order of creation.

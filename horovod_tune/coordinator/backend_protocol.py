@@ -1,7 +1,8 @@
 """The interface that every backend implements: a worker's actor, and the launcher that starts workers.
 
 A *worker* is a Ray actor that runs one rank, or with torch_xla all ranks of a host. The coordinator calls
-workers only through these methods.
+workers only through these methods; in elastic trials `world.py` and `slots.py` call more of
+`actors/training_actor.py`.
 """
 
 from __future__ import annotations

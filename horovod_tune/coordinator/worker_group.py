@@ -51,7 +51,7 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class WorkerGroup:
-    """The workers of one trial after another.
+    """The workers, which run one trial after another.
 
     Args:
         launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.

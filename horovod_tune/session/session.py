@@ -7,6 +7,7 @@ Step 1 of 5 of a report's path: `Session.report()` passes it to `actors/training
 from __future__ import annotations
 
 import functools
+import numbers
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -77,7 +78,7 @@ class Session:
         self._sent: Report | None = None
         self._released = float(request.reports)
         self._stopped = False
-        # True if `report` was called in this process.
+        # True if this rank has called `report` in this trial.
         self.has_reported = False
         self.world_number = request.world_number
         self._world_is_broken = False
@@ -271,6 +272,7 @@ def report(
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
             function has started.
         MetricsError: a value cannot be sent, or the checkpoint is not a directory.
+        HorovodInternalError: the world of ranks is broken (torch: `WorldBroken`); do not catch it.
 
     Example:
         >>> report({"loss": 0.25})
@@ -311,7 +313,7 @@ class TrialWorld:
         """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.
 
         It finds a forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`, and is cheap enough for
-        every epoch: one allgather of eight bytes per parameter. Buffers (the running mean of batch
+        every epoch: one allgather of eight bytes per parameter tensor. Buffers (the running mean of batch
         normalization) are not compared: they differ under Horovod.
 
         Raises:
@@ -322,7 +324,7 @@ class TrialWorld:
 
         if "horovod.torch" not in sys.modules:
             raise HorovodTuneError(
-                "check_synchronised() needs Horovod; DDP broadcasts rank 0's model when it is made"
+                "check_synchronised() is for Horovod; DistributedDataParallel keeps models equal without it"
             )
         import horovod.torch as hvd
         import torch
@@ -366,12 +368,13 @@ def _require(caller: str) -> Session:
 
 
 def handle_output(session: Session, output: Any) -> None:
-    """Report what a training function returned or yielded, as Tune does for its own functions."""
+    """Report what a training function returned or yielded, unless it is nothing or an empty dict."""
     if output is None or output is False:
         return
     if isinstance(output, Mapping):
-        session.report(output)
-    elif isinstance(output, (int, float)):
+        if output:
+            session.report(output)
+    elif isinstance(output, numbers.Number):
         session.report({"_metric": output})
     else:
         raise MetricsError(

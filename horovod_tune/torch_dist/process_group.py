@@ -311,7 +311,11 @@ class TorchWorld:
 
     def keep(self, timeout_s: float) -> list[str]:
         """Return why this process cannot enter another world; `end` has destroyed the groups."""
-        return [] if _GROUPS.fits else ["this release of torch differs from the one whose groups are known"]
+        return (
+            []
+            if _GROUPS.fits
+            else ["torch makes process groups differently from the release that was checked"]
+        )
 
     def release(self, timeout_s: float) -> list[str]:
         """Free the groups, after the models that used them; return why this process cannot be reused."""

@@ -139,6 +139,25 @@ def test_of_an_error_without_end_both_ends_are_kept(home):
     assert text.startswith("begins") and text.endswith("ValueError: ends") and len(text) < 210_000
 
 
+def test_the_best_checkpoint_is_within_the_limits(home):
+    trial = home / Path(read(home).best_trial.directory).name
+    rows = [
+        {"loss": 0.1, "latency": 25, "checkpoint_dir_name": "checkpoint_000000"},
+        {"loss": 0.2, "latency": 18, "checkpoint_dir_name": "checkpoint_000001"},
+    ]
+    lines = [json.dumps({"training_iteration": number, **row}) for number, row in enumerate(rows, 1)]
+    (trial / "result.json").write_text("\n".join(lines) + "\n")
+    for row in rows:
+        (trial / row["checkpoint_dir_name"]).mkdir()
+    within = [f"latency <= {bound}" for bound in (30, 20)]
+    found = [
+        analyze(home, metric="loss", mode="min", limits=[limit]).best_checkpoint_path for limit in within
+    ]
+    assert found == [str(trial / row["checkpoint_dir_name"]) for row in rows]
+    (trial / "checkpoint_000001").rmdir()
+    assert analyze(home, metric="loss", mode="min", limits=[within[1]]).best_checkpoint_path is None
+
+
 def test_a_checkpoint_that_was_never_finished_is_none(home):
     trial = home / Path(read(home).best_trial.directory).name
     for name in ("checkpoint_000000", "checkpoint_000001.part", "checkpoint_000002.part-3f"):

@@ -79,12 +79,14 @@ def test_artifacts_are_stored_until_the_end(ray_session: Any, tmp_path: Path) ->
                 report(loss=1.0, checkpoint=directory)
             if config["asks"] and number == 1:
                 stored = list(Path(tune.get_context().get_storage().trial_fs_path).glob("picture*"))
+                Path("stopped.txt").touch()
                 report(loss=1.0, stored=len(stored))
         Path("last.txt").touch()
 
     results = tune.Tuner(
         DistributedTrainableCreator(train, num_slots=1),
         param_space={"asks": tune.grid_search([True, False])},
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),  # so the second one reuses the actor
         run_config=tune.RunConfig(
             storage_path=str(tmp_path),
             verbose=0,
@@ -95,5 +97,6 @@ def test_artifacts_are_stored_until_the_end(ray_session: Any, tmp_path: Path) ->
     stopped, finished = sorted(results, key=lambda each: len(os.listdir(each.path)))
     assert (stopped.metrics or {})["stored"] == 2  # at each checkpoint
     assert len(list(Path(stopped.path).glob("picture_*"))) == 2
+    assert Path(stopped.path, "stopped.txt").exists()
     assert len(list(Path(finished.path).glob("picture_*"))) == 3
     assert Path(finished.path, "last.txt").exists()

@@ -91,7 +91,7 @@ class TrainingActor:
     def _import_quietly(self) -> None:
         try:
             self.load()
-        except Exception:  # any: the training thread imports the same modules again, and reports it
+        except Exception:  # any error: the training thread imports the same modules again, and reports it
             return
 
     def load(self) -> None:
@@ -148,7 +148,7 @@ class TrainingActor:
         try:
             channel.listen(self._release)
         finally:
-            # Now through Ray: the channel may have lost it.
+            # Send a pending report again, now through Ray: the channel may have lost it.
             training = self._training
             if training is not None:
                 training.session.resend()
@@ -205,7 +205,7 @@ class TrainingActor:
                 return
         self._outbox.put(message)
         if isinstance(message, Finished | Stopped | Failed):
-            # Not before: ranks that lose contact with this one must not be taken for the cause.
+            # After the message, as this makes other ranks fail, which must not be taken for the cause.
             self._backend.end(has_returned=isinstance(message, Finished))
 
     def _send_log(self) -> None:

@@ -239,7 +239,7 @@ class Analysis:
 
     @property
     def best_value(self) -> float:
-        """The metric by which the best trial won."""
+        """The value of the metric with which the best trial won."""
         return float(self.values[self._best])
 
     @property
@@ -307,8 +307,8 @@ class Analysis:
         """Return one row per trial, in the order of creation.
 
         Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
-        start and end (UTC), duration_s, ranks, hosts and start_s, which is how long its processes took to
-        start (NA if the reports lack them), error (its last line), num_failures, logdir, and the
+        start and end (UTC), duration_s, ranks, hosts and start_s (seconds until its processes had started);
+        these three are NA if the reports lack them; error (its last line), num_failures, logdir, and the
         configuration as config/….
         """
         scored: list[Score | None] = list(self.scores) if self._scored else [None] * len(self.trials)
@@ -335,11 +335,11 @@ class Analysis:
         return {trial.trial_id: frames.history_frame([trial], start, True) for trial in self.trials}
 
     def pareto_front(self, metrics: Mapping[str, str] | None = None) -> ParetoFront:
-        """Return the Pareto front: no other result is as good in every metric and better in one.
+        """Return the Pareto front: no other result is as good in all metrics and better in one.
 
-        `metrics` maps each to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they are
-        those of `BayesOptSearch`. Each trial is compared by its last report, with scope "all" every report
-        counts; a metric that only some reports have keeps its value until the next. Results that violate the
+        `metrics` maps names to "min" or "max": `{"accuracy": "max", "latency_ms": "min"}`; by default they
+        are those of `BayesOptSearch`. Trials are compared by their last report, with scope "all" by every
+        one; a metric that only some reports have keeps its value until the next. Results that violate the
         limits are left out. Raises `ValueError` for fewer than two metrics, or one that no trial reported.
         """
         return pareto_front(self, self.record.front if metrics is None else metrics)

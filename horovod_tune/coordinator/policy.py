@@ -97,7 +97,7 @@ class Reform:
 
 @dataclass(frozen=True)
 class Abandon:
-    """Mark members as lost that have not left the world by now."""
+    """Mark as lost the members that have not left the world by now."""
 
 
 @dataclass(frozen=True)

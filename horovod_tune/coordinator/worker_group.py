@@ -24,7 +24,7 @@ from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
 from horovod_tune.coordinator.events import EventQueue, Events
-from horovod_tune.coordinator.policy import PROMPT_REPLY_S, Limits
+from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.workers import Worker
 from horovod_tune.coordinator.world import World
 from horovod_tune.errors import TrainingFailed
@@ -80,9 +80,10 @@ class WorkerGroup:
         self._returned_before: set[int] = set()
         # The names in the last `AwaitedRanks` message.
         self._awaited: dict[int, str] = {}
-        # The acknowledgement to send next, and the last one, which the next poll repeats in case the channel
-        # has lost it. Each contains the newest checkpoint, since Ray's calls may arrive out of order.
+        # The acknowledgement to send next.
         self._next_ack: tuple[int, CheckpointPlace | None] | None = None
+        # The last one, which the next poll repeats in case the channel has lost it; with the newest
+        # checkpoint, since Ray's calls may arrive out of order.
         self._last_ack: tuple[Any, ...] = ()
         self._checkpoint: CheckpointPlace | None = None
 
@@ -167,7 +168,7 @@ class WorkerGroup:
                 if not is_sent:
                     worker.actor.proceed.remote(index, self._checkpoint)
             elif worker.running:
-                # Rank 0's worker, if it has no channel, gets both in one call.
+                # A worker without a channel gets the acknowledgement and the poll in one call.
                 self._poll(worker, *(() if is_sent else self._last_ack))
 
     def _poll(self, worker: Worker, *proceed: Any) -> None:
@@ -176,7 +177,7 @@ class WorkerGroup:
     def _listen(self, wait_s: float) -> None:
         """Handle the workers' messages of the next ``wait_s``, and poll them again."""
         events = self._wait_for_events(wait_s)
-        # Reports first: one that came through a channel was sent before a reply that came with it.
+        # Reports first: they were sent before the replies that were received in the same wait.
         for run, report in events.reports:
             if run == self._run:
                 self._record_report(report)
@@ -262,7 +263,7 @@ class WorkerGroup:
         once; if no other cause is known, one that does not is the cause.
         """
         first += [each for each in self.world.end_trial() if each not in first]
-        began, asked = time.monotonic(), len(self._logs)
+        began, asked, prompt_s = time.monotonic(), len(self._logs), self.world.limits.prompt_s
         for worker in self.workers:
             if worker.running and not worker.is_polled:
                 self._poll(worker)
@@ -273,12 +274,12 @@ class WorkerGroup:
             have_answered = {chunk.rank for chunk in self._logs[asked:]}
             missing = [each for each in self.workers if each.running and not have_answered & set(each.ranks)]
             is_known = not failures.needs_cause(first) or waited_s >= ROOT_CAUSE_WAIT_S
-            if (is_known and not missing) or waited_s >= PROMPT_REPLY_S:
+            if (is_known and not missing) or waited_s >= prompt_s:
                 break
             self._listen(0.1)
         if failures.needs_cause(first):
             for worker in missing:
-                self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no heartbeat for {PROMPT_REPLY_S:g} s")
+                self.world.lose(worker, FailureKind.UNRESPONSIVE, f"no reply for {prompt_s:g} s")
         stacks = {chunk.rank: chunk.stack for chunk in self._logs[asked:]}
         first = failures.add_awaited_ranks(
             first,
@@ -351,7 +352,7 @@ class WorkerGroup:
     def close(self) -> None:
         """End every worker's process and wait for it; twice is harmless."""
         if self._has_ranks:
-            # Otherwise ranks log errors about those that are killed first, and no `atexit` handler runs.
+            # Killed one after the other, ranks log lost connections and run no `atexit` handlers.
             unresponsive = {
                 each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE
             }

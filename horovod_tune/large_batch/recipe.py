@@ -1,4 +1,4 @@
-"""Runs in each rank: a configuration as optimiser, schedule and accumulation for the world it is in."""
+"""Runs in each rank: makes optimiser, schedule and accumulation from a configuration."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class TrainingSetup:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict` at the same epoch, with the rates and the batch of this configuration.
 
-        So a trial also continues after population based training has changed its configuration. An
-        optimiser of another kind starts with a state of its own.
+        So PBT may change a trial's configuration between saving and loading. An optimiser of another kind
+        starts with a state of its own.
 
         Raises:
             HyperparameterError: It is not the state of such a setup.
@@ -119,19 +119,19 @@ def from_config(
     Call it after ``hvd.init()``, and broadcast the model's parameters as always; with torch.distributed, give
     it the ``DistributedDataParallel``. Read from `config`:
 
-    * ``epochs``
-    * ``global_batch_size``, the same in every world, or ``local_batch_size`` of each rank, with which batch
-      and rate grow with the world
-    * ``lr``, the rate tuned for a batch of ``base_batch_size``, or ``relative_lr``, the same in units of a
-      usual one of the optimiser (`configuration.USUAL_RATE`)
+    * ``epochs`` and ``base_batch_size``, the batch for which rates are tuned (both required)
+    * exactly one of ``global_batch_size``, the same in every world, and ``local_batch_size`` of each rank,
+      with which batch and rate grow with the world
+    * exactly one of ``lr``, the rate for a batch of ``base_batch_size``, and ``relative_lr``, that rate as a
+      multiple of the optimiser's usual one (`configuration.USUAL_RATE`)
     * ``scaling``: ``linear``, ``sqrt`` or ``none``; by default what fits the optimiser
     * ``max_micro_batch_size``: the most samples of a rank in a pass
     * ``optimizer``: ``sgd``, ``lars``, ``adamw`` or ``lamb``; with ``momentum`` and ``nesterov`` (SGD, LARS),
       ``trust`` (LARS), ``betas`` and ``eps`` (AdamW, LAMB), ``weight_decay``, ``max_norm``
     * ``schedule``: ``constant``, ``multi_step`` (with ``milestones`` in epochs of the training, ``gamma``),
       ``polynomial`` (``power``), ``cosine``, ``restarts`` (``cycle_epochs``), ``one_cycle``, ``inverse_sqrt``
-    * ``warmup_epochs``, and ``warmup_start``, a part of the peak rate; by default the base rate, as in Goyal
-      et al. (2017)
+    * ``warmup_epochs``, and ``warmup_start``, a fraction of the peak rate; by default the base rate, as in
+      Goyal et al. (2017)
 
     Other keys are yours and are ignored, unless one looks like a misspelling of these or
     is what other libraries call one, such as ``learning_rate``.
@@ -141,8 +141,8 @@ def from_config(
         config: A trial's configuration.
         num_samples: Of the training set, over all ranks.
         scaler: A ``torch.amp.GradScaler``.
-        noise_scale: By default ``NoiseScale()``; one with ``every=1`` is sure enough sooner to drive a batch.
-            Not used if there is only one pass per step, on one rank.
+        noise_scale: By default ``NoiseScale()``; one with ``every=1`` narrows its interval sooner. Not used
+            with only one pass per step, on one rank.
         elastic: If True, the world may change its size. A global batch that a world does not divide is then
             split as evenly as possible instead of being an error.
         **distributed: For ``hvd.DistributedOptimizer``, such as ``compression``; none with torch.distributed.

@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 class BayesOptSearch(Searcher):
     """Suggest configurations by Bayesian optimisation, with any number of trials in flight.
 
-    A Gaussian process with a Matérn-5/2 kernel is fitted to the results; results of running trials are
-    sampled from the fitted model, and the point with the largest expected improvement over those samples (its
-    logarithm, for numerical reasons) is suggested next.
+    A Gaussian process with a Matérn-5/2 kernel is fitted to the results. Results of running trials are drawn
+    from it several times; the point with the largest expected improvement (its logarithm), averaged over the
+    draws, is suggested next.
 
         search = ConcurrencyLimiter(BayesOptSearch(metric="loss", mode="min"), max_concurrent=4)
         tune.Tuner(trainable, param_space={"lr": tune.loguniform(1e-5, 1e-1), ...},
@@ -59,18 +59,17 @@ class BayesOptSearch(Searcher):
     * `points_to_evaluate`: configurations to run first; missing parameters are filled in.
       `evaluated_rewards`: their metric values, if they are known already; only those with None are run.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
-      `acquisition_function`: an object of `bayes_opt.acquisition` instead. Neither is the recommended
-      default.
-    * `random_state`: an int, a NumPy generator, or None for a different search each time. The same state
-      and the same results give the same suggestions.
+      `acquisition_function`: an object of `bayes_opt.acquisition` instead. By default neither is used.
+    * `random_state`: an int (42), a NumPy generator, or None for a different search each time. The same
+      state and the same results give the same suggestions.
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
       one more than the number of parameters, at least 4 and at most 10 (4 if trials report several times).
       The last of them is the middle of all ranges, unless trials report several times.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
     * `time_attr`: the metric that measures a trial's progress, for the model of learning curves that is used
-      if trials report several times. The default is that of the tuner's ASHA, HyperBand or `PromotingASHA` if
-      trials are distributed, otherwise `training_iteration`. `max_t`: where a full training ends; by default
-      the stop criterion of the tuner, otherwise the latest report so far.
+      if trials report several times. The default is that of the tuner's ASHA, HyperBand or `PromotingASHA`
+      (for distributed trials), otherwise `training_iteration`. `max_t`: where a full training ends; by
+      default the stop criterion of the tuner, otherwise the latest report so far.
     * `analysis`: an earlier experiment, on the same or on other data: its directory, an `ExperimentAnalysis`,
       a `ResultGrid`, or a DataFrame of its results. The search starts where those were good; how much they
       count later is learned from the new results.
@@ -276,10 +275,10 @@ class BayesOptSearch(Searcher):
 
         `alpha` fixes the noise variance (in standardised units), which is estimated otherwise;
         `n_restarts_optimizer` adds starting points (0 to 3) to the fit. `kernel` is a kernel of scikit-learn
-        to use instead of the search's own (None). Then there are no priors on the hyperparameters and no
-        estimate of the noise: scikit-learn fits the kernel by maximum marginal likelihood, and the noise is
-        `alpha` (default 1e-6) plus that of a `WhiteKernel`, if the kernel has one. Its inputs are numbers
-        scaled to [0, 1], on a log scale for log domains and for ranges over powers of ten, and one column per
+        to use instead of the search's own. Then there are no priors on the hyperparameters and no estimate of
+        the noise: scikit-learn fits the kernel by maximum marginal likelihood, and the noise is `alpha`
+        (default 1e-6) plus that of a `WhiteKernel`, if the kernel has one. Its inputs are numbers scaled to
+        [0, 1], on a log scale for log domains and wide ranges (a factor of 1,000 or more), and one column per
         category of a choice, with any two categories at distance 1.
 
         Raises `ValueError` for an unknown name, a value out of bounds, or a kernel that does not fit the
@@ -400,7 +399,7 @@ class BayesOptSearch(Searcher):
             self.on_trial_complete(trial_id, result, error)
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
-        """Add a trial that was not suggested under this id: Tune gives a new one to a restarted trial."""
+        """Add a trial that was not suggested under this id: Tune gives a restarted trial a new id."""
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
             return False

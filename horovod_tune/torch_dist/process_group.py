@@ -52,7 +52,7 @@ ARRIVAL_TIMEOUT = timedelta(seconds=60)
 GLOO_WAITS = 5
 # Modules whose functions have the default group as a default argument, if it exists at their import.
 _WITH_DEFAULT_GROUP = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
-# DTensor's caches of meshes, which hold groups. A cache that is missing here costs memory, or a process.
+# DTensor's caches of meshes, which hold groups. One that is missing here keeps its group in memory.
 _MESH_CACHES = (
     ("torch.distributed.tensor._redistribute", "_planner_cache.clear"),
     ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
@@ -185,7 +185,7 @@ class TorchWorld:
         if store.add("arrived", 1) == arguments["world_size"]:
             store.set("all_arrived", "")
         store.wait(["all_arrived"], max(timeout, ARRIVAL_TIMEOUT))
-        if _GROUPS.fits:  # the group's name contains it, and a failed attempt increases it on one rank only
+        if _GROUPS.fits:  # part of the group's name; a failed attempt increases it on one rank only
             self._dist.distributed_c10d._world.group_count = 0
         self._is_aborted = False
         hook = sys.excepthook  # torch wraps it, every time

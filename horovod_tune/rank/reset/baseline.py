@@ -152,7 +152,7 @@ def _gpu_memory_left() -> list[str]:
     for device in range(cuda.device_count()):
         held = cuda.memory_allocated(device)
         if held > MAX_GPU_MEMORY_LEFT * cuda.get_device_properties(device).total_memory:
-            problems.append(f"{held} bytes of GPU memory are still held")
+            problems.append(f"{held} bytes of memory of GPU {device} are still held")
         cuda.reset_peak_memory_stats(device)
     cuda.manual_seed_all(torch.initial_seed())
     return problems

@@ -62,6 +62,7 @@ class HostActor:
         self._outbox = Outbox()
         self._rank_infos: dict[int, RankInfo] = {}
         self._running: set[int] = set()
+        self._lost: dict[int, tuple[FailureKind, str]] = {}
         self._logs = RankOutput(lambda chunk: self._outbox.put(chunk))
         self._reset_replies: Replies[list[str]] = Replies()
         self._parameters = SharedParameters()
@@ -123,6 +124,9 @@ class HostActor:
         packed = cloudpickle.dumps(replace(request, parameters=self._parameters.path_of(request.parameters)))
         self._running = set(self._rank_infos)
         for rank in self._supervisor.ranks:
+            if rank.ordinal in self._lost:
+                self._fail(rank, *self._lost[rank.ordinal])
+                continue
             rank.send("begin", pickled_request=packed, world=list(astuple(self._rank_infos[rank.ordinal])))
 
     def _send_to_all(self, kind: str, **fields: Any) -> None:
@@ -202,11 +206,16 @@ class HostActor:
         """Reset every rank's process; the result lists what keeps the next trial from using it."""
         ranks = tuple(self._rank_infos)
         self._reset_replies.clear()
+        for rank in list(self._lost):
+            self._reset_replies.put(rank, [])
         self._send_to_all("reset", join_s=join_s)
         answers = self._reset_replies.wait_for(len(ranks), timeout_s=join_s + RESET_S)
         problems = [f"rank {rank}: {problem}" for rank, found in answers.items() for problem in found]
-        late = [rank for rank in ranks if rank not in answers]
-        problems += [f"rank {rank} did not reset its process in time" for rank in late]
+        for rank in ranks:
+            if rank in self._lost:
+                problems.append(f"rank {rank}: {self._lost[rank][1]}")
+            elif rank not in answers:
+                problems.append(f"rank {rank} did not reset its process in time")
         self._checkpoints.forget()
         return ResetResult(ranks, tuple(problems))
 
@@ -243,11 +252,11 @@ class HostActor:
 
     def _lose(self, rank: RankProcess, text: str, own: bool) -> None:
         kind = FailureKind.DIED if own else FailureKind.DISCONNECTED
+        self._lost[rank.ordinal] = (kind, f"process {rank.pid}: {text}")
         if rank.ordinal in self._running:
-            self._fail(rank, kind, f"process {rank.pid}: {text}")
+            self._fail(rank, *self._lost[rank.ordinal])
         else:
-            # Between trials, or after its function has ended: the next trial must not use it.
-            self._reset_replies.put(rank.ordinal, [f"its process {rank.pid} is gone: {text}"])
+            self._reset_replies.put(rank.ordinal, [])  # a reset need not wait for it
 
     # What follows runs in a thread for one fetch.
 

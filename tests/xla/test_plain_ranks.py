@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 import ray
 from worker_kinds import Workers
@@ -21,9 +24,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray has a copy of its own
 
 
-@pytest.fixture(scope="module")
-def workers(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    made = Workers("plain", tmp_path_factory.mktemp("plain"))
+@pytest.fixture
+def workers(ray_session: Any, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers("plain", tmp_path)
     yield made
     made.close()
 
@@ -64,8 +67,6 @@ def test_what_two_ranks_print_at_once_arrives_whole(workers: Workers) -> None:
 
 
 def test_a_rank_that_leaves_by_the_back_door_is_named_though_its_status_is_0(workers: Workers) -> None:
-    """The last one: it ends these workers."""
-
     def train(config: dict[str, Any]) -> None:
         import horovod_tune
 
@@ -77,3 +78,24 @@ def test_a_rank_that_leaves_by_the_back_door_is_named_though_its_status_is_0(wor
     workers.begin(train)
     with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 2 on .* died.*exited with status 0"):
         workers.events()
+
+
+@pytest.mark.parametrize("was_reset", [True, False])
+def test_a_rank_that_dies_between_two_trials_is_named_at_once(workers: Workers, was_reset: bool) -> None:
+    def train(config: dict[str, Any]) -> None:
+        Path(f"pid_{os.environ['RANK']}").write_text(str(os.getpid()))
+
+    directory = workers.begin(train)
+    workers.events()
+    pid = int((directory / "pid_1").read_text())
+    if was_reset:
+        assert workers.group.end_trial() == []
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
+    if was_reset:
+        workers.begin(train)
+        with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 2 on .* died.*ended by SIGKILL"):
+            workers.events()
+    else:
+        (problem,) = [each for each in workers.group.end_trial() if each.startswith("rank 1: process")]
+        assert "SIGKILL" in problem

@@ -164,14 +164,11 @@ def fetch_source(archive: Path | None, work: Path) -> Path:
     return found[0].parent
 
 
-def compile_wheel(
-    source: Path, folder: Path, environment: dict[str, str], what: str, log: Path, lock: int
-) -> None:
+def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what: str, log: Path) -> None:
     """Compile `source` into a wheel in `folder`, with the output in `log` and the progress on stdout.
 
     Args:
         what: What the progress lines call the build.
-        lock: The descriptor of the build's lock.
 
     Raises:
         BuildError: The build failed; quotes the first error.
@@ -183,8 +180,7 @@ def compile_wheel(
     shown = -1
     print(f"{what}: CMake configures it first, for one to three minutes ...", flush=True)
     with _sigterm_raises(), log.open("w") as kept:
-        # A session of its own, so that one signal ends make and all its compilers; and the lock's descriptor,
-        # so that no second build starts in this folder while a compiler of this one is alive.
+        # A session of its own, so that one signal ends make and all its compilers.
         process = subprocess.Popen(
             command,
             env=environment,
@@ -194,7 +190,6 @@ def compile_wheel(
             text=True,
             errors="replace",
             start_new_session=True,
-            pass_fds=(lock,),
         )
         assert process.stdout is not None
         try:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from horovod_tune.horovod_build import BuildError, build, installed, patches
 from horovod_tune.horovod_build.build import Plan, apply, run_pip
 from horovod_tune.horovod_build.installed import InstalledTorch, installed_horovod, installed_torch
 
-# How long a build waits for another build of the same wheel. A build takes minutes.
-LOCK_TIMEOUT_S = 1800.0
+# How long the one collective that tries an installed Horovod may take; the import of torch is included.
+CHECK_TIMEOUT_S = 300
 
 # Modules that Horovod's setup and its compiled part import, with their names for pip.
 BUILD_REQUIREMENTS = {
@@ -78,20 +77,23 @@ def install_horovod(request: Request) -> None:
     if request.install and not request.force and request.wheel_dir is None and is_installed(plan):
         _check_installed(plan)
         return
-    with build_lock(request.cache / "locks" / f"{plan.key}.lock") as lock:
-        kept = sorted((request.cache / "wheels" / plan.key).glob("horovod-*.whl"))
-        if kept and not request.force:
-            wheel = kept[-1]
-            print(f"Using the wheel compiled earlier: {wheel}")
-        else:
-            wheel = _build(plan, torch, request, lock)
-        if request.wheel_dir is not None:
-            request.wheel_dir.mkdir(parents=True, exist_ok=True)
-            print(f"Wheel: {shutil.copy2(wheel, request.wheel_dir)}")
-        if request.install:
-            run_pip("install", "--no-deps", "--force-reinstall", str(wheel))
-            _pip_install_missing(without=("setuptools", "wheel"))
-            _check_installed(plan)
+    kept = sorted((request.cache / "wheels" / plan.key).glob("horovod-*.whl"))
+    if kept and not request.force:
+        wheel = kept[-1]
+        print(f"Using the wheel compiled earlier: {wheel}")
+    else:
+        building = request.cache / "building"
+        building.mkdir(parents=True, exist_ok=True)
+        # A folder for each: two builds may run at once, also on hosts that share the cache.
+        with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work:
+            wheel = _build(plan, torch, request, Path(work))
+    if request.wheel_dir is not None:
+        request.wheel_dir.mkdir(parents=True, exist_ok=True)
+        print(f"Wheel: {shutil.copy2(wheel, request.wheel_dir)}")
+    if request.install:
+        run_pip("install", "--no-deps", "--force-reinstall", str(wheel))
+        _pip_install_missing(without=("setuptools", "wheel"))
+        _check_installed(plan)
 
 
 def is_installed(plan: Plan) -> bool:
@@ -101,15 +103,12 @@ def is_installed(plan: Plan) -> bool:
     return present is not None and (present.version, present.torch_version) == wanted
 
 
-def _build(plan: Plan, torch: InstalledTorch, request: Request, lock: int) -> Path:
+def _build(plan: Plan, torch: InstalledTorch, request: Request, work: Path) -> Path:
     machine = installed.find_machine(os.environ)
     installed.check(machine, torch, request.gpu)
-    work = request.cache / "building" / plan.key  # An interrupted build may have left files there.
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
     logs = request.cache / "logs"
     logs.mkdir(exist_ok=True)
-    log = logs / f"{plan.key}_{time.strftime('%Y%m%d-%H%M%S')}.log"
+    log = logs / f"{work.name}_{time.strftime('%Y%m%d-%H%M%S')}.log"
     _pip_install_missing()
     cmake = machine.cmake or build.fetch_cmake(work / "cmake")
     if machine.nvcc and machine.nccl and plan.gpu == "nccl":
@@ -121,14 +120,13 @@ def _build(plan: Plan, torch: InstalledTorch, request: Request, lock: int) -> Pa
     jobs = request.jobs or build.max_jobs(len(os.sched_getaffinity(0)), _text("/proc/meminfo"))
     environment = build.compile_environment(plan, os.environ, jobs=jobs, cmake=cmake)
     what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
-    build.compile_wheel(source, work / "wheel", environment, what, log, lock)
+    build.compile_wheel(source, work / "wheel", environment, what, log)
     wheels = list((work / "wheel").glob("horovod-*.whl"))
     if len(wheels) != 1 or not _has_library(wheels[0]):
         raise BuildError(f"The build succeeded but made no wheel with Horovod's library. Its log: {log}")
     kept = request.cache / "wheels" / plan.key / wheels[0].name
     kept.parent.mkdir(parents=True, exist_ok=True)
     os.replace(wheels[0], kept)
-    shutil.rmtree(work)
     log.unlink()
     return kept
 
@@ -141,14 +139,19 @@ def _has_library(wheel: Path) -> bool:
 def _check_installed(plan: Plan) -> None:
     """Run one collective: an installed Horovod may still fail to load."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD_")}
-    checked = subprocess.run(
-        [sys.executable, "-c", _CHECK],
-        env=environment | {"HOROVOD_GLOO_IFACE": "lo", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    )
+    try:
+        checked = subprocess.run(
+            [sys.executable, "-c", _CHECK],
+            env=environment | {"HOROVOD_GLOO_IFACE": "lo", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=CHECK_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(
+            f"Horovod {plan.full_version} is installed, but a collective did not end in {CHECK_TIMEOUT_S} s."
+        ) from error
     if checked.returncode != 0 or "gloo" not in checked.stdout:
         # Horovod prints to stdout why it could not load its library, and fails elsewhere afterwards.
         output = [*checked.stdout.strip().splitlines()[:4], *checked.stderr.strip().splitlines()[-4:]]
@@ -169,41 +172,6 @@ def _pip_install_missing(without: tuple[str, ...] = ()) -> None:
     if missing:
         print(f"Installing {', '.join(missing)} ...", flush=True)
         run_pip("install", *missing)
-
-
-@contextmanager
-def build_lock(path: Path, *, timeout_s: float = LOCK_TIMEOUT_S, poll_s: float = 0.2) -> Iterator[int]:
-    """Hold the lock file `path`; yields its file descriptor.
-
-    The kernel drops the lock with its last holder, however that one ends: no lock outlives a build. A
-    compiler that inherits the descriptor holds the lock for as long as it runs.
-
-    Raises:
-        BuildError: Another process holds it for longer than `timeout_s`; names that process.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ends_s = time.monotonic() + timeout_s
-    waiting = False
-    with path.open("a+") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                holder = os.pread(file.fileno(), 32, 0).decode(errors="replace").strip() or "unknown"
-            if time.monotonic() >= ends_s:
-                raise BuildError(
-                    f"Process {holder} has been building the same wheel for more than {timeout_s:.0f} s "
-                    f"(it holds {path}). Wait for it, or end it and run this again."
-                )
-            if not waiting:
-                print(f"Process {holder} is building the same wheel; waiting for it.", flush=True)
-                waiting = True
-            time.sleep(poll_s)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield file.fileno()
 
 
 def _text(path: str) -> str:

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,7 +15,7 @@ from processes import eventually
 
 from horovod_tune.horovod_build import BuildError, patches
 from horovod_tune.horovod_build.build import GPU_CHOICES, Hunk, Plan, apply, hunks
-from horovod_tune.horovod_build.install import Request, build_lock, default_cache, install_horovod
+from horovod_tune.horovod_build.install import Request, default_cache, install_horovod
 
 # Horovod's own setup prints what CMake prints, and puts the library into the package.
 SETUP = """\
@@ -214,42 +212,3 @@ def test_the_patch_level_is_raised_with_every_change_of_a_patch() -> None:
 )
 def test_the_cache_is_where_the_user_keeps_caches(environ: dict[str, str], root: Path) -> None:
     assert default_cache(environ) == root
-
-
-@pytest.fixture
-def held_lock(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lock of the build `key` until it ends."""
-    program = f"""
-        import pathlib, sys
-        from horovod_tune.horovod_build.install import build_lock
-        with build_lock(pathlib.Path({str(tmp_path / "key.lock")!r})):
-            print("held", flush=True)
-            sys.stdin.read()
-    """
-    holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    yield holder
-    holder.kill()
-    holder.communicate()
-
-
-def test_waiting_for_another_build_has_an_end_and_names_it(
-    tmp_path: Path, held_lock: subprocess.Popen[str]
-) -> None:
-    with (
-        pytest.raises(BuildError, match=f"Process {held_lock.pid} has been building"),
-        build_lock(tmp_path / "key.lock", timeout_s=0.2, poll_s=0.05),
-    ):
-        pytest.fail("two held the lock")
-
-
-def test_a_killed_build_leaves_no_lock(tmp_path: Path, held_lock: subprocess.Popen[str]) -> None:
-    held_lock.kill()
-    held_lock.wait(timeout=10)
-    with build_lock(tmp_path / "key.lock", timeout_s=10):
-        pass

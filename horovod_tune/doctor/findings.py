@@ -248,7 +248,6 @@ def _versions(infos: dict[str, NodeInfo], backend: str) -> Iterator[Finding]:
         "Python": lambda info: ".".join(info.python.split(".")[:2]),
         "torch": lambda info: info.torch.version.split("+")[0] if info.torch else None,
         "horovod_tune": lambda info: info.packages.get("horovod_tune"),
-        "torch_xla": lambda info: info.packages.get("torch_xla") if backend == "xla" else None,
         "Horovod": lambda info: info.horovod.version if info.horovod and backend == "horovod" else None,
     }
     for name, version_of in compared.items():

@@ -151,7 +151,7 @@ def probe(program: str, timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Any]:
     try:
         ran = subprocess.run(command, env=environment, timeout=limit_s, **quiet)
     except subprocess.TimeoutExpired:
-        return {"slow_s": timeout_s}
+        return {"slow_s": limit_s}
     if ran.returncode == 0:
         return dict(json.loads(ran.stdout.strip().splitlines()[-1]))
     if ran.returncode < 0:
@@ -168,7 +168,9 @@ def requirements() -> tuple[dict[str, str | None], tuple[str, ...]]:
 
     versions: dict[str, str | None] = {"horovod_tune": _version("horovod_tune")}
     unmet = []
-    for line in importlib.metadata.requires("horovod_tune") or ():
+    # A copy of the package that was not installed (PYTHONPATH, py_modules) has no metadata.
+    lines = importlib.metadata.requires("horovod_tune") if versions["horovod_tune"] is not None else None
+    for line in lines or ():
         wanted = Requirement(line)
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
             continue

@@ -64,7 +64,7 @@ def check(
     num_hosts: int,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     nics: Sequence[str] = (),
-    backend: str = "horovod",
+    backend: str | None = None,
 ) -> Report:
     """Examine each machine of the Ray cluster that this process is connected to.
 
@@ -76,7 +76,8 @@ def check(
         num_hosts: on how many hosts a trial runs.
         timeout_s: for everything. A machine that has not answered by then is a problem.
         nics: as for `DistributedTrainableCreator`.
-        backend: the `TrialSpec.backend_name` of a trial; only "horovod" needs Horovod.
+        backend: the `TrialSpec.backend_name` of a trial; only "horovod" needs Horovod. None: "horovod" if
+            any machine has it.
 
     Raises:
         ValueError: `modules` contains something other than module names.
@@ -92,6 +93,9 @@ def check(
         found = probes.examine(modules, nics)
     finally:
         probes.end()
+    if backend is None:
+        has_horovod = any(node.info is not None and node.info.horovod is not None for node in found)
+        backend = "horovod" if has_horovod else "torch"
     return Report(tuple(found), tuple(diagnose_nodes(found, backend=backend)))
 
 

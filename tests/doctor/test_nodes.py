@@ -123,9 +123,9 @@ def test_a_machine_that_nobody_reaches_is_blamed_once_and_a_pair_by_itself() -> 
     assert [(problem.node, "from n2" in problem.what) for problem in pair] == [("n3", True)]
 
 
-def test_a_tpu_trial_needs_no_horovod() -> None:
-    facts = replace(FACTS, horovod=None, packages={**FACTS.packages, "torch_xla": "2.9.0"})
-    assert Report((), diagnose_nodes((machine(1, info=facts), machine(2, info=facts)), backend="xla")).ok
+def test_a_torch_trial_needs_no_horovod() -> None:
+    facts = replace(FACTS, horovod=None)
+    assert Report((), diagnose_nodes((machine(1, info=facts), machine(2, info=facts)), backend="torch")).ok
 
 
 def test_what_is_no_module_name_is_refused_before_anybody_is_asked() -> None:

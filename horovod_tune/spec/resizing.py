@@ -33,12 +33,12 @@ def resized(spec: TrialSpec, bundles: Sequence[Mapping[str, float]]) -> TrialSpe
     >>> resized(make_spec(num_slots=2), [{"CPU": 2.0}, {"CPU": 1.0}]).slots
     (2, 1)
     """
+    if spec.use_tpu:
+        raise SpecError(f"cannot resize a trial to {_text(bundles)}: with use_tpu, a slice keeps its size")
     held = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
     slots = tuple(_ranks_in(spec, bundle) for bundle in held if bundle)
     if not slots:
         raise SpecError(f"cannot resize a trial to {_text(bundles)}: that holds no rank{_hint(spec)}")
-    if spec.use_tpu:
-        raise SpecError(f"cannot resize a trial to {_text(bundles)}: with use_tpu, a slice keeps its size")
     if slots == spec.slots:
         return spec
     size = sum(slots)

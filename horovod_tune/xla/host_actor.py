@@ -1,7 +1,7 @@
 """The worker of a TPU trial: one actor per host, which holds the chips for Ray; ranks are processes below it.
 
 It never touches the device itself. Its methods are called by the coordinator's worker group and by
-`launcher.XlaLauncher` only.
+`xla_launcher.XlaLauncher` only.
 
 Step 2 of 5 of a report's path: `xla/rank.py` sends it here, and `poll()` hands it to the
 coordinator (`coordinator/worker_group.py`).

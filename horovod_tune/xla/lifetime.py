@@ -10,8 +10,8 @@ from collections.abc import Mapping
 _PR_SET_PDEATHSIG = 1
 
 _USUAL_CAUSES = {
-    signal.SIGSEGV: " (segmentation fault). On a TPU host this is mostly a lack of memory: let the ranks "
-    "load less, or share one model (horovod_tune.with_parameters).",
+    signal.SIGSEGV: " (segmentation fault). On a TPU host the usual cause is too little memory: let the "
+    "ranks load less, or share one model (horovod_tune.with_parameters).",
     signal.SIGKILL: ". The kernel killed it since memory ran out (`dmesg` shows it), or another process did.",
 }
 

@@ -103,7 +103,7 @@ def _placement_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement
         raise SpecError(UNDIVIDED.format(chips=chips))
     bundle = _bundle(spec, chips)
     if spec.tpu_type is not None:
-        # A host that is a whole slice is its worker 0. Hardly any of that: several trials may share the host.
+        # A host that is a whole slice is its worker 0. Several trials can share it: the amount is tiny.
         bundle[head_of(spec.tpu_type)] = PIN
     return Placement((bundle,), "PACK")
 
@@ -166,10 +166,10 @@ def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
 
 
 def _planned_shape(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> tuple[str, int]:
-    """Return the shape of a slice that the cluster has not, or not yet."""
+    """Return the shape of a slice that the cluster does not have, or whose hosts have not all joined."""
     of_type = [slice_hosts for slice_hosts in slices.values() if slice_hosts[0].pod_type == spec.tpu_type]
-    if spec.tpu_type is not None and not of_type:
-        count, chips = shape_of(spec.tpu_type)
+    count, chips = shape_of(spec.tpu_type) if spec.tpu_type is not None else (0, 0)
+    if spec.tpu_type is not None and all(len(slice_hosts) < count for slice_hosts in of_type):
         if spec.num_hosts != count:
             needed = f"{count} for tpu_type {spec.tpu_type!r}, or left out"
             raise SpecError(f"num_hosts must be {needed}, got {spec.num_hosts}")

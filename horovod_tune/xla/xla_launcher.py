@@ -123,10 +123,13 @@ class XlaLauncher:
         ordinals: dict[int, list[Ordinals]] = {}
         asked = {actors[i].wait_until_up.remote(POLL_S): i for i in range(len(actors))}
         end = time.monotonic() + LAUNCH_TIMEOUT_S
+        reply_timeout_s = POLL_S + self._spec.timeout_s
         while len(ordinals) < len(actors):
-            ready, _ = ray.wait(list(asked), num_returns=1, timeout=POLL_S + self._spec.timeout_s)
-            if not ready or time.monotonic() > end:
-                waiting = ", ".join(infos[i].host for i in asked.values())
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=reply_timeout_s)
+            waiting = ", ".join(infos[i].host for i in asked.values())
+            if not ready:
+                raise StartFailed(f"the host actor of {waiting} did not answer within {reply_timeout_s:g} s")
+            if time.monotonic() > end:
                 raise StartFailed(f"the ranks of {waiting} did not start within {LAUNCH_TIMEOUT_S:g} s")
             i = asked.pop(ready[0])
             try:
@@ -144,7 +147,11 @@ class XlaLauncher:
 
     def _record_processes(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> None:
         """Record every process below the host actors, so that the coordinator can wait for their end."""
-        found = ray.get([actor.processes.remote() for actor in actors], timeout=self._spec.timeout_s)
+        try:
+            found = ray.get([actor.processes.remote() for actor in actors], timeout=self._spec.timeout_s)
+        except (GetTimeoutError, RayActorError) as error:
+            hosts = ", ".join(info.host for info in infos)
+            raise StartFailed(f"a host actor of {hosts} did not list its processes: {error}") from error
         self._below = [
             WorkerInfo(info.node_id, info.node_ip, info.host, pid, started)
             for info, below in zip(infos, found, strict=True)

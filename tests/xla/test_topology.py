@@ -251,6 +251,9 @@ def test_a_slice_that_an_autoscaler_is_to_bring_is_asked_for_by_its_type() -> No
     assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v4-32-head": 1.0}
     (bundle,) = slices.tpu_placement(spec(tpu_type="v5litepod-8"), []).bundles
     assert bundle == {"CPU": 8.0, "TPU": 8.0, "TPU-v5litepod-8-head": slices.PIN}
+    joining = make_slice("s", 3, pod_type="v4-32")
+    (bundle,) = slices.tpu_placement(spec(tpu_type="v4-32"), joining).bundles
+    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v4-32-head": 1.0}
     with pytest.raises(SpecError, match="num_hosts must be 4 for tpu_type 'v4-32', or left out, got 2"):
         slices.tpu_placement(spec(tpu_type="v4-32", num_hosts=2), [])
 

@@ -152,7 +152,7 @@ class Coordinator:
 
     def _world_metrics(self) -> dict[str, Any]:
         """Return the metrics that describe the world of a result."""
-        hosts = self._group.hosts
+        hosts = list(self._group.hosts.values())
         return {
             "world_size": len(hosts),
             # A string: Tune's loggers for TensorBoard and the like draw lists of numbers.

@@ -54,7 +54,7 @@ def explain(failures: Sequence[Failed], *, world_size: int) -> str:
 def add_awaited_ranks(
     failures: Sequence[Failed],
     awaited: Mapping[int, str],
-    hosts: Sequence[str],
+    hosts: Mapping[int, str],
     *,
     running: Container[int],
     returned: Container[int] = (),
@@ -71,18 +71,17 @@ def add_awaited_ranks(
         stacks: where the training function of a running rank is, by rank.
 
     >>> stalled = Failed(0, "a", FailureKind.STALLED, "HorovodInternalError")
-    >>> _, hung = add_awaited_ranks(
-    ...     [stalled], {1: "gradient.7"}, ["a", "b"], running={1}, stacks={1: "  line 3, in train\\n"}
-    ... )
+    >>> hosts, stacks = {0: "a", 1: "b"}, {1: "  line 3, in train\\n"}
+    >>> _, hung = add_awaited_ranks([stalled], {1: "gradient.7"}, hosts, running={1}, stacks=stacks)
     >>> print(explain([stalled, hung], world_size=2))
     rank 1 of 2 on b hung:
     (rank 0 on a waited in a collective that not all ranks entered)
     Its training function is at:
       line 3, in train
     it did not enter gradient.7, in which the others waited
-    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, ["a", "b"], running={}, returned={1})[1].kind.name
+    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, hosts, running={}, returned={1})[1].kind.name
     'RETURNED'
-    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, ["a", "b"], running={})[0].traceback
+    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, {0: "a"}, running={1})[0].traceback
     'HorovodInternalError\\nrank 1 did not enter gradient.7'
     """
     found = list(failures)
@@ -90,12 +89,12 @@ def add_awaited_ranks(
     if stalled is None:
         return found
     for rank, collectives in awaited.items():
-        if rank in running:
+        if rank in running and rank in hosts:
             stack = (stacks or {}).get(rank)
             where = f"Its training function is at:\n{stack}" if stack else ""
             text = f"{where}it did not enter {collectives}, in which the others waited"
             found.append(Failed(rank, hosts[rank], FailureKind.HUNG, text))
-        elif rank in returned and rank < len(hosts):
+        elif rank in returned and rank in hosts:
             found.append(returned_early(rank, hosts[rank], collectives))
     if len(found) == len(failures) and awaited:  # all ranks wait, in different collectives
         missing = "; ".join(f"rank {rank} did not enter {each}" for rank, each in awaited.items())

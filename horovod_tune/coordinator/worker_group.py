@@ -93,10 +93,10 @@ class WorkerGroup:
         return self.world.members
 
     @property
-    def hosts(self) -> list[str]:
+    def hosts(self) -> dict[int, str]:
         """The host of each rank, by rank; empty until the workers have their ranks."""
         by_rank = {rank: worker.info.host for worker in self.workers if worker.info for rank in worker.ranks}
-        return [by_rank[rank] for rank in sorted(by_rank)]
+        return dict(sorted(by_rank.items()))
 
     @property
     def change_metrics(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class WorkerGroup:
         """
         hosts = self.hosts
         for rank, collectives in names.items():
-            if rank in self._returned_before and self.world.running and rank < len(hosts):
+            if rank in self._returned_before and self.world.running and rank in hosts:
                 self.world.failures.append(failures.returned_early(rank, hosts[rank], collectives))
 
     def take_logs(self) -> list[LogChunk]:

@@ -144,8 +144,8 @@ def decide(now: WorldStatus, limits: Limits) -> Action:
     if now.elapsed_s <= limits.wait_s:
         return Wait()
     return Fail(
-        f"{now.members} rank(s) are left, min_workers={limits.min_workers}, and no others came within "
-        f"min_workers_timeout_s={limits.wait_s:g} s"
+        f"{now.members} rank(s) are left, min_workers={limits.min_workers}, and no replacement started "
+        f"within min_workers_timeout_s={limits.wait_s:g} s"
     )
 
 

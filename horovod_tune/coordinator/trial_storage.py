@@ -52,7 +52,7 @@ class TrialStorage:
             return None
         path = self._context.experiment_fs_path
         here = directories.fingerprint(path)
-        if here is None or not ray_compat.storage_reaches_here(self._context):
+        if here is None:
             return driver
         # This host's own disk may have a directory of this name too, from an earlier experiment.
         there = node_transfer.fingerprint_on(driver, path, timeout_s=host_copies.PROBE_TIMEOUT_S)

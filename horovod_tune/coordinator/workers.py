@@ -127,7 +127,7 @@ def call_all(
             missing = [worker for worker, ref in zip(workers, refs, strict=True) if ref not in ready]
         except RayActorError as error:
             dead = [worker for worker, ref in zip(workers, refs, strict=True) if _has_died(ref)]
-            failed = StartFailed(f"{_names(dead)} died on its way {doing}: {error}")
+            failed = StartFailed(f"{_names(dead)} died when asked {doing}: {error}")
             failed.lost_slots = tuple(worker.slot for worker in dead)
             raise failed from error
         if waited < times:
@@ -136,10 +136,10 @@ def call_all(
                 *(len(missing), len(refs), waited * once_s, doing, (times - waited) * once_s),
                 _names(missing),
             )
-    multiplied = f", {times} times" if times > 1 else ""
+    multiplied = f"{times} times " if times > 1 else ""
     failed = StartFailed(
-        f"{len(missing)} of {len(refs)} training actors took longer than {times * once_s:g} s {doing} "
-        f"(timeout_s={timeout_s:g} s, and {START_S_PER_WORKER} s for each{multiplied}): {_names(missing)}"
+        f"{len(missing)} of {len(refs)} training actors took longer than {times * once_s:g} s {doing} ("
+        f"{multiplied}timeout_s={timeout_s:g} s and {START_S_PER_WORKER} s for each actor): {_names(missing)}"
     )
     failed.lost_slots = tuple(worker.slot for worker in missing)
     raise failed

@@ -86,7 +86,7 @@ class _Slot:
         return _Slot, ()
 
 
-def with_parameters(func: Callable[..., Any], **parameters: Any) -> Callable[[dict[str, Any]], Any]:
+def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[[dict[str, Any]], Any]:
     """Bind large objects (a model, a data set) to ``func(config, **parameters)``; returns ``bound(config)``.
 
     Instead of ``ray.tune.with_parameters``, whose objects only a Ray worker can fetch: the ranks of a TPU

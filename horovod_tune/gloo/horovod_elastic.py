@@ -32,7 +32,7 @@ _HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler"
 _SAVED = ("_saved_model_state", "_saved_optimizer_state", "_saved_sampler_state")
 _ELASTIC = Patch(
     "elastic API",
-    "hvd.elastic.run is refused: Horovod's own could open a service that unpickles what strangers send",
+    "hvd.elastic.run is refused: Horovod's own could open a service that unpickles unauthenticated input",
     (
         part("horovod.common.elastic:notification_manager"),
         part("horovod.common.elastic:run_fn(func, reset)", uses="notification_manager"),

@@ -46,7 +46,6 @@ from horovod_tune.ray_compat.queries import (
     private_directory,
     reports_of,
     resources_of_nodes,
-    storage_reaches_here,
 )
 from horovod_tune.ray_compat.schedules import (
     describe_scheduler,

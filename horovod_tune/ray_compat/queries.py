@@ -24,11 +24,6 @@ _DRIVERS_NODE = Patch(
     "checkpoints and logs reach the driver only where all hosts share the storage path",
     (part(f"{_STATE}.job_table"),),
 )
-_STORAGE_CHECK = Patch(
-    "the storage's validation file",
-    "shared storage is detected only by comparing directory contents",
-    (part("ray.train._internal.storage:StorageContext._check_validation_file(self)"),),
-)
 _REPORTS = Patch(
     "reports of restored trials",
     "after Tuner.restore, PromotingASHA knows only the last report of each trial",
@@ -76,7 +71,7 @@ _ANNOUNCED_END = Patch(
 _ALL_NODES_DRAIN = (b"all_nodes_go", b"horovod_tune")
 _SESSION_DIRECTORY = Patch(
     "the session's directory",
-    "workers start one by one, without forking, which takes longer",
+    "each process fetches its own copy of a checkpoint from another host",
     (
         part("ray._private.worker:_global_node"),
         part("ray._private.node:Node.get_session_dir_path(self)"),
@@ -98,17 +93,6 @@ def driver_node_id() -> str | None:
                 if node["NodeManagerAddress"] == entry["DriverIPAddress"] and node["Alive"]:
                     return node["NodeID"]
     return None
-
-
-def storage_reaches_here(storage: Any) -> bool:
-    """Return True if this host can write where the driver made the experiment's directory."""
-    if not _STORAGE_CHECK.fits:
-        return True
-    try:
-        storage._check_validation_file()
-    except RuntimeError:
-        return False
-    return True
 
 
 def reports_of(trial: Any) -> list[dict[str, Any]]:

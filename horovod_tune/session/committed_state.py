@@ -184,5 +184,5 @@ def _committed(caller: str) -> CommittedState:
         refuse_in_child_process(caller)
         raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
     if live.committed is None:
-        raise HorovodTuneError(f"{caller} needs Horovod ranks; a TPU trial keeps its size")
+        raise HorovodTuneError(f"{caller} does not work in a TPU trial, whose number of ranks is fixed")
     return live.committed  # type: ignore[no-any-return]

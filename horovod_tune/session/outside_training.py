@@ -16,10 +16,10 @@ def child_process_error(caller: str, rank: int, pid: int) -> str:
     """Return the error text for a call in a process that the training function of ``rank`` started."""
     return (
         f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} (process "
-        f"{pid}) started. Only the function itself can speak to Tune. It runs in every rank already: one "
+        f"{pid}) started. Only the function itself can report. It runs in every rank already: one "
         "process per slot, or per TPU chip. So give DistributedTrainableCreator the function that a launcher "
         "(torch_xla.launch, xmp.spawn, notebook_launcher, mp.spawn) is to run, without the launcher; or "
-        "bring what such a process finds out back to the function, and report it there."
+        "return the results of such a process to the function, and report them there."
     )
 
 

@@ -144,7 +144,9 @@ def _python_settings() -> Iterator[Setting]:
     only_read: dict[str, Callable[[], Any]] = {
         "the switch interval": sys.getswitchinterval,
         "the recursion limit": sys.getrecursionlimit,
-        "the longest int in text": sys.get_int_max_str_digits,
+        "the longest int in text": getattr(
+            sys, "get_int_max_str_digits", lambda: None
+        ),  # Python 3.10.7 and later
         "decimal's default context": lambda: repr(decimal.DefaultContext),
         "csv's settings": lambda: (csv.field_size_limit(), csv.list_dialects()),
         "NumPy's bit generator": _bit_generator,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from horovod_tune import ray_compat
 from horovod_tune.coordinator.host_slots import write_slots
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.errors import StartFailed, TrainingFailed
+from horovod_tune.errors import MetricsError, StartFailed, TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
 from horovod_tune.session.session import COMMIT_FILE
 
@@ -171,7 +171,11 @@ class Coordinator:
             metrics.setdefault(name, value)
         checkpoint, place = None, None
         if path is not None:
-            checkpoint, place = self._storage.persist(path, metrics)
+            try:
+                checkpoint, place = self._storage.persist(path, metrics)
+            except MetricsError as error:
+                where = f"rank 0 of {len(self._group.hosts)} on {self._group.hosts.get(0)}"
+                raise MetricsError(f"{where} failed: {error}") from None
             self._keep_logs(publish=True)
         # Sent when Tune requests the next result; until then rank 0 waits in its report.
         self._group.proceed(index, place)

@@ -60,7 +60,7 @@ PROBE_TIMEOUT_S = 5.0
 
 
 class TrainingActor:
-    """One rank; implements `coordinator.backend_protocol.WorkerActor`.
+    """One rank; implements `coordinator.backend_protocol.ElasticWorkerActor`.
 
     ``make_backend()`` returns its backend's `RankBackend`.
     """

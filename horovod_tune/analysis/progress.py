@@ -425,7 +425,8 @@ class ProgressCallback(Callback):
         known, ranks = self._progress.trials[trial.trial_id], result.get("world_size")
         before, known.ranks = known.ranks, ranks
         if before not in (None, ranks) and ranks is not None:
-            self._show(f"continues with {ranks} rank{'' if ranks == 1 else 's'} (before: {before})", trial.trial_id)
+            noun = "rank" if ranks == 1 else "ranks"
+            self._show(f"continues with {ranks} {noun} (before: {before})", trial.trial_id)
         self._show("better" if better else "reported", trial.trial_id)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

@@ -1,8 +1,7 @@
 """The interface that every backend implements: a worker's actor, and the launcher that starts workers.
 
 A *worker* is a Ray actor that runs one rank, or with torch_xla all ranks of a host. The coordinator calls
-workers only through these methods; in elastic trials `world.py` and `slots.py` call more of
-`actors/training_actor.py`.
+workers only through these methods.
 """
 
 from __future__ import annotations
@@ -51,6 +50,25 @@ class WorkerActor(Protocol):
 
     def reset(self, join_s: float) -> ResetResult:
         """Wait ``join_s`` for the training function to end, then restore the process for the next trial."""
+
+
+class ElasticWorkerActor(WorkerActor, Protocol):
+    """A worker of one rank that can continue in another world."""
+
+    def load(self) -> None:
+        """Return when the process has imported what a training function needs."""
+
+    def break_world(self, number: int) -> None:
+        """Make the rank leave world ``number``, which has lost a rank, unless it has left already."""
+
+    def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
+        """Join the next world of the trial, number ``number``, for which the rank waits."""
+
+    def offer_change(self, number: int) -> None:
+        """Make the next commit end world ``number``, since ranks want to join or must leave."""
+
+    def can_restore(self) -> bool:
+        """Return True if the rank can continue in another world, since its function commits."""
 
 
 class Launcher(Protocol):

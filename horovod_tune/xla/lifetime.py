@@ -10,7 +10,7 @@ from collections.abc import Mapping
 _PR_SET_PDEATHSIG = 1
 
 _USUAL_CAUSES = {
-    signal.SIGSEGV: " (segmentation fault). On a TPU host the usual cause is too little memory: let the "
+    signal.SIGSEGV: " (segmentation fault). On a TPU host the usual cause is a lack of memory: let the "
     "ranks load less, or share one model (horovod_tune.with_parameters).",
     signal.SIGKILL: ". The kernel killed it since memory ran out (`dmesg` shows it), or another process did.",
 }

@@ -175,6 +175,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: torch.nn.functional.relu(torch.tensor(-1.0)).item(),
         lambda: setattr(torch.nn.functional.relu, "__code__", (lambda input, inplace=False: input).__code__),
     ),
+    "an attribute of a function": (
+        lambda: hasattr(torch.nn.functional.softmax, "calls"),
+        lambda: setattr(torch.nn.functional.softmax, "calls", 1),
+    ),
     "constants of a class of torch": (
         lambda: len(torch.nn.Linear.__constants__),
         lambda: torch.nn.Linear.__constants__.append("mine"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import sys
 from collections.abc import Callable, Collection, Iterable
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -32,7 +31,7 @@ _WATCHED_STANDARD = (
     *("calendar", "copyreg", "csv", "gettext", "json", "mimetypes", "multiprocessing.reduction"),
     *("shutil", "urllib"),
 )
-# Modules with functions whose defaults or code programs change.
+# Modules with functions whose defaults, code or attributes programs change.
 _WITH_FUNCTIONS = ("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions", "horovod")
 # What libraries record for themselves, which training functions do not notice. A name that is missing here
 # costs new processes, not wrong results.
@@ -60,7 +59,10 @@ _DEPTH = 2
 # A container with more elements is a table of torch's or Python's.
 _MAX_ELEMENTS = 1500
 _MISSING = object()
-_parts_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _parts_of(function: FunctionType) -> tuple[Any, ...]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__, *function.__dict__
 
 
 class _Container(NamedTuple):

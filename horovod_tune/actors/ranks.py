@@ -92,11 +92,14 @@ def choose_interface(
     overrides both.
 
     Raises:
-        StartFailed: none of ``nics`` exists here, or no interface has ``node_ip``.
+        StartFailed: none of ``nics`` exists here, no interface has ``node_ip``, or it is an IPv6 address.
 
     >>> here = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}
     >>> choose_interface(here, node_ip="10.0.0.5", nics=[], single_host=False)
     'eth0'
+    >>> choose_interface(here, node_ip="fd00::2", nics=["eth0"], single_host=False)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    horovod_tune.errors.StartFailed: Ray knows this host by fd00::2, and ... speak IPv4 only. Start Ray ...
     """
     if ":" in node_ip and not single_host:
         raise StartFailed(

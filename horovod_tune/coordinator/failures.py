@@ -23,7 +23,12 @@ VERBS = {
 
 
 def needs_cause(failures: Sequence[Failed]) -> bool:
-    """Return True if all that is known is that ranks lost contact with each other."""
+    """Return True if all that is known is that ranks lost contact with each other.
+
+    >>> lost, died = Failed(0, "a", FailureKind.DISCONNECTED, ""), Failed(1, "b", FailureKind.DIED, "")
+    >>> needs_cause([lost]), needs_cause([lost, died])
+    (True, False)
+    """
     return all(failure.kind is FailureKind.DISCONNECTED for failure in failures)
 
 

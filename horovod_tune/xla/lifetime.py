@@ -30,6 +30,10 @@ def describe_exit(code: int | None) -> str:
     'it exited with status 3'
     >>> describe_exit(-15)
     'it was ended by SIGTERM'
+    >>> describe_exit(-11)[:52]
+    'it was ended by SIGSEGV (segmentation fault). On a T'
+    >>> describe_exit(-9)[:53]
+    'it was ended by SIGKILL. The kernel killed it since m'
     """
     if code is None:
         return "it ended in an unknown way"
@@ -46,8 +50,10 @@ def first_to_die(exits: Mapping[int, int | None]) -> set[int]:
     {11}
     >>> first_to_die({10: -15, 11: 0})  # os._exit(0) in the training function
     {11}
-    >>> first_to_die({10: -15})
-    {10}
+    >>> first_to_die({10: 0, 11: 7})
+    {11}
+    >>> first_to_die({10: -15}), first_to_die({10: None})
+    ({10}, {10})
     """
     own = {pid for pid, code in exits.items() if code not in (0, None, -signal.SIGTERM)}
     left = {pid for pid, code in exits.items() if code == 0}

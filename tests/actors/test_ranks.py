@@ -55,11 +55,6 @@ def test_a_trial_without_gpus_leaves_cuda_visible_devices_alone():
 ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
 
 
-def test_the_interface_is_the_one_that_has_rays_address_of_the_node():
-    choice = ranks.choose_interface(ADDRESSES, node_ip="10.0.0.5", nics=(), single_host=False)
-    assert choice == "eth0"
-
-
 def test_on_one_host_collectives_stay_on_the_loopback():
     choice = ranks.choose_interface(ADDRESSES, node_ip="10.0.0.5", nics=(), single_host=True)
     assert choice == "lo"
@@ -75,7 +70,3 @@ def test_an_interface_that_is_not_there_is_an_error_that_lists_those_that_are(ni
     with pytest.raises(StartFailed) as raised:
         ranks.choose_interface(ADDRESSES, node_ip=node_ip, nics=nics, single_host=False)
     assert "eth0 (10.0.0.5)" in str(raised.value)
-
-
-def test_nccl_takes_exactly_the_interface_that_gloo_takes():
-    assert ranks.nccl_environment("eth1") == {"NCCL_SOCKET_IFNAME": "=eth1"}

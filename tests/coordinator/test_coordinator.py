@@ -87,6 +87,7 @@ def test_a_trial_that_is_stopped_in_its_report_hands_its_workers_on(trial: Trial
         trial.next_trial()
     assert (trial.directory / "rank_0.log").read_text() == "trial 1\nstopped\ntrial 2\nstopped\n"
     assert not trial.all_killed
+    assert not any(actor.called("close_world") for actor in trial.actors)
     functions = [request.function for actor in trial.actors for (request,) in actor.called("begin")]
     assert functions == [b"function", None] * 2, "the ranks have it already"
 
@@ -132,6 +133,9 @@ def test_logs_that_cannot_be_kept_hide_no_death(trial: Trial, caplog: pytest.Log
 
 def test_logs_that_cannot_be_kept_end_no_trial(trial: Trial) -> None:
     trial.make_storage_impossible()
+    trial.actors[0].say(LogChunk(0, b"something\n"), Report(1, {"loss": 1.0}))
+    metrics, _ = trial.coordinator.next_result() or ({}, None)
+    assert metrics["loss"] == 1.0
     for actor in trial.actors:
         actor.say(LogChunk(actor.rank, b"something\n"), Finished(actor.rank))
     assert trial.coordinator.next_result() is None

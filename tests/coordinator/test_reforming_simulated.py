@@ -14,8 +14,16 @@ SLOTS = 8  # ranks of a host
 
 @pytest.fixture
 def make(make_elastic: Callable[..., Elastic]) -> Callable[..., Elastic]:
-    def begin(size: int, *, least: int = 1, most: int | None = None, is_full: bool = False) -> Elastic:
-        trial = make_elastic(size, least=least, most=most or size, is_full=is_full, slots_per_host=SLOTS)
+    def begin(
+        size: int, *, min_workers: int = 1, max_workers: int | None = None, cluster_is_full: bool = False
+    ) -> Elastic:
+        trial = make_elastic(
+            size,
+            min_workers=min_workers,
+            max_workers=max_workers or size,
+            cluster_is_full=cluster_is_full,
+            slots_per_host=SLOTS,
+        )
         trial.next_report()
         return trial
 
@@ -32,31 +40,31 @@ def check_world(trial: Elastic) -> None:
     assert list(trial.group.hosts.values()) == hosts
 
 
-@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("cluster_is_full", [False, True])
 @pytest.mark.parametrize("size", [2, 16, 256])
 def test_a_loss_costs_calls_in_proportion_to_the_ranks(
-    make: Callable[..., Elastic], size: int, is_full: bool
+    make: Callable[..., Elastic], size: int, cluster_is_full: bool
 ) -> None:
-    trial = make(size, is_full=is_full)
+    trial = make(size, cluster_is_full=cluster_is_full)
     before = trial.calls
     trial.world[-1].die()
     report = trial.next_report()
     assert report.index == 2, "no report is lost, none is told twice"
-    assert report.metrics == {"size": size - 1 if is_full else size}
-    if not is_full:
+    assert report.metrics == {"size": size - 1 if cluster_is_full else size}
+    if not cluster_is_full:
         check_world(trial)
     # Of the time in which they train, two heartbeats.
     assert trial.calls - before <= 11 * size + 8
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whoever_is_lost_whenever_the_others_form_one_world(make: Callable[..., Elastic], seed: int) -> None:
+def test_after_random_losses_the_live_ranks_form_one_world(make: Callable[..., Elastic], seed: int) -> None:
     """Losses while ranks leave and while they take their new places, a whole host at a time, and rank 0."""
     choose = random.Random(seed)
     size = choose.choice([5, 40, 128])
     trial = make(size)
     for _ in range(5):
-        trial.launcher.doomed = {
+        trial.launcher.dies_after = {
             event: choose.randint(1, size)
             for event in choose.sample(["leave", "rejoin"], choose.randint(0, 2))
         }
@@ -75,20 +83,20 @@ def test_whoever_is_lost_whenever_the_others_form_one_world(make: Callable[..., 
             actor.die()
         trial.next_report()
         trial.settle()
-        trial.launcher.doomed = {}
+        trial.launcher.dies_after = {}
     check_world(trial)
     assert len(trial.launcher.alive) == size
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_trial_has_the_size_that_a_scheduler_gave_it_last(make: Callable[..., Elastic], seed: int) -> None:
+def test_after_random_resizes_a_trial_has_the_last_size(make: Callable[..., Elastic], seed: int) -> None:
     """Other sizes come while ranks are lost, leave and join, and while the size before is not reached."""
     choose = random.Random(seed)
     size = choose.choice([1, 4, 24])
     trial = make(size)
     wanted = size
     for _ in range(12):
-        trial.launcher.doomed = {
+        trial.launcher.dies_after = {
             event: choose.randint(1, size)
             for event in choose.sample(["leave", "rejoin"], choose.randint(0, 2))
             if len(trial.group.workers) > 4
@@ -100,7 +108,7 @@ def test_a_trial_has_the_size_that_a_scheduler_gave_it_last(make: Callable[..., 
             wanted = asked
         assert (wanted == asked) or asked < size, "only what is in the placement group cannot be given back"
         trial.next_report()
-    trial.launcher.doomed = {}
+    trial.launcher.dies_after = {}
     for _ in range(50):
         if trial.is_settled and len(trial.launcher.alive) == wanted:
             break
@@ -110,7 +118,7 @@ def test_a_trial_has_the_size_that_a_scheduler_gave_it_last(make: Callable[..., 
     assert {actor.resources for actor in trial.launcher.alive} <= {b"%d" % wanted, b""}
 
 
-def test_ranks_whose_host_drains_and_whose_slots_are_taken_leave_once(make: Callable[..., Elastic]) -> None:
+def test_ranks_that_leave_a_draining_host_and_by_a_resize_leave_once(make: Callable[..., Elastic]) -> None:
     trial = make(SLOTS)
     assert trial.group.world.resize(2 * SLOTS, b"")
     trial.next_report()
@@ -121,24 +129,24 @@ def test_ranks_whose_host_drains_and_whose_slots_are_taken_leave_once(make: Call
     trial.next_report()
     assert len(trial.launcher.alive) == 3 * SLOTS, "others start instead of them"
     assert trial.group.world.resize(SLOTS, b"")
-    started = trial.launcher.everybody[2 * SLOTS :]
-    assert all(actor.called("killed") for actor in started), "and end again"
+    started = trial.launcher.all_actors[2 * SLOTS :]
+    assert all(actor.called("kill") for actor in started), "and end again"
     assert len(trial.group.workers) == 2 * SLOTS, "while those that train continue"
     for actor in trial.world:
-        actor.replies["offer_change"] = actor.leave
+        actor.replies["offer_change"] = actor.leave_world
     while len(trial.group.workers) > SLOTS:
         trial.next_report()
     assert [worker.slot for worker in trial.group.workers] == list(range(SLOTS))
     assert set(trial.launcher.released) == set(range(SLOTS, 2 * SLOTS))
 
 
-@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("cluster_is_full", [False, True])
 def test_ranks_leave_a_draining_host_at_a_commit_and_others_start_elsewhere(
-    make: Callable[..., Elastic], is_full: bool
+    make: Callable[..., Elastic], cluster_is_full: bool
 ) -> None:
-    trial = make(24, least=16, is_full=is_full)
+    trial = make(24, min_workers=16, cluster_is_full=cluster_is_full)
     trial.launcher.draining = {"node 1"}
-    size = 16 if is_full else 24
+    size = 16 if cluster_is_full else 24
     while len(trial.group.workers) != size or "host1" in trial.group.hosts.values():
         trial.next_report()
     change = trial.group.world.changes[0]
@@ -150,10 +158,10 @@ def test_ranks_leave_a_draining_host_at_a_commit_and_others_start_elsewhere(
 
 
 @pytest.mark.parametrize("nodes", [{"node 0", "node 1", "node 2"}, {"node 1"}])
-def test_a_trial_that_cannot_do_without_a_host_stays_until_it_is_gone(
+def test_a_trial_with_too_few_other_hosts_stays_on_a_draining_host(
     make: Callable[..., Elastic], nodes: set[str]
 ) -> None:
-    trial = make(24, least=20, is_full=True)
+    trial = make(24, min_workers=20, cluster_is_full=True)
     trial.launcher.draining = nodes
     trial.next_report()
     assert trial.group.world.must_restart_elsewhere("another") and len(trial.group.workers) == 24

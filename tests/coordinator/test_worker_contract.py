@@ -196,7 +196,7 @@ def test_what_a_trial_changes_in_its_process_does_not_reach_the_next(workers: Wo
     }
 
 
-def test_a_late_word_about_the_trial_before_lets_no_report_through(workers: Workers) -> None:
+def test_a_late_acknowledgement_of_the_previous_trial_releases_no_report(workers: Workers) -> None:
     def train(config: dict[str, Any]) -> None:
         from horovod_tune import report
 
@@ -286,7 +286,7 @@ def test_a_failed_rank_is_named_with_its_traceback(own_workers: Callable[..., Wo
 
 
 @pytest.mark.slow
-def test_a_rank_that_gives_no_sign_of_life_is_named(kind: str, own_workers: Callable[..., Workers]) -> None:
+def test_a_rank_without_heartbeats_is_named(kind: str, own_workers: Callable[..., Workers]) -> None:
     def train(config: dict[str, Any]) -> None:
         from horovod_tune import report
 
@@ -305,7 +305,7 @@ def test_a_rank_that_gives_no_sign_of_life_is_named(kind: str, own_workers: Call
     assert "stopped responding" in str(caught.value) and "for 45 s (timeout_s)" in str(caught.value)
 
 
-def test_workers_that_a_trial_left_unfit_say_why(workers: Workers) -> None:
+def test_workers_that_cannot_be_reused_give_the_reason(workers: Workers) -> None:
     """The last but one: no test that needs fit workers may come after it."""
 
     def train(config: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator, a real worker group and a real storage, over workers that do as a test says."""
+"""The coordinator with a real worker group and a real storage, over simulated workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from horovod_tune.messages import FailureKind, Finished, LogChunk, Report, Stopp
 
 
 class Trial:
-    """One coordinator with a trial whose results lie in a folder, or in a cloud that is a folder."""
+    """A coordinator and its trial, with results in a folder, or in a simulated cloud."""
 
     def __init__(self, clock: Clock, folder: Path, *, in_cloud: bool) -> None:
         self.group = Group(clock, 2)
@@ -47,7 +47,7 @@ class Trial:
         self.coordinator.set_trial(REQUEST, TrialStorage(self.context, "driver"))
 
     def make_storage_impossible(self) -> None:
-        """A file where the trial's directory should be: what refuses root, too."""
+        """Create a file where the trial's directory should be: an error for root, too."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         self.directory.write_text("")
 
@@ -61,7 +61,7 @@ def trial(
     request: pytest.FixtureRequest, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Trial:
     monkeypatch.setattr(ray_compat, "driver_node_id", lambda: "driver")
-    # That of a Ray session, of which there is none.
+    # The default is below the directory of a Ray session.
     monkeypatch.setattr(StorageContext, "trial_working_directory", str(tmp_path / "working"))
     return Trial(clock, tmp_path, in_cloud=request.param)
 
@@ -91,7 +91,7 @@ def test_a_trial_that_is_stopped_in_its_report_leaves_its_workers_to_the_next(tr
     assert not trial.all_killed
     assert not any(actor.called("close_world") for actor in trial.actors)
     functions = [request.function for actor in trial.actors for (request,) in actor.called("begin")]
-    assert functions == [b"function", None] * 2, "the ranks have it already"
+    assert functions == [b"function", None] * 2, "sent to new workers only"
 
 
 def test_without_reuse_workers_are_killed_and_the_last_output_of_a_stopped_trial_is_kept(
@@ -130,7 +130,7 @@ def test_logs_that_cannot_be_stored_hide_no_failure(trial: Trial, caplog: pytest
     trial.group.clock.call_later(1.0, trial.actors[1].die)
     with pytest.raises(TrainingFailed, match="rank 1 of 2 on host1 died") as raised:
         trial.coordinator.next_result()
-    assert raised.value.lost_nodes == ("node 1",), "whether they were preempted is still asked"
+    assert raised.value.lost_nodes == ("node 1",), "by which Tune learns of a preemption"
     assert trial.all_killed
     assert sum("logs cannot be stored" in each.getMessage() for each in caplog.records) == 1
 
@@ -147,21 +147,21 @@ def test_logs_that_cannot_be_stored_fail_no_trial(trial: Trial) -> None:
     assert trial.coordinator.replaced_because == [] and not trial.all_killed
 
 
-def two_raise_at_once(trial: Trial) -> None:
+def raise_on_both_ranks(trial: Trial) -> None:
     for actor in trial.actors:
         cause = failed(actor.rank, FailureKind.RAISED, "ValueError: x")
         actor.reply_to_poll(LogChunk(actor.rank, b"last words\n"), cause)
 
 
-def one_says_what_it_may_not(trial: Trial) -> None:
+def send_a_malformed_message(trial: Trial) -> None:
     trial.actors[1].reply_to_poll(LogChunk(1, b"last words\n"), b"\x80\x04.")  # type: ignore[arg-type]
 
 
-def one_falls_silent(trial: Trial) -> None:
+def suspend_a_rank(trial: Trial) -> None:
     trial.group.clock.call_later(1.0, trial.actors[1].suspend)
 
 
-@pytest.mark.parametrize("end", [two_raise_at_once, one_says_what_it_may_not, one_falls_silent])
+@pytest.mark.parametrize("end", [raise_on_both_ranks, send_a_malformed_message, suspend_a_rank])
 def test_workers_of_a_failed_trial_are_killed_and_its_output_is_stored(
     trial: Trial, end: Callable[[Trial], None]
 ) -> None:
@@ -171,7 +171,7 @@ def test_workers_of_a_failed_trial_are_killed_and_its_output_is_stored(
         trial.coordinator.next_result()
     assert trial.all_killed and trial.group.launcher.is_closed
     assert (trial.directory / "rank_0.log").read_text().startswith("printed\n")
-    trial.coordinator.end_trial()  # as Tune does after a failure: there is nothing left to end
+    trial.coordinator.end_trial()  # as Tune does after a failure: no effect
     assert [len(actor.called("kill")) for actor in trial.actors] == [1, 1]
 
 
@@ -197,12 +197,12 @@ def test_workers_that_cannot_be_stopped_are_killed(trial: Trial) -> None:
     assert trial.all_killed and trial.group.launcher.is_closed
 
 
-def new_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, says: Any) -> None:
-    """Let the next workers that are started be other ones, the first of which says something."""
+def new_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
+    """Let the launcher create new workers next; the first one sends ``message``."""
 
     def create() -> list[FakeActor]:
         trial.group.actors = trial.group.launcher.actors = [FakeActor(rank) for rank in range(2)]
-        trial.group.actors[0].reply_to_poll(says)
+        trial.group.actors[0].reply_to_poll(message)
         return trial.group.actors
 
     monkeypatch.setattr(trial.group.launcher, "create", create)
@@ -221,15 +221,15 @@ def test_a_failed_start_is_an_error_and_the_next_trial_gets_new_workers(
     assert metrics["n"] == 2
 
 
-def fail_in_used_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, new_worker_says: Any) -> None:
-    """Let a second trial fail on its kept workers; the new ones that it gets then say something else."""
+def fail_in_used_workers(trial: Trial, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
+    """Let a second trial fail in reused workers; the first of the new ones sends ``message``."""
     stop_at_once(trial)
     trial.actors[0].reply_to_poll(Report(1, {"n": 1}))
     assert trial.coordinator.next_result()
     trial.coordinator.end_trial()
     trial.next_trial()
     trial.actors[1].reply_to_poll(failed(1, FailureKind.RAISED, "ValueError: already registered"))
-    new_workers(trial, monkeypatch, new_worker_says)
+    new_workers(trial, monkeypatch, message)
 
 
 def test_a_trial_that_fails_in_reused_workers_is_tried_again_in_new_ones(
@@ -248,7 +248,7 @@ def test_the_error_of_the_second_try_is_raised(trial: Trial, monkeypatch: pytest
     fail_in_used_workers(trial, monkeypatch, failed(0, FailureKind.RAISED, "KeyError: 'rate'"))
     with pytest.raises(TrainingFailed, match="KeyError: 'rate'") as raised:
         trial.coordinator.next_result()
-    assert "reuse_workers" not in str(raised.value), "its processes were new"
+    assert "reuse_workers" not in str(raised.value), "they were not reused"
 
 
 def test_the_error_of_a_failure_after_a_report_mentions_that_workers_were_reused(trial: Trial) -> None:

@@ -1,4 +1,4 @@
-"""An elastic group over workers that do as a test says: how its world shrinks, grows and gives up."""
+"""An elastic worker group over simulated workers: how its world shrinks, grows and fails."""
 
 from __future__ import annotations
 
@@ -27,27 +27,25 @@ def test_the_other_ranks_continue_and_the_reason_is_recorded(make: Callable[...,
     trial.world[1].die()
     assert trial.next_report().metrics == {"size": 2}
     assert trial.group.world.changes == ["rank 1 on host1 died"]
-    assert trial.launcher.abandoned, "nobody waits for it on the way into that world"
-    assert [actor.rank for actor in trial.world] == [0, 1], "counted anew"
+    assert trial.launcher.abandoned, "ranks that wait for the dead one fail at once"
+    assert [actor.rank for actor in trial.world] == [0, 1], "ranks are assigned anew"
 
 
 def test_a_report_that_is_sent_again_in_the_next_world_counts_once(
     make: Callable[..., Elastic],
 ) -> None:
-    """Its connection was lost with the world, and rank 0 does not know whether it came."""
+    """Its connection was lost with the world, so rank 0 does not know whether it was received."""
     trial = make(2, min_workers=1, max_workers=2, cluster_is_full=True)
     report = trial.next_report()
     first, other = trial.world
-    first.reply_to_poll(
-        report
-    )  # on its way when the world is left, and so in front of what the rank says then
+    first.reply_to_poll(report)  # received before the NeedsWorld of leave_world()
     other.die()
     first.leave_world()
-    trial.clock.call_later(5.0, lambda: first.reply_to_poll(report))  # and again in the next world
+    trial.clock.call_later(5.0, lambda: first.reply_to_poll(report))  # again, in the next world
     trial.clock.call_later(6.0, lambda: first.reply_to_poll(Report(2, {"size": 1})))
     assert trial.group.next_event() == Report(2, {"size": 1})
     assert len(trial.group.world.changes) == 1
-    assert [call[2] for call in first.called("rejoin")] == [1], "the next world counts it once"
+    assert [call[2] for call in first.called("rejoin")] == [1], "the number of reports"
 
 
 def test_a_world_never_has_more_than_max_workers_ranks(make: Callable[..., Elastic]) -> None:
@@ -56,7 +54,7 @@ def test_a_world_never_has_more_than_max_workers_ranks(make: Callable[..., Elast
     for _ in range(20):
         assert trial.next_report().metrics == {"size": 3}
         rng.choice(trial.world).die()
-    assert len(trial.launcher.all_actors) == 3 + 19, "the last was not missed"
+    assert len(trial.launcher.all_actors) == 3 + 19, "the last loss needs no replacement"
 
 
 def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_removed(
@@ -65,7 +63,7 @@ def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_removed(
     trial = make(3, min_workers=2, max_workers=3, cluster_is_full=True)
     assert trial.next_report().metrics == {"size": 3}
     first, hung, _ = trial.world
-    del hung.replies["break_world"]  # it is alive, and leaves no world
+    del hung.replies["break_world"]  # it is alive, but does not leave the world
     first.has_left = True
     first.reply_to_poll(NeedsWorld(0, "HorovodInternalError", "Missing ranks: 1"))
     trial.clock.call_later(TIMEOUT_S + 10.0, lambda: first.reply_to_poll(Report(2, {"size": 2})))
@@ -96,7 +94,7 @@ def test_when_all_ranks_die_at_once_the_trial_fails(make: Callable[..., Elastic]
 def test_if_the_function_cannot_be_called_again_the_error_names_the_lost_rank(
     make: Callable[..., Elastic],
 ) -> None:
-    """It has reported and committed nothing, so its ranks end with the loss of their world."""
+    """It has reported but not committed, so its ranks fail when their world breaks."""
     trial = make(3, min_workers=2, max_workers=3, cluster_is_full=True)
     assert trial.next_report().metrics == {"size": 3}
     trial.world[1].die()
@@ -111,7 +109,7 @@ def test_a_scheduler_resizes_a_running_trial(make: Callable[..., Elastic]) -> No
     first = list(trial.world)
     assert trial.group.world.resize(4, b"four")
     assert trial.next_report().metrics == {"size": 4}
-    assert trial.world[:2] == first, "those that stay keep their processes"
+    assert trial.world[:2] == first, "the ranks that stay keep their processes"
     assert trial.group.world.resize(3, b"three")
     assert trial.next_report().metrics == {"size": 3}
     assert trial.group.world.changes == ["more workers join", "a scheduler reduced the trial to 3 rank(s)"]
@@ -134,20 +132,20 @@ def test_a_rank_that_dies_before_it_is_removed_is_not_replaced(make: Callable[..
     trial = make(2, min_workers=1, max_workers=2)
     trial.group.world.resize(3, b"")
     assert trial.next_report().metrics == {"size": 3}
-    del trial.world[2].replies["offer_change"]  # it has not come to its commit
+    del trial.world[2].replies["offer_change"]  # it does not reach a commit
     trial.group.world.resize(2, b"")
     trial.world[2].die()
     assert trial.next_report().metrics == {"size": 2}
     assert len(trial.launcher.all_actors) == 3 and trial.launcher.released == [2]
 
 
-@pytest.mark.parametrize("why", ["below its placement group", "nothing committed", "over"])
+@pytest.mark.parametrize("why", ["below its placement group", "nothing committed", "finished"])
 def test_a_resize_that_needs_a_restart_is_refused(make: Callable[..., Elastic], why: str) -> None:
     trial = make(2, min_workers=1, max_workers=2)
     trial.next_report()
     if why == "nothing committed":
         trial.world[0].replies["can_restore"] = False
-    if why == "over":
+    if why == "finished":
         for actor in trial.world:
             actor.reply_to_poll(Finished(actor.rank))
         assert isinstance(trial.group.next_event(), Finished)
@@ -176,7 +174,7 @@ def test_a_worker_that_starts_while_too_few_wait_lets_the_trial_continue(
 
     def make_room() -> None:
         trial.launcher.cluster_is_full = False
-        trial.launcher.all_actors[-1].die()  # that never came; its place is taken by another
+        trial.launcher.all_actors[-1].die()  # which never started; another takes its slot
 
     trial.clock.call_later(WAIT_S / 2, make_room)
     trial.clock.call_later(WAIT_S / 2 + 5, lambda: trial.report_in(0))
@@ -193,8 +191,8 @@ def test_worlds_that_break_repeatedly_without_a_report_fail_the_trial(
         trial.clock.call_later(1.0, break_it)
 
     trial.clock.call_later(1.0, break_it)
-    said = f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported"
-    with pytest.raises(TrainingFailed, match=said):
+    reason = f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported"
+    with pytest.raises(TrainingFailed, match=reason):
         trial.group.next_event()
 
 
@@ -221,27 +219,27 @@ def test_a_suspended_rank_delays_the_next_world_by_seconds_only(make: Callable[.
 
 
 def test_offer_change_is_repeated_until_a_rank_leaves(make: Callable[..., Elastic]) -> None:
-    """Those of `hvd.elastic.run` forget what they are told while they enter a world."""
+    """Ranks in `hvd.elastic.run` forget the first offers while they enter a world."""
     trial = make(2, min_workers=1, max_workers=2)
-    first, told = list(trial.world), 0
+    first, offers = list(trial.world), 0
 
     def forget_twice() -> None:
-        nonlocal told
-        told += 1
-        if told > 2:
+        nonlocal offers
+        offers += 1
+        if offers > 2:
             first[0].leave_world()
 
     first[0].replies["offer_change"] = forget_twice
     first[1].replies["offer_change"] = None
     assert trial.group.world.resize(3, b"")
     while trial.next_report().metrics != {"size": 3}:
-        assert told < 3
+        assert offers < 3
     assert first[0].called("offer_change") == [(0,)] * 3
     assert trial.group.world.changes == ["more workers join"]
 
 
 def dies_in(*calls: str, which: int = 1) -> Callable[[list[ElasticActor]], None]:
-    """Let one of the actors die of its next call of a name, one after the other."""
+    """Let actor ``which``, and those after it, die in their next call of the methods ``calls``."""
 
     def plan(actors: list[ElasticActor]) -> None:
         for number, name in enumerate(calls):
@@ -256,20 +254,20 @@ def dies_in(*calls: str, which: int = 1) -> Callable[[list[ElasticActor]], None]
     return plan
 
 
-PHASES_OF_A_START = ["describe", "assign", "begin"]
+START_CALLS = ["describe", "assign", "begin"]
 
 
-@pytest.mark.parametrize("call", PHASES_OF_A_START)
+@pytest.mark.parametrize("call", START_CALLS)
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_trial_starts_without_a_rank_that_dies_during_the_start(
     make: Callable[..., Elastic], call: str, which: int
 ) -> None:
     trial = make(3, min_workers=2, max_workers=3, cluster_is_full=True, prepare=dies_in(call, which=which))
     assert trial.next_report().metrics == {"size": 2}
-    assert len(trial.launcher.all_actors) == 4, "another starts in its place"
+    assert len(trial.launcher.all_actors) == 4, "with a replacement"
 
 
-@pytest.mark.parametrize("call", PHASES_OF_A_START)
+@pytest.mark.parametrize("call", START_CALLS)
 def test_a_start_with_too_few_ranks_fails_and_names_the_dead_ones(
     make: Callable[..., Elastic], call: str
 ) -> None:
@@ -309,7 +307,7 @@ def test_a_reused_worker_that_died_before_the_next_trial_is_replaced(make: Calla
     trial.group.begin(replace(REQUEST, function=None))
     assert trial.next_report().metrics == {"size": 3}
     (request,) = trial.launcher.all_actors[-1].called("begin")[0]
-    assert request.function == b"train", "the one that joins has never had it"
+    assert request.function == b"train", "sent to the new worker"
 
 
 @pytest.mark.parametrize("call", ["load", "assign", "begin"])
@@ -320,19 +318,19 @@ def test_a_worker_that_dies_while_it_joins_is_replaced(make: Callable[..., Elast
     trial.world[1].die()
     while trial.next_report().metrics != {"size": 3}:
         assert trial.reports < 20
-    assert len(trial.launcher.all_actors) == 5, "the one that died, and another"
+    assert len(trial.launcher.all_actors) == 5, "the one that died and its replacement"
 
 
 def test_a_worker_that_dies_just_before_it_joins_is_replaced(make: Callable[..., Elastic]) -> None:
     trial = make(3, min_workers=1, max_workers=3)
     assign = trial.launcher.assign
 
-    def one_dies_first(workers: Sequence[Any], infos: Any, **options: Any) -> Any:
+    def assign_after_a_death(workers: Sequence[Any], infos: Any, **options: Any) -> Any:
         trial.launcher.assign = assign
         workers[-1].die()
         return assign(workers, infos, **options)
 
-    trial.launcher.assign = one_dies_first
+    trial.launcher.assign = assign_after_a_death
     trial.world[1].die()
     while trial.next_report().metrics != {"size": 3}:
         assert trial.reports < 20

@@ -1,4 +1,4 @@
-"""The worker group over workers that do as a test says: reports, stops, and whether workers stay fit."""
+"""The worker group over simulated workers: reports, stopped trials, and whether workers can be reused."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_a_report_that_is_sent_again_counts_once_and_is_released_again(make: Cal
     group.launcher.rank_ends[0].send(report_frame(run=1, index=1))
     assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
     group.worker_group.proceed(1, None)
-    # The release goes to a connection that is lost, as the rank finds out now.
+    # The release was lost with the connection, so the rank sends its report again.
     group.clock.call_later(1.0, lambda: group.actors[0].reply_to_poll(Report(1, {"loss": 1.0})))
     group.clock.call_later(2.0, lambda: group.actors[0].reply_to_poll(Report(2, {"loss": 0.5})))
     assert group.worker_group.next_event() == Report(2, {"loss": 0.5})
-    assert group.actors[0].called("poll")[-1][1:] == (1, None), "asked again, with what it may have missed"
+    assert group.actors[0].called("poll")[-1][1:] == (1, None), "the poll releases report 1 again"
 
 
 def test_a_report_that_arrives_with_a_failure_is_returned_before_it(make: Callable[..., Group]) -> None:
@@ -83,9 +83,9 @@ def test_no_report_is_released_before_tune_has_decided(make: Callable[..., Group
     for actor in group.actors:
         group.clock.call_later(1.0, lambda actor=actor: actor.reply_to_poll(Finished(actor.rank)))  # type: ignore[misc]
     assert group.worker_group.next_event() == Finished(0)
-    told = CheckpointPlace("/stored", report=1)
-    assert group.actors[0].called("poll")[1][1:] == (1, told), "its poll is its release"
-    assert [actor.called("proceed")[0] for actor in group.actors[1:]] == [(1, told)] * 2
+    newest = CheckpointPlace("/stored", report=1)
+    assert group.actors[0].called("poll")[1][1:] == (1, newest), "the next poll releases the report"
+    assert [actor.called("proceed")[0] for actor in group.actors[1:]] == [(1, newest)] * 2
 
 
 def test_when_a_channel_is_closed_reports_are_released_by_a_call(make: Callable[..., Group]) -> None:
@@ -176,7 +176,7 @@ def test_other_ranks_continue_if_no_collective_waits_for_a_rank_that_returned(
 ) -> None:
     group = make()
     group.actors[1].reply_to_poll(Finished(1))
-    # Rank 2 only comes late.
+    # Rank 2 is only late.
     group.clock.call_later(61.0, lambda: group.actors[0].reply_to_poll(AwaitedRanks({2: "allreduce.grad"})))
     group.clock.call_later(90.0, lambda: group.actors[0].reply_to_poll(Report(1, {"loss": 1.0})))
     assert group.worker_group.next_event() == Report(1, {"loss": 1.0})
@@ -184,7 +184,7 @@ def test_other_ranks_continue_if_no_collective_waits_for_a_rank_that_returned(
 
 def test_a_stall_from_before_a_rank_returned_does_not_count(make: Callable[..., Group]) -> None:
     group = make()
-    # Rank 1 is late, comes and returns; what rank 0's poll then has may be older than that.
+    # Rank 1 enters the collective late and returns; rank 0 sends the older stall only then.
     group.clock.call_later(17.0, lambda: group.actors[1].reply_to_poll(Finished(1)))
     group.clock.call_later(18.0, lambda: group.actors[0].reply_to_poll(AwaitedRanks({1: "allreduce.grad"})))
     group.clock.call_later(90.0, lambda: group.actors[0].reply_to_poll(Report(1, {"loss": 1.0})))

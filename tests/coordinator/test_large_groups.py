@@ -1,4 +1,4 @@
-"""What a worker group does otherwise because of its size: it waits longer for a start, and sends less."""
+"""Large worker groups have a longer start timeout, and send a function and reports less often."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from processes import run_python
 
 
 def start_late(group: Group, seconds: float) -> None:
-    """Let the last actor of a group say after ``seconds`` where it is."""
+    """Let the last actor of a group reply to `describe` after ``seconds``."""
     description = group.worker_group.workers[-1].description
     info = group.actors[-1].replies["describe"]
     group.clock.call_later(seconds, lambda: description.reply.set_result(info))

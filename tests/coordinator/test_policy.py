@@ -1,4 +1,4 @@
-"""What becomes of a trial whose ranks are lost, and which of them is the cause. Pure: no Ray, no clock."""
+"""How a trial continues when ranks are lost, and which of them is the cause. Pure: no Ray, no clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod_tune.messages import Failed, FailureKind
 
 
 def changes(elapsed_s: float) -> Iterator[tuple[WorldStatus, Limits]]:
-    """Every small world that is being left, after so many seconds."""
+    """All small worlds that have been changing for ``elapsed_s``, and limits for them."""
     for members, left, ready, min_workers, lost in itertools.product(
         range(1, 5), range(5), range(4), range(1, 5), range(3)
     ):
@@ -24,7 +24,7 @@ def changes(elapsed_s: float) -> Iterator[tuple[WorldStatus, Limits]]:
 
 
 def test_every_change_ends() -> None:
-    """However many are left and join: after all limits a world is formed, or ranks or the trial are lost."""
+    """After all time limits a world is formed, ranks that have not left are lost, or the trial fails."""
     for now, limits in changes(elapsed_s=61.0):
         action = decide(now, limits)
         enough = now.members + now.ready >= (limits.min_workers or 0)

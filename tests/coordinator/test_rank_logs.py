@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def chatty(config):
+def print_much(config):
     """Print 3.5 MB, report, and then finish or raise."""
     import horovod.torch as hvd
 
@@ -37,16 +37,16 @@ def test_a_long_log_is_kept_to_its_last_line(tune_run):
     from ray import tune
 
     analysis = tune_run(
-        DistributedTrainableCreator(chatty, num_slots=2),
+        DistributedTrainableCreator(print_much, num_slots=2),
         config={"fails": tune.grid_search([False, True])},
         max_concurrent_trials=1,
         raise_on_failed_trial=False,
     )
     assert sorted(trial.status for trial in analysis.trials) == ["ERROR", "TERMINATED"]
     for trial in analysis.trials:
-        # A rank that is ended by the other's failure may not come to its own last lines.
+        # A rank that is killed after the other's failure may not reach its last lines.
         whole = 0
-        # On a busy machine its output may come too late to be waited for.
+        # On a busy machine its output may come after the timeout.
         for path in Path(trial.path).glob("rank_*.log"):
             rank, text = path.stem[-1], path.read_text()
             assert text.startswith(f"rank {rank} line 0 x")

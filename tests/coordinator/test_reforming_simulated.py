@@ -1,4 +1,4 @@
-"""Worlds of up to 256 ranks that lose some and form again: the coordinator's own code over fake workers."""
+"""Worlds of up to 256 simulated ranks that lose some of them and form again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from fake_workers import Elastic
 
-SLOTS = 8  # ranks of a host
+SLOTS = 8  # per host
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def make(make_elastic: Callable[..., Elastic]) -> Callable[..., Elastic]:
 
 
 def check_world(trial: Elastic) -> None:
-    """The ranks that live have one world among them, each another place, consecutive on each host."""
+    """Check that the live actors form one world, with ranks that are consecutive on each host."""
     assert trial.is_settled
     alive = sorted(trial.launcher.alive, key=lambda actor: actor.rank)
     assert [actor.rank for actor in alive] == list(range(len(alive)))
@@ -49,17 +49,17 @@ def test_a_loss_costs_calls_in_proportion_to_the_ranks(
     before = trial.calls
     trial.world[-1].die()
     report = trial.next_report()
-    assert report.index == 2, "no report is lost, none is told twice"
+    assert report.index == 2, "no report is lost or repeated"
     assert report.metrics == {"size": size - 1 if cluster_is_full else size}
     if not cluster_is_full:
         check_world(trial)
-    # Of the time in which they train, two heartbeats.
+    # These include two heartbeats of each rank.
     assert trial.calls - before <= 11 * size + 8
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_after_random_losses_the_live_ranks_form_one_world(make: Callable[..., Elastic], seed: int) -> None:
-    """Losses while ranks leave and while they take their new places, a whole host at a time, and rank 0."""
+    """Losses of single ranks, of rank 0 and of whole hosts, also while ranks leave or rejoin."""
     choose = random.Random(seed)
     size = choose.choice([5, 40, 128])
     trial = make(size)
@@ -90,7 +90,7 @@ def test_after_random_losses_the_live_ranks_form_one_world(make: Callable[..., E
 
 @pytest.mark.parametrize("seed", range(20))
 def test_after_random_resizes_a_trial_has_the_last_size(make: Callable[..., Elastic], seed: int) -> None:
-    """Other sizes come while ranks are lost, leave and join, and while the size before is not reached."""
+    """Resizes while ranks are lost, leave and rejoin, and before the previous size is reached."""
     choose = random.Random(seed)
     size = choose.choice([1, 4, 24])
     trial = make(size)
@@ -103,10 +103,10 @@ def test_after_random_resizes_a_trial_has_the_last_size(make: Callable[..., Elas
         }
         if len(trial.group.workers) > 2 and choose.random() < 0.5:
             choose.choice(sorted(trial.launcher.alive, key=lambda actor: (actor.slot, actor.rank))).die()
-        asked = choose.randint(5, 40)  # so that somebody is left
+        asked = choose.randint(5, 40)  # so that some ranks are left
         if trial.group.world.resize(asked, b"%d" % asked):
             wanted = asked
-        assert (wanted == asked) or asked < size, "only what is in the placement group cannot be given back"
+        assert (wanted == asked) or asked < size, "slots of the placement group cannot be released"
         trial.next_report()
     trial.launcher.dies_after = {}
     for _ in range(50):
@@ -125,13 +125,13 @@ def test_ranks_that_leave_a_draining_host_and_by_a_resize_leave_once(make: Calla
     trial.settle()
     trial.launcher.draining = {"node 1"}
     for actor in trial.world:
-        actor.replies["offer_change"] = None  # it does not come to its commit
+        actor.replies["offer_change"] = None  # it does not reach a commit
     trial.next_report()
-    assert len(trial.launcher.alive) == 3 * SLOTS, "others start instead of them"
+    assert len(trial.launcher.alive) == 3 * SLOTS, "replacements start"
     assert trial.group.world.resize(SLOTS, b"")
     started = trial.launcher.all_actors[2 * SLOTS :]
-    assert all(actor.called("kill") for actor in started), "and end again"
-    assert len(trial.group.workers) == 2 * SLOTS, "while those that train continue"
+    assert all(actor.called("kill") for actor in started), "the replacements are no longer wanted"
+    assert len(trial.group.workers) == 2 * SLOTS, "the others continue until a commit"
     for actor in trial.world:
         actor.replies["offer_change"] = actor.leave_world
     while len(trial.group.workers) > SLOTS:
@@ -165,4 +165,4 @@ def test_a_trial_with_too_few_other_hosts_stays_on_a_draining_host(
     trial.launcher.draining = nodes
     trial.next_report()
     assert trial.group.world.must_restart_elsewhere("another") and len(trial.group.workers) == 24
-    assert trial.group.world.changes == [], "a world of the same ranks would be no better"
+    assert trial.group.world.changes == [], "the next world would have the same ranks"

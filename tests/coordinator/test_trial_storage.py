@@ -142,7 +142,7 @@ def test_another_checkpoint_at_the_same_place_is_another_copy(tmp_path, made, ot
     assert Path(restarted.fetch(checkpoint).path, "sub", "weights").read_text() == "new"
 
 
-def test_a_full_disk_of_the_driver_is_told_and_keeps_no_part(tmp_path, made, other_disk, monkeypatch):
+def test_a_full_disk_of_the_driver_is_an_error_and_no_part_is_left(tmp_path, made, other_disk, monkeypatch):
     storage, trial = make_storage(tmp_path)
 
     def full(*_):

@@ -36,7 +36,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def workers(ray_session: Any, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """Workers that several tests use one after the other: each leaves them fit."""
+    """Workers that tests share: each leaves them fit for the next trial."""
     made = Workers(kind, tmp_path_factory.mktemp(kind))
     yield made
     made.close()
@@ -57,7 +57,7 @@ def own_workers(ray_session: Any, kind: str, tmp_path: Path) -> Iterator[Callabl
 
 
 def note_rank(config: dict[str, Any]) -> None:
-    """Write down who this rank is. What a rank other than 0 knows, reaches the test through its file."""
+    """Write the rank's process and world to a file for the test."""
     from horovod_tune.session import session
 
     live = session.current()
@@ -205,7 +205,7 @@ def test_a_late_acknowledgement_of_the_previous_trial_releases_no_report(workers
 
     channels = {place: each.channel for place, each in enumerate(workers.group.workers) if each.channel}
     if workers.kind not in ("gloo", "torch"):
-        assert not channels  # their host actor stands between
+        assert not channels  # their ranks are connected to the host actor
         return
     assert len(channels) == workers.size
     _, events = workers.run(train)
@@ -215,7 +215,7 @@ def test_a_late_acknowledgement_of_the_previous_trial_releases_no_report(workers
     for channel in channels.values():
         assert channel.acknowledge(1, math.inf, None)
     workers.group.proceed(1, None)
-    # Packets keep their order: had the late one counted, the third report would be here with the second.
+    # Packets keep their order: if the late one had an effect, the third report would be here by now.
     second = workers.group.next_event()
     assert isinstance(second, Report) and second.index == 2
     workers.group.proceed(2, None)
@@ -306,7 +306,7 @@ def test_a_rank_without_heartbeats_is_named(kind: str, own_workers: Callable[...
 
 
 def test_workers_that_cannot_be_reused_give_the_reason(workers: Workers) -> None:
-    """The last but one: no test that needs fit workers may come after it."""
+    """Last but one in this module, since the workers cannot be reused after it."""
 
     def train(config: dict[str, Any]) -> None:
         import threading
@@ -320,7 +320,7 @@ def test_workers_that_cannot_be_reused_give_the_reason(workers: Workers) -> None
 
 
 def test_a_killed_rank_is_named_and_closing_leaves_no_process(workers: Workers) -> None:
-    """The last one: it ends these workers."""
+    """Last in this module, since it kills the workers."""
 
     def train(config: dict[str, Any]) -> None:
         from horovod_tune import report

@@ -1,4 +1,4 @@
-"""The worker group over workers that do as a test says: who is lost, why, and after how long."""
+"""The worker group over simulated workers: which workers are lost, when, and what the error says."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_worker_without_heartbeats_is_lost_after_timeout_s_and_not_before(
     assert text.startswith(
         "rank 2 of 3 on host2 stopped responding:\nprocess 102: no heartbeat for 60 s (timeout_s)"
     )
-    # A quarter of the time is the poll's own; the last output of the others is waited for at most 5 s.
+    # The poll itself may take a quarter of timeout_s, and the last output of the others 5 s.
     assert TIMEOUT_S <= group.clock.now - began <= TIMEOUT_S * 1.5 + 5
 
 
@@ -82,7 +82,7 @@ def test_the_time_that_tune_takes_for_a_decision_counts_as_no_missed_heartbeat(
     group.actors[0].reply_to_poll(Report(1, {}))
     group.worker_group.next_event()
     group.worker_group.proceed(1, None)
-    group.clock.now += 10 * TIMEOUT_S  # nobody has listened
+    group.clock.now += 10 * TIMEOUT_S  # no events are received meanwhile
     group.clock.call_later(1.0, lambda: group.actors[0].reply_to_poll(Report(2, {})))
     assert group.worker_group.next_event() == Report(2, {})
 
@@ -91,9 +91,8 @@ def test_late_messages_of_a_lost_worker_are_ignored(make: Callable[..., Group]) 
     group = make()
     group.actors[2].suspend()
     group.actors[2].reply_to_poll(Report(7, {"loss": 0.0}), Finished(2))
-    group.clock.call_later(
-        TIMEOUT_S * 1.25 + 3, group.actors[2].resume
-    )  # while the others' output is waited for
+    # While the group waits for the last output of the others.
+    group.clock.call_later(TIMEOUT_S * 1.25 + 3, group.actors[2].resume)
     assert error_of(group).startswith("rank 2 of 3 on host2 stopped responding")
     assert group.worker_group.take_logs() == []
     assert group.worker_group.end_trial() == ["a rank failed"]
@@ -175,11 +174,11 @@ def test_malformed_bytes_on_a_channel_fail_the_trial(make: Callable[..., Group],
     assert error_of(group).startswith("received a malformed message on a rank's socket: ")
 
 
-# -- anything
+# -- random ranks
 
 
-def random_life(actor: FakeActor, group: Group, rng: random.Random, sent: list[LogChunk]) -> str:
-    """Plan what one rank does in its life; return how it ends."""
+def schedule_a_rank(actor: FakeActor, group: Group, rng: random.Random, sent: list[LogChunk]) -> str:
+    """Schedule what a rank sends until its end; return how it ends."""
     at = 0.0
     for number in range(rng.randrange(4)):
         at += rng.uniform(0, 20)
@@ -188,13 +187,13 @@ def random_life(actor: FakeActor, group: Group, rng: random.Random, sent: list[L
         group.clock.call_later(at, lambda messages=messages: actor.reply_to_poll(*messages))  # type: ignore[misc]
         sent.append(chunk)
     at += rng.uniform(0, 20)
-    end = rng.choice(["finished"] * 6 + ["raised", "disconnected", "died", "silent"])
+    end = rng.choice(["finished"] * 6 + ["raised", "disconnected", "died", "suspended"])
     do: dict[str, Callable[[], None]] = {
         "finished": lambda: actor.reply_to_poll(Finished(actor.rank)),
         "raised": lambda: actor.reply_to_poll(failed(actor.rank, FailureKind.RAISED, "ValueError: x")),
         "disconnected": lambda: actor.reply_to_poll(failed(actor.rank, FailureKind.DISCONNECTED, LOST)),
         "died": actor.die,
-        "silent": actor.suspend,
+        "suspended": actor.suspend,
     }
     group.clock.call_later(at, do[end])
     return end
@@ -207,7 +206,7 @@ def test_random_ranks_end_the_trial_in_time_with_the_right_result(
     rng = random.Random(seed)
     group = make(rng.randrange(1, 6))
     sent: list[LogChunk] = []
-    ends = [random_life(actor, group, rng, sent) for actor in group.actors]
+    ends = [schedule_a_rank(actor, group, rng, sent) for actor in group.actors]
     began, reports = group.clock.now, 0
     try:
         while not isinstance(event := group.worker_group.next_event(), Finished):
@@ -218,17 +217,17 @@ def test_random_ranks_end_the_trial_in_time_with_the_right_result(
         assert set(ends) == {"finished"}
         assert [each for rank in range(len(ends)) for each in sent if each.rank == rank] == sorted(
             group.worker_group.take_logs(), key=lambda each: each.rank
-        ), "nothing that was printed is lost"
+        ), "no output is lost"
     except TrainingFailed as error:
         first = str(error).splitlines()[0]
         verb = {
             "failed": "raised",
             "died": "died",
-            "stopped responding": "silent",
+            "stopped responding": "suspended",
             "lost contact": "disconnected",
         }
-        (told,) = [end for text, end in verb.items() if text in first]
+        (expected,) = [end for text, end in verb.items() if text in first]
         rank = int(first.split()[1])
-        assert ends[rank] == told, (first, ends)
+        assert ends[rank] == expected, (first, ends)
         assert group.worker_group.end_trial() == ["a rank failed"]
     assert group.clock.now - began < 4 * 40 + 4 * 20 + 2 * TIMEOUT_S + 10

@@ -1,4 +1,4 @@
-"""What is below the traceback of an error whose cause lies in how a rank runs."""
+"""The advice below the traceback of an error that has to do with how a rank runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from horovod_tune.rank.advice import advice_on
 
 @pytest.fixture
 def started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder where Ray started the rank, with data.csv; the rank is in its trial's own."""
+    """The folder of the script, with data.csv; the working directory is the trial's."""
     start, trial = tmp_path / "start", tmp_path / "trial"
     start.mkdir()
     trial.mkdir()
@@ -43,12 +43,12 @@ def test_a_relative_path_is_explained_with_where_the_file_is(started_in: Path) -
     assert "os.path.join(os.environ['TUNE_ORIG_WORKING_DIR'], 'data.csv')" in text
 
 
-def test_a_relative_path_that_is_nowhere_is_explained_too(started_in: Path) -> None:
+def test_a_relative_path_is_explained_without_such_a_file(started_in: Path) -> None:
     text = advice_of(lambda: Path("other.csv").read_text())
     assert "'other.csv' is a relative path" in text and "the file is in" not in text
 
 
-def test_a_path_that_stands_in_the_message_only_is_found(started_in: Path) -> None:
+def test_a_path_is_found_in_the_text_of_the_error(started_in: Path) -> None:
     assert "'data.csv' is a relative path" in advice_of(lambda: numpy.loadtxt("data.csv"))
 
 
@@ -66,11 +66,11 @@ def test_the_missing_file_may_be_the_cause_of_another_error(started_in: Path) ->
     "error",
     [FileNotFoundError(2, "x", "/nowhere/data.csv"), FileNotFoundError("gone"), ValueError("data.csv")],
 )
-def test_nothing_is_said_of_other_errors(started_in: Path, error: Exception) -> None:
+def test_there_is_no_advice_on_other_errors(started_in: Path, error: Exception) -> None:
     assert advice_on(error) == ""
 
 
-def test_errors_that_are_each_others_cause_end() -> None:
+def test_a_cycle_of_causes_ends() -> None:
     first, second = ValueError(1), ValueError(2)
     first.__cause__, second.__cause__ = second, first
     assert advice_on(first) == ""
@@ -82,7 +82,7 @@ def test_sys_exit_is_explained(code: object) -> None:
     assert f"sys.exit({code!r})" in text and "return from the function" in text
 
 
-def test_arguments_that_the_function_parses_are_rays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_argparse_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["default_worker.py", "--node-ip-address=10.0.0.1"])
     assert "are Ray's, not those of your command line" in advice_of(argparse.ArgumentParser().parse_args)
 
@@ -93,7 +93,7 @@ def test_a_signal_handler_is_explained() -> None:
     assert "runs in a thread of its rank" in advice_of(setting.result)
 
 
-def test_what_is_looked_up_in_the_script_is_explained() -> None:
+def test_an_error_about_main_is_explained() -> None:
     kind = type("Data", (), {"__module__": "__main__"})
     text = advice_of(lambda: pickle.dumps(kind()))
     assert "Put them into a module that the script imports" in text and "state_dict" in text

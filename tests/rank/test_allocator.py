@@ -1,4 +1,4 @@
-"""Memory that a rank frees: kept for its next step, given back after its trial; the user's settings stay."""
+"""The allocator keeps freed memory for the next step and releases it after the trial."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def run(**variables: str) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-def test_a_thread_finds_the_memory_of_its_last_step_and_gives_it_back_when_told() -> None:
+def test_freed_memory_is_kept_for_the_next_step_until_it_is_released() -> None:
     figures = run()
     assert figures["set"] is True
     assert figures["faults_a_step"] < PAGES_A_STEP / 20
     assert figures["given_back"] > 100 << 20
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_the_settings_of_the_user_are_not_changed() -> None:
     figures = run(MALLOC_TRIM_THRESHOLD_="131072")
     assert figures["set"] is False
     assert figures["faults_a_step"] > PAGES_A_STEP / 2
@@ -77,5 +77,5 @@ def test_what_the_user_has_set_stays() -> None:
         ({"GLIBC_TUNABLES": "glibc.rtld.nns=2:glibc.malloc.trim_threshold=1"}, True),
     ],
 )
-def test_which_variables_are_the_users_own_settings(environment: dict[str, str], is_set: bool) -> None:
+def test_settings_of_the_user_are_recognised(environment: dict[str, str], is_set: bool) -> None:
     assert is_set_by_user(environment) is is_set

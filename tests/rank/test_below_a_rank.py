@@ -1,4 +1,4 @@
-"""A process that the training function starts is no rank: `report()` says so there, and what to do."""
+"""In a process that the training function starts, `report()` raises an error with advice."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def workers(
     made.close()
 
 
-def test_a_process_that_the_function_starts_is_told_that_it_is_no_rank(
-    workers: Workers, tmp_path: Path
-) -> None:
+def test_report_in_a_child_process_of_a_rank_is_an_error(workers: Workers, tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
         import multiprocessing
         import subprocess

@@ -1,4 +1,4 @@
-"""A training function whose world breaks is called again where nothing that it did is lost by that."""
+"""After its world breaks, a training function is called again if it can continue from a commit."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from horovod_tune.session.session import Session, WorldBroken
 
 
 class Stalled(Exception):
-    """What a rank meets that waited for others which hang."""
+    """The error of a rank that waited for a rank which hangs."""
 
 
 def describe_failure(error: BaseException) -> tuple[FailureKind, str]:
-    assert not is_collective_error(error)  # of a cause that is its own it has to find an end
+    assert not is_collective_error(error)  # must return for an error that is its own cause
     if isinstance(error, Stalled):
         return FailureKind.STALLED, "Missing ranks: 1"
     return FailureKind.DISCONNECTED if isinstance(error, WorldBroken) else FailureKind.RAISED, ""
 
 
 class Alone:
-    """What a world of one rank agrees on."""
+    """The agreement of a world of one rank."""
 
     init_call = "hvd.init()"
 
@@ -49,7 +49,7 @@ class Alone:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Run a function as the only rank of a trial, whose next world comes at once; return what it sends."""
+    """Run a function as the only rank of a trial, whose next world is ready at once; return its messages."""
     monkeypatch.chdir(tmp_path)
 
     def run_it(function: Callable[[dict[str, Any]], None], *, is_elastic: bool) -> list[Any]:
@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
             if isinstance(message, Report):
                 live.proceed(message.index)
             if isinstance(message, NeedsWorld):
-                # A rank that waits returns as soon as its world's number is higher than the one it left.
+                # A rank stops waiting when the number of the world is higher than that of the one it left.
                 live.join_world(
                     world,
                     number=live.world_number + 1,
@@ -89,7 +89,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
 
 
 class Breaks:
-    """A function in whose first call the world breaks after it did what is given."""
+    """A training function whose first call runs ``first`` and then fails with the world."""
 
     def __init__(self, *first: Callable[[], None], error: type[Exception] = WorldBroken) -> None:
         self.first, self.error, self.calls = first, error, 0
@@ -115,7 +115,7 @@ def keep_in(committed: CommittedState) -> None:
 
 
 @pytest.mark.parametrize("first", [(), (keep,), (say, keep)])
-def test_it_is_called_again_when_it_has_committed_or_reported_nothing(run: Any, first: Any) -> None:
+def test_it_is_called_again_if_it_has_committed_or_not_reported(run: Any, first: Any) -> None:
     sent = run(Breaks(*first), is_elastic=True)
     assert [message for message in sent if not isinstance(message, Report)] == [
         NeedsWorld(0, "WorldBroken: a rank is gone"),
@@ -123,26 +123,26 @@ def test_it_is_called_again_when_it_has_committed_or_reported_nothing(run: Any, 
     ]
 
 
-def test_it_is_called_again_when_others_did_not_enter_a_collective(run: Any) -> None:
+def test_it_is_called_again_after_a_stall(run: Any) -> None:
     left, ending = run(Breaks(keep, error=Stalled), is_elastic=True)
     assert isinstance(left, NeedsWorld) and ending == Finished(0)
     assert left.error == "Stalled: a rank is gone"
     assert left.stalled.startswith("Traceback") and left.stalled.endswith("Missing ranks: 1")
 
 
-def test_it_fails_when_it_has_reported_and_committed_nothing(run: Any) -> None:
+def test_it_fails_if_it_has_reported_but_not_committed(run: Any) -> None:
     reported, ending = run(Breaks(say), is_elastic=True)
     assert isinstance(reported, Report)
     assert isinstance(ending, Failed) and ending.kind is FailureKind.DISCONNECTED
 
 
-def test_an_error_of_its_own_is_no_reason_to_call_it_again(run: Any) -> None:
+def test_it_is_not_called_again_after_another_exception(run: Any) -> None:
     (ending,) = run(Breaks(error=ArithmeticError), is_elastic=True)
     assert isinstance(ending, Failed) and ending.kind is FailureKind.RAISED
 
 
 class BadName(Exception):
-    """An error whose text holds a file's name that is not UTF-8."""
+    """An error with a file name in its text that is not UTF-8."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"{text}: caf\udce9.txt")
@@ -156,7 +156,7 @@ class StalledOverBadName(Stalled, BadName):
     pass
 
 
-def test_the_text_of_an_error_can_be_encoded_whatever_it_holds(run: Any) -> None:
+def test_texts_of_errors_that_are_not_utf_8_are_escaped(run: Any) -> None:
     (ending,) = run(Breaks(error=BadName), is_elastic=False)
     assert r"BadName: a rank is gone: caf\udce9.txt" in ending.traceback and ending.traceback.encode()
     left, _ = run(Breaks(error=WorldBrokenOverBadName), is_elastic=True)
@@ -181,7 +181,7 @@ def from_itself() -> None:
 
 
 @pytest.mark.parametrize("fail", [without_text, from_itself])
-def test_how_it_ended_is_sent_whatever_it_raises(run: Any, fail: Any) -> None:
+def test_a_failure_is_sent_for_exceptions_without_a_text_or_with_a_cyclic_cause(run: Any, fail: Any) -> None:
     (ending,) = run(Breaks(fail), is_elastic=False)
     assert isinstance(ending, Failed) and f"in {fail.__name__}" in ending.traceback
 

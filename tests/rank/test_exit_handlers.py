@@ -1,4 +1,4 @@
-"""The trial's `atexit` handlers run in its rank when its function has ended, and hold nothing up."""
+"""A trial's `atexit` handlers run in its ranks when the training function has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Notes:
-    """What functions write down; reached through `sys`, since a function travels by value."""
+    """Notes of training functions, which reach them through `sys`, since they are pickled by value."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -33,18 +33,18 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
     monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")
     made = Notes()
     monkeypatch.setattr(sys, "notes", made, raising=False)
-    # Put back at the end: the functions of `atexit` are the whole process's.
+    # Restored at the end: `atexit` is shared by the whole process.
     monkeypatch.setattr(atexit, "register", atexit.register)
     monkeypatch.setattr(atexit, "unregister", atexit.unregister)
     exit_handlers.install()
-    # In a rank, the function's module comes with the trial.
+    # In a rank, the function's module is imported after the patch.
     monkeypatch.setattr(exit_handlers, "_lasting", exit_handlers._lasting - {__name__})
     yield made
     made.goes_on.set()
 
 
 def run(function: Callable[[dict[str, Any]], Any], place: Path) -> tuple[list[Any], threading.Thread]:
-    """Run a trial in this process until its rank has sent how it ended."""
+    """Run a trial in this process until its rank has sent its last message."""
     messages: list[Any] = []
     ended = threading.Event()
 
@@ -67,7 +67,7 @@ def run(function: Callable[[dict[str, Any]], Any], place: Path) -> tuple[list[An
     return messages, rank.thread
 
 
-def test_handlers_run_last_first_before_the_rank_says_that_it_has_ended(notes: Notes, tmp_path: Path) -> None:
+def test_handlers_run_in_reverse_order_before_finished_is_sent(notes: Notes, tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
         note = sys.notes.lines.append  # type: ignore[attr-defined]
 
@@ -86,7 +86,7 @@ def test_handlers_run_last_first_before_the_rank_says_that_it_has_ended(notes: N
     assert notes.lines == ["last", "first"]
 
 
-def test_handlers_of_a_function_that_fails_run_too(notes: Notes, tmp_path: Path) -> None:
+def test_handlers_run_after_a_failure_too(notes: Notes, tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
         atexit.register(sys.notes.lines.append, "closed")  # type: ignore[attr-defined]
         raise ValueError("diverged")
@@ -96,7 +96,7 @@ def test_handlers_of_a_function_that_fails_run_too(notes: Notes, tmp_path: Path)
     assert lines == ["closed"]
 
 
-def test_a_handler_that_hangs_does_not_hold_up_the_end(
+def test_a_handler_that_hangs_delays_the_end_only_up_to_a_timeout(
     notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "EXIT_HANDLERS_TIMEOUT_S", 0.2)
@@ -112,8 +112,8 @@ def test_a_handler_that_hangs_does_not_hold_up_the_end(
     assert len(messages) == 1
 
 
-def test_what_outlives_the_trial_keeps_its_handlers(notes: Notes, tmp_path: Path) -> None:
-    """Of multiprocessing and Horovod, which the next trial uses in the same process."""
+def test_handlers_of_libraries_that_stay_in_the_process_are_kept(notes: Notes, tmp_path: Path) -> None:
+    """Such as multiprocessing and Horovod, which the next trial uses in the same process."""
 
     def train(config: dict[str, Any]) -> None:
         library = vars(multiprocessing.util)

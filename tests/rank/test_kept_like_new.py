@@ -1,4 +1,4 @@
-"""A trial in processes that others have used gives what it gives in new ones, for many kinds of programs."""
+"""Many kinds of programs have the same results in reused processes as in new ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ cloudpickle.register_pickle_by_value(kept_programs)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ray_session")]
 
-# What make test runs; the others take some minutes.
+# Those that `make test` runs; the others take some minutes.
 SHORT = {
     "wraps_a_function_of_torch",
     "uses_an_installed_package_with_state",
@@ -43,7 +43,7 @@ def kept(ray_session: Any, folder: Path) -> Iterator[TrialRunner]:
     runner.close()
 
 
-# Forks itself for each name that it reads, so that only the first new process imports Horovod.
+# Forks for each name that it reads, so that Horovod is imported only once.
 NEW = """
 import os, sys, traceback
 import horovod.torch
@@ -62,7 +62,7 @@ for name in sys.stdin:
 
 @pytest.fixture(scope="module")
 def new(folder: Path) -> Iterator[Callable[[str], str]]:
-    """Run a program in a new process and return what it has seen."""
+    """Return a function that runs a program in a new process and returns its result."""
     paths = [str(Path(__file__).parent), *(str(folder / name) for name in kept_programs.FOLDERS)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a trial leaves in its process is undone, or the process is replaced: each leak in one of its own."""
+"""What a trial changes in its process is restored, or the process is replaced; one process per leak."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from horovod_tune.rank.reset.baseline import Baseline
 import leaks
 
 def in_a_thread(function):
-    # As a training function runs: what belongs to a thread ends with it.
+    # As training functions do, so that thread-local state is gone after it.
     answer = []
     thread = threading.Thread(target=lambda: answer.append(function()))
     thread.start()
@@ -58,7 +58,7 @@ for name in leaks.LEAKS:
 with open(sys.argv[1], "w") as file:
     json.dump(answers, file)
 """
-# What training functions commonly change: their processes are kept.
+# Common changes, after which processes have to be kept.
 RESTORED = {
     *("a new environment variable", "the working directory", "sys.path", "sys.argv", "sys.stdout"),
     *("warning filters", "the root logger's level", "the root logger's handlers", "a logger of the user's"),
@@ -82,24 +82,24 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("leak", leaks.LEAKS)
-def test_a_leak_is_undone_or_the_process_is_replaced(observed, leak):
+def test_a_leak_is_restored_or_the_process_is_replaced(observed, leak):
     assert not isinstance(observed[leak], str), observed[leak]
     before, planted, problems, after, drawn, drawn_later = observed[leak]
     assert planted != before, "the leak was not planted"
     assert problems or after == before
     if leak in RESTORED:
         assert problems == []
-    # Python's and NumPy's generators draw again.
+    # The generators of Python and NumPy do not repeat their numbers.
     assert drawn != drawn_later
 
 
 def test_memory_that_a_trial_leaves_in_a_library_replaces_the_process():
-    # In a process of its own, whose memory nobody else uses.
+    # In a process of its own, since other tests allocate memory too.
     program = """
 import json, sys
 from horovod_tune.rank.reset.baseline import MAX_MEMORY_LEFT_MB, Baseline
 baseline = Baseline()
-kept = bytearray(b"x" * (150 << 20))  # as libraries keep it
+kept = bytearray(b"x" * (150 << 20))  # as much as libraries cache
 few = baseline.restore() + baseline.memory_left()
 baseline.kept = bytearray(b"x" * (MAX_MEMORY_LEFT_MB << 20))
 print(json.dumps([few, baseline.memory_left()]))
@@ -127,8 +127,8 @@ def test_a_process_that_has_used_a_gpu_is_kept():
         assert watch.restore() == []
 
 
-def test_accelerates_singletons_are_forgotten():
-    """A Trainer of Transformers makes them; in the next trial they would have the last one's precision."""
+def test_the_singletons_of_accelerate_are_reset():
+    """Transformers' Trainer creates them; the next trial would have the precision of the last one."""
     from accelerate.state import GradientState, PartialState
 
     from horovod_tune.rank.reset.watch import Watch
@@ -141,8 +141,8 @@ def test_accelerates_singletons_are_forgotten():
     assert not PartialState._shared_state and not GradientState._shared_state
 
 
-def test_the_place_in_a_world_is_no_setting_of_horovods(monkeypatch):
-    """An elastic trial's next world has others."""
+def test_ranks_and_sizes_do_not_count_as_settings_of_horovod(monkeypatch):
+    """They differ in the next world of an elastic trial."""
     monkeypatch.setenv("HOROVOD_SIZE", "3")
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "20")
     before = horovod_settings()

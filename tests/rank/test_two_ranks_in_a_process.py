@@ -1,4 +1,4 @@
-"""A TPU v2 or v3 has two ranks in a process, each in a thread: what one ends, the other keeps."""
+"""A TPU v2 or v3 has two ranks in a process, each in a thread: the end of one does not affect the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Rank:
-    """One rank of two in this process, whose reports are let go at once."""
+    """One of two ranks in this process, whose reports are released at once."""
 
     def __init__(self, rank: int, function: Any, place: Path, packed: str | None) -> None:
         self.messages: list[Any] = []
@@ -50,14 +50,14 @@ class Rank:
 
 
 class Shared:
-    """What the two ranks meet by; reached through `sys`, since a function travels by value."""
+    """Synchronises the ranks, which reach it through `sys`, since functions are pickled by value."""
 
     def __init__(self) -> None:
         self.both_began = threading.Barrier(2, timeout=60)
         self.ranks: list[Rank] = []
 
     def begin(self) -> int:
-        """Return the caller's rank, once both have begun; to rank 1 only when rank 0 has ended."""
+        """Return the caller's rank when both ranks have begun; on rank 1 when rank 0 has ended, too."""
         self.both_began.wait()
         rank = session.current().world.rank  # type: ignore[union-attr]
         if rank == 1:
@@ -74,7 +74,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Shared:
 
 
 def run_two(shared: Shared, function: Any, place: Path, packed: str | None = None) -> list[Rank]:
-    """Run ``function`` on both ranks of this process, to their ends."""
+    """Run ``function`` on both ranks until they have ended."""
     shared.ranks = [Rank(rank, function, place, packed) for rank in (0, 1)]
     for each in shared.ranks:
         each.training.start()
@@ -103,7 +103,9 @@ def test_the_second_rank_still_reports_when_the_first_has_ended(shared: Shared, 
         horovod_tune.report(rank=2)
 
 
-def test_the_second_ranks_parameters_stay_when_the_first_has_ended(shared: Shared, tmp_path: Path) -> None:
+def test_the_second_rank_keeps_its_parameters_when_the_first_has_ended(
+    shared: Shared, tmp_path: Path
+) -> None:
     packed = tmp_path / "packed"
     packed.write_bytes(pack_values({"data": {"seen": []}}))
 

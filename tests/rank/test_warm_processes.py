@@ -1,4 +1,4 @@
-"""Whatever a trial leaves in its processes, the next one finds none of it: cleared, or in new processes."""
+"""What a trial leaves in its processes is removed, or the next trial gets new processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_a_trial_that_swallows_everything_is_replaced(runner):
+def test_workers_of_a_trial_that_ignores_the_stop_are_replaced(runner):
     def train(config):
         while True:
             try:
@@ -32,14 +32,14 @@ def test_a_trial_that_swallows_everything_is_replaced(runner):
     assert "did not leave the training function" in runner.replaced_because
 
 
-def test_a_thread_that_ends_by_itself_leaves_the_workers(runner):
+def test_workers_are_kept_if_a_thread_ends_by_itself(runner):
     def train(config):
         threading.Thread(target=time.sleep, args=(0.1,)).start()
 
     assert is_kept(runner, train)
 
 
-def test_loader_processes_that_nobody_holds_any_more_leave_the_workers(runner):
+def test_workers_are_kept_if_the_processes_of_a_data_loader_are_garbage(runner):
     def train(config):
         import torch
 
@@ -50,7 +50,7 @@ def test_loader_processes_that_nobody_holds_any_more_leave_the_workers(runner):
     assert is_kept(runner, train)
 
 
-def test_a_child_process_that_goes_on_is_ended_and_its_parent_replaced(runner):
+def test_a_child_process_that_still_runs_is_killed_and_its_parent_replaced(runner):
     def train(config):
         import subprocess
 
@@ -66,7 +66,7 @@ def test_a_child_process_that_goes_on_is_ended_and_its_parent_replaced(runner):
     assert not exists(int(child.read_text()))
 
 
-def test_the_child_processes_of_a_failed_trial_are_ended(runner):
+def test_the_child_processes_of_a_failed_trial_are_killed(runner):
     def train(config):
         import subprocess
 
@@ -104,6 +104,6 @@ def close_stdout(config):
         (close_stdout, "sys.stdout was closed"),
     ],
 )
-def test_what_cannot_be_put_back_is_replaced(runner, train, reason):
+def test_workers_with_a_change_that_cannot_be_restored_are_replaced(runner, train, reason):
     assert not is_kept(runner, train)
     assert reason in runner.replaced_because

@@ -118,16 +118,6 @@ def test_a_tuner_prints_as_little_and_the_next_search_of_another_kind_as_ever(
     assert "View detailed results here" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_what_tune_prints_on_request_is_tunes_own(ray_session, new_output, tmp_path, capsys):
-    tune.run(
-        DistributedTrainableCreator(lambda config: {"loss": 1.0}),
-        metric="loss", mode="min", name="loud", storage_path=str(tmp_path), verbose=2,
-    )  # fmt: skip
-    said = capsys.readouterr().out
-    assert "Trial status: 1 TERMINATED" in said and "see more" not in said
-
-
 def test_resources_per_trial_is_refused_with_our_arguments(ray_session):
     trainable = DistributedTrainableCreator(train, num_slots=2)
     with pytest.raises(SpecError, match=r"resources_per_trial .* num_hosts and num_slots .* use_gpu=True"):
@@ -154,7 +144,7 @@ def test_other_trainables_keep_tunes_settings(new_output):
     assert settings(ours=False, config={}) == {"config": {}}
 
 
-@pytest.mark.parametrize("chosen", [{"verbose": 1}, {"verbose": 0}, {"progress_reporter": object()}])
+@pytest.mark.parametrize("chosen", [{"verbose": 2}, {"verbose": 0}, {"progress_reporter": object()}])
 def test_output_that_the_user_chose_stays(new_output, chosen):
     prepared = settings(**chosen)
     assert prepared.items() >= chosen.items()

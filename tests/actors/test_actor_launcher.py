@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from horovod_tune.actors.training_actor import TrainingActor
+from horovod_tune.errors import StartFailed
 from horovod_tune.gloo import gloo_backend
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec.trial_spec import make_spec
@@ -62,3 +63,8 @@ def test_what_a_rank_with_a_gpu_tells_nccl(
 def test_a_rank_without_a_gpu_tells_nccl_nothing(assign: Any) -> None:
     assignment = assign(nics="ib0")
     assert "NCCL_SOCKET_IFNAME" not in assignment.environment | assignment.defaults
+
+
+def test_interfaces_that_do_not_exist_are_an_error_with_those_that_do(assign: Any) -> None:
+    with pytest.raises(StartFailed, match=r"nonesuch0.* names no interface .* lo \(127\.0\.0\.1\)"):
+        assign(nics="nonesuch0")

@@ -175,24 +175,6 @@ def sets_the_inter_op_threads(config):
 
 
 @program
-def changes_settings_of_torch(config):
-    import torch
-
-    seen = (
-        torch.backends.mkldnn.deterministic,
-        torch.backends.cudnn.benchmark_limit,
-        torch.backends.opt_einsum.strategy,
-        torch.__future__.get_overwrite_module_params_on_conversion(),
-        torch.distributions.Distribution._validate_args,
-    )
-    torch.backends.mkldnn.deterministic, torch.backends.cudnn.benchmark_limit = True, 3
-    torch.backends.opt_einsum.strategy = "greedy"
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    torch.distributions.Distribution.set_default_validate_args(False)
-    return seen
-
-
-@program
 def changes_matplotlib(config):
     import matplotlib
 
@@ -211,17 +193,6 @@ def defines_flags(config):
 
     flags.DEFINE_integer("rate_of_mine", 1, "")
     return flags.FLAGS(["program"])
-
-
-@program
-def changes_a_plain_value_of_the_standard_library(config):
-    import json.encoder
-    import pickle
-
-    seen = json.encoder.INFINITY, pickle.DEFAULT_PROTOCOL
-    json.encoder.INFINITY = 3.0
-    pickle.DEFAULT_PROTOCOL = 2
-    return seen
 
 
 @program

@@ -74,6 +74,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: json.dumps.__name__,
         lambda: setattr(json, "dumps", lambda _: ""),
     ),
+    "a number of the standard library": (
+        lambda: json.encoder.INFINITY,
+        lambda: setattr(json.encoder, "INFINITY", 3.0),
+    ),
     "warning filters": (lambda: len(warnings.filters), lambda: warnings.simplefilter("error")),
     "the root logger's level": (
         lambda: logging.getLogger().level,
@@ -139,6 +143,26 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "flushing of denormal numbers": (
         lambda: (torch.tensor([1e-40]) * 1.0).item() == 0.0,
         lambda: torch.set_flush_denormal(True),
+    ),
+    "determinism of MKL-DNN": (
+        lambda: torch.backends.mkldnn.deterministic,
+        lambda: setattr(torch.backends.mkldnn, "deterministic", True),
+    ),
+    "the limit of cuDNN's benchmark": (
+        lambda: torch.backends.cudnn.benchmark_limit,
+        lambda: setattr(torch.backends.cudnn, "benchmark_limit", 3),
+    ),
+    "opt_einsum's strategy": (
+        lambda: torch.backends.opt_einsum.strategy,
+        lambda: setattr(torch.backends.opt_einsum, "strategy", "greedy"),
+    ),
+    "how modules are converted": (
+        torch.__future__.get_overwrite_module_params_on_conversion,
+        lambda: torch.__future__.set_overwrite_module_params_on_conversion(True),
+    ),
+    "checks of distributions": (
+        lambda: torch.distributions.Distribution._validate_args,
+        lambda: torch.distributions.Distribution.set_default_validate_args(False),
     ),
     "torch's printing": (lambda: str(torch.tensor(1.23456)), lambda: torch.set_printoptions(precision=2)),
     "hooks of every module": (
@@ -237,7 +261,7 @@ def _look_at(read: Callable[[], Any]) -> Any:
 
 
 def generators() -> dict[str, str]:
-    """Return what differs in every new process: what Python's and NumPy's generators draw next."""
+    """Return the next numbers of the generators of Python and NumPy, which differ in every process."""
     return {"random": repr(random.random()), "numpy": repr(np.random.random())}
 
 

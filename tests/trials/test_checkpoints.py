@@ -104,24 +104,6 @@ def in_every_form(config):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_and_the_metrics_of_its_report_belong_together(tune_run):
-    analysis = tune_run(
-        DistributedTrainableCreator(counting, num_slots=2),
-        config={"until": 4},
-        metric="value",
-        mode="max",
-    )
-    (trial,) = analysis.trials
-    folders = sorted(each.name for each in Path(trial.path).glob("checkpoint_*"))
-    assert folders == [f"checkpoint_{i:06d}" for i in range(4)]
-    for result in results_of(trial):
-        text = Path(trial.path, result["checkpoint_dir_name"], "sub", "count").read_text()
-        assert int(text) == result["count"]
-    with analysis.best_checkpoint.as_directory() as directory:
-        assert Path(directory, "sub", "count").read_text() == "4"
-
-
-@pytest.mark.slow
 def test_every_form_of_a_checkpoint_is_stored_and_comes_back(tune_run):
     analysis = tune_run(DistributedTrainableCreator(in_every_form, num_slots=2))
     (trial,) = analysis.trials
@@ -138,9 +120,15 @@ def test_a_killed_rank_starts_again_from_the_last_checkpoint_on_every_rank(tune_
         DistributedTrainableCreator(counting, num_slots=2),
         config={"until": 5, "die_at": 3, "once": str(tmp_path / "died")},
         max_failures=1,
+        metric="value",
+        mode="max",
     )
     (trial,) = analysis.trials
     results = results_of(trial)
+    folders = [f"checkpoint_{number:06d}" for number in range(5)]
+    assert [result["checkpoint_dir_name"] for result in results] == folders
+    assert sorted(each.name for each in Path(trial.path).glob("checkpoint_*")) == folders
+    assert Path(analysis.best_checkpoint.path, "sub", "count").read_text() == "5"
     assert [result["count"] for result in results] == [1, 2, 3, 4, 5]
     assert [result["training_iteration"] for result in results] == [1, 2, 3, 4, 5]
     assert results[-1]["starts"] == [3, 3]

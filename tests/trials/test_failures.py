@@ -200,11 +200,3 @@ def raylets():
 
     node = ray._private.worker._global_node
     return {str(info.process.pid) for info in node.all_processes["raylet"]}
-
-
-@pytest.mark.slow
-def test_interfaces_that_do_not_exist_are_said_with_those_that_do(tune_run):
-    trainable = DistributedTrainableCreator(lambda config: None, num_slots=2, nics="nonesuch0")
-    analysis = tune_run(trainable, raise_on_failed_trial=False)
-    text = error_of(analysis.trials[0])
-    assert "nonesuch0" in text and "lo (127.0.0.1" in text

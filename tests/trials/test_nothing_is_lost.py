@@ -66,7 +66,9 @@ def test_a_process_that_is_ended_cleans_up_first(tune_run: Callable[..., Any], t
     trainable = DistributedTrainableCreator(train, num_slots=2, reuse_workers=False)
     ends = ["failed", "stopped", "returned"]
     config = {"end": tune.grid_search(ends)}
-    tune_run(trainable, config=config, stop={"training_iteration": 3}, raise_on_failed_trial=False)
+    analysis = tune_run(trainable, config=config, stop={"training_iteration": 3}, raise_on_failed_trial=False)
+    iterations = {trial.config["end"]: trial.last_result["training_iteration"] for trial in analysis.trials}
+    assert iterations == {"failed": 1, "stopped": 3, "returned": 1}
     expected = {f"{end}_{rank}" for end in ends for rank in (0, 1)}
     eventually(lambda: set(os.listdir(notes)) == expected, why=lambda: os.listdir(notes))
 

@@ -208,30 +208,6 @@ def test_a_trial_that_a_scheduler_stops_runs_no_further_step(tune_run: Any, tmp_
 
 
 @pytest.mark.slow
-def test_a_tuner_with_samplers_and_a_stop_criterion_works_as_everywhere_in_tune(tmp_path: Path) -> None:
-    def train(config: dict[str, Any]) -> None:
-        while True:
-            report(loss=config["a"] + config["b"])
-
-    results = tune.Tuner(
-        DistributedTrainableCreator(train, num_slots=2),
-        param_space={
-            "a": tune.uniform(0, 1),
-            "b": tune.choice([1, 2]),
-            "c": tune.sample_from(lambda spec: spec.config.a * 2),
-        },
-        tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=3),
-        run_config=tune.RunConfig(
-            storage_path=str(tmp_path), name="tuner", verbose=0, stop={"training_iteration": 4}
-        ),
-    ).fit()
-    assert [len(result.metrics_dataframe) for result in results] == [4, 4, 4]
-    assert all(result.config["c"] == result.config["a"] * 2 for result in results)
-    best = results.get_best_result()
-    assert best.metrics["loss"] == min(result.metrics["loss"] for result in results)
-
-
-@pytest.mark.slow
 def test_resources_are_what_the_ranks_hold_and_nothing_for_the_coordinator(tune_run: Any) -> None:
     def train(config: dict[str, Any]) -> None:
         import ray

@@ -119,6 +119,8 @@ def _build(plan: Plan, torch: InstalledTorch, request: Request, work: Path) -> P
     apply(patches.patches_for(torch.release, plan.gpu), source)
     jobs = request.jobs or build.max_jobs(len(os.sched_getaffinity(0)), _text("/proc/meminfo"))
     environment = build.compile_environment(plan, os.environ, jobs=jobs, cmake=cmake)
+    # Horovod's log lines begin with the source file: a short path, not that of a folder which is gone.
+    environment["CXXFLAGS"] = f"{environment.get('CXXFLAGS', '')} -ffile-prefix-map={source}/=".strip()
     what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
     build.compile_wheel(source, work / "wheel", environment, what, log)
     wheels = list((work / "wheel").glob("horovod-*.whl"))

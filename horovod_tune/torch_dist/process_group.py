@@ -58,15 +58,12 @@ _MESH_CACHES = (
     ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
     ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
 )
-# Parts of the messages of Gloo's and TCPStore's errors, most of which are a plain RuntimeError.
+# Parts of the messages of Gloo's errors, which are a plain RuntimeError. Those of other releases' TCPStore
+# may be one too.
+_GLOO_TEXTS = ("gloo/transport/", "connectFullMesh failed")
+_STORE_TEXTS = ("Socket Timeout", "Broken pipe", "failed to recv", "Connection reset")
+# Parts of such an error's message if it is a timeout. Other errors may have them, as DataLoader's does.
 _TIMEOUT_TEXTS = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
-_DISCONNECT_TEXTS = (
-    "gloo/transport/",
-    "connectFullMesh failed",
-    "Broken pipe",
-    "failed to recv",
-    "Connection reset",
-)
 
 
 class TorchWorld:
@@ -346,7 +343,7 @@ class TorchWorld:
         if self._dist is None:  # torch could not be imported
             return FailureKind.RAISED, "", {}
         chain = list(exception_chain(error))
-        texts = [str(each) for each in chain if isinstance(each, RuntimeError)]
+        texts = [str(each) for each in chain if self._is_of_torch(each)]
         is_broken = any(isinstance(each, WorldBroken) for each in chain)
         if self._has_timed_out or (
             not is_broken and any(mark in text for text in texts for mark in _TIMEOUT_TEXTS)
@@ -354,11 +351,16 @@ class TorchWorld:
             self._publish("timed out")
             time.sleep(PEER_WAIT_S)
             return FailureKind.STALLED, "", self._others("timed out", published=False)
-        is_broken |= any(isinstance(each, self._dist.DistError) for each in chain)
-        if is_broken or any(mark in text for text in texts for mark in _DISCONNECT_TEXTS):
+        if is_broken or texts:
             returned = self._others("returned")
             return FailureKind.STALLED if returned else FailureKind.DISCONNECTED, "", returned
         return FailureKind.RAISED, "", {}
+
+    def _is_of_torch(self, error: BaseException) -> bool:
+        """Return True if a collective or the store raised ``error``."""
+        marks = _GLOO_TEXTS + _STORE_TEXTS
+        is_plain = isinstance(error, RuntimeError) and any(mark in str(error) for mark in marks)
+        return is_plain or isinstance(error, self._dist.DistError)
 
     def _publish(self, what: str) -> None:
         """Publish this rank's state; the other ranks find it with `_others`."""

@@ -271,6 +271,8 @@ def fail(config: dict[str, Any]) -> None:
     dist.all_reduce(torch.ones(1))
     report(step=1)
     if dist.get_rank() == 1:
+        if config["how"] == "no data":
+            raise RuntimeError("DataLoader timed out after 5 seconds (pid(s) 1)")
         if config["how"] == "hang":
             time.sleep(100)
         if config["how"] == "return":
@@ -282,6 +284,7 @@ def fail(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("how", "named"),
     [
+        ("no data", "rank 1 of 2 on {host} failed:"),
         ("return", "rank 1 of 2 on {host} returned from the training function, while others"),
         ("hang", "rank 1 of 2 on {host} hung:"),
     ],
@@ -298,6 +301,8 @@ def test_the_rank_that_others_wait_for_is_named(
         workers.group.next_event()
     assert named.format(host=os.uname().nodename) in str(caught.value)
     assert time.monotonic() - began < 20
+    if how == "no data":
+        assert "RuntimeError: DataLoader timed out after 5 seconds" in str(caught.value)
 
 
 def test_large_batch_works_on_ddp_in_one_trial_after_the_other(workers: Workers) -> None:

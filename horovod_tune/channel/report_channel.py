@@ -1,4 +1,4 @@
-"""Reports and their acknowledgements between the coordinator and the Gloo ranks on its own host.
+"""Reports and their acknowledgements between the coordinator and the training actors on its own host.
 
 Through Ray, a report and its acknowledgement take two calls, a millisecond per rank; here each is one message
 on a socket. Reports from other hosts go through Ray, and so does what does not fit here: metrics of types

@@ -14,7 +14,7 @@ Schema = Mapping[str, Mapping[str, type | tuple[type, ...]]]
 _NUMBER = (int, float)
 _NO = type(None)
 
-# A Gloo rank sends only reports here; its other messages go through Ray.
+# A training actor sends only reports here; its other messages go through Ray.
 REPORTS: Schema = {
     "report": {"run": int, "index": int, "metrics": dict, "checkpoint_path": (str, _NO)},
 }
@@ -29,7 +29,7 @@ RANK_MESSAGES: Schema = {
     "reset_done": {"problems": (list, tuple)},
     "stack": {"stack": str, "in_report": bool},
 }
-# What a Gloo rank receives from the coordinator. `checkpoint` has the path, node_id and report of a place.
+# What a training actor receives from the coordinator. `checkpoint` has the path, node_id and report of a place.
 ACKS: Schema = {
     "proceed": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }

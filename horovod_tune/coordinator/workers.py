@@ -1,6 +1,6 @@
 """The coordinator's record of one worker.
 
-A *worker* is a training actor that runs one rank (Gloo) or all ranks of a host (XLA).
+A *worker* is a training actor that runs one rank, or all ranks of a host (XLA).
 """
 
 from __future__ import annotations

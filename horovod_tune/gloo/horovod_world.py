@@ -30,8 +30,8 @@ from horovod_tune.rank.reset.settings import horovod_settings
 from horovod_tune.ray_compat.compatibility import Patch, part
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
-_FACTS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
-_FACTS_OF_SETS = ("_process_set_rank", "_process_set_size")
+_RANK_METHODS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
+_PROCESS_SET_METHODS = ("_process_set_rank", "_process_set_size")
 _PROBE_NAME = "horovod_tune.world_probe"
 _AGREEMENT_NAME = "horovod_tune.world_agreement"
 _BASICS = "horovod.common.basics:HorovodBasics"
@@ -44,8 +44,8 @@ _GUARD = Patch(
         part(f"{_BASICS}.init(self, comm, process_sets)"),
         part(f"{_BASICS}.shutdown(self)"),
         part(f"{_BASICS}.is_initialized(self)"),
-        *(part(f"{_BASICS}.{name}(self)") for name in _FACTS),
-        *(part(f"{_BASICS}.{name}(self, process_set_id)") for name in _FACTS_OF_SETS),
+        *(part(f"{_BASICS}.{name}(self)") for name in _RANK_METHODS),
+        *(part(f"{_BASICS}.{name}(self, process_set_id)") for name in _PROCESS_SET_METHODS),
         part(f"{_BASICS}._get_process_set_ids_and_ranks(self)"),
     ),
 )
@@ -154,7 +154,7 @@ class HorovodWorld:
         basics_class.init, basics_class.is_initialized = init, is_initialized
         basics_class.shutdown = shutdown
         self._real_shutdown, self._real_initialized = real_shutdown, real_initialized
-        for name in _FACTS + _FACTS_OF_SETS:
+        for name in _RANK_METHODS + _PROCESS_SET_METHODS:
             setattr(basics_class, name, self._guarded_fact(name, getattr(basics_class, name)))
 
     def _check_settings(self) -> None:
@@ -172,8 +172,8 @@ class HorovodWorld:
     def _cache_facts(self, basics: Any) -> None:
         """Cache rank and size, so that they remain readable after the world is aborted."""
         try:
-            known = {(name,): getattr(basics, name)() for name in _FACTS}
-            self._known = {**known, **{(name, 0): getattr(basics, name)(0) for name in _FACTS_OF_SETS}}
+            known = {(name,): getattr(basics, name)() for name in _RANK_METHODS}
+            self._known = {**known, **{(name, 0): getattr(basics, name)(0) for name in _PROCESS_SET_METHODS}}
         except ValueError:
             raise ValueError("Horovod initialization failed: the world was broken off at once") from None
 

@@ -43,8 +43,8 @@ _GROUPS = Patch(
         part(f"{_C10D}:_process_group_name", uses="group_count"),
     ),
 )
-# After a collective has timed out, how long to wait for other ranks to publish that theirs did too. A rank
-# that does not is the missing one.
+# How long a rank whose collective timed out waits for the others to record the same. A rank that has not is
+# the one that never entered it.
 PEER_WAIT_S = 2.0
 # How long to wait for ranks that still import their modules, if the group's timeout is shorter.
 ARRIVAL_TIMEOUT = timedelta(seconds=60)
@@ -89,7 +89,7 @@ class TorchWorld:
         self._store: Any = None
         self._name, self._groups_made = "", 0
         # True until the training function has called `init_process_group`.
-        self._is_offered = False
+        self._is_default_group_unclaimed = False
         # Keeps every group of this world alive. If a DDP model held the last reference to a group, the group
         # would be destroyed with the GIL held, for which its threads may wait: a deadlock.
         self._groups: list[Any] = []
@@ -147,19 +147,24 @@ class TorchWorld:
         defaults = {name: (each.default, "env://") for name, each in parameters.items()}
         requested = {name: value for name, value in requested.items() if value not in defaults[name]}
         is_ours = self._world is not None and requested.keys().isdisjoint({"init_method", "store"})
-        is_offered, self._is_offered = self._is_offered and self._dist.is_initialized(), False
-        if is_offered:
-            if is_ours and all(str(requested[n]).lower() == str(self._offer.get(n)) for n in requested):
+        is_unclaimed, self._is_default_group_unclaimed = (
+            self._is_default_group_unclaimed and self._dist.is_initialized(),
+            False,
+        )
+        if is_unclaimed:
+            if is_ours and all(
+                str(requested[n]).lower() == str(self._default_arguments.get(n)) for n in requested
+            ):
                 return
             self._destroy()
         if not is_ours:
             self._real_init(**requested)
             return
         with self._forming():
-            self._make({**self._offer, **requested})
+            self._make({**self._default_arguments, **requested})
 
     @property
-    def _offer(self) -> dict[str, Any]:
+    def _default_arguments(self) -> dict[str, Any]:
         return {"backend": self._backend, "rank": self._world.rank, "world_size": self._world.size}
 
     @contextlib.contextmanager
@@ -224,7 +229,7 @@ class TorchWorld:
                 store = self._dist.TCPStore(*address, is_master=False, timeout=self._connect_timeout)
                 self._store = store
                 self._publish("arrived")
-                self._make(self._offer)
+                self._make(self._default_arguments)
                 # Otherwise a rank whose function returns at once would leave while others still connect.
                 if store.add(f"{name}.made", 1) == world.size:
                     store.set(f"{name}.all_made", "")
@@ -234,7 +239,7 @@ class TorchWorld:
             missing = ", ".join(map(str, self._others("arrived", published=False)))
             without = f", rank(s) {missing} did not arrive" if missing else ""
             raise WorldBroken(f"the process group could not be made{without}: {error}") from error
-        self._is_offered = True
+        self._is_default_group_unclaimed = True
         if self._is_watched:
             live = session.current()
             assert live is not None, "a world is entered by the thread that trains in it"

@@ -1,6 +1,7 @@
 """The interfaces that Horovod's and torch.distributed's backends implement for the actors that they share.
 
-A `RankBackend` is in each rank's process, a `WorldRendezvous` in the coordinator.
+A `RankBackend` is in each rank's process, a `WorldRendezvous` in the coordinator. A backend inherits
+the methods that have a default.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ from typing import Any, Protocol
 
 from horovod_tune.messages import FailureKind, RankInfo, WorkerInfo
 from horovod_tune.session.committed_state import Collectives, States
+from horovod_tune.session.session import WorldBroken
 
 
 class RankBackend(Protocol):
     """A process's part in its worlds, which several trials use one after the other."""
 
-    @property
-    def collectives(self) -> Collectives:
-        """How the ranks of the world agree."""
-
-    @property
-    def states(self) -> States:
-        """The states of the backend's own elastic API."""
+    # How the ranks of the world agree.
+    collectives: Collectives
+    # The states of the backend's own elastic API.
+    states: States
 
     def load(self) -> None:
         """Import what a training function needs, which takes a second the first time."""
@@ -30,7 +29,8 @@ class RankBackend(Protocol):
         """Prepare the world ``name``, in which the training function is about to be called."""
 
     def leave(self) -> None:
-        """Leave the world, before the function is called again in another one."""
+        """Leave the world, before the function is called again in another one; by default, as `end`."""
+        self.end(has_returned=False)
 
     def end(self, *, has_returned: bool) -> None:
         """Make ranks that still wait for this one fail, since its training function has ended."""
@@ -45,7 +45,11 @@ class RankBackend(Protocol):
         """Prepare this process's world for the next trial; return why it cannot be reused."""
 
     def release(self, timeout_s: float) -> list[str]:
-        """Free what the world held for the trial, after the trial's own objects; return what remains."""
+        """Free what the world held for the trial, after the trial's own objects; return what remains.
+
+        By default, the world holds nothing.
+        """
+        return []
 
     def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
         """Describe a failure of the training function; ``output`` is the rank's `OutputReader`.
@@ -56,10 +60,15 @@ class RankBackend(Protocol):
         """
 
     def world_error(self, text: str) -> BaseException:
-        """Return the error that `report` raises in a broken world."""
+        """Return the error that `report` raises in a broken world; by default `WorldBroken`."""
+        return WorldBroken(text)
 
     def awaited_ranks(self, output: Any) -> dict[int, str]:
-        """Return the ranks that collectives have long waited for, with the collectives' names."""
+        """Return the ranks that collectives have long waited for, with the collectives' names.
+
+        By default none: a collective that waits for a rank that has ended fails.
+        """
+        return {}
 
 
 class WorldRendezvous(Protocol):
@@ -75,7 +84,9 @@ class WorldRendezvous(Protocol):
         """Open it for the next world, instead of the previous one; return each rank's environment."""
 
     def abandon(self) -> None:
-        """Make ranks that are still entering the latest world fail at once."""
+        """Make ranks that are still entering the latest world fail at once; by default, `abort` does that."""
+        return
 
     def close(self) -> None:
-        """Undo `open`; twice is harmless."""
+        """Undo `open`; twice is harmless. By default, nothing has to be undone."""
+        return

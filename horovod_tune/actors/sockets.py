@@ -56,3 +56,44 @@ def shut_down(sockets: dict[int, str]) -> None:
             if os.readlink(f"/proc/self/fd/{descriptor}") == name:
                 with _borrowed(descriptor) as each:
                     each.shutdown(socket.SHUT_RDWR)
+
+
+class SocketRecorder:
+    """The sockets of this process's world: `shut_down` ends the waits on them."""
+
+    def __init__(self) -> None:
+        self._recorded: dict[int, str] = {}
+        # The sockets that were open before the world that is being formed; None if none is.
+        self._before: dict[int, str] | None = None
+
+    @contextlib.contextmanager
+    def recording(self, *, except_port: int | None = None) -> Iterator[None]:
+        """Record the sockets that are opened in this block, except those with ``except_port``."""
+        before = open_tcp_sockets()
+        try:
+            yield
+        finally:
+            self._recorded |= open_tcp_sockets(except_port=except_port, before=before)
+
+    @contextlib.contextmanager
+    def forming(self) -> Iterator[None]:
+        """Form a world in this block. Meanwhile, `shut_down` also ends every socket that it has opened."""
+        self._before = open_tcp_sockets()
+        try:
+            yield
+        finally:
+            self._before = None
+
+    @property
+    def is_forming(self) -> bool:
+        return self._before is not None
+
+    def shut_down(self) -> None:
+        """End the waits on the world's sockets."""
+        # Ray opens one while a world is formed, rarely, and opens it again when it is lost.
+        opened = {} if (before := self._before) is None else open_tcp_sockets(before=before)
+        shut_down(self._recorded | opened)
+
+    def forget(self) -> None:
+        """Forget what was recorded: the world has ended."""
+        self._recorded = {}

@@ -29,7 +29,7 @@ RANK_MESSAGES: Schema = {
     "reset_done": {"problems": (list, tuple)},
     "stack": {"stack": str, "in_report": bool},
 }
-# What a training actor receives from the coordinator. `checkpoint` has the path, node_id and report of a place.
+# What a training actor receives from the coordinator. `checkpoint`: the path, node_id and report of a place.
 ACKS: Schema = {
     "proceed": {"run": int, "index": _NUMBER, "checkpoint": (tuple, _NO)},
 }

@@ -20,8 +20,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from horovod_tune.actors import sockets
 from horovod_tune.actors.output_reader import OutputReader, missing_ranks
+from horovod_tune.actors.rank_backend import RankBackend
+from horovod_tune.actors.sockets import SocketRecorder
 from horovod_tune.errors import exception_chain
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
@@ -61,8 +62,8 @@ _COUNTS = Patch(
 )
 
 
-class HorovodWorld:
-    """The Horovod world of this process; one instance per process, which implements `RankBackend`."""
+class HorovodWorld(RankBackend):
+    """The Horovod world of this process; one instance per process."""
 
     def __init__(self) -> None:
         self.collectives = Collectives(self.has_entered)
@@ -77,9 +78,7 @@ class HorovodWorld:
         self._has_process_sets = False
         # Of this process's first world.
         self._settings: set[tuple[str, str]] | None = None
-        self._sockets: dict[int, str] = {}
-        # The sockets that were open when the current `hvd.init()` began.
-        self._before_init: dict[int, str] | None = None
+        self._sockets = SocketRecorder()
         self._lock = threading.Lock()
         self._ending = threading.Lock()
 
@@ -130,16 +129,15 @@ class HorovodWorld:
             world._environment = _horovod_environment()
             world._has_process_sets = bool(process_sets)
             world._reset_collective_count()
-            world._before_init = sockets.open_tcp_sockets()
-            try:
-                real_init(basics, comm, process_sets)
-                world._cache_facts(basics)
-            except Exception:
-                # Until it is shut down, Horovod remembers the failure and does not try again.
-                real_shutdown(basics)
-                raise
-            finally:
-                world._sockets, world._before_init = world._new_sockets(), None
+            world._sockets.forget()
+            with world._sockets.forming(), world._sockets.recording():
+                try:
+                    real_init(basics, comm, process_sets)
+                    world._cache_facts(basics)
+                except Exception:
+                    # Until it is shut down, Horovod remembers the failure and does not try again.
+                    real_shutdown(basics)
+                    raise
 
         @functools.wraps(real_initialized)
         def is_initialized(basics: Any) -> bool:
@@ -266,16 +264,8 @@ class HorovodWorld:
 
     def abort(self) -> None:
         """Shut down a world that has lost a rank, also while it is formed, without waiting for peers."""
-        sockets.shut_down(self._new_sockets() or self._sockets)
+        self._sockets.shut_down()
         self.close()
-
-    def _new_sockets(self) -> dict[int, str]:
-        """Return the sockets that came with the `hvd.init()` that is under way; none between two."""
-        before = self._before_init
-        if before is None:
-            return {}
-        # Ray opens one in these moments rarely, and opens it again when it is lost.
-        return sockets.open_tcp_sockets(before=before)
 
     def _shut_down(self) -> None:
         # The training function and `close` may come here at once; Horovod joins its thread without a lock.
@@ -305,10 +295,6 @@ class HorovodWorld:
 
             mpi_ops._handle_map.clear()
             mpi_ops.mpi_lib.horovod_torch_reset()
-
-    def release(self, timeout_s: float) -> list[str]:
-        """Free nothing: the world is kept."""
-        return []
 
     def keep(self, timeout_s: float) -> list[str]:
         """Keep the world for the next trial if it is sound; every rank of it has to call this.

@@ -24,13 +24,6 @@ POLL_INTERVAL_S = 0.2
 JOIN_TIMEOUT_S = 30.0
 
 
-def is_supported() -> bool:
-    """Return True if this release of torch has ProcessGroupNCCL's `get_error`."""
-    from torch.distributed import distributed_c10d
-
-    return hasattr(getattr(distributed_c10d, "ProcessGroupNCCL", None), "get_error")
-
-
 class NcclWatch:
     """Calls ``on_failure(has_timed_out)`` once, when a collective of one of ``groups()`` has failed."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from horovod_tune.actors.rank_backend import WorldRendezvous
 from horovod_tune.errors import BackendMissing, StartFailed
 from horovod_tune.messages import RankInfo, WorkerInfo
 
@@ -26,7 +27,7 @@ def require_installed() -> None:
 def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLauncher:
     """Return the launcher of a trial with torch.distributed."""
     from horovod_tune.actors.actor_launcher import ActorLauncher
-    from horovod_tune.torch_dist.process_group import TorchWorld
+    from horovod_tune.torch_dist.torch_world import TorchWorld
 
     return ActorLauncher(
         spec,
@@ -39,8 +40,8 @@ def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> ActorLau
     )
 
 
-class StoreRendezvous:
-    """Implements `actors.rank_backend.WorldRendezvous` with a TCPStore in rank 0's process.
+class StoreRendezvous(WorldRendezvous):
+    """A TCPStore in rank 0's process, with which it ends.
 
     Not in the coordinator, which is on the same host but does not import torch.
     """
@@ -81,9 +82,3 @@ class StoreRendezvous:
             }
             for rank_info, info, interface in zip(rank_infos, infos, interfaces, strict=True)
         ]
-
-    def abandon(self) -> None:
-        """Do nothing: `TorchWorld.abort` ends the ranks' connections."""
-
-    def close(self) -> None:
-        """Do nothing: the store ends with rank 0's process."""

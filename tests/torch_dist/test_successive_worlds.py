@@ -24,7 +24,7 @@ def be_rank(rank: int, pipe: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    from horovod_tune.torch_dist.process_group import TorchWorld
+    from horovod_tune.torch_dist.torch_world import TorchWorld
 
     world = TorchWorld(stall_timeout_s=WAIT_S, connect_timeout_s=WAIT_S, use_gpu=False)
     world.load()
@@ -89,15 +89,15 @@ ALONE = """
 import os
 from datetime import timedelta
 from horovod_tune.messages import RankInfo
-from horovod_tune.torch_dist import process_group
+from horovod_tune.torch_dist import process_groups, torch_world
 
-process_group.ARRIVAL_TIMEOUT = timedelta(seconds=1)
-world = process_group.TorchWorld(stall_timeout_s=1, connect_timeout_s=5, use_gpu=False)
+process_groups.ARRIVAL_TIMEOUT = timedelta(seconds=1)
+world = torch_world.TorchWorld(stall_timeout_s=1, connect_timeout_s=5, use_gpu=False)
 world.load()
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(world.serve_store("127.0.0.1")))
 try:
     world.enter(RankInfo(0, 3, 0, 3, 0, 1), "a")
-except process_group.WorldBroken as error:
+except torch_world.WorldBroken as error:
     print(error)
 """
 

@@ -1,0 +1,199 @@
+"""Runs in each rank: makes torch.distributed's process groups, and ends and forgets them.
+
+The default group exists when the training function is called. If the function calls ``init_process_group()``
+itself, as under torchrun, that keeps the existing group, or replaces it if the settings differ.
+
+Checked against torch 2.13: `_new_process_group_helper`, through which every group is made, and the number
+that names the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import operator
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from horovod_tune.actors.sockets import SocketRecorder
+from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.session.session import WorldBroken
+from horovod_tune.torch_dist.world_store import WorldStore, wait_for_all
+
+_C10D = "torch.distributed.distributed_c10d"
+GROUPS = Patch(
+    "process groups",
+    "every trial starts new workers",
+    (
+        part(f"{_C10D}:_new_process_group_helper"),
+        part(f"{_C10D}:init_process_group", uses="_new_process_group_helper"),
+        part(f"{_C10D}:_new_group_with_tag", uses="_new_process_group_helper"),
+        part(f"{_C10D}:_set_pg_timeout"),
+        part(f"{_C10D}:_process_group_name", uses="group_count"),
+    ),
+)
+# How long to wait for ranks that still import their modules, if the group's timeout is shorter.
+ARRIVAL_TIMEOUT = timedelta(seconds=60)
+# Gloo waits up to this many times its timeout for a peer to connect.
+GLOO_WAITS = 5
+# Modules whose functions have the default group as a default argument, if it exists at their import.
+_WITH_DEFAULT_GROUP = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
+# DTensor's caches of meshes, which hold groups. One that is missing here keeps its group in memory.
+_MESH_CACHES = (
+    ("torch.distributed.tensor._redistribute", "_planner_cache.clear"),
+    ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
+    ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
+)
+
+
+class ProcessGroups:
+    """The process groups of this process, in one world after the other.
+
+    Args:
+        backend: of the default group, as for `init_process_group`.
+        timeout: that of its collectives.
+        connect_timeout: how long making it may take.
+    """
+
+    def __init__(self, backend: str, timeout: timedelta, connect_timeout: timedelta) -> None:
+        self._backend, self._timeout, self._connect_timeout = backend, timeout, connect_timeout
+        # The module `torch.distributed`; None before `install`.
+        self.dist: Any = None
+        self.sockets = SocketRecorder()
+        # None while no training function runs.
+        self._store: WorldStore | None = None
+        # True until the training function has called `init_process_group`.
+        self._is_default_group_unclaimed = False
+        # Keeps every group of this world alive. If a DDP model held the last reference to a group, the group
+        # would be destroyed with the GIL held, for which its threads may wait: a deadlock.
+        self._made: list[Any] = []
+        # Held while groups are aborted or destroyed.
+        self._ending = threading.Lock()
+        self.are_aborted = False
+
+    def install(self) -> None:
+        """Wrap torch's `init_process_group`, and the function that makes every group; once."""
+        if self.dist is not None:
+            return
+        import torch.distributed as dist
+
+        self.dist, self._real_init, c10d = dist, dist.init_process_group, dist.distributed_c10d
+        signature = inspect.signature(self._real_init)
+
+        @functools.wraps(self._real_init)
+        def init_process_group(*args: Any, **kwargs: Any) -> None:
+            self._handle_init(signature.bind(*args, **kwargs).arguments, signature.parameters)
+
+        dist.init_process_group = c10d.init_process_group = init_process_group
+        if GROUPS.fits:
+            c10d._new_process_group_helper = self._recorded(c10d._new_process_group_helper)
+
+    def _recorded(self, real: Any) -> Any:
+        @functools.wraps(real)
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            # Without the store's, which other ranks may still use when this one has ended.
+            with self.sockets.recording(except_port=self._store.port if self._store else None):
+                made = real(*args, **kwargs)
+            if isinstance(made, tuple):  # this rank is a member of the group
+                self._made.append(made[0])
+            return made
+
+        return new_group
+
+    def _handle_init(self, requested: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+        """Handle the training function's ``init_process_group(**requested)``."""
+        defaults = {name: (each.default, "env://") for name, each in parameters.items()}
+        requested = {name: value for name, value in requested.items() if value not in defaults[name]}
+        store = self._store if requested.keys().isdisjoint({"init_method", "store"}) else None
+        ours = self._default_arguments(store) if store else {}
+        is_unclaimed = self._is_default_group_unclaimed and self.dist.is_initialized()
+        self._is_default_group_unclaimed = False
+        if is_unclaimed:
+            if store and all(str(requested[n]).lower() == str(ours.get(n)) for n in requested):
+                return
+            self._destroy()
+        if not store:
+            self._real_init(**requested)
+            return
+        with self.sockets.forming():
+            self._make(store, {**ours, **requested})
+
+    def _default_arguments(self, store: WorldStore) -> dict[str, Any]:
+        return {"backend": self._backend, "rank": store.world.rank, "world_size": store.world.size}
+
+    def make_default(self, store: WorldStore) -> None:
+        """Make the default group of the world with this store, which the training function may then claim."""
+        self._store = store
+        self._make(store, self._default_arguments(store))
+        self._is_default_group_unclaimed = True
+
+    def _make(self, store: WorldStore, arguments: dict[str, Any]) -> None:
+        if store.is_closed:
+            raise WorldBroken("a rank of this world was lost")
+        keys = store.for_next_group()
+        timeout = arguments.pop("timeout", self._timeout)
+        # `close` can interrupt this wait for the other ranks, but not Gloo's wait for a peer.
+        wait_for_all(keys, "arrived", arguments["world_size"], max(timeout, ARRIVAL_TIMEOUT))
+        if GROUPS.fits:  # part of the group's name; a failed attempt increases it on one rank only
+            self.dist.distributed_c10d._world.group_count = 0
+        self.are_aborted = False
+        hook = sys.excepthook  # torch wraps it, every time
+        try:
+            connecting = self._connect_timeout / GLOO_WAITS if GROUPS.fits else timeout
+            self._real_init(**arguments, store=keys, timeout=connecting)
+        finally:
+            sys.excepthook = hook
+        if GROUPS.fits:
+            self.dist.distributed_c10d._set_pg_timeout(timeout)
+
+    def all(self) -> list[Any]:
+        """Return the groups that are not destroyed."""
+        return list(self.dist.distributed_c10d._world.pg_map) if self.dist is not None else []
+
+    def abort(self) -> None:
+        """End the waits in collectives with an error, this rank's and its peers'."""
+        # Gloo's abort() ends neither.
+        self.sockets.shut_down()
+        with self._ending:
+            # Once only, and not after a group was destroyed: NCCL would free its memory twice.
+            groups, self.are_aborted = [] if self.are_aborted else self.all(), True
+            for group in groups:
+                with contextlib.suppress(RuntimeError, AttributeError):  # older releases have none
+                    group.abort()
+
+    def end(self) -> None:
+        """Destroy the groups, and drop torch's own references to them."""
+        # A destroyed group stays connected while a model refers to it. What this rank has sent still arrives.
+        self.sockets.shut_down()
+        self.sockets.forget()
+        self._destroy()
+        _forget_groups(self.dist.ProcessGroup)
+        self._store = None
+
+    def _destroy(self) -> None:
+        with self._ending:
+            if self.dist.is_initialized():
+                self.dist.destroy_process_group()
+
+    def drop(self) -> threading.Thread:
+        """Free the groups that the latest world has made; return the thread that does it."""
+        groups, self._made = self._made, []
+        # In a thread, since a group waits for its collectives.
+        thread = threading.Thread(target=groups.clear, name="dropped groups", daemon=True)
+        thread.start()
+        return thread
+
+
+def _forget_groups(kind: type) -> None:
+    """Drop torch's own references to groups: default arguments, and caches of meshes."""
+    for module in filter(None, map(sys.modules.get, _WITH_DEFAULT_GROUP)):
+        for function in filter(inspect.isfunction, vars(module).values()):
+            if kind in map(type, defaults := function.__defaults__ or ()):
+                function.__defaults__ = tuple(None if type(each) is kind else each for each in defaults)
+    for module_name, clear in _MESH_CACHES:
+        with contextlib.suppress(KeyError, AttributeError):  # it is not loaded, or not in this release
+            operator.attrgetter(clear)(sys.modules[module_name])()

@@ -1,0 +1,177 @@
+"""Runs in each rank: the worlds of torch.distributed, and which ranks are the cause of a failure.
+
+Checked against torch 2.13: the texts of Gloo's and TCPStore's errors.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+from horovod_tune.actors.rank_backend import RankBackend
+from horovod_tune.errors import exception_chain
+from horovod_tune.messages import FailureKind, RankInfo
+from horovod_tune.session import session
+from horovod_tune.session.committed_state import NoStates
+from horovod_tune.session.session import Session, WorldBroken
+from horovod_tune.torch_dist import nccl_watch
+from horovod_tune.torch_dist.collectives import TorchCollectives
+from horovod_tune.torch_dist.process_groups import GROUPS, ProcessGroups
+from horovod_tune.torch_dist.world_store import WorldStore
+
+# How long a rank whose collective timed out waits for the others to record the same. A rank that has not is
+# the one that never entered it.
+PEER_WAIT_S = 2.0
+# Parts of the messages of errors that may be a plain RuntimeError: Gloo's; TCPStore's in other releases.
+_PLAIN_ERRORS = (
+    *("gloo/transport/", "connectFullMesh failed"),
+    *("Socket Timeout", "Broken pipe", "failed to recv", "Connection reset"),
+)
+# Parts of such a message if it is a timeout's. DataLoader's timeouts have them too.
+_TIMEOUT_TEXTS = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
+
+
+class TorchWorld(RankBackend):
+    """The worlds of this process, one after the other, each with new process groups.
+
+    Args:
+        stall_timeout_s: the timeout of collectives in the default group.
+        connect_timeout_s: how long making that group may take.
+        use_gpu: True if the group has NCCL besides Gloo.
+    """
+
+    def __init__(self, stall_timeout_s: float, connect_timeout_s: float, use_gpu: bool) -> None:
+        self._timeout = timedelta(seconds=stall_timeout_s)
+        self._connect_timeout = timedelta(seconds=connect_timeout_s)
+        self._use_gpu, self._is_watched = use_gpu, False
+        backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
+        self._groups = ProcessGroups(backend, self._timeout, self._connect_timeout)
+        self.collectives, self.states = TorchCollectives(self._groups, use_gpu), NoStates()
+        # None while no training function runs.
+        self._store: WorldStore | None = None
+        self._watch: nccl_watch.NcclWatch | None = None
+        # True if a collective of NCCL has timed out on this rank.
+        self._has_timed_out = False
+
+    def load(self) -> None:
+        """Import torch, and wrap its `init_process_group`."""
+        self._groups.install()
+        # Without the watch, torch's own watchdog ends the process. Releases before 2.7 lack what it reads.
+        nccl = getattr(self._groups.dist.distributed_c10d, "ProcessGroupNCCL", None)
+        self._is_watched = self._use_gpu and hasattr(nccl, "get_error")
+        if self._is_watched:
+            for name, value in nccl_watch.ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
+
+    def serve_store(self, host: str) -> int:
+        """Open the next world's TCPStore on this host's address ``host``; return its port.
+
+        As under torchrun, it accepts connections without a secret; it unpickles nothing.
+        """
+        with socket.create_server((host, 0), backlog=socket.SOMAXCONN) as listener:
+            port = int(listener.getsockname()[1])
+            self._server = self._groups.dist.TCPStore(
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
+        return port
+
+    def enter(self, world: RankInfo, name: str) -> None:
+        """Make the default group of world ``name``; return when every rank has made it.
+
+        Raises:
+            WorldBroken: a rank was lost meanwhile, did not arrive within the group's timeout (or a minute, if
+                that is longer), or could not be reached within ``connect_timeout_s``.
+        """
+        self._groups.drop()
+        self._has_timed_out = False
+        self._store = store = WorldStore(self._groups.dist, world, name)
+        try:
+            with self._groups.sockets.forming():
+                store.connect(self._connect_timeout)
+                store.publish("arrived")
+                self._groups.make_default(store)
+                # Otherwise a rank whose function returns at once would leave while others still connect.
+                store.wait_for_others(self._timeout)
+        except RuntimeError as error:
+            missing = ", ".join(map(str, store.ranks("arrived", published=False)))
+            without = f", rank(s) {missing} did not arrive" if missing else ""
+            raise WorldBroken(f"the process group could not be made{without}: {error}") from error
+        if self._is_watched:
+            live = session.current()
+            assert live is not None, "a world is entered by the thread that trains in it"
+            fail = functools.partial(self._handle_failure_on_gpu, live, store)
+            self._watch = nccl_watch.NcclWatch(self._groups.all, fail)
+
+    def _handle_failure_on_gpu(self, live: Session, store: WorldStore, has_timed_out: bool) -> None:
+        """Break the world, in which a collective cannot complete."""
+        self._has_timed_out = has_timed_out
+        if has_timed_out:
+            store.publish("timed out")
+        # Before the groups are aborted, since the function then continues, and must not report.
+        live.break_world(was_unnoticed=True)
+        self._groups.abort()
+
+    def end(self, *, has_returned: bool) -> None:
+        """Destroy the groups, so that ranks which wait in a collective for this one get an error."""
+        if self._store is None:
+            return
+        if has_returned:
+            self._store.publish("returned")
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        if self._use_gpu and not has_returned:
+            # Otherwise, destroying a group of NCCL may wait for collectives that a lost rank never enters.
+            self._groups.abort()
+        self._groups.end()
+        self._store = None
+
+    def close(self) -> None:
+        """Break the world, so that ranks which wait in a collective get an error, this one too."""
+        if (store := self._store) is not None:  # ranks that make a group wait in the store
+            store.close()
+        self._groups.abort()
+
+    def abort(self) -> None:
+        """Break a world that has lost a rank. Returns when no group of it is being made any more."""
+        self.close()
+        while self._groups.sockets.is_forming:  # which opens more sockets
+            self._groups.sockets.shut_down()
+            time.sleep(0.05)
+
+    def keep(self, timeout_s: float) -> list[str]:
+        """Return why this process cannot enter another world; `end` has destroyed the groups."""
+        differs = "torch makes process groups differently from the release that was checked"
+        return [] if GROUPS.fits else [differs]
+
+    def release(self, timeout_s: float) -> list[str]:
+        """Free the groups, after the models that used them; return why this process cannot be reused."""
+        thread = self._groups.drop()
+        thread.join(timeout_s)
+        return ["a collective was started and never waited for"] if thread.is_alive() else []
+
+    def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
+        """Return the kind of a failure, no text, and the ranks for which the function waited in vain."""
+        if (store := self._store) is None:  # the function, or torch, could not be imported
+            return FailureKind.RAISED, "", {}
+        chain = list(exception_chain(error))
+        texts = [str(each) for each in chain if self._is_of_torch(each)]
+        is_broken = any(isinstance(each, WorldBroken) for each in chain)
+        has_timed_out = any(mark in text for text in texts for mark in _TIMEOUT_TEXTS)
+        if self._has_timed_out or (has_timed_out and not is_broken):
+            store.publish("timed out")
+            time.sleep(PEER_WAIT_S)
+            return FailureKind.STALLED, "", store.ranks("timed out", published=False)
+        if is_broken or texts:
+            returned = store.ranks("returned")
+            return FailureKind.STALLED if returned else FailureKind.DISCONNECTED, "", returned
+        return FailureKind.RAISED, "", {}
+
+    def _is_of_torch(self, error: BaseException) -> bool:
+        """Return True if a collective or the store raised ``error``."""
+        is_plain = isinstance(error, RuntimeError) and any(text in str(error) for text in _PLAIN_ERRORS)
+        return is_plain or isinstance(error, self._groups.dist.DistError)

@@ -66,6 +66,7 @@ class ProcessGroups:
         self.sockets = SocketRecorder()
         # None while no training function runs.
         self._store: WorldStore | None = None
+        self._default_arguments: dict[str, Any] = {}
         # True until the training function has called `init_process_group`.
         self._is_default_group_unclaimed = False
         # Keeps every group of this world alive. If a DDP model held the last reference to a group, the group
@@ -109,10 +110,10 @@ class ProcessGroups:
         defaults = {name: (each.default, "env://") for name, each in parameters.items()}
         requested = {name: value for name, value in requested.items() if value not in defaults[name]}
         store = self._store if requested.keys().isdisjoint({"init_method", "store"}) else None
-        ours = self._default_arguments(store) if store else {}
         is_unclaimed = self._is_default_group_unclaimed and self.dist.is_initialized()
         self._is_default_group_unclaimed = False
         if is_unclaimed:
+            ours = self._default_arguments
             if store and all(str(requested[n]).lower() == str(ours.get(n)) for n in requested):
                 return
             self._destroy()
@@ -120,15 +121,13 @@ class ProcessGroups:
             self._real_init(**requested)
             return
         with self.sockets.forming():
-            self._make(store, {**ours, **requested})
-
-    def _default_arguments(self, store: WorldStore) -> dict[str, Any]:
-        return {"backend": self._backend, "rank": store.world.rank, "world_size": store.world.size}
+            self._make(store, {**self._default_arguments, **requested})
 
     def make_default(self, store: WorldStore) -> None:
         """Make the default group of the world with this store, which the training function may then claim."""
-        self._store = store
-        self._make(store, self._default_arguments(store))
+        self._store, world = store, store.world
+        self._default_arguments = {"backend": self._backend, "rank": world.rank, "world_size": world.size}
+        self._make(store, dict(self._default_arguments))
         self._is_default_group_unclaimed = True
 
     def _make(self, store: WorldStore, arguments: dict[str, Any]) -> None:

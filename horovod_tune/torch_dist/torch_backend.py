@@ -57,15 +57,14 @@ class StoreRendezvous(WorldRendezvous):
         interfaces: Sequence[str],
     ) -> list[dict[str, str]]:
         """Open the store; return the variables that torchrun would set for each rank."""
-        first = next(index for index, each in enumerate(rank_infos) if each.rank == 0)
-        single_host = len({each.node_id for each in infos}) == 1
-        address = "127.0.0.1" if single_host else infos[first].node_ip
+        by_rank = sorted(zip(rank_infos, infos, actors, strict=True), key=lambda each: each[0].rank)
+        hosts = list(dict.fromkeys(info.node_id for _, info, _ in by_rank))
+        _, first, actor = by_rank[0]
+        address = "127.0.0.1" if len(hosts) == 1 else first.node_ip
         try:
-            port = ray.get(actors[first].call_backend.remote("serve_store", address), timeout=self._timeout_s)
+            port = ray.get(actor.call_backend.remote("serve_store", address), timeout=self._timeout_s)
         except ray.exceptions.RayError as error:
-            raise StartFailed(f"rank 0 on {infos[first].host} could not open a TCPStore: {error}") from error
-        by_rank = sorted(zip(rank_infos, infos, strict=True), key=lambda each: each[0].rank)
-        hosts = list(dict.fromkeys(info.node_id for _, info in by_rank))
+            raise StartFailed(f"rank 0 on {first.host} could not open a TCPStore: {error}") from error
         return [
             {
                 "MASTER_ADDR": address,

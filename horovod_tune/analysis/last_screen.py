@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from horovod_tune.analysis.reader.folders import has_uri, shown_place
 from horovod_tune.analysis.reader.metadata import searcher_metadata
 from horovod_tune.analysis.reader.records import Metadata
 from horovod_tune.analysis.scoring import Score, best_index, kept, non_dominated, value_of
@@ -41,21 +43,22 @@ def last_screen(trials: Sequence[Any], progress: Progress, aims: Metadata | None
         aims: the limits that the best result has to meet, and the metrics of a front.
     """
     aims = aims or Metadata()
-    folder = str(trials[0].storage.experiment_fs_path)
+    filesystem = trials[0].storage.storage_filesystem
+    folder = shown_place(filesystem, str(trials[0].storage.experiment_fs_path))
     keeping = [trial for trial in trials if kept([trial.last_result or {}], aims.limits)[0]]
     within = " and ".join(map(str, aims.limits))
     if aims.front:
         found = _front(keeping, len(trials), aims.front, f" within {within}" if within else "")
     else:
         found = _best(keeping, progress, within)
-    more = "" if aims.front or progress.metric else " --metric NAME --mode min|max"
-    rows = [
-        *found,
-        ("results", folder),
-        ("see more", f"horovod-tune show {folder}{more}"),
-        ("", f"horovod-tune report {folder} -o report.html{more}"),
-        ("", f"in Python: horovod_tune.analyze({folder!r})"),
-    ]
+    rows = [*found, ("results", folder)]
+    if filesystem.type_name == "local" or has_uri(filesystem):
+        more = "" if aims.front or progress.metric else " --metric NAME --mode min|max"
+        rows.append(("see more", f"horovod-tune show {shlex.quote(folder)}{more}"))
+        rows.append(("", f"horovod-tune report {shlex.quote(folder)} -o report.html{more}"))
+        rows.append(("", f"in Python: horovod_tune.analyze({folder!r})"))
+    else:
+        rows.append(("see more", f"in Python: horovod_tune.analyze({folder!r}, filesystem=…)"))
     return "\n".join([*_failures(trials), *(f"{name:13}{text}" for name, text in rows)])
 
 
@@ -92,7 +95,11 @@ def _failures(trials: Sequence[Any]) -> list[str]:
     if len(failed) > _FAILURES:
         lines.append(f"and {len(failed) - _FAILURES} more failed")
     # The copy in Tune's storage: the original is in Ray's temporary directory.
-    return [*lines, f"{'':13}(in full: {failed[0].storage.trial_fs_path}/error.txt)"] if failed else []
+    if failed:
+        storage = failed[0].storage
+        place = shown_place(storage.storage_filesystem, f"{storage.trial_fs_path}/error.txt")
+        lines.append(f"{'':13}(in full: {place})")
+    return lines
 
 
 def _error_of(path: str) -> str:

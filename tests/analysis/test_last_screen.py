@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from types import SimpleNamespace
 from typing import Any
+
+from pyarrow import fs as pafs
 
 from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.progress import Progress
@@ -12,7 +15,11 @@ from horovod_tune.analysis.progress import Progress
 def trial(
     name: str, config: dict[str, Any], *searched: str, error: str | None = None, loss: float | None = None
 ) -> Any:
-    storage = SimpleNamespace(trial_fs_path=f"/results/{name}", experiment_fs_path="/results")
+    storage = SimpleNamespace(
+        trial_fs_path=f"/results/{name}",
+        experiment_fs_path="/results",
+        storage_filesystem=pafs.LocalFileSystem(),
+    )
     return SimpleNamespace(
         trial_id=name,
         config=config,
@@ -76,3 +83,23 @@ def test_an_error_file_that_is_gone_is_no_reason_to_fail(tmp_path: Any) -> None:
 
 def test_a_search_whose_values_are_all_nan_has_no_best() -> None:
     assert "best" not in last_screen([trial("a", {}, loss=float("nan"))], search("min", a=[float("nan")]))
+
+
+def test_the_commands_name_the_storage_as_a_shell_and_analyze_take_it() -> None:
+    one = trial("a", {}, loss=1.0, error="gone")
+    one.storage.experiment_fs_path = "/my results/it's"
+    text = last_screen([one], search("min", a=[1.0]))
+    assert shlex.split(text.split("see more")[1].splitlines()[0])[2] == "/my results/it's"
+    one.storage.storage_filesystem = pafs.FileSystem.from_uri("mock:///x")[0]
+    one.storage.experiment_fs_path, one.storage.trial_fs_path = "bucket/x/my name", "bucket/x/my name/a"
+    text = last_screen([one], search("min", a=[1.0]))
+    assert "horovod-tune show mock://bucket/x/my%20name\n" in text
+    assert "(in full: mock://bucket/x/my%20name/a/error.txt)" in text
+    assert "horovod_tune.analyze('mock://bucket/x/my%20name')" in text
+
+
+def test_no_command_is_printed_for_a_filesystem_that_no_uri_reaches() -> None:
+    one = trial("a", {}, loss=1.0)
+    one.storage.storage_filesystem = pafs.SubTreeFileSystem("/data", pafs.LocalFileSystem())
+    text = last_screen([one], search("min", a=[1.0]))
+    assert "horovod-tune" not in text and "horovod_tune.analyze('/results', filesystem=…)" in text

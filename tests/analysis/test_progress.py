@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from processes import run_python
+from pyarrow import fs as pafs
 
 pytest.importorskip("rich")
 
@@ -191,7 +192,11 @@ def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace
         metric_analysis={"loss": {"min": best, "max": 9.0}},
         checkpoint="/c/checkpoint_000003" if name == "c" else None,
         error_file=None,
-        storage=SimpleNamespace(experiment_fs_path="/results", experiment_driver_staging_path="/none"),
+        storage=SimpleNamespace(
+            experiment_fs_path="/results",
+            experiment_driver_staging_path="/none",
+            storage_filesystem=pafs.LocalFileSystem(),
+        ),
     )
 
 

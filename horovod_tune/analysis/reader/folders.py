@@ -12,6 +12,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pyarrow import fs as pafs
 
@@ -149,6 +150,20 @@ def _on_this_machine(filesystem: Any, path: str) -> str | None:
         path = f"{filesystem.base_path.rstrip('/')}/{path.lstrip('/')}"
         filesystem = filesystem.base_fs
     return path if isinstance(filesystem, pafs.LocalFileSystem) else None
+
+
+def has_uri(filesystem: pafs.FileSystem) -> bool:
+    """Return True if a URI leads to a filesystem: not to one made in Python, nor to a part of another."""
+    return filesystem.type_name not in ("local", "subtree") and "::" not in filesystem.type_name
+
+
+def shown_place(filesystem: pafs.FileSystem, path: str) -> str:
+    """Return how a person writes a path of a filesystem: with its scheme where it has one.
+
+    >>> shown_place(pafs.LocalFileSystem(), "/results/digits")
+    '/results/digits'
+    """
+    return f"{filesystem.type_name}://{quote(path)}" if has_uri(filesystem) else path
 
 
 def _refuse_larger(size: int, at_most: int) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders
+from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders, shown_place
 from horovod_tune.analysis.reader.metadata import RunFiles
 from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, parse_json, text_or_none
 from horovod_tune.analysis.reader.records import ExperimentRecord, Metadata, Problem, TrialRecord
@@ -45,8 +45,7 @@ def result_of(returned: Any) -> Result | None:
     filesystem, path = getattr(returned, "_fs", None), getattr(returned, "_experiment_fs_path", None)
     if filesystem is None or not isinstance(path, str):
         return None
-    remote = filesystem.type_name not in ("local", "subtree")
-    folder = Folder(filesystem, path, f"{filesystem.type_name}://{path}" if remote else path)
+    folder = Folder(filesystem, path, shown_place(filesystem, path))
     trials = getattr(returned, "trials", None)
     ids = frozenset(str(trial.trial_id) for trial in trials) if trials else None
     metric, mode = (getattr(returned, f"default_{name}", None) for name in ("metric", "mode"))

@@ -21,7 +21,7 @@ from horovod_tune.analysis.trial_details import (
     start_seconds,
 )
 
-_LEADING = ("trial_id", "training_iteration", "attempt", "time", "elapsed_s")
+_TUNES_COLUMNS = ("trial_id", "training_iteration")  # of a report; `trial_rows` has them first
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -86,8 +86,9 @@ def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) 
         }
         config = row.get("config")
         with_this = with_config and config and isinstance(config, Mapping)
-        left_out = _LEADING if with_this else (*_LEADING, "config")
-        flat.append(made | flatten({name: value for name, value in row.items() if name not in left_out}))
+        left_out = _TUNES_COLUMNS if with_this else (*_TUNES_COLUMNS, "config")
+        told = flatten({name: value for name, value in row.items() if name not in left_out})
+        flat.append(made | {f"reported_{name}" if name in made else name: told[name] for name in told})
     return flat
 
 

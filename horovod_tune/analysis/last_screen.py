@@ -45,7 +45,7 @@ def last_screen(trials: Sequence[Any], progress: Progress, aims: Metadata | None
     aims = aims or Metadata()
     filesystem = trials[0].storage.storage_filesystem
     folder = shown_place(filesystem, str(trials[0].storage.experiment_fs_path))
-    keeping = [trial for trial in trials if kept([trial.last_result or {}], aims.limits)[0]]
+    keeping = [trial for trial in trials if kept([_last_known(trial)], aims.limits)[0]]
     within = " and ".join(map(str, aims.limits))
     if aims.front:
         found = _front(keeping, len(trials), aims.front, f" within {within}" if within else "")
@@ -62,8 +62,15 @@ def last_screen(trials: Sequence[Any], progress: Progress, aims: Metadata | None
     return "\n".join([*_failures(trials), *(f"{name:13}{text}" for name, text in rows)])
 
 
+def _last_known(trial: Any) -> dict[str, Any]:
+    """Return each metric's value as last reported: some metrics come with some reports only."""
+    known = {name: values["last"] for name, values in trial.metric_analysis.items()}
+    return (trial.last_result or {}) | known
+
+
 def _front(trials: Sequence[Any], among: int, modes: dict[str, str], within: str) -> list[tuple[str, str]]:
-    values = [[value_of(trial.last_result or {}, name) for name in modes] for trial in trials]
+    rows = map(_last_known, trials)
+    values = [[value_of(row, name) for name in modes] for row in rows]
     array = np.array(values, dtype=float).reshape(len(values), len(modes))
     number = int(non_dominated(array, list(modes.values())).sum())
     text = f"{number} of {among} trials are on the Pareto front of {' and '.join(modes)}{within}"
@@ -74,7 +81,7 @@ def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[
     metric, mode = progress.metric, progress.mode
     index, values = None, []
     if metric is not None and mode is not None:
-        values = [value_of(trial.last_result or {}, metric) for trial in trials]
+        values = [value_of(_last_known(trial), metric) for trial in trials]
         scores = [Score(math.nan if value is None else value) for value in values]
         index = best_index(scores, mode, "last")
     if index is None:

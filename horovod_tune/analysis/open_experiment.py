@@ -50,10 +50,6 @@ def analyze(
     given = None
     if limits is not None:
         given = [parse_limit(limit) if isinstance(limit, str) else limit for limit in limits]
-    if isinstance(experiment, Analysis):
-        record, folder = experiment.record, experiment.folder
-        kept = record.limits if given is None else given
-        return Analysis(record, folder, metric=metric, mode=mode, scope=scope, limits=kept)
     known: tuple[str | None, str | None] = (None, None)
     trial_ids = None
     if isinstance(experiment, (str, os.PathLike)):

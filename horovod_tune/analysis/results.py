@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from html import escape
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -157,11 +158,13 @@ class Analysis:
         """The names under which trials reported numbers, without those that Tune adds."""
         names: dict[str, None] = {}
         for trial in self.trials:
-            for row in (*trial.rows[:1], trial.last_result or {}):
-                plain_row = {key: value for key, value in row.items() if key != "config"}
-                for name, value in frames.flatten(plain_row).items():
-                    if isinstance(value, (int, float)) and not isinstance(value, bool):
-                        names[name] = None
+            for key, value in chain.from_iterable(
+                row.items() for row in (*trial.rows, trial.last_result or {})
+            ):
+                if key in names or key == "config" or isinstance(value, str):
+                    continue
+                flat = frames.flatten({key: value})
+                names |= {name: None for name, number in flat.items() if type(number) in (int, float)}
         return tuple(name for name in names if name not in TUNES_OWN)
 
     @property
@@ -322,8 +325,9 @@ class Analysis:
         """Return one row per report, by trial and then in the order of reporting.
 
         Columns: trial_id, training_iteration, attempt (counts the trial's starts), time (UTC; Tune writes
-        whole seconds), elapsed_s since the experiment's start, then whatever was reported. Configurations are
-        there as config/… when they change within trials, as under PopulationBasedTraining.
+        whole seconds), elapsed_s since the experiment's start, then whatever was reported; a metric named
+        attempt, time or elapsed_s is in reported_…. Configurations are there as config/… when they change
+        within trials, as under PopulationBasedTraining.
         """
         changing = any(map(config_changes, self.trials))
         return frames.history_frame(self.trials, self.record.start_time, changing)

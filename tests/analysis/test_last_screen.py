@@ -10,6 +10,8 @@ from pyarrow import fs as pafs
 
 from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.progress import Progress
+from horovod_tune.analysis.reader.records import Metadata
+from horovod_tune.analysis.scoring import parse_limit
 
 
 def trial(
@@ -27,6 +29,7 @@ def trial(
         status="ERROR" if error else "TERMINATED",
         error_file=error,
         last_result=None if loss is None else {"loss": loss},
+        metric_analysis={},
         storage=storage,
     )
 
@@ -103,3 +106,14 @@ def test_no_command_is_printed_for_a_filesystem_that_no_uri_reaches() -> None:
     one.storage.storage_filesystem = pafs.SubTreeFileSystem("/data", pafs.LocalFileSystem())
     text = last_screen([one], search("min", a=[1.0]))
     assert "horovod-tune" not in text and "horovod_tune.analyze('/results', filesystem=…)" in text
+
+
+def test_a_metric_keeps_its_value_until_it_is_reported_again() -> None:
+    """As `analyze` and the searcher have it: an evaluation may come with some reports only."""
+    one, other = trial("a", {}, loss=1.0), trial("b", {}, loss=2.0)
+    for each, latency in ((one, 50.0), (other, 10.0)):
+        each.metric_analysis = {"cost/ms": {"last": latency}}
+    aims = Metadata(limits=(parse_limit("cost/ms <= 20"),))
+    assert "best trial   b, loss 2" in last_screen([one, other], search("min", a=[1.0], b=[2.0]), aims)
+    aims = Metadata(front={"loss": "min", "cost/ms": "min"})
+    assert "2 of 2 trials are on the Pareto front" in last_screen([one, other], search("min"), aims)

@@ -189,7 +189,7 @@ def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace
         evaluated_params={"x": 1},
         config={"x": 1, "constant": "c"},
         last_result={"loss": last, "training_iteration": 4, "time_total_s": 8.0},
-        metric_analysis={"loss": {"min": best, "max": 9.0}},
+        metric_analysis={"loss": {"min": best, "max": 9.0, "last": last}},
         checkpoint="/c/checkpoint_000003" if name == "c" else None,
         error_file=None,
         storage=SimpleNamespace(
@@ -208,7 +208,7 @@ def test_a_resumed_search_begins_from_the_restored_trials():
     trials = [earlier("a", "TERMINATED", 1.0, 0.5), earlier("b", "TERMINATED", 2.0, 2.0)]
     trials += [earlier("c", "PENDING", 4.0, 3.0), earlier("d", "PENDING", 5.0, 5.0)]
     new = earlier("new", "PENDING", 0.0, 0.0)
-    new.last_result = {"trial_id": "new", "config": {}}  # what Tune has of a trial without reports
+    new.last_result, new.metric_analysis = {"trial_id": "new", "config": {}}, {}  # without reports
     trials.append(new)
     callback.on_step_begin(0, trials)
     assert callback._progress.summary(0.0).startswith("2 of 4 trials ended · ")
@@ -216,7 +216,7 @@ def test_a_resumed_search_begins_from_the_restored_trials():
     trials[2].status = "RUNNING"
     callback.on_trial_start(0, trials, trials[2])
     callback.on_trial_result(0, trials, trials[2], {"loss": 3.0, "training_iteration": 5})
-    trials[2].last_result = {"loss": 3.0}
+    trials[2].metric_analysis["loss"]["last"] = 3.0
     trials[2].status = "TERMINATED"
     callback.on_trial_complete(1, trials, trials[2])
     callback.on_experiment_end(trials)

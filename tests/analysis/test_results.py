@@ -14,6 +14,7 @@ from pyarrow import fs as pafs
 
 from horovod_tune.analysis import analyze, results
 from horovod_tune.analysis.reader.folders import Folder
+from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import hosts_of
 
 
@@ -140,6 +141,28 @@ def test_a_row_a_report_has_times_that_never_run_backwards(experiments):
         assert (rows["time"].astype("int64") // 10**9 == rows["timestamp"]).all(), (
             "within the second Tune wrote"
         )
+
+
+def test_metrics_named_like_a_column_of_the_history_are_kept():
+    analysis = made_experiment(2)
+    told = {"time": 1.5, "attempt": "a", "elapsed_s": 2, "deep": {"time": 3}}
+    trials = [replace(trial, rows=tuple(row | told for row in trial.rows)) for trial in analysis.trials]
+    record = replace(analysis.record, trials=tuple(trials))
+    history = Analysis(record, analysis.folder, metric="loss", mode="min").history()
+    assert (history["reported_time"] == 1.5).all() and (history["reported_attempt"] == "a").all()
+    assert (history["reported_elapsed_s"] == 2).all() and (history["deep/time"] == 3).all()
+    assert str(history["time"].dt.tz) == "UTC" and (history["attempt"] == 1).all()
+
+
+def test_a_metric_of_some_reports_only_is_known():
+    analysis = made_experiment(2, asha=False)
+    trials = [
+        replace(trial, rows=tuple(row | ({"bleu": 0.5} if n in (5, 10) else {}) for n, row in rows))
+        for trial in analysis.trials
+        for rows in [list(enumerate(trial.rows))]
+    ]
+    record = replace(analysis.record, trials=tuple(trials))
+    assert Analysis(record, analysis.folder, metric="bleu", mode="max").best_value == 0.5
 
 
 def test_frames_by_trial_hold_the_same_reports(experiments):

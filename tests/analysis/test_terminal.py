@@ -107,6 +107,12 @@ def test_show_prints_an_experiment(home, capsys):
     assert analyze(home, mode="min").best_trial.trial_id in capsys.readouterr().out
 
 
+def test_a_number_of_rows_that_is_none_is_named(home, capsys):
+    with pytest.raises(SystemExit):
+        run("show", home, "-n", "abc")
+    assert "must be a whole number, got 'abc'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["show", "report", "export"])
 def test_a_wrong_path_is_one_line_and_status_1(command, tmp_path, capsys):
     more = ["--csv", "-"] if command == "export" else []

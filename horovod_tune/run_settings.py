@@ -175,6 +175,7 @@ def search_metadata(
     search, scheduler = arguments.get("search_alg"), arguments.get("scheduler")
     time_attr, rungs = ray_compat.rungs_of(scheduler)
     budget: Any = arguments.get("time_budget_s")
+    space = ray_compat.space_of(search)
     return {
         "metric": metric,
         "mode": mode,
@@ -183,7 +184,7 @@ def search_metadata(
         "scheduler": ray_compat.describe_scheduler(scheduler),
         "time_attr": time_attr,
         "rungs": rungs,
-        **space_metadata(config or ray_compat.space_of(search)),
+        **space_metadata({**(config or {}), **(space if isinstance(space, dict) else {})}),
     }
 
 

@@ -14,12 +14,13 @@ import pytest
 from ray import tune
 from ray._private.worker import print_to_stdstream
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from ray.tune.search import ConcurrencyLimiter
 
 from horovod_tune import DistributedTrainableCreator, report
 from horovod_tune.analysis import ProgressCallback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError, TrainingFailed
 from horovod_tune.ray_compat import metric_and_mode
-from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, settings_for
+from horovod_tune.run_settings import ExperimentMetadata, SilentTrials, search_metadata, settings_for
 from horovod_tune.search import BayesOptSearch
 from horovod_tune.trainable import is_distributed, keeps_actors
 
@@ -189,6 +190,18 @@ def test_a_search_is_prepared_however_its_trainable_is_named(new_output, given):
         (metadata,) = [each for each in prepared["callbacks"] if isinstance(each, ExperimentMetadata)]
         assert any(isinstance(each, ProgressCallback) for each in prepared["callbacks"])
     assert metadata._metadata["space"]["x"]["text"] == "uniform(0, 1)"
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_space_that_only_the_searcher_has_is_recorded(limited):
+    search = BayesOptSearch({"x": (0.0, 1.0), "net": {"lr": tune.loguniform(1e-3, 1)}}, "loss", "min")
+    given = ConcurrencyLimiter(search, max_concurrent=2) if limited else search
+    known = search_metadata({"search_alg": given}, {"epochs": 3}, "loss", "min")
+    assert {name: one["text"] for name, one in known["space"].items()} == {
+        "x": "uniform(0, 1)",
+        "net/lr": "loguniform(0.001, 1)",
+    }
+    assert known["constants"] == {"epochs": 3}
 
 
 def test_a_process_that_gets_the_class_prepares_its_searches(tmp_path):

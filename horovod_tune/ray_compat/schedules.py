@@ -82,4 +82,4 @@ def space_of(search: Any) -> Any:
     """Return the space that a search algorithm was given itself; None if it was not."""
     while getattr(search, "searcher", None) is not None:
         search = search.searcher
-    return getattr(search, "_space", None)
+    return getattr(search, "space_spec", getattr(search, "_space", None))

@@ -147,6 +147,11 @@ class BayesOptSearch(Searcher):
         if space:
             self._set_space(SearchSpace(from_mixed(space), include_constants=True))
 
+    @property
+    def space_spec(self) -> dict[str, Any] | None:
+        """The nested Tune search space; None until it is known."""
+        return None if self._space is None else self._space.spec
+
     # Tune's callbacks.
 
     def set_search_properties(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_experiments import made_experiment, written
 
-from horovod_tune.analysis import analyze, write_report
+from horovod_tune.analysis import write_report
 from horovod_tune.analysis.report import render
 from horovod_tune.analysis.results import Analysis, MetricUnknown
 from horovod_tune.analysis.scoring import Limit, hypervolume, kept, non_dominated, parse_limit
@@ -57,7 +57,7 @@ def test_hypervolume_is_the_part_of_space_that_is_dominated(metrics):
     assert hypervolume(values, corner, modes) == pytest.approx(inside.mean(), abs=0.006)
 
 
-def with_latency(trials: int = 40) -> Analysis:
+def with_latency(trials: int = 40, *limits: str, scope: str = "last") -> Analysis:
     """A made experiment whose reports have a latency too: the wider the net, the slower."""
     made = made_experiment(trials)
     rng = random.Random(1)
@@ -67,7 +67,8 @@ def with_latency(trials: int = 40) -> Analysis:
         rows = tuple(row | {"latency_ms": latency} for row in trial.rows)
         changed.append(replace(trial, rows=rows, last_result=rows[-1]))
     record = replace(made.record, trials=tuple(changed))
-    return Analysis(record, made.folder, metric="accuracy", mode="max")
+    within = [parse_limit(limit) for limit in limits]
+    return Analysis(record, made.folder, metric="accuracy", mode="max", scope=scope, limits=within)
 
 
 def test_the_front_of_an_experiment_names_trials_values_and_configurations():
@@ -131,7 +132,7 @@ def test_the_best_keeps_the_limits(scope):
     free = with_latency()
     best = free.best_result["latency_ms"]
     bound = best - 1e-9
-    analysis = analyze(free, metric="accuracy", mode="max", scope=scope, limits=[f"latency_ms <= {bound!r}"])
+    analysis = with_latency(40, f"latency_ms <= {bound!r}", scope=scope)
     allowed = [
         row["accuracy"]
         for trial in free.trials
@@ -144,11 +145,11 @@ def test_the_best_keeps_the_limits(scope):
 
 
 def test_limits_that_nothing_keeps_or_nobody_reported_are_said():
-    nothing = analyze(with_latency(5), metric="accuracy", mode="max", limits=["latency_ms < 0"])
+    nothing = with_latency(5, "latency_ms < 0")
     assert not nothing.has_best
     with pytest.raises(ValueError, match="within latency_ms < 0"):
         _ = nothing.best_trial
-    unknown = analyze(with_latency(5), metric="accuracy", mode="max", limits=["size < 3"])
+    unknown = with_latency(5, "size < 3")
     assert not unknown.has_best
     with pytest.raises(MetricUnknown, match="'size'"):
         _ = unknown.best_trial

@@ -83,6 +83,11 @@ class SearchSpace:
             return None
 
     @property
+    def spec(self) -> dict[str, Any]:
+        """The nested Tune search space."""
+        return self._spec
+
+    @property
     def dimension(self) -> int:
         """The number of modelled parameters."""
         return len(self._columns)

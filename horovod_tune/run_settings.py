@@ -16,7 +16,7 @@ from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
 
 from horovod_tune import ray_compat
-from horovod_tune.analysis.experiment_metadata import space_metadata, write_metadata
+from horovod_tune.analysis.experiment_metadata import space_metadata, write_end, write_metadata
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.errors import MetricNotReported, SerializationError, SpecError
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
@@ -57,10 +57,11 @@ def _has_reported(trial: Any) -> bool:
 
 @best_effort_callback("writing the metadata of the experiment")
 class ExperimentMetadata(Callback):
-    """Writes the metadata of a search to its folder when its first trial starts."""
+    """Writes the metadata of a search to its folder when its first trial starts, and that it has ended."""
 
     def __init__(self, metadata: dict[str, Any]) -> None:
         self._metadata: dict[str, Any] | None = metadata
+        self._first: str | None = None
 
     def setup(
         self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any
@@ -71,7 +72,15 @@ class ExperimentMetadata(Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         metadata, self._metadata = self._metadata, None
         if metadata is not None:
-            write_metadata(trial, metadata)
+            self._first = trial.trial_id
+            write_metadata(trial, metadata | {"ended": False})
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        if trials and self._first is None:  # a resumed search with nothing left to do
+            self.on_trial_start(0, trials, trials[0])
+        for trial in trials:
+            if trial.trial_id == self._first:
+                write_end(trial)
 
 
 def settings_for(

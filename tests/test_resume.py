@@ -10,6 +10,8 @@ import pytest
 from ray import tune
 
 from horovod_tune import resume_or_start
+from horovod_tune.analysis import analyze
+from horovod_tune.run_settings import ExperimentMetadata
 
 
 def started(run_config: tune.RunConfig, ran: Path, *, fail: bool) -> tune.ResultGrid:
@@ -38,6 +40,17 @@ def test_the_second_start_runs_only_what_had_not_ended(ray_session: Any, tmp_pat
     # A third time there is nothing left to run, and the results are still there.
     assert started(here, ran, fail=False).get_best_result().config == {"x": 1}
     assert len(ran.read_text().split()) == 3
+
+
+def test_the_end_of_a_search_is_recorded_in_its_storage(ray_session: Any, tmp_path: Path) -> None:
+    """Tune has copied the driver's folder for the last time when callbacks learn of the end."""
+    ran = tmp_path / "ran"
+    for fail in (True, False, False):  # the third time there is nothing left to run
+        callback = ExperimentMetadata({"metric": "loss", "mode": "min"})
+        place = f"file://{tmp_path}/results"
+        started(tune.RunConfig("mine", place, callbacks=[callback], verbose=0), ran, fail=fail)
+        analysis = analyze(f"{place}/mine")
+        assert analysis.state == "finished" and analysis.record.metadata["ended"] is True
 
 
 def test_an_experiment_without_a_name_cannot_be_found_again() -> None:

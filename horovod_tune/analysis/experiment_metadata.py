@@ -40,6 +40,20 @@ def write_metadata(trial: Any, known: Mapping[str, Any]) -> None:
     partial.replace(place)
 
 
+def write_end(trial: Any) -> None:
+    """Record in the metadata of the search that started `trial` first that it has ended. Raises `OSError`.
+
+    Written to the storage itself: Tune has copied the driver's folder for the last time by then.
+    """
+    if trial.storage is None:
+        return
+    name = f"{METADATA_PREFIX}{trial.trial_id}{METADATA_SUFFIX}"
+    written = json.loads((Path(trial.storage.experiment_driver_staging_path) / name).read_text())
+    place = f"{trial.storage.experiment_fs_path}/{name}"
+    with trial.storage.storage_filesystem.open_output_stream(place) as file:
+        file.write(json.dumps(written | {"ended": True}).encode())
+
+
 def environment() -> dict[str, Any]:
     """Return the versions of what trains, and the size of the machine and the cluster, as plain data."""
     versions = {"Python": platform.python_version()}

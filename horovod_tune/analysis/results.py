@@ -110,10 +110,11 @@ class Analysis:
     def state(self) -> str:
         """ "finished", "running", "interrupted", or "unknown" if its state file is lost.
 
-        An experiment with unfinished trials counts as running until nothing has been written for 11 minutes
-        (Tune copies its files to the storage every five).
+        An experiment with unfinished trials, or whose driver may start more of them, counts as running until
+        nothing has been written for 11 minutes (Tune copies its files to the storage every five).
         """
-        if self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
+        over = self.record.metadata.get("ended") is not False  # not recorded without distributed trials
+        if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
             return "finished" if self.run is not None else "unknown"
         last = self.record.last_write
         if last is not None and time.time() - last < _QUIET_S and not self.record.is_copy:

@@ -191,6 +191,20 @@ def test_metric_and_mode_that_the_progress_callback_left_are_used(home):
     assert "horovod_tune_run-abcd1_00000.json: not readable" in str(analyze(home, mode="min").problems[0])
 
 
+def test_between_two_trials_of_a_sequential_search_it_runs(home, monkeypatch):
+    facts = home / "horovod_tune_run-abcd1_00000.json"
+    facts.write_text(json.dumps({"ended": False}))
+    assert all(trial.status == "TERMINATED" for trial in analyze(home).trials)
+    last_write = analyze(home).record.last_write
+    monkeypatch.setattr("horovod_tune.analysis.results.time.time", lambda: last_write + 60)
+    assert analyze(home).state == "running", "more trials may come"
+    monkeypatch.setattr("horovod_tune.analysis.results.time.time", lambda: last_write + 661)
+    assert analyze(home).state == "interrupted", "its driver was killed"
+    for known in ({"ended": True}, {}):
+        facts.write_text(json.dumps(known))
+        assert analyze(home).state == "finished"
+
+
 def staged(home: Path, ray_folder: Path) -> Path:
     """The driver's own copy of an experiment, where Ray's session keeps it."""
     place = ray_folder / "session_2026-11-20_12-00-00_1_1" / "artifacts" / "2026-11-20" / home.name

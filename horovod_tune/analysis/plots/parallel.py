@@ -53,7 +53,7 @@ def parallel_coordinates(analysis: Analysis) -> Figure:
     if analysis.best_number is not None:
         look = {"color": style.BEST, "width": 3}
         made.add_scatter(**_lines(heights, np.array([analysis.best_number]), texts), name="best", line=look)
-    ticks = [*(_ticks(one) for one in found), _round_ticks(low, high)]
+    ticks = [*(_ticks(one) for one in found), _ends(low, high)]
     for place, marks in enumerate(ticks):
         made.add_shape(type="line", x0=place, x1=place, y0=0, y1=1, line={"color": "#5B616A", "width": 1})
         for height, text in marks:
@@ -82,9 +82,7 @@ def _lines(heights: np.ndarray, trials: np.ndarray, texts: np.ndarray) -> dict[s
 
 def _heights(one: Parameter) -> np.ndarray:
     low, high = one.limits()
-    positions = one.positions
-    if one.kind == "category":
-        positions = positions + np.random.default_rng(0).uniform(-0.18, 0.18, len(positions))
+    positions = style.on_axis(one) if one.kind == "category" else one.positions
     return (positions - low) / (high - low)
 
 
@@ -94,31 +92,25 @@ def _ticks(one: Parameter) -> list[tuple[float, str]]:
         every = max(1, math.ceil(len(one.categories) / 12))
         shown = list(enumerate(one.categories))[::every]
         return [((rank - low) / (high - low), text) for rank, text in shown]
-    if one.log:
-        return [((math.log10(mark) - low) / (high - low), f"{mark:g}") for mark in log_ticks(low, high)]
-    ends = (low, (low + high) / 2, high)
-    texts = [text_of(round(mark) if one.integer else float(f"{mark:.3g}")) for mark in ends]
+    decades = _decades(low, high) if one.log else []
+    if len(decades) > 1:
+        return [((decade - low) / (high - low), f"{10.0**decade:g}") for decade in decades]
+    return _ends(low, high, one)
+
+
+def _ends(low: float, high: float, one: Parameter | None = None) -> list[tuple[float, str]]:
+    """Return three marks: an axis's ends and its middle."""
+    marks = [10.0**mark if one and one.log else mark for mark in (low, (low + high) / 2, high)]
+    texts = [text_of(round(mark) if one and one.integer else float(f"{mark:.3g}")) for mark in marks]
     return list(zip((0.0, 0.5, 1.0), texts, strict=True))
 
 
-def _round_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Return some five round numbers of an axis with their heights."""
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
-    marks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return [((mark - low) / (high - low), f"{mark:.4g}") for mark in marks]
+def _decades(low: float, high: float) -> list[int]:
+    """Return some six whole decades between two powers of ten.
 
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return round marks between two powers of ten: whole decades, or 1, 2, 5 if there are few.
-
-    >>> log_ticks(-3.2, 0.1)
-    [0.001, 0.01, 0.1, 1.0]
+    >>> _decades(-3.2, 0.1)
+    [-3, -2, -1, 0]
     """
-    decades = range(math.floor(low), math.ceil(high) + 1)
+    decades = range(math.ceil(low), math.floor(high) + 1)
     every = max(1, round(len(decades) / 6))
-    marks = [10.0**decade for decade in decades if low <= decade <= high and decade % every == 0]
-    if len(marks) < 2:
-        marks = [m * 10.0**d for d in decades for m in (1, 2, 5) if low <= math.log10(m) + d <= high]
-    return marks
+    return [decade for decade in decades if decade % every == 0]

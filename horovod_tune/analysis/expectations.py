@@ -1,4 +1,4 @@
-"""Trials that were not trained to the end: their expected continuation, and their standing."""
+"""Trials that were not trained to the end: their expected continuation, and their rank at a rung."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Expectation:
     time_attr: str = TRAINING_ITERATION
 
 
-def at_time(time_attr: str, time: float) -> str:
+def time_in_words(time_attr: str, time: float) -> str:
     """Return a time as words.
 
-    >>> at_time("training_iteration", 52), at_time("epoch", 3), at_time("samples", 5e4)
+    >>> time_in_words("training_iteration", 52), time_in_words("epoch", 3), time_in_words("samples", 5e4)
     ('at iteration 52', 'at epoch 3', 'at samples 50000')
     """
     return f"at {'iteration' if time_attr == TRAINING_ITERATION else time_attr} {time:.6g}"
@@ -84,8 +84,8 @@ def _time_of(row: Mapping[str, Any], time_attr: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """The place of a trial that a scheduler has paused or stopped at a rung: 1 is the best.
+class RungPlace:
+    """A trial's rank among all that reached its last rung (1 is the best).
 
     `time` is that of its last report, in what the scheduler calls `time_attr`.
     """
@@ -100,10 +100,10 @@ class Standing:
 
 
 @cached
-def standings(analysis: Analysis) -> dict[int, Standing]:
-    """Return the standing of trials that were paused or stopped at a rung of the scheduler, by number.
+def standings(analysis: Analysis) -> dict[int, RungPlace]:
+    """Return the rank of trials that were paused or stopped at a rung of the scheduler, by number.
 
-    The places are among all trials that reached the rung, including later ones. Empty if the experiment
+    The ranks are among all trials that reached the rung, including later ones. Empty if the experiment
     has no record of its rungs.
     """
     known = analysis.record.rung_times
@@ -133,5 +133,5 @@ def standings(analysis: Analysis) -> dict[int, Standing]:
         ranked = sorted(value for value in there.values() if math.isfinite(value))
         for number, time in stands.items():
             place = bisect.bisect_left(ranked, there[number]) + 1
-            found[number] = Standing(time, place, len(there))
+            found[number] = RungPlace(time, place, len(there))
     return found

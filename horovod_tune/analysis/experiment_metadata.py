@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socket
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -62,7 +61,7 @@ def environment() -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return {"versions": versions, "cluster": _cluster(), "driver": socket.gethostname()}
+    return {"versions": versions, "cluster": _cluster()}
 
 
 def _cluster() -> dict[str, Any]:
@@ -91,7 +90,7 @@ def space_metadata(config: Any) -> dict[str, Any]:
             return
         if isinstance(value, dict) and set(value) == {"grid_search"}:
             values = [_plain(each) for each in value["grid_search"]]
-            space[path] = {"kind": "categorical", "text": f"grid_search({values!r})", "categories": values}
+            space[path] = {"kind": "categorical", "text": f"grid_search({values!r})"}
         elif isinstance(value, dict):
             for key, inner in value.items():
                 visit(f"{path}/{key}" if path else str(key), inner)
@@ -118,7 +117,7 @@ def _domain(domain: Any) -> dict[str, Any]:
         sampler, step = sampler.sampler, sampler.q
     if kind == "Categorical":
         values = [_plain(value) for value in domain.categories]
-        return {"kind": "categorical", "text": f"choice({values!r})", "categories": values}
+        return {"kind": "categorical", "text": f"choice({values!r})"}
     if kind not in ("Float", "Integer"):
         return {"kind": "other", "text": "sample_from(…)"}
     name = type(sampler).__name__
@@ -127,5 +126,4 @@ def _domain(domain: Any) -> dict[str, Any]:
     log = "LogUniform" in name
     function = f"{'q' if step else ''}{'log' if log else ''}{'randint' if kind == 'Integer' else 'uniform'}"
     ends = ", ".join(f"{end:g}" for end in (domain.lower, domain.upper, step) if end is not None)
-    bounds = {"lower": domain.lower, "upper": domain.upper, "log": log}
-    return {"kind": kind.lower(), "text": f"{function}({ends})", **bounds}
+    return {"kind": kind.lower(), "text": f"{function}({ends})", "log": log}

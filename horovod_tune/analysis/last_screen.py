@@ -32,7 +32,7 @@ def running_search_metadata(state_folder: str) -> Metadata:
         return Metadata()
 
 
-def last_screen(trials: Sequence[Any], progress: Progress, aims: Metadata | None = None) -> str:
+def last_screen(trials: Sequence[Any], progress: Progress, metadata: Metadata | None = None) -> str:
     """Return the last lines of a search.
 
     The best trial is that which ``results.best_config`` and `analyze` select, by the last reports' values.
@@ -40,20 +40,20 @@ def last_screen(trials: Sequence[Any], progress: Progress, aims: Metadata | None
     Args:
         trials: all of Tune's, including those that had ended before the search was resumed.
         progress: the metric, the mode, and the best value of any report.
-        aims: the limits that the best result has to meet, and the metrics of a front.
+        metadata: the limits that the best result has to meet, and the metrics of a front.
     """
-    aims = aims or Metadata()
+    metadata = metadata or Metadata()
     filesystem = trials[0].storage.storage_filesystem
     folder = shown_place(filesystem, str(trials[0].storage.experiment_fs_path))
-    keeping = [trial for trial in trials if kept([_last_known(trial)], aims.limits)[0]]
-    within = " and ".join(map(str, aims.limits))
-    if aims.front:
-        found = _front(keeping, len(trials), aims.front, f" within {within}" if within else "")
+    keeping = [trial for trial in trials if kept([_last_known(trial)], metadata.limits)[0]]
+    within = " and ".join(map(str, metadata.limits))
+    if metadata.front:
+        found = _front(keeping, len(trials), metadata.front, f" within {within}" if within else "")
     else:
         found = _best(keeping, progress, within)
     rows = [*found, ("results", folder)]
     if filesystem.type_name == "local" or has_uri(filesystem):
-        more = "" if aims.front or progress.metric else " --metric NAME --mode min|max"
+        more = "" if metadata.front or progress.metric else " --metric NAME --mode min|max"
         rows.append(("see more", f"horovod-tune show {shlex.quote(folder)}{more}"))
         rows.append(("", f"horovod-tune report {shlex.quote(folder)} -o report.html{more}"))
         rows.append(("", f"in Python: horovod_tune.analyze({folder!r})"))

@@ -449,15 +449,16 @@ class ProgressCallback(Callback):
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         view, self._view = self._view, None
-        # Tune also calls this hook while it handles an error that ends the search; the error is enough then.
+        # Tune also calls this hook while it handles an error that ends the search. Then nothing is printed,
+        # unless trials have ended.
         if view is None or (sys.exc_info()[0] is not None and not self._progress.count("done", "failed")):
             return
         for trial in trials:  # if nothing was left to do, Tune has taken no step
             self._progress.restored(trial, time.time())
         view.close(self._progress, time.time())
         if trials:
-            aims = running_search_metadata(trials[0].storage.experiment_driver_staging_path)
-            text = last_screen(trials, self._progress, aims)
+            metadata = running_search_metadata(trials[0].storage.experiment_driver_staging_path)
+            text = last_screen(trials, self._progress, metadata)
             print(printable(text), file=self._stream or sys.stdout, flush=True)
 
     def _end(self, trial_id: str, state: str) -> None:

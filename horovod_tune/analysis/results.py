@@ -38,9 +38,9 @@ def cached(function: Callable[[Analysis], _Value]) -> Callable[[Analysis], _Valu
 
     @wraps(function)
     def cached_function(analysis: Analysis) -> _Value:
-        if function not in analysis.worked_out:
-            analysis.worked_out[function] = function(analysis)
-        return analysis.worked_out[function]
+        if function not in analysis.cache:
+            analysis.cache[function] = function(analysis)
+        return analysis.cache[function]
 
     return cached_function
 
@@ -68,7 +68,7 @@ class Analysis:
         trial_ids: frozenset[str] | None = None,
     ):
         self.limits = tuple(limits)
-        self.worked_out: dict[Callable[..., Any], Any] = {}
+        self.cache: dict[Callable[..., Any], Any] = {}
         self._trial_ids = trial_ids
         self.record = record
         self.folder = folder

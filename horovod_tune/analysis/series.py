@@ -162,10 +162,11 @@ def _rung(
 
 @dataclass(frozen=True)
 class Bar:
-    """A trial's hold on one row of the timeline, in seconds since the experiment's start.
+    """One bar of the timeline: the time for which a trial occupied a row.
 
-    From `begin` to `trained` it started up (0 s if the reports do not record it), from there to `end` it
-    trained. `rank` is which of the trial's ranks it is, None if their number is not known.
+    Times are in seconds since the experiment's start. From `begin` to `trained` it started up (0 s if the
+    reports do not record it), from there to `end` it trained. `rank` is which of the trial's ranks it is,
+    None if their number is not known.
     """
 
     trial: int

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from horovod_tune.analysis.expectations import Expectation, at_time, expectations, standings
+from horovod_tune.analysis.expectations import Expectation, expectations, standings, time_in_words
 from horovod_tune.analysis.open_experiment import several_runs
 from horovod_tune.analysis.printable import one_line, printable, python_text, sparkline
 from horovod_tune.analysis.reader.plain_values import iteration_of
@@ -145,7 +145,7 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
     notes = [f"not shown: {', '.join(left)}"] if left else []
     if expected:
         any_one = next(iter(expected.values()))
-        end = at_time(any_one.time_attr, max(each.end for each in expected.values()))
+        end = time_in_words(any_one.time_attr, max(each.end for each in expected.values()))
         notes.append(f"expected: {analysis.metric} {end}, by the search's model of curves (dim)")
     if stands:
         notes.append("rung: the place among all trials that came as far, where one waits or was stopped")

@@ -35,7 +35,6 @@ class Parameter:
     log: bool = False
     integer: bool = False
     categories: tuple[str, ...] = ()
-    domain: Domain | None = None
 
     @property
     def positions(self) -> np.ndarray:
@@ -108,7 +107,7 @@ def _parameter(name: str, values: tuple[Any, ...], domain: Domain | None) -> Par
     distinct = {text_of(value) for value in present}
     chosen = domain is not None and domain.kind == "categorical" and len(distinct) <= _MANY
     if len(numbers) < len(present) or chosen or not numbers:
-        return Parameter(name, "category", values, categories=_ordered(present), domain=domain)
+        return Parameter(name, "category", values, categories=_ordered(present))
     positive = all(math.isfinite(v) and v > 0 for v in numbers)
     if domain is not None and domain.kind in ("float", "integer"):
         log = domain.log and positive
@@ -116,7 +115,7 @@ def _parameter(name: str, values: tuple[Any, ...], domain: Domain | None) -> Par
         wide = positive and max(numbers) / min(numbers) >= _LOG_SPAN
         log = wide and float(np.median(numbers)) < _LOG_MEDIAN * max(numbers)
     whole = all(isinstance(value, int) for value in numbers)
-    return Parameter(name, "numeric", values, log=log, integer=whole, domain=domain)
+    return Parameter(name, "numeric", values, log=log, integer=whole)
 
 
 def _ordered(values: Sequence[Any]) -> tuple[str, ...]:

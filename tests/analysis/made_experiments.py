@@ -17,11 +17,11 @@ from horovod_tune.analysis.results import Analysis
 
 START = 1_790_000_000.0
 SPACE = {
-    "lr": Domain("float", "loguniform(0.0001, 1)", 1e-4, 1.0, True),
-    "momentum": Domain("float", "uniform(0, 0.99)", 0.0, 0.99),
-    "batch_size": Domain("categorical", "choice([16, 32, 64, 128])", categories=(16, 32, 64, 128)),
-    "net/act": Domain("categorical", "choice(['relu', 'tanh', 'gelu'])", categories=("relu", "tanh", "gelu")),
-    "net/width": Domain("integer", "randint(8, 256)", 8, 256),
+    "lr": Domain("float", "loguniform(0.0001, 1)", log=True),
+    "momentum": Domain("float", "uniform(0, 0.99)"),
+    "batch_size": Domain("categorical", "choice([16, 32, 64, 128])"),
+    "net/act": Domain("categorical", "choice(['relu', 'tanh', 'gelu'])"),
+    "net/width": Domain("integer", "randint(8, 256)"),
 }
 RUNGS = (1, 3, 9, 27)
 _TRACEBACK = """Failure # 1 (occurred at 2026-11-20_12-00-00)

@@ -26,8 +26,8 @@ def parameter(analysis: Analysis, name: str) -> Figure:
     one = _named(analysis, name)
     made = style.figure(style.label(name), height=340)
     traces, x_axis, y_axis, outside = _points(analysis, one)
-    said = style.joined("bars: medians" if one.kind == "category" else "", outside)
-    return made.add_traces(traces).update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=said)
+    note = style.joined("bars: medians" if one.kind == "category" else "", outside)
+    return made.add_traces(traces).update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
 
 
 def parameters(analysis: Analysis) -> Figure:
@@ -116,9 +116,9 @@ def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) 
         showlegend=False,
     )
     expectation = "ground: a random forest's expectation" if ground is not None else ""
-    said = style.joined("the strongest colour is best", expectation)
+    note = style.joined("the strongest colour is best", expectation)
     x_axis, y_axis = style.parameter_axis(one), style.parameter_axis(two)
-    return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=said)
+    return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
 
 
 def _ranked(analysis: Analysis) -> list[str]:
@@ -152,8 +152,8 @@ def draw_importances(found: Importances) -> Figure:
     trust = f"R² of the model on held-out trials: {found.r2:.2f}"
     if found.r2 < 0.2:
         trust += ", too low to trust these bars"
-    said = style.joined(METHOD, f"{found.trials:,} trials", trust)
-    made = style.figure("Importance", said, height=150 + 30 * len(names))
+    note = style.joined(METHOD, f"{found.trials:,} trials", trust)
+    made = style.figure("Importance", note, height=150 + 30 * len(names))
     spread = {"type": "data", "array": found.spread[:_BARS], "thickness": 1.2, "width": 4, "color": style.INK}
     look = {"orientation": "h", "marker_color": style.OKABE_ITO[0]}
     places = list(range(len(names)))

@@ -50,9 +50,9 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     expected = _expected(analysis, drawn) if against == "iteration" else []
     colours = "" if few else "the strongest colour is best; orange: the best trial"
     dashed = "dashed: as the search expects them to continue" if expected else ""
-    said = style.joined(f"{len(drawn):,} trials", style.direction(mode), colours, dashed, outside)
+    note = style.joined(f"{len(drawn):,} trials", style.direction(mode), colours, dashed, outside)
     made.add_traces(expected)
-    return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=said)
+    return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
 
 
 def _line(curve: series.Curve, x: np.ndarray, most: int, against: str) -> np.ndarray:

@@ -24,8 +24,6 @@ from horovod_tune.analysis.reader.records import (
 from horovod_tune.analysis.reader.runs import Run
 from horovod_tune.analysis.scoring import parse_limit
 
-_KINDS = ("float", "integer", "categorical", "other")
-
 
 def run_metadata(written: Mapping[str, Any]) -> Metadata:
     """Return what the driver wrote when the search started (`horovod_tune_run-*.json`)."""
@@ -67,15 +65,8 @@ def searcher_metadata(data: bytes) -> Metadata:
 
 
 def _domain(written: dict[str, Any]) -> Domain:
-    kind = written.get("kind")
-    return Domain(
-        kind if kind in _KINDS else "other",
-        text_or_none(written.get("text")) or "",
-        lower=number_or_none(written.get("lower")),
-        upper=number_or_none(written.get("upper")),
-        log=written.get("log") is True,
-        categories=tuple(_list(written.get("categories"))),
-    )
+    kind, text = text_or_none(written.get("kind")), text_or_none(written.get("text"))
+    return Domain(kind or "other", text or "", log=written.get("log") is True)
 
 
 def _amounts(bundle: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What was read from an experiment's files, before anything is worked out: plain frozen data."""
+"""What was read from an experiment's files, before anything is computed: plain frozen data."""
 
 from __future__ import annotations
 
@@ -23,16 +23,12 @@ class Problem:
 class Domain:
     """One hyperparameter's range: `kind` is "float", "integer", "categorical" or "other" (a function).
 
-    `lower` and `upper` are the bounds of a numeric domain, `categories` the values of a categorical one.
     `text` is the domain as Tune's functions write it, for example `loguniform(0.0001, 0.1)`.
     """
 
     kind: str
     text: str
-    lower: float | None = None
-    upper: float | None = None
     log: bool = False
-    categories: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

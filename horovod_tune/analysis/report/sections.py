@@ -132,10 +132,10 @@ def failures_section(analysis: Analysis) -> str:
     for trial_id, text in errors.items():
         groups.setdefault(error_line(text) or "", []).append(trial_id)
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-    said = "".join(_failure(line, ids, errors[ids[0]]) for line, ids in ordered[:_GROUPS])
+    html = "".join(_failure(line, ids, errors[ids[0]]) for line, ids in ordered[:_GROUPS])
     left = len(ordered) - _GROUPS
     more = f'<p class="said">{left} more kinds of failure are in the error files.</p>' if left > 0 else ""
-    return said + more
+    return html + more
 
 
 def _failure(line: str, ids: list[str], text: str) -> str:

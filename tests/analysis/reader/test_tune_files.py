@@ -12,6 +12,7 @@ import pytest
 from made_experiments import made_experiment, written
 
 from horovod_tune.analysis import analyze
+from horovod_tune.analysis.reader.records import Domain
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_the_space_searcher_and_rungs_are_found_in_what_the_driver_wrote(experim
     record = analyze(experiments / "asha").record
     assert record.domains["lr"].text == "loguniform(0.0001, 0.1)"
     assert record.domains["lr"].log
-    assert record.domains["net/act"].categories == ("relu", "tanh")
+    assert record.domains["net/act"] == Domain("categorical", "choice(['relu', 'tanh'])")
     assert record.domains["net/width"].text == "randint(8, 64)"
     assert record.domains["pair/1"].text == "uniform(0, 1)"
     assert record.constants["constant"] == "always"

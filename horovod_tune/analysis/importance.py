@@ -14,7 +14,6 @@ METHOD = "permutation importance on a random forest (scikit-learn), out of fold"
 MIN_TRIALS = 10
 _MAX_TRIALS = 1000  # more are sampled: the order of importances no longer changes, the time does
 _TREES, _FOLDS, _REPEATS, _SEED = 50, 5, 3, 0
-_GRID = 20  # points of an axis of the ground
 
 
 @dataclass(frozen=True)
@@ -99,29 +98,3 @@ def design(analysis: Analysis) -> tuple[list[Parameter], np.ndarray, np.ndarray]
     finite = np.isfinite(values)
     features = np.stack(columns, axis=1)[finite] if columns else np.empty((int(finite.sum()), 0))
     return parameters, features, values[finite]
-
-
-def expected_over(
-    analysis: Analysis, one: Parameter, two: Parameter, limits: tuple[float, float]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Return a grid over two parameters' positions and the metric that a random forest expects there.
-
-    That is its partial dependence (Friedman, 2001) over the other hyperparameters; shapes (x,), (y,), (x, y).
-    None with fewer than 10 trials. The metric is cut off at `limits`: trials that diverged would hide
-    everything else.
-    """
-    found, features, target = design(analysis)
-    if len(target) < MIN_TRIALS:
-        return None
-    from sklearn.ensemble import RandomForestRegressor
-    from sklearn.inspection import partial_dependence
-
-    names = [parameter.name for parameter in found]
-    picked = np.random.default_rng(_SEED).permutation(len(target))[:_MAX_TRIALS]
-    forest = RandomForestRegressor(_TREES, min_samples_leaf=2, random_state=_SEED, n_jobs=1)
-    forest.fit(features[picked], np.clip(target, *limits)[picked])
-    columns = [names.index(one.name), names.index(two.name)]
-    how = {"percentiles": (0, 1), "grid_resolution": _GRID, "kind": "average"}
-    made = partial_dependence(forest, features[picked], columns, **how)
-    xs, ys = made["grid_values"]
-    return xs, ys, made["average"][0]

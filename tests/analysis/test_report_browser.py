@@ -99,7 +99,7 @@ def drawn(browser: Any) -> list[int]:
     """How many marks each figure has: lines, points, bars."""
     return browser.execute_script("""
         return [...document.querySelectorAll('.plotly-graph-div')].map(
-          (p) => p.querySelectorAll('.trace path, .heatmaplayer image, .annotation').length);""")
+          (p) => p.querySelectorAll('.trace path, .annotation').length);""")
 
 
 def complaints(browser: Any) -> list[str]:

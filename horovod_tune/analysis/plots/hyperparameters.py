@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.importance import METHOD, Importances, TooFewTrials, expected_over, importances
+from horovod_tune.analysis.importance import METHOD, Importances, TooFewTrials, importances
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
@@ -85,9 +85,7 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
 def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) -> Figure:
     """Draw two hyperparameters against each other, trials coloured by the metric, darkest best.
 
-    The ground is what a random forest (scikit-learn) expects there, averaged over the trials' other
-    hyperparameters (partial dependence; Friedman, 2001); it is left out with fewer than 10 trials. Without
-    names the two most important hyperparameters are drawn.
+    Without names the two most important hyperparameters are drawn.
     """
     metric, mode = analysis.require_metric()
     if x is None or y is None:
@@ -96,12 +94,6 @@ def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) 
     one, two, values = _named(analysis, x), _named(analysis, y), analysis.values
     low, high, colours = style.shades(values, mode)
     made = style.figure(f"{style.label(x)} and {style.label(y)}")
-    ground = expected_over(analysis, one, two, (low, high))
-    if ground is not None:
-        xs, ys, expected = ground
-        at = [10.0**axis if of.log else axis for axis, of in ((xs, one), (ys, two))]
-        look = {"zmin": low, "zmax": high, "colorscale": colours, "showscale": False, "hoverinfo": "skip"}
-        made.add_heatmap(x=at[0], y=at[1], z=expected.T, opacity=0.45, **look)
     known = np.isfinite(values)
     size = float(np.clip(1500 / max(len(values), 1), 5, 9))
     bar = {"title": {"text": style.label(metric), "side": "right"}, "thickness": 12, "outlinewidth": 0}
@@ -115,8 +107,7 @@ def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) 
         hovertemplate="%{text}<br>" + style.label(metric) + " %{marker.color:.5g}<extra></extra>",
         showlegend=False,
     )
-    expectation = "ground: a random forest's expectation" if ground is not None else ""
-    note = style.joined("the strongest colour is best", expectation)
+    note = "the strongest colour is best"
     x_axis, y_axis = style.parameter_axis(one), style.parameter_axis(two)
     return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
 

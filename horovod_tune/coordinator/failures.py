@@ -86,6 +86,8 @@ def add_awaited_ranks(
     it did not enter gradient.7, in which the others waited
     >>> add_awaited_ranks([stalled], {1: "gradient.7"}, hosts, running={}, returned={1})[1].kind.name
     'RETURNED'
+    >>> add_awaited_ranks([stalled], {1: "gradient.7"}, hosts, running={})[0].traceback  # it has ended
+    'HorovodInternalError\\nrank 1 did not enter gradient.7'
     >>> add_awaited_ranks([stalled], {1: "gradient.7"}, {0: "a"}, running={1})[0].traceback
     'HorovodInternalError\\nrank 1 did not enter gradient.7'
     """

@@ -101,7 +101,8 @@ class GradientAccumulator:
             bounds.more_than("max_norm", max_norm, 0)
         self.optimizer = optimizer
         self.noise_scale = noise_scale
-        self._max_norm, self._scaler, self._scheduler = max_norm, scaler, scheduler
+        self.scaler = scaler
+        self._max_norm, self._scheduler = max_norm, scheduler
         self._norms = GradientNorms(self._parameters()) if noise_scale else None
         self._steps = 0
         self.passes = 1
@@ -167,9 +168,9 @@ class GradientAccumulator:
         weight = samples / self.local_batch_size
         weighted = loss * weight
         scale = 1.0
-        if self._scaler is not None:
-            weighted = self._scaler.scale(weighted)
-            scale = self._scaler.get_scale()
+        if self.scaler is not None:
+            weighted = self.scaler.scale(weighted)
+            scale = self.scaler.get_scale()
         # One pass is enough: the estimate depends more on the number of steps.
         if self._norms is not None and self._measures and self._done == 0:
             self._norms.start()
@@ -201,8 +202,8 @@ class GradientAccumulator:
         # A rank that joins counts from 0: from the next step on, all measure in the same steps.
         self._steps = int(max(steps)) + 1
         bounds.count("samples over all ranks", int(samples))
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         divided_by = self._world_size if self._averages else 1
         norm = self._scale_gradients(divided_by * self.local_batch_size / samples, measures)
         stepped = self._optimizer_step()
@@ -232,7 +233,7 @@ class GradientAccumulator:
         norm = None
         if measures or self._max_norm is not None:
             norm = factor * math.hypot(*norms(gradients))
-            if not math.isfinite(norm) and self._scaler is None:
+            if not math.isfinite(norm) and self.scaler is None:
                 raise bounds.HyperparameterError(f"the gradient's norm must be finite, got {norm}")
         if self._max_norm is not None and norm is not None:
             # As torch.nn.utils.clip_grad_norm_ does it.
@@ -247,11 +248,11 @@ class GradientAccumulator:
         if hasattr(self.optimizer, "skip_synchronize"):
             skip = self.optimizer.skip_synchronize()
         with skip:
-            if self._scaler is None:
+            if self.scaler is None:
                 self.optimizer.step()
                 return True
-            self._scaler.step(self.optimizer)
-        before = self._scaler.get_scale()
-        self._scaler.update()
+            self.scaler.step(self.optimizer)
+        before = self.scaler.get_scale()
+        self.scaler.update()
         # The scaler lowers its scale after an overflow, and never otherwise.
-        return bool(self._scaler.get_scale() >= before)
+        return bool(self.scaler.get_scale() >= before)

@@ -48,6 +48,8 @@ _OPTIONAL: dict[str, Any] = {
     "max_micro_batch_size": None,
 }
 _KNOWN = _REQUIRED | set(_OPTIONAL)
+# A configuration has exactly one of each pair.
+_ONE_OF = (("lr", "relative_lr"), ("global_batch_size", "local_batch_size"))
 
 # Their names in other libraries. One of these next to the right name contradicts it.
 _OTHER_NAMES = {"learning_rate": "lr", "epoch": "epochs", "num_epochs": "epochs"}
@@ -59,7 +61,7 @@ def likely_key(key: str, missing: Set[str]) -> str | None:
 
     Args:
         key: A key of a configuration.
-        missing: The known keys that the configuration lacks. Only these are compared by spelling.
+        missing: The known keys that the configuration may still have. Only these are compared by spelling.
 
     >>> [likely_key(key, {"momentum"}) for key in ("momentm", "LR", "learning_rate", "epochs_2")]
     ['momentum', 'lr', 'lr', None]
@@ -69,24 +71,28 @@ def likely_key(key: str, missing: Set[str]) -> str | None:
         return name
     if name in _OTHER_NAMES:
         return _OTHER_NAMES[name]
-    return next(iter(difflib.get_close_matches(name, missing, n=1, cutoff=0.85)), None)
+    return next(iter(difflib.get_close_matches(name, missing, n=1, cutoff=0.88)), None)
 
 
 def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that are read, with defaults; checks those that no part checks itself."""
     if not isinstance(config, Mapping):
         raise bounds.HyperparameterError(f"config must be a dict, got {config!r:.200}")
+    missing = _KNOWN - set(config)
+    for one, other in (*_ONE_OF, *(pair[::-1] for pair in _ONE_OF)):
+        if config.get(other) is not None:
+            missing -= {one}
     for key in set(config) - _KNOWN:
-        meant = likely_key(str(key), _KNOWN - set(config))
+        meant = likely_key(str(key), missing)
         if meant is not None:
             raise bounds.HyperparameterError(f"config has no key {key!r}, did you mean {meant!r}?")
-    missing = sorted(_REQUIRED - set(config))
-    if missing:
-        raise bounds.HyperparameterError(f"config must have {', '.join(missing)}, got {sorted(config)}")
+    required = sorted(_REQUIRED - set(config))
+    if required:
+        raise bounds.HyperparameterError(f"config must have {', '.join(required)}, got {sorted(config)}")
     values = {**_OPTIONAL, **{key: config[key] for key in _KNOWN & set(config)}}
     bounds.one_of("optimizer", values["optimizer"], USUAL_RATE)
     bounds.one_of("schedule", values["schedule"], SCHEDULES)
-    for one, other in (("lr", "relative_lr"), ("global_batch_size", "local_batch_size")):
+    for one, other in _ONE_OF:
         if (values[one] is None) == (values[other] is None):
             got = f"{one}={values[one]} and {other}={values[other]}"
             raise bounds.HyperparameterError(f"config must have one of {one} and {other}, got {got}")

@@ -74,11 +74,13 @@ class TrainingSetup:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parts, which ``torch.load(weights_only=True)`` reads."""
+        scaler = self.accumulator.scaler
         return {
             "kind": type(self.optimizer).__name__,
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "noise_scale": None if self.noise_scale is None else self.noise_scale.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -102,6 +104,10 @@ class TrainingSetup:
         self.batch.resize(self.split.global_batch_size)
         if self.noise_scale is not None and state_dict["noise_scale"] is not None:
             self.noise_scale.load_state_dict(state_dict["noise_scale"])
+        scaler = self.accumulator.scaler
+        # States of earlier versions have none, and a scaler that was disabled has an empty one.
+        if scaler is not None and state_dict.get("scaler"):
+            scaler.load_state_dict(state_dict["scaler"])
 
 
 def from_config(

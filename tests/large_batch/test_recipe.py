@@ -99,6 +99,26 @@ def test_a_round_trip_through_a_checkpoint_changes_no_bit(optimizer: str) -> Non
         assert torch.equal(one, other)
 
 
+def test_a_grad_scaler_goes_on_with_its_scale() -> None:
+    def with_scaler(scale: float, **options: Any) -> tuple[torch.amp.GradScaler, Any]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, **options)
+        return scaler, from_config(new_model(), BASE, num_samples=200, scaler=scaler)
+
+    _, setup = with_scaler(64.0)
+    state = setup.state_dict()
+    scaler, restored = with_scaler(65536.0)
+    restored.load_state_dict(state)
+    assert scaler.get_scale() == 64.0
+    earlier = {name: part for name, part in state.items() if name != "scaler"}  # of an earlier version
+    without = from_config(new_model(), BASE, num_samples=200)
+    _, disabled = with_scaler(1.0, enabled=False)
+    for saved in (earlier, without.state_dict(), disabled.state_dict()):
+        restored.load_state_dict(saved)
+        without.load_state_dict(state)
+        disabled.load_state_dict(state)
+    assert scaler.get_scale() == 64.0
+
+
 def test_a_changed_configuration_goes_on_at_the_same_epoch() -> None:
     model = new_model()
     setup = from_config(model, {**BASE, "schedule": "constant"}, num_samples=200)
@@ -175,7 +195,18 @@ def test_a_bad_configuration_is_named_with_its_bound(change: dict[str, Any], mes
 
 def test_keys_of_ones_own_are_left_alone() -> None:
     mine = {"hidden_size": 8, "batch_size": 16, "epochs_2": 3, "data_dir": "/data", "seed": 1}
+    mine |= {"val_batch_size": 256, "total_batch_size": 512, "locl_batch_size": 8, "reps": 3, "relative_r": 1}
     assert from_config(new_model(), {**BASE, **mine}, num_samples=200).split.global_batch_size == 64
+    local = {**BASE, "global_batch_size": None, "local_batch_size": 64, "total_batch_size": 256}
+    assert from_config(new_model(), local, num_samples=200).split.global_batch_size == 64
+
+
+def test_a_misspelt_key_beside_an_empty_other_half_is_named() -> None:
+    config = {**BASE, "global_batch_size": None, "locl_batch_size": 64}
+    with pytest.raises(
+        HyperparameterError, match="no key 'locl_batch_size', did you mean 'local_batch_size'"
+    ):
+        from_config(new_model(), config, num_samples=200)
 
 
 def test_a_configuration_that_is_none_is_named() -> None:

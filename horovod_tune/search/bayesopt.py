@@ -263,10 +263,13 @@ class BayesOptSearch(Searcher):
         pruned: bool = False,
         intermediate_values: Sequence[float] | None = None,
     ) -> None:
-        """Learn from a configuration that was evaluated elsewhere; raises `SpaceError` if it is outside."""
+        """Learn from a configuration that was evaluated elsewhere, nested or with `/` in its keys.
+
+        Raises `SpaceError` if it is outside the space.
+        """
         if isinstance(self._metric, list):
             raise ValueError(f"add_evaluated_point takes one value, but the metrics are {self._metric}")
-        point = self._ready().point(parameters)
+        point = PreviousResults.nested_point(self._ready(), parameters)
         self._history.add_known("evaluated", point, as_number(value), error=error)
 
     def on_pause(self, trial_id: str) -> None:

@@ -90,7 +90,8 @@ class Optimizer:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
-            # The best is nearer to the middle than to most points. Not with curves: see docs/search.md.
+            # The best is nearer to the middle than to most points. With curves, which begin with few points, the
+            # model then takes a parameter whose best value is in the middle for an unimportant one.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)

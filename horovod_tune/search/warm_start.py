@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
+from ray.tune.result import TRAINING_ITERATION
+
 from horovod_tune.search.history import as_number
 from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, value_at
 from horovod_tune.search.space.search_space import Point, SearchSpace
@@ -16,7 +18,7 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 
 @dataclass
 class PreviousResults:
-    """Rows of an earlier experiment: configurations, nested or with `/` in their names, and metrics."""
+    """Rows of an earlier experiment: configurations and metrics, both nested or with `/` in their names."""
 
     rows: list[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
@@ -28,12 +30,12 @@ class PreviousResults:
         used: list[tuple[Point, float, float | None]] = []
         reasons: Counter[str] = Counter()
         for config, metrics in self.rows:
-            value = as_number(metrics.get(metric)) if metric else None
+            value = _number(metrics, metric) if metric else None
             if value is None or value != value or abs(value) == float("inf"):
                 reasons[f"no finite {metric!r}"] += 1
                 continue
             try:
-                used.append((self.nested_point(space, config), value, as_number(metrics.get(time_attr))))
+                used.append((self.nested_point(space, config), value, _number(metrics, time_attr)))
             except SpaceError as error:
                 reasons[str(error).split(", got ")[0]] += 1
         message = f"{len(used)} of {len(self.rows)} earlier results are used"
@@ -90,13 +92,22 @@ def read_previous(source: Any) -> PreviousResults:
 
 
 def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    config = {str(k)[len("config/") :]: v for k, v in row.items() if str(k).startswith("config/")}
+    metrics = {str(k): v for k, v in row.items()}
+    config = {k[len("config/") :]: v for k, v in metrics.items() if k.startswith("config/")}
     if not config:
         # The user's own table has the parameters' plain names.
-        config = {str(k): v for k, v in row.items()}
+        config = metrics
+    elif "iterations" in metrics:
+        # As a frame of `horovod_tune.analyze` has it.
+        metrics.setdefault(TRAINING_ITERATION, metrics["iterations"])
     # A table has every column in every row; NaN if a trial has no such parameter.
     config = {k: v for k, v in config.items() if not (isinstance(v, float) and v != v)}
-    return config, {str(k): v for k, v in row.items()}
+    return config, metrics
+
+
+def _number(metrics: Mapping[str, Any], name: str) -> float | None:
+    value = metrics.get(name)
+    return as_number(value_at(metrics, tuple(name.split("/")), None) if value is None else value)
 
 
 def _flat_value(config: Mapping[str, Any], path: Path) -> Any:

@@ -10,12 +10,15 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from conformance import METRIC, Loop, loss, mixed_space
 from ray import tune
 
 from horovod_tune.search import BayesOptSearch, StateFileError
+from horovod_tune.search.space.search_space import SearchSpace
+from horovod_tune.search.warm_start import PreviousResults
 
 
 def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
@@ -175,6 +178,28 @@ def test_what_does_not_fit_a_changed_space_is_counted(caplog: Any) -> None:
     assert f"{19 - inside} ('lr' must be in [0.0001, 0.01])" in caplog.text
     assert "1 (no finite 'loss')" in caplog.text
     assert len(search._history.earlier) == inside and not search._history.trials
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"valid": {"loss": 2.0}, "time": {"epoch": 3}},
+        {"valid/loss": 2.0, "time/epoch": 3},
+        {"valid": {"loss": np.float32(2.0)}, "time": {"epoch": np.int64(3)}},
+    ],
+)
+def test_nested_metrics_of_an_earlier_experiment_are_found(metrics: dict[str, Any]) -> None:
+    earlier = PreviousResults([({"x": 0.5}, metrics)])
+    used, message = earlier.fit_into(SearchSpace({"x": tune.uniform(0, 1)}), "valid/loss", "time/epoch")
+    assert used == [((0.5,), 2.0, 3.0)] and message == "1 of 1 earlier results are used"
+
+
+def test_the_trials_of_a_frame_of_the_analysis_count_up_to_their_last_iteration() -> None:
+    """Its column is `iterations`; trials that were stopped early are no full trainings."""
+    frame = table(6).assign(iterations=[1, 3, 9] * 2)
+    search = searcher(analysis=frame)
+    search.set_search_properties(METRIC, "min", mixed_space())
+    assert [list(trial.curve) for trial in search._history.earlier] == [[1.0], [3.0], [9.0]] * 2
 
 
 def test_choices_that_are_dictionaries_are_found_in_a_flat_table() -> None:

@@ -100,6 +100,17 @@ def test_points_to_evaluate_may_have_flat_keys() -> None:
     assert search.suggest("1") == {"model": {"lr": 0.5, "depth": 3}, "x": 0.1}
 
 
+def test_evaluated_points_may_have_flat_keys() -> None:
+    space = {"model": {"lr": tune.uniform(0, 1), "depth": tune.randint(1, 9)}, "a/b": tune.uniform(0, 1)}
+    search = BayesOptSearch(metric="m", mode="min")
+    assert search.set_search_properties("m", "min", space)
+    for model in ({"model/lr": 0.5, "model/depth": 1}, {"model": {"lr": 0.5, "depth": 1}}):
+        search.add_evaluated_point({**model, "a/b": 0.25}, 1.0)
+    assert [trial.point for trial in search._history.trials.values()] == [(0.5, 0.0, 0.25)] * 2
+    with pytest.raises(ValueError, match="'model/depth' is missing"):
+        search.add_evaluated_point({"model/lr": 0.5, "a/b": 0.25}, 1.0)
+
+
 def test_convert_search_space_gives_what_space_takes() -> None:
     spec = {"a": 1, "b": {"x": tune.uniform(0.0, 2.0), "n": tune.lograndint(1, 100)}}
     converted = BayesOptSearch.convert_search_space(spec)

@@ -22,6 +22,7 @@ from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.feasibility import Feasibility, FeasibilityOnly, JointFeasibility
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
+from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.gp.output_scales import SOFTNESSES
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.posterior_draws import PosteriorDraws
@@ -32,7 +33,6 @@ from horovod_tune.search.limit_models import LimitModels
 from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.predicted_curves import PredictedCurve, curve_data, predicted_curves
 from horovod_tune.search.seeds import seed_for
-from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 from horovod_tune.search.suggest_state import SuggestState, features_of, running, split_failed
 
@@ -90,8 +90,8 @@ class Optimizer:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
-            # The best is nearer to the middle than to most points. With curves, which begin with few points, the
-            # model then takes a parameter whose best value is in the middle for an unimportant one.
+            # The best is nearer to the middle than to most points. Curves begin with fewer points: the model would
+            # take a parameter whose best value is in the middle for an unimportant one.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)

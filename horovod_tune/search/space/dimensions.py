@@ -18,12 +18,8 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from horovod_tune.search.gp.kernels import linear
-
-FloatArray = NDArray[np.floating[Any]]
-
+from horovod_tune.search.gp.kernels import FloatArray, linear
 
 #: A linear range from a positive number to so many times as much is taken for one over powers of ten. A lower
 #: smaller end counts as 0.
@@ -82,9 +78,6 @@ class FloatRange:
 
     def neighbours(self, coordinate: float) -> FloatArray:
         return np.empty(0)
-
-    def every_coordinate(self) -> FloatArray:
-        raise ValueError("a continuous parameter has no list of values")
 
     def why_invalid(self, value: Any) -> str | None:
         """Return why `value` is not allowed; None if it is."""

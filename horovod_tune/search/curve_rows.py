@@ -45,15 +45,15 @@ def is_unfinished(trial: Trial, target: float) -> bool:
     return last > 0 and axis(last) < target - 1e-9
 
 
-def trials_ahead(trials: list[Trial], target: float, mode: str) -> list[Trial]:
+def trials_with_open_end(trials: list[Trial], target: float, mode: str) -> list[Trial]:
     """Return the trials on the way to `target` whose curves may not get worse from here on.
 
     That is: fewer than three others have been trained for longer, and none of these got worse after it.
 
     >>> trials = [Trial(str(end), (), curve={1.0: 0.5, end: 0.4}) for end in (2.0, 3.0, 4.0, 5.0, 52.0)]
-    >>> [trial.trial_id for trial in trials_ahead(trials, axis(52.0), "min")]
+    >>> [trial.trial_id for trial in trials_with_open_end(trials, axis(52.0), "min")]
     ['4.0', '5.0']
-    >>> trials_ahead(trials, axis(52.0), "max")
+    >>> trials_with_open_end(trials, axis(52.0), "max")
     []
     """
     last = [max(trial.curve, default=math.inf) for trial in trials]

@@ -83,7 +83,7 @@ class History:
         *,
         error: bool = False,
     ) -> None:
-        """Add a trial that was evaluated elsewhere, named after its source."""
+        """Add a trial that was evaluated elsewhere; its id is `source` and a number."""
         trial = Trial(f"{source}-{len(self.trials)}", point)
         trial.add_report(time, value)
         self.add(trial)

@@ -26,13 +26,15 @@ class LimitModels:
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives, options: ModelOptions
     ) -> JointFeasibility | None:
         """Return the probability that all limits are kept; None if too little is known about each."""
-        # The scale has the limit at 0, and no part of it may be bent.
+        # The scale has the limit at 0, and no part of it may be warped.
         plain = replace(options, kernel=None, fixed_noise=None, linear_depth=math.inf, softnesses=())
         feasibilities = []
         for limit in objectives.limits:
-            told = [(trial, objectives.latest(trial, limit.metric)) for trial in trials]
+            reported = [(trial, objectives.latest(trial, limit.metric)) for trial in trials]
             known = [
-                (trial.point, value) for trial, value in told if value is not None and math.isfinite(value)
+                (trial.point, value)
+                for trial, value in reported
+                if value is not None and math.isfinite(value)
             ]
             if len(known) < 2:
                 continue

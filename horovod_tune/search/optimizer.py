@@ -13,7 +13,7 @@ from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
 from horovod_tune.analysis.scoring import non_dominated
-from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, trials_ahead
+from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, trials_with_open_end
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
 from horovod_tune.search.gp.averaged_acquisition import AveragedAcquisition
@@ -43,6 +43,9 @@ _CURVES_START = 4
 _TRANSFER_START = 3
 #: Unfinished trials whose expected ends are added to the model, the most promising ones: each is a row more.
 _MOST_EXPECTED = 200
+#: Hyperparameters that expected improvement is averaged over, the most probable ones and draws, and the most
+#: rows of the model with which it is; with more only the most probable ones are used.
+_HYPERPARAMETERS, _AVERAGED_ROWS = 4, 150
 
 
 class Optimizer:
@@ -65,11 +68,6 @@ class Optimizer:
         self.limits = LimitModels()
         self._earlier: tuple[object, EarlierExperiment] | None = None
 
-    @property
-    def fitted(self) -> FittedModel | None:
-        """The model of the first metric at the latest suggestion, None before the first one it made."""
-        return next((model for _, model in self._fitted.values()), None)
-
     def next_point(self, space: SearchSpace, history: History, seed: int, objectives: Objectives) -> Point:
         """Return the next point, one that has been suggested no more often than any other."""
         rounds = history.rounds(space.size)
@@ -90,22 +88,24 @@ class Optimizer:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
-            # The best is nearer to the middle than to most points. Curves begin with fewer points: the model would
-            # take a parameter whose best value is in the middle for an unimportant one.
+            # The best is nearer to the middle than to most points. Curves begin with fewer points: the model
+            # would then take a parameter whose best value is in the middle for an unimportant one.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)
         self.learns_from_curves = by_curves
-        within = self.limits.fit(space, usable, objectives, self.options) if objectives.limits else None
+        within_limits = (
+            self.limits.fit(space, usable, objectives, self.options) if objectives.limits else None
+        )
         feasibilities: list[Feasibility] = [
-            feasibility for feasibility in (safety, within) if feasibility is not None
+            feasibility for feasibility in (safety, within_limits) if feasibility is not None
         ]
         state = SuggestState(
             space,
             usable,
             objectives,
             JointFeasibility(feasibilities) if feasibilities else None,
-            within,
+            within_limits,
             decayed(self._acquisition, len(history.trials)),
             seed_for(seed, history, "draws"),
             None if earlier is None else earlier.task,
@@ -117,7 +117,7 @@ class Optimizer:
                 tried, state.feasibility, state.acquisition, state.draws
             )
             centres: FloatArray = earlier.best
-        elif within is not None and not any(objectives.keeps_limits(trial) for trial in known):
+        elif within_limits is not None and not any(objectives.keeps_limits(trial) for trial in known):
             acquisition = FeasibilityOnly(JointFeasibility(feasibilities), len(known))
             centres = np.empty((0, space.dimension))
         elif by_curves:
@@ -217,10 +217,10 @@ class Optimizer:
         live = features_of(space, begun + silent)
         pending = _at(rows.target, live)
         context = np.asarray([rows.target])
-        # Ends are compared with ends: a report from before a curve turned bad is nothing that can be beaten.
-        # While it is open whether curves turn bad, the latest reports count as well.
+        # Ends are compared with ends: a good report before a curve got worse is not a fair value to beat.
+        # While it is open whether curves get worse, the latest reports count as well.
         reported = [usable[i] for i in sorted(set(rows.trials))]
-        ahead = trials_ahead(reported, rows.target, state.objectives.modes[0])
+        ahead = trials_with_open_end(reported, rows.target, state.objectives.modes[0])
         rivals = np.concatenate(
             [
                 np.column_stack([features_of(space, ahead), [axis(max(trial.curve)) for trial in ahead]]),
@@ -228,7 +228,7 @@ class Optimizer:
             ]
         )
         allowed = state.allowed(ahead + reported, features_of(space, silent))
-        few = len(model.features) + len(pending) <= self.options.drawn_rows
+        few = len(model.features) + len(pending) <= _AVERAGED_ROWS
         posterior = AveragedAcquisition(
             [
                 Posterior(
@@ -243,9 +243,7 @@ class Optimizer:
                     allowed=allowed,
                     rivals=rivals,
                 )
-                for number, each in enumerate(
-                    model.drawn(self.options.hyperparameters if few else 1, state.draws)
-                )
+                for number, each in enumerate(model.drawn(_HYPERPARAMETERS if few else 1, state.draws))
             ]
         )
         order = np.argsort(-state.within_first(usable, posterior.means(points)), kind="stable")[:5]

@@ -25,9 +25,10 @@ class SuggestState:
     space: SearchSpace
     usable: list[Trial]
     objectives: Objectives
-    #: The probability that a trial neither fails nor breaks a limit, and that it breaks none.
+    #: The probability that a trial neither fails nor breaks a limit; None if all are expected to.
     feasibility: Feasibility | None
-    within: Feasibility | None
+    #: The probability that a trial breaks no limit; None without limits, and while too little is known.
+    within_limits: Feasibility | None
     acquisition: AcquisitionFunction
     draws: int
     #: The earlier experiment's model, weighed against the new results.
@@ -42,17 +43,17 @@ class SuggestState:
 
         A point in flight does if that is more probable than not.
         """
-        if self.within is None:
+        if self.within_limits is None:
             return None
         results = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
-        in_flight = self.within.log_probability(pending) > np.log(0.5) if len(pending) else results[:0]
+        in_flight = self.within_limits.log_probability(pending) > np.log(0.5) if len(pending) else results[:0]
         found = np.concatenate([results, in_flight])
         # With more results than a model takes, those that keep the limits may all be left out.
         return found if found.any() else None
 
     def within_first(self, trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
         """Return `scores` with those that break a limit far behind all others."""
-        if self.within is None:
+        if self.within_limits is None:
             return scores
         allowed = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
         return np.where(allowed, scores, scores - 1e3 * (np.ptp(scores) + 1.0))

@@ -438,7 +438,8 @@ def test_no_random_state_means_another_search_each_time() -> None:
 def test_a_fixed_noise_is_used() -> None:
     search = searcher(gp_params={"alpha": 0.5, "n_restarts_optimizer": 0})
     Loop(search, mixed_space()).run(12)
-    assert search._optimizer.fitted is not None and search._optimizer.fitted.covariance.noise == 0.5
+    _, fitted = search._optimizer._fitted[METRIC]
+    assert fitted.covariance.noise == 0.5
 
 
 def test_a_kernel_of_scikit_learn_takes_the_place_of_ours() -> None:
@@ -447,12 +448,13 @@ def test_a_kernel_of_scikit_learn_takes_the_place_of_ours() -> None:
     # The same points on every machine: a search would go another way after the first rounding difference.
     losses = add_random_points(search, 60)
     suggested = [loss(search.suggest(f"trial{i}")) for i in range(3)]
-    fitted = search._optimizer.fitted
-    assert fitted is not None and isinstance(fitted.covariance, KernelCovariance)
+    _, fitted = search._optimizer._fitted[METRIC]
+    assert isinstance(fitted.covariance, KernelCovariance)
     assert fitted.covariance.kernel != kernel == RBF(0.5) + WhiteKernel(1e-3), "the user's object stays"
     assert np.median(suggested) < 0.5 * np.median(losses)
     search.set_gp_params(kernel=None)
-    assert search.suggest("t") and not isinstance(search._optimizer.fitted.covariance, KernelCovariance)
+    assert search.suggest("t")
+    assert not isinstance(search._optimizer._fitted[METRIC][1].covariance, KernelCovariance)
 
 
 def test_a_kernel_for_another_number_of_features_is_refused_with_theirs() -> None:

@@ -162,6 +162,7 @@ def test_a_restored_search_remembers_the_curves(tmp_path: Path) -> None:
     search.save(str(tmp_path / "s"))
     fresh = searcher(9)
     fresh.restore(str(tmp_path / "s"))
+    assert fresh.set_search_properties(METRIC, "min", SPACE)
     assert fresh._history == search._history
     for one in (search, fresh):
         one.on_trial_result("live", {METRIC: 0.5, "training_iteration": 2})

@@ -1,4 +1,4 @@
-"""The axes of numeric parameters in the model: bent, and, over powers of ten, logarithmic or linear."""
+"""The axes of numeric parameters in the model: warped, and, over powers of ten, logarithmic or linear."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Axes:
     """Properties of the parameters' axes before there are results, one entry per parameter.
 
     Attributes:
-        bendable: True if an axis may be bent.
+        warpable: True if an axis may be warped.
         powers: for an axis that is logarithmic although its domain is linear, the logarithm of the upper
             end over the lower one; 0 for all others.
     """
 
-    bendable: NDArray[np.bool_]
+    warpable: NDArray[np.bool_]
     powers: FloatArray
 
     def with_time(self) -> Axes:
         """Return these axes and a last one for the time of a report, which stays as it is."""
-        return Axes(np.append(self.bendable, False), np.append(self.powers, 0.0))
+        return Axes(np.append(self.warpable, False), np.append(self.powers, 0.0))
 
     @property
     def spans_powers(self) -> bool:

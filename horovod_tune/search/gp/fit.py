@@ -30,8 +30,8 @@ from horovod_tune.search.gp.kernels import (
     warp,
 )
 
-#: How far an axis may be bent: about as if it were logarithmic over six powers of ten.
-_MOST_BEND = 14.0
+#: How far an axis may be warped: about as if it were logarithmic over six powers of ten.
+_MAX_WARP = 14.0
 #: Added to the diagonal, relative to the signal, so that close points do not make it singular.
 JITTER = 1e-8
 
@@ -48,7 +48,7 @@ class Priors:
     signal_std: float = 0.7
     noise_mean: float = -7.0
     noise_std: float = 2.5
-    #: Of the bends of the axes themselves, which are 0 where nothing is known; see `kernels.warp`.
+    #: Of the warps of the axes themselves, which are 0 where nothing is known; see `kernels.warp`.
     warp_std: float = 1.5
 
 
@@ -68,7 +68,7 @@ def fit(
     priors: Priors | None = None,
     fixed_noise: float | None = None,
     starts: range = range(2),
-    bendable: NDArray[np.bool_] | None = None,
+    warpable: NDArray[np.bool_] | None = None,
     warm: FloatArray | None = None,
     iterations: int = 60,
     timed: bool = False,
@@ -78,11 +78,11 @@ def fit(
 
     `features` has the shape (points, features), `groups` names the parameter of each feature. `starts` are
     the numbers of the places to start from, of 4; `warm`, the `theta` of an earlier fit, is the only one
-    if it is given. `bendable`, shape (parameters,), are the parameters whose axes may be bent.
+    if it is given. `warpable`, shape (parameters,), are the parameters whose axes may be warped.
     `task`, shape (points,), is an earlier task there, whose weight is integrated out (see `earlier_task`).
     """
     objective = MarginalLikelihood(
-        features, targets, groups, priors or Priors(), fixed_noise, bendable, timed, task
+        features, targets, groups, priors or Priors(), fixed_noise, warpable, timed, task
     )
     places = objective.starts(starts.stop)[starts.start :] if warm is None else [warm]
     options = {"maxiter": iterations}
@@ -95,10 +95,10 @@ def fit(
 
 
 class MarginalLikelihood:
-    """The negative log posterior of the hyperparameters' logarithms and of the bends, and its gradient.
+    """The negative log posterior of the hyperparameters' logarithms and of the warps, and its gradient.
 
     The hyperparameters are, in this order: a length scale for each parameter, the signal, the noise, and a
-    bend for each parameter whose axis may be bent.
+    warp for each parameter whose axis may be warped.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class MarginalLikelihood:
         groups: NDArray[np.int_],
         priors: Priors,
         fixed_noise: float | None,
-        bendable: NDArray[np.bool_] | None = None,
+        warpable: NDArray[np.bool_] | None = None,
         timed: bool = False,
         task: FloatArray | None = None,
     ) -> None:
@@ -120,42 +120,44 @@ class MarginalLikelihood:
             self._fixed += np.outer(task, task)
         self._targets, self._features, self._groups = targets, features, groups
         count = int(groups.max()) + 1 if len(groups) else 0
-        self._bent = np.flatnonzero(bendable) if bendable is not None else np.empty(0, dtype=int)
-        #: A parameter whose axis may be bent has one feature.
-        self._bent_columns = np.asarray([int(np.flatnonzero(groups == g)[0]) for g in self._bent], dtype=int)
+        self._warped = np.flatnonzero(warpable) if warpable is not None else np.empty(0, dtype=int)
+        #: A parameter whose axis may be warped has one feature.
+        self._warped_columns = np.asarray(
+            [int(np.flatnonzero(groups == g)[0]) for g in self._warped], dtype=int
+        )
         #: Adds up what belongs to one parameter, shape (features, parameters).
         self._by_group = np.equal.outer(groups, np.arange(count)).astype(float)
         self._fixed_noise = fixed_noise
         growth = 0.5 * math.log(max(count, 1)) * priors.length_growth
-        bends = len(self._bent)
+        warps = len(self._warped)
         self._count = count
         #: Of the normal priors on the numbers of `theta`.
         self.means = np.concatenate(
             [
                 np.full(count, priors.length_mean + growth),
                 [priors.signal_mean, priors.noise_mean],
-                np.zeros(bends),
+                np.zeros(warps),
             ]
         )
         self.stds = np.concatenate(
             [
                 np.full(count, priors.length_std),
                 [priors.signal_std, priors.noise_std],
-                np.full(bends, priors.warp_std),
+                np.full(warps, priors.warp_std),
             ]
         )
         self.bounds = (
             [(math.log(5e-3), math.log(1e3))] * count
             + [(-5.0, 5.0), (math.log(1e-8), math.log(2.0))]
-            + [(-_MOST_BEND, _MOST_BEND)] * bends
+            + [(-_MAX_WARP, _MAX_WARP)] * warps
         )
 
     def starts(self, number: int) -> list[FloatArray]:
         lengths = [0.5, 2.0, 0.1, 8.0][:number]
         noises = [1e-4, 1e-2, 1e-2, 1e-1]
-        straight = np.zeros(len(self._bent))
+        unwarped = np.zeros(len(self._warped))
         return [
-            np.concatenate([np.full(self._count, math.log(length)), [0.0, math.log(noise)], straight])
+            np.concatenate([np.full(self._count, math.log(length)), [0.0, math.log(noise)], unwarped])
             for length, noise in zip(lengths, noises, strict=False)
         ]
 
@@ -163,18 +165,18 @@ class MarginalLikelihood:
         count = self._count
         noise = self._fixed_noise if self._fixed_noise is not None else math.exp(theta[count + 1])
         warps = None
-        if len(self._bent):
+        if len(self._warped):
             warps = np.zeros(count)
-            warps[self._bent] = theta[count + 2 :]
+            warps[self._warped] = theta[count + 2 :]
         return Hyperparameters(np.exp(theta[:count]), math.exp(theta[count]), noise, warps)
 
     def _on_axes(self, theta: FloatArray, h: Hyperparameters) -> tuple[FloatArray, FloatArray | None]:
-        """Return the features on bent and scaled axes, and the slopes of the bent ones by their bends."""
+        """Return the features on warped and scaled axes, and the slopes of the warped ones by their warps."""
         features, slopes = self._features, None
-        if len(self._bent):
-            bent, _, slopes = warp(features[:, self._bent_columns], theta[self._count + 2 :])
+        if len(self._warped):
+            warped, _, slopes = warp(features[:, self._warped_columns], theta[self._count + 2 :])
             features = features.copy()
-            features[:, self._bent_columns] = bent
+            features[:, self._warped_columns] = warped
         return (features / h.lengths[self._groups] if self._count else features), slopes
 
     def log_likelihood(self, theta: FloatArray) -> float:
@@ -247,10 +249,10 @@ class MarginalLikelihood:
         gradient[count] = np.vdot(outer, correlation) * h.signal + JITTER * h.signal * trace
         gradient[count + 1] = 0.0 if self._fixed_noise is not None else trace * h.noise
         if slopes is not None:
-            own = scaled[:, self._bent_columns]
-            moved = slopes / h.lengths[self._bent]
+            own = scaled[:, self._warped_columns]
+            moved = slopes / h.lengths[self._warped]
             gradient[count + 2 :] = 4.0 * (
-                rows @ (own * moved) - np.einsum("ij,ij->j", moved, across[:, self._bent_columns])
+                rows @ (own * moved) - np.einsum("ij,ij->j", moved, across[:, self._warped_columns])
             )
         return float(value), gradient + standard / self.stds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,20 +30,12 @@ from horovod_tune.search.gp.process import Conditioned
 class ModelOptions:
     """How the Gaussian process is built; the defaults are what the benchmark chose."""
 
-    #: None is ours, with the `priors` and a noise that is estimated unless it is fixed. A kernel of
+    #: None is ours, with `Priors` and a noise that is estimated unless it is fixed. A kernel of
     #: scikit-learn comes without both.
     kernel: Any = None
-    priors: Priors = field(default_factory=Priors)
     fixed_noise: float | None = None
     starts: int = 2
-    #: Joint draws of what is in flight and what is noisy; 0 takes the posterior mean (kriging believer).
-    draws: int = 16
-    #: Hyperparameters that expected improvement is averaged over: the most probable ones and draws; with more
-    #: rows than `drawn_rows` only the most probable ones.
-    hyperparameters: int = 4
-    drawn_rows: int = 150
-    #: More points than this are thinned out for the fit of the hyperparameters, and for the process.
-    fit_points: int = 150
+    #: More points than this are thinned out for the process.
     process_points: int = 500
     #: How far below the median, in units of median to best, targets are taken as they are.
     linear_depth: float = 3.0
@@ -62,6 +54,8 @@ def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
     return np.sort(np.concatenate([best, spread]))
 
 
+#: More points than this are thinned out for the fit of the hyperparameters.
+_FIT_POINTS = 150
 #: The noise added to a kernel of the user's own, bayesian-optimization's default.
 _KERNEL_ALPHA = 1e-6
 
@@ -80,9 +74,9 @@ class FitState(NamedTuple):
     linear: bool = False
 
 
-#: What the logarithm of the posterior density must gain for axes to be bent, and for those over powers of ten
-#: to be linear.
-_BEND_LEAD, _LINEAR_LEAD = 5.0, 1.0
+#: What the logarithm of the posterior density must gain for axes to be warped, and for those over powers of
+#: ten to be linear.
+_WARP_LEAD, _LINEAR_LEAD = 5.0, 1.0
 #: To so few results a fit always starts from scratch; reports of curves come several for each decision.
 _ALWAYS_FRESH, _ALWAYS_FRESH_REPORTS = 60, 40
 #: Otherwise it does when there are this many times the results of the last one that did.
@@ -114,20 +108,20 @@ class FittedModel:
         task: EarlierTask | None = None,
     ) -> None:
         self._axes, self._timed, self._refit = axes, timed, refit
-        self._bendable = None if axes is None else axes.bendable
+        self._warpable = None if axes is None else axes.warpable
         self.state: FitState | None = None
         kept = thin(targets, options.process_points)
         self.features, self.groups, self.options = features[kept], groups, options
         #: Which of the results that were given these are.
         self.kept = kept
         self._transfer = task
-        #: Hyperparameters without bends: the length scales, the signal and the noise.
-        self._straight = (int(groups.max()) + 1 if len(groups) else 0) + 2
+        #: Hyperparameters without warps: the length scales, the signal and the noise.
+        self._without_warps = (int(groups.max()) + 1 if len(groups) else 0) + 2
         self._task = None if task is None else task(self.features)
         own = options.kernel is None and options.fixed_noise is None
         found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
         # Each scale keeps the order, so these are the same points on all.
-        few = thin(found[0].targets, options.fit_points)
+        few = thin(found[0].targets, _FIT_POINTS)
         if options.kernel is not None:
             alpha = _KERNEL_ALPHA if options.fixed_noise is None else options.fixed_noise
             own_scale, chosen = found[0].targets[few], found[0]
@@ -148,7 +142,7 @@ class FittedModel:
     ) -> tuple[int, Hyperparameters]:
         """Return the number of the most probable scale and the hyperparameters on it."""
         options, features, rows = self.options, self.features[few], len(self.features)
-        priors, noise = options.priors, options.fixed_noise
+        priors, noise = Priors(), options.fixed_noise
         data = hashlib.sha1(features.tobytes() + found[0].targets[few].tobytes() + repr(options).encode())
         task = None if self._task is None else self._task[few]
         if task is not None:
@@ -160,9 +154,9 @@ class FittedModel:
             as_linear = linear(features, self._axes.powers[self.groups])[0]
 
         def fit(
-            scale: Scale, starts: range, warm: FloatArray | None = None, steps: int = 60, bend: bool = False
+            scale: Scale, starts: range, warm: FloatArray | None = None, steps: int = 60, warped: bool = False
         ) -> Fit:
-            bendable = self._bendable if bend else None
+            warpable = self._warpable if warped else None
             targets = scale.targets[few]
             groups, timed, places = self.groups, self._timed, as_linear if is_linear else features
             return gp_fit.fit(
@@ -172,34 +166,34 @@ class FittedModel:
                 priors,
                 noise,
                 starts,
-                bendable,
+                warpable,
                 warm,
                 steps,
                 timed,
                 task,
             )
 
-        bends = 0 if self._bendable is None else int(self._bendable.sum())
-        warm, bent, is_linear, fresh_at = None, False, False, rows
+        warps = 0 if self._warpable is None else int(self._warpable.sum())
+        warm, warped, is_linear, fresh_at = None, False, False, rows
         always_fresh = _ALWAYS_FRESH_REPORTS if self._timed else _ALWAYS_FRESH
         if earlier is not None and earlier.scale < len(found):
             theta = np.asarray(earlier.theta)
-            bent, is_linear = len(theta) > self._straight, earlier.linear
-            if len(theta) == self._straight + bent * bends:
+            warped, is_linear = len(theta) > self._without_warps, earlier.linear
+            if len(theta) == self._without_warps + warped * warps:
                 grown = rows >= _FRESH_GROWTH * earlier.fresh_at
                 if earlier.data == digest or (not self._refit and rows > always_fresh and not grown):
                     self.state = earlier
-                    bendable = self._bendable if bent else None
+                    warpable = self._warpable if warped else None
                     targets = found[earlier.scale].targets[few]
-                    objective = MarginalLikelihood(features, targets, self.groups, priors, noise, bendable)
+                    objective = MarginalLikelihood(features, targets, self.groups, priors, noise, warpable)
                     return earlier.scale, objective.hyperparameters(theta)
                 if rows > always_fresh and not grown:
                     warm, fresh_at = theta, earlier.fresh_at
         is_linear = is_linear and warm is not None
         # One start is enough to compare scales; the others are for the scale that is used.
         steps = _FRESH_STEPS if rows <= _ALWAYS_FRESH else _FRESH_STEPS_MANY
-        bent = bent and warm is not None
-        fits = [fit(scale, range(1), warm, steps if warm is None else _WARM_STEPS, bent) for scale in found]
+        warped = warped and warm is not None
+        fits = [fit(scale, range(1), warm, steps if warm is None else _WARM_STEPS, warped) for scale in found]
         posteriors = [
             fitted.log_posterior + scale.log_slopes[few].sum() + scale.log_prior
             for fitted, scale in zip(fits, found, strict=True)
@@ -207,7 +201,7 @@ class FittedModel:
         best = int(np.argmax(posteriors))
         fitted = fits[best]
         if warm is not None:
-            fitted = fit(found[best], range(1), fitted.theta, _WARM_STEPS_BEST, bent)
+            fitted = fit(found[best], range(1), fitted.theta, _WARM_STEPS_BEST, warped)
         else:
             if options.starts > 1:
                 others = fit(found[best], range(1, options.starts), None, steps)
@@ -217,11 +211,11 @@ class FittedModel:
                 on_linear = fit(found[best], range(options.starts), None, steps)
                 is_linear = on_linear.log_posterior > fitted.log_posterior + _LINEAR_LEAD
                 fitted = on_linear if is_linear else fitted
-            if bends:
-                start = np.concatenate([fitted.theta, np.zeros(bends)])
-                curved = fit(found[best], range(1), start, steps, bend=True)
-                if curved.log_posterior > fitted.log_posterior + _BEND_LEAD:
-                    fitted = curved
+            if warps:
+                start = np.concatenate([fitted.theta, np.zeros(warps)])
+                on_warped = fit(found[best], range(1), start, steps, warped=True)
+                if on_warped.log_posterior > fitted.log_posterior + _WARP_LEAD:
+                    fitted = on_warped
         self.state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest, is_linear)
         return best, fitted.hyperparameters
 
@@ -237,7 +231,7 @@ class FittedModel:
         """
         if self.state is None or number < 2:
             return [self]
-        few = thin(self.targets, self.options.fit_points)
+        few = thin(self.targets, _FIT_POINTS)
         features, theta = self.features[few], np.asarray(self.state.theta)
         if self.state.linear and self._axes is not None:
             features = linear(features, self._axes.powers[self.groups])[0]
@@ -245,9 +239,9 @@ class FittedModel:
             features,
             self.targets[few],
             self.groups,
-            self.options.priors,
+            Priors(),
             self.options.fixed_noise,
-            self._bendable if len(theta) > self._straight else None,
+            self._warpable if len(theta) > self._without_warps else None,
             self._timed,
             None if self._task is None else self._task[few],
         )

@@ -83,7 +83,7 @@ class Covariance(Protocol):
 class Hyperparameters:
     """Length scales by parameter, the signal's variance and the noise's, for standardised targets.
 
-    `warps` bends the axis of each parameter (see `warp`); None leaves all straight.
+    `warps` are those of the parameters' axes (see `warp`); None leaves all as they are.
     """
 
     lengths: FloatArray
@@ -92,27 +92,27 @@ class Hyperparameters:
     warps: FloatArray | None = None
 
 
-def warp(values: FloatArray, bends: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    r"""Return values in [0, 1] on bent axes, with the slopes by the values and by the bends.
+def warp(values: FloatArray, warps: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    r"""Return values in [0, 1] on warped axes, with the slopes by the values and by the warps.
 
     .. math:: w_c(x) = \log\big(1 + (e^c - 1)x\big) / c, \qquad w_{-c}(x) = 1 - w_c(1 - x)
 
-    A bend of 0 is a straight axis. At c = ln(1000) an axis from 0 to 1 is as if it were logarithmic from
-    about 0.001; a negative bend spreads the values near 1 in the same way.
+    A warp of 0 leaves an axis as it is. At c = ln(1000) an axis from 0 to 1 is as if it were logarithmic from
+    about 0.001; a negative warp spreads the values near 1 in the same way.
 
     >>> warp(np.array([0.0, 0.001, 1.0]), np.array(6.9))[0].round(2).tolist()
     [0.0, 0.1, 1.0]
     """
-    values, bends = np.broadcast_arrays(np.asarray(values, dtype=float), np.asarray(bends, dtype=float))
-    mirrored = bends < 0
-    c = np.maximum(np.abs(bends), 1e-4)
+    values, warps = np.broadcast_arrays(np.asarray(values, dtype=float), np.asarray(warps, dtype=float))
+    mirrored = warps < 0
+    c = np.maximum(np.abs(warps), 1e-4)
     x = np.clip(np.where(mirrored, 1.0 - values, values), 0.0, 1.0)
     growth = np.expm1(c)
     inner = 1.0 + growth * x
-    bent = np.log(inner) / c
+    warped = np.log(inner) / c
     by_value = growth / (inner * c)
-    by_bend = (np.exp(c) * x / inner - bent) / c
-    return np.where(mirrored, 1.0 - bent, bent), by_value, by_bend
+    by_warp = (np.exp(c) * x / inner - warped) / c
+    return np.where(mirrored, 1.0 - warped, warped), by_value, by_warp
 
 
 def linear(features: FloatArray, powers: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -159,7 +159,7 @@ class MaternCovariance:
         self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
         warps = hyperparameters.warps
-        self._bends = warps[groups] if warps is not None and np.any(warps) else None
+        self._warps = warps[groups] if warps is not None and np.any(warps) else None
         #: The points of the latest call, and the same on their scaled axes: a climb repeats them.
         self._latest: tuple[FloatArray, FloatArray] | None = None
 
@@ -171,7 +171,7 @@ class MaternCovariance:
     def _scaled(self, features: FloatArray) -> FloatArray:
         if self._powers is not None:
             features = linear(features, self._powers)[0]
-        return (features if self._bends is None else warp(features, self._bends)[0]) * self._scale
+        return (features if self._warps is None else warp(features, self._warps)[0]) * self._scale
 
     def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
         found = matern52(squared_distances(self._scaled(left), self._scaled_points(right)))
@@ -198,8 +198,8 @@ class MaternCovariance:
         if self._powers is not None:
             place, slope = linear(query, self._powers)
             stretch = stretch * slope
-        if self._bends is not None:
-            stretch = stretch * warp(place, self._bends)[1]
+        if self._warps is not None:
+            stretch = stretch * warp(place, self._warps)[1]
         jacobian = (2.0 * self.signal * matern52_slope(squared))[:, None] * difference * stretch
         found = self.signal * matern52(squared)
         if self._timed:

@@ -9,6 +9,9 @@ from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.gp.process import Conditioned
 
+#: Joint draws of what is in flight and what is noisy, and the most points that are drawn.
+DRAWS, _MOST_DRAWN = 16, 400
+
 
 class PosteriorDraws:
     """Beliefs about one metric, as several equally probable processes that share their points.
@@ -33,13 +36,13 @@ class PosteriorDraws:
             features, pending = np.concatenate([features, pending[:expected]]), pending[expected:]
             known = Conditioned(features, results[:, None], noise, model.covariance, known.mean)
         points = np.concatenate([features, pending])
-        if not model.options.draws or len(points) > 400:
+        if len(points) > _MOST_DRAWN:
             targets = np.concatenate([results, known.predict(pending)[0][:, 0]])[:, None]
         elif draw_results:
-            targets = _draws(known, points, model.options.draws, seed)
+            targets = _draws(known, points, seed)
             noise = np.full(len(features), 1e-6)
         elif len(pending):
-            drawn = _draws(known, pending, model.options.draws, seed)
+            drawn = _draws(known, pending, seed)
             targets = np.concatenate([np.tile(results[:, None], drawn.shape[1]), drawn])
         else:
             targets = results[:, None]
@@ -49,11 +52,11 @@ class PosteriorDraws:
         self.values = targets if draw_results and targets.shape[1] > 1 else self.process.predict(points)[0]
 
 
-def _draws(known: Conditioned, points: FloatArray, number: int, seed: int) -> FloatArray:
+def _draws(known: Conditioned, points: FloatArray, seed: int) -> FloatArray:
     """Return joint quasi-random draws of the noise-free objective at `points`, shape (points, draws)."""
     mean, covariance = known.predict_joint(points)
     values, vectors = np.linalg.eigh(covariance)
     kept = values > 1e-10 * max(float(values[-1]), 1e-12)
     root = vectors[:, kept] * np.sqrt(values[kept])
-    uniform = qmc.Sobol(root.shape[1], seed=np.random.default_rng(seed)).random(number)
+    uniform = qmc.Sobol(root.shape[1], seed=np.random.default_rng(seed)).random(DRAWS)
     return mean + root @ norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9)).T

@@ -12,8 +12,9 @@ from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.space.choices import Categories
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
-#: A grid with more values than this is climbed like a continuous parameter, then snapped.
-CLIMBABLE = 16
+#: A grid with more values than this is optimised by gradients like a continuous parameter, and the result is
+#: rounded to the grid.
+MAX_STEPPED_VALUES = 16
 #: Points all over the space that are evaluated, and climbs from the best of them. Each costs the square of
 #: the model's rows; if there are many, the best results are near the optimum already.
 _FEW_ROWS, _MANY_ROWS = (1024, 4), (384, 2)
@@ -114,7 +115,10 @@ def _smooth(space: SearchSpace, point: FloatArray) -> list[int]:
         if active[i]
         and (
             space.column(i).is_continuous
-            or (not isinstance(space.column(i), Categories) and space.column(i).cardinality > CLIMBABLE)
+            or (
+                not isinstance(space.column(i), Categories)
+                and space.column(i).cardinality > MAX_STEPPED_VALUES
+            )
         )
     ]
 

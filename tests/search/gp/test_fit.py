@@ -19,6 +19,7 @@ from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit, fit_kern
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, warp
 from horovod_tune.search.gp.posterior import Posterior
+from horovod_tune.search.gp.posterior_draws import DRAWS
 from horovod_tune.search.gp.process import Conditioned
 
 GENERATOR = np.random.default_rng(0)
@@ -73,31 +74,36 @@ def test_the_likelihoods_gradient_is_that_of_finite_differences() -> None:
     targets = (Y - Y.mean()) / Y.std()
     categories = np.eye(2)[GENERATOR.integers(0, 2, 25)]
     features, groups = np.concatenate([X, categories], axis=1), np.array([0, 1, 2, 3, 3])
-    for bendable in (None, np.array([True, False, True, False])):
-        objective = MarginalLikelihood(features, targets, groups, Priors(), None, bendable)
+    for warpable in (None, np.array([True, False, True, False])):
+        objective = MarginalLikelihood(features, targets, groups, Priors(), None, warpable)
         for start in objective.starts(3):
             start[6:] = [2.0, -3.0][: len(start) - 6]
             error = check_grad(partial(part, objective, 0), partial(part, objective, 1), start)
             assert error < 1e-3 * np.linalg.norm(objective(start)[1])
 
 
-def test_the_slopes_of_bent_axes_are_those_of_finite_differences() -> None:
+def test_the_slopes_of_warped_axes_are_those_of_finite_differences() -> None:
     values, step = np.linspace(0.05, 0.95, 7), 1e-6
-    for bend in (-9.0, -0.5, 0.3, 6.0):
-        _, by_value, by_bend = warp(values, np.array(bend))
-        up, down = warp(values + step, np.array(bend))[0], warp(values - step, np.array(bend))[0]
+    for amount in (-9.0, -0.5, 0.3, 6.0):
+        _, by_value, by_warp = warp(values, np.array(amount))
+        up, down = warp(values + step, np.array(amount))[0], warp(values - step, np.array(amount))[0]
         np.testing.assert_allclose(by_value, (up - down) / (2 * step), rtol=1e-5)
-        up, down = warp(values, np.array(bend + step))[0], warp(values, np.array(bend - step))[0]
+        up, down = warp(values, np.array(amount + step))[0], warp(values, np.array(amount - step))[0]
         np.testing.assert_allclose(
-            np.sign(bend) * by_bend, np.abs(up - down) / (2 * step) * np.sign(bend), atol=1e-6
+            np.sign(amount) * by_warp, np.abs(up - down) / (2 * step) * np.sign(amount), atol=1e-6
         )
-    bent = MaternCovariance(Hyperparameters(H.lengths, H.signal, H.noise, np.array([5.0, 0.0, -4.0])), GROUPS)
+    warped = MaternCovariance(
+        Hyperparameters(H.lengths, H.signal, H.noise, np.array([5.0, 0.0, -4.0])), GROUPS
+    )
     query = np.array([0.3, 0.6, 0.5])
-    value, jacobian, _, _ = bent.slopes(query, X)
-    np.testing.assert_allclose(value, bent.between(query[None, :], X)[0], atol=1e-12)
+    value, jacobian, _, _ = warped.slopes(query, X)
+    np.testing.assert_allclose(value, warped.between(query[None, :], X)[0], atol=1e-12)
     for i in range(3):
         shift = step * np.eye(3)[i]
-        up, down = bent.between((query + shift)[None, :], X)[0], bent.between((query - shift)[None, :], X)[0]
+        up, down = (
+            warped.between((query + shift)[None, :], X)[0],
+            warped.between((query - shift)[None, :], X)[0],
+        )
         np.testing.assert_allclose(jacobian[:, i], (up - down) / (2 * step), atol=1e-5)
 
 
@@ -118,7 +124,7 @@ def test_a_fit_goes_on_from_an_earlier_one_and_ends_as_well() -> None:
     )
 
 
-def bends(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:
+def warps_of(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:
     axes = Axes(np.array([True] * points.shape[1]), np.zeros(points.shape[1]))
     model = FittedModel(points, values, np.arange(points.shape[1]), ModelOptions(), axes)
     assert isinstance(model.covariance, MaternCovariance)
@@ -148,11 +154,11 @@ def test_an_axis_over_powers_of_ten_becomes_linear_where_the_results_are(is_line
     np.testing.assert_allclose(again.condition().predict(queries)[0], process.predict(queries)[0])
 
 
-def test_axes_are_bent_only_where_the_results_clearly_ask_for_it() -> None:
+def test_axes_are_warped_only_where_the_results_clearly_ask_for_it() -> None:
     points = np.random.default_rng(5).random((30, 2))
-    forgotten = bends(-np.square(np.log10(1e-5 + points[:, 0]) + 3) + 0.3 * points[:, 1], points)
+    forgotten = warps_of(-np.square(np.log10(1e-5 + points[:, 0]) + 3) + 0.3 * points[:, 1], points)
     assert forgotten is not None and forgotten[0] > 2.0
-    assert bends(-np.square(points - 0.4).sum(axis=1), points) is None
+    assert warps_of(-np.square(points - 0.4).sum(axis=1), points) is None
 
 
 @pytest.mark.parametrize(
@@ -281,7 +287,7 @@ def test_the_first_points_in_flight_are_expected_and_the_others_drawn() -> None:
     pending = np.random.default_rng(1).random((6, 3))
     nobody, both = uncertain(pending[:0]), uncertain(pending, expected=4)
     means, _ = both._process.predict(pending)
-    assert means.shape[1] == ModelOptions().draws
+    assert means.shape[1] == DRAWS
     assert np.ptp(means[4:], axis=1).min() > 10 * np.ptp(means[:4], axis=1).max()
     assert means[:4].mean(axis=1) == pytest.approx(nobody.means(pending[:4]), abs=0.05)
 

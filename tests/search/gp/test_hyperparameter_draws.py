@@ -43,16 +43,16 @@ def test_a_chain_stays_where_it_is_when_nothing_near_is_as_probable() -> None:
 
 
 @pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("bent", [False, True])
+@pytest.mark.parametrize("warped", [False, True])
 @pytest.mark.parametrize("noise", [None, 0.1])
 def test_the_likelihood_alone_is_the_posterior_without_the_prior(
-    timed: bool, bent: bool, noise: float | None
+    timed: bool, warped: bool, noise: float | None
 ) -> None:
     generator = np.random.default_rng(3)
     features, targets = generator.random((20, 3)), generator.standard_normal(20)
-    bendable = np.array([True, False, False]) if bent else None
+    warpable = np.array([True, False, False]) if warped else None
     task = generator.standard_normal(20)
-    objective = MarginalLikelihood(features, targets, np.arange(3), Priors(), noise, bendable, timed, task)
+    objective = MarginalLikelihood(features, targets, np.arange(3), Priors(), noise, warpable, timed, task)
     size = len(objective.bounds)
     differences = []
     for _ in range(5):

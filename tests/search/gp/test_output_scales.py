@@ -97,8 +97,7 @@ def test_a_search_warps_only_by_default(acquisition: UpperConfidenceBound | None
     for (x, y), value in zip(X, BOWL, strict=True):
         search.add_evaluated_point({"x": x, "y": y}, float(np.exp(-10.0 * value)))
     search.suggest("trial")
-    model = search._optimizer.fitted
-    assert model is not None
+    _, model = search._optimizer._fitted["loss"]
     own = next(scales(-np.exp(-10.0 * BOWL), 3.0, ())).targets
     assert np.array_equal(model.targets, own) == (acquisition is not None)
 

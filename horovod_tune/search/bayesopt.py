@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -395,8 +396,11 @@ class BayesOptSearch(Searcher):
         except np.linalg.LinAlgError as error:
             # Predictions are only displayed: an error in them must not prevent saving.
             logger.warning("cannot predict how trials continue: %s", error)
-            curves = []
-        return {"time_attr": self._time_attr, "curves": [curve.as_json() for curve in curves]}
+            curves = {}
+        return {
+            "time_attr": self._time_attr,
+            "curves": [{"trial_id": trial_id, **asdict(curve)} for trial_id, curve in curves.items()],
+        }
 
     def _warn_of_missing_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
         self._warn_once(

@@ -12,6 +12,7 @@ import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
+from horovod_tune.analysis.reader.records import PredictedCurve
 from horovod_tune.analysis.scoring import non_dominated
 from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, trials_with_open_end
 from horovod_tune.search.earlier_experiment import EarlierExperiment
@@ -31,7 +32,7 @@ from horovod_tune.search.history import Ending, History
 from horovod_tune.search.initial_design import failure_model_of, quasi_random_point, remaining_point
 from horovod_tune.search.limit_models import LimitModels
 from horovod_tune.search.objectives import Objectives
-from horovod_tune.search.predicted_curves import PredictedCurve, curve_data, predicted_curves
+from horovod_tune.search.predicted_curves import curve_data, predicted_curves
 from horovod_tune.search.seeds import seed_for
 from horovod_tune.search.space.search_space import Point, SearchSpace
 from horovod_tune.search.suggest_state import SuggestState, features_of, running, split_failed
@@ -258,15 +259,15 @@ class Optimizer:
 
     def predicted_curves(
         self, space: SearchSpace, history: History, objectives: Objectives
-    ) -> list[PredictedCurve]:
-        """Return how trials are expected to continue that were not trained to the end.
+    ) -> dict[str, PredictedCurve]:
+        """Return how trials are expected to continue that were not trained to the end, by trial_id.
 
         Nothing where suggestions are not made from learning curves, or none has been. The hyperparameters are
         those of the latest suggestion, so that asking changes none of the next ones.
         """
         state = self.fit_states.get(objectives.metrics[0])
         if state is None or not self._uses_learning_curves(history, objectives):
-            return []
+            return {}
         usable, _ = split_failed(history, objectives)
         earlier = self._transfer_prior(space, history, objectives)
         return predicted_curves(

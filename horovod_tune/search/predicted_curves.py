@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_tune.analysis.reader.records import PredictedCurve
 from horovod_tune.search.curve_rows import CurveRows, axis, is_unfinished, time_at
 from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.earlier_task import EarlierTask
@@ -25,24 +23,6 @@ _TIMES = 8
 _REACH = 2.5
 #: More curves than this are not predicted: those of the best trials that may continue come first.
 _MOST = 200
-
-
-@dataclass(frozen=True)
-class PredictedCurve:
-    """What a trial is expected to report from its last report on, to the end of a whole training.
-
-    Of 100 reports about 80 are between `low` and `high`, and half above `middle`. All four have one entry
-    for each time; the first time is that of the last report.
-    """
-
-    trial_id: str
-    times: list[float]
-    middle: list[float]
-    low: list[float]
-    high: list[float]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def curve_data(
@@ -65,14 +45,15 @@ def predicted_curves(
     options: ModelOptions,
     state: FitState,
     task: EarlierTask | None,
-) -> list[PredictedCurve]:
-    """Return how `trials` are expected to continue that have reported and are not at the end.
+) -> dict[str, PredictedCurve]:
+    """Return how `trials` are expected to continue that have reported and are not at the end, by trial_id.
 
+    The first time of a curve is that of the last report; half of 100 reports are above `middle`.
     `state` is the fit that the hyperparameters are taken from, unless there are few results.
     """
     unfinished = [index for index, trial in enumerate(trials) if is_unfinished(trial, rows.target)]
     if not unfinished:
-        return []
+        return {}
     points = features_of(space, trials)
     features, gains, groups, axes = curve_data(space, points, rows, mode)
     model = FittedModel(features, gains, groups, options, axes, state, timed=True, refit=False, task=task)
@@ -96,13 +77,12 @@ def predicted_curves(
     )
     sign = 1.0 if mode == "max" else -1.0
     low, high = (worst, best) if mode == "max" else (-best, -worst)
-    return [
-        PredictedCurve(
-            trials[index].trial_id,
-            [ends[index], *time_at(grid[row, 1:]).round(6).tolist()],
-            (sign * middle[row]).tolist(),
-            low[row].tolist(),
-            high[row].tolist(),
+    return {
+        trials[index].trial_id: PredictedCurve(
+            (ends[index], *time_at(grid[row, 1:]).round(6).tolist()),
+            tuple((sign * middle[row]).tolist()),
+            tuple(low[row].tolist()),
+            tuple(high[row].tolist()),
         )
         for row, index in enumerate(unfinished)
-    ]
+    }

@@ -21,9 +21,9 @@ _MODULES = {
     "curves": "Constant Cosine CosineRestarts InverseSqrt MultiStep OneCycle Polynomial Schedule Warmup",
     "growth": "BatchGrowth Curvature CurvatureGrowth FixedGrowth GrowthPolicy NoiseScaleGrowth "
     "largest_eigenvalue",
-    "lamb": "Lamb lamb_trust_ratio",
-    "lars": "Lars lars_trust_ratio",
-    "layer_wise": "TrustRatioError is_excluded parameter_groups",
+    "lamb": "Lamb",
+    "lars": "Lars",
+    "layer_wise": "TrustRatioError parameter_groups",
     "lr_scheduler": "AdamHyperparameters LargeBatchLR scaled_adam scaling_factor",
     "noise_scale": "NoiseEstimate NoiseScale",
     "recipe": "TrainingSetup from_config",

@@ -49,7 +49,8 @@ class GradientAccumulator:
     schedule, zero the gradients. Overflows are looked for after the average, so that all ranks skip a step or
     none does, and the schedule counts optimiser steps only.
 
-    Every rank calls `step` equally often; one without samples for a step calls it without `backward` before.
+    Every rank must call `step` the same number of times. A rank without samples for a step calls `step`
+    without calling `backward` first.
 
     Args:
         optimizer: With several ranks of Horovod an ``hvd.DistributedOptimizer``, with ``op=Average`` or

@@ -81,8 +81,8 @@ size 6, such as 4092 or 4098, got 4096
 def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterator[list[torch.Tensor]]:
     """Yield, for each optimiser step of an epoch, the indices of each pass of this rank.
 
-    The samples of a step are those of one rank with the whole batch. The last step may be smaller; it may
-    leave a rank with fewer passes, or with none.
+    All ranks together process the same samples in a step as a single rank would with the whole batch. The
+    last step may be smaller; it may leave a rank with fewer passes, or with none.
 
     Args:
         order: Indices of the training samples, shape (samples,), the same on every rank.
@@ -112,26 +112,21 @@ def rank_passes(order: torch.Tensor, split: BatchSplit, rank: int = 0) -> Iterat
         yield list(mine.split(split.micro_batch_size)) if len(mine) else []
 
 
-def steps_per_epoch(num_samples: int, global_batch_size: int, *, drop_last: bool = False) -> int:
-    """Return the optimiser steps in an epoch.
+def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
+    """Return the optimiser steps in an epoch; the last one may have fewer samples.
 
     Args:
         num_samples: Samples of the training set, over all ranks.
         global_batch_size: Samples in an optimiser step, over all ranks.
-        drop_last: If True, the last batch is left out unless it is full.
 
     Raises:
-        HyperparameterError: A number is below 1, or no batch is full and `drop_last` leaves none.
+        HyperparameterError: A number is below 1.
 
-    >>> steps_per_epoch(1000, 128), steps_per_epoch(1000, 128, drop_last=True)
-    (8, 7)
+    >>> steps_per_epoch(1000, 128)
+    8
     """
     num_samples = bounds.count("num_samples", num_samples)
-    global_batch_size = bounds.count("global_batch_size", global_batch_size)
-    if drop_last and global_batch_size > num_samples:
-        bound = f"at most num_samples ({num_samples}) with drop_last"
-        raise bounds.HyperparameterError(f"global_batch_size must be {bound}, got {global_batch_size}")
-    return num_samples // global_batch_size if drop_last else -(-num_samples // global_batch_size)
+    return -(-num_samples // bounds.count("global_batch_size", global_batch_size))
 
 
 class GlobalBatch:

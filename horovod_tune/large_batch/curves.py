@@ -94,28 +94,21 @@ class Cosine:
 
 @dataclass(frozen=True)
 class CosineRestarts:
-    r"""`Cosine` again and again, each time `multiplier` times as long (SGDR: arXiv:1608.03983, eq. 5).
+    r"""`Cosine` again and again (SGDR: arXiv:1608.03983, eq. 5).
 
-    >>> [round(CosineRestarts(10, multiplier=2)(time), 12) for time in (0, 5, 10, 20, 30)]
+    >>> [round(CosineRestarts(10)(time), 12) for time in (0, 5, 10, 15, 20)]
     [1.0, 0.5, 1.0, 0.5, 1.0]
     """
 
     length: float
-    multiplier: float = 1.0
     end: float = 0.0
 
     def __post_init__(self) -> None:
         bounds.more_than("length", self.length, 0)
-        bounds.at_least("multiplier", self.multiplier, 1)
         bounds.at_least("end", self.end, 0)
 
     def __call__(self, time: float) -> float:
-        length = float(self.length)
-        if self.multiplier == 1:
-            time %= length
-        while time >= length:
-            time, length = time - length, length * self.multiplier
-        return self.end + (1 - self.end) * _half_cosine(time / length)
+        return self.end + (1 - self.end) * _half_cosine(time % self.length / self.length)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ class GrowthPolicy(ABC):
 class BatchGrowth:
     """Grows the global batch by a policy: with more passes on each rank, and the rate with it.
 
-    Memory and data loading stay as they are. Where workers join, the same batch takes each fewer passes.
+    Memory and data loading stay as they are. When workers join, each rank needs fewer passes for the same
+    batch.
 
     Args:
         policy: Decides when.

@@ -11,17 +11,6 @@ from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, State, Tensor, Tensors, norm
 
 
-def lamb_trust_ratio(weight_norm: float, update_norm: float) -> float:
-    r"""Return :math:`\|w\| / \|u\|`, with u Adam's step and weight decay (arXiv:1904.00962, algorithm 2).
-
-    1 if a norm is 0: a layer that starts at 0 has to leave it.
-
-    >>> lamb_trust_ratio(6.0, 3.0), lamb_trust_ratio(0.0, 3.0)
-    (2.0, 1.0)
-    """
-    return weight_norm / update_norm if weight_norm and update_norm else 1.0
-
-
 class Lamb(LayerWiseOptimizer):
     r"""Adam whose step is, for each layer, proportional to the layer's weights.
 
@@ -96,5 +85,6 @@ class Lamb(LayerWiseOptimizer):
             update_norm = float(norm(update))
             if not math.isfinite(update_norm):
                 self.refuse(weight, f"update norm {update_norm:g} with eps={group['eps']:g}")
-            rate *= lamb_trust_ratio(prepared, update_norm)
+            if prepared and update_norm:  # A layer that starts at 0 has to leave it.
+                rate *= prepared / update_norm
         weight.sub_(update, alpha=rate)

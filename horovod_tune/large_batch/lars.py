@@ -10,20 +10,6 @@ from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, State, Tensor, Tensors
 
 
-def lars_trust_ratio(
-    weight_norm: float, gradient_norm: float, *, trust: float, weight_decay: float = 0.0, eps: float = 0.0
-) -> float:
-    r"""Return :math:`\eta\,\|w\| / (\|g\| + \lambda\|w\| + \epsilon)` (arXiv:1708.03888, eq. 6).
-
-    1 if the weights are 0, as a layer that starts there has to leave it, and where the denominator is 0.
-
-    >>> lars_trust_ratio(2.0, 3.0, trust=0.5, weight_decay=0.5)
-    0.25
-    """
-    denominator = gradient_norm + weight_decay * weight_norm + eps
-    return trust * weight_norm / denominator if weight_norm and denominator else 1.0
-
-
 class Lars(LayerWiseOptimizer):
     r"""SGD with momentum whose rate is, for each layer, proportional to the layer's weights.
 
@@ -86,11 +72,14 @@ class Lars(LayerWiseOptimizer):
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
     def prepare(self, group: Group, params: Tensors, grads: Tensors) -> list[float]:
-        """Return each layer's trust ratio."""
+        """Return each layer's trust ratio; 1 where the weights are 0, as a layer has to leave that."""
         if not group["layer_wise"]:
             return [1.0] * len(params)
-        options = {name: group[name] for name in ("trust", "weight_decay", "eps")}
-        return [lars_trust_ratio(*each, **options) for each in self.finite_norms(params, grads)]
+        ratios = []
+        for of_weight, of_gradient in self.finite_norms(params, grads):
+            denominator = of_gradient + group["weight_decay"] * of_weight + group["eps"]
+            ratios.append(group["trust"] * of_weight / denominator if of_weight and denominator else 1.0)
+        return ratios
 
     def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
         buffer, momentum = state["momentum_buffer"], group["momentum"]

@@ -144,7 +144,7 @@ _HALF = (torch.half, torch.bfloat16)
 def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: Any) -> list[dict[str, Any]]:
     """Return the model's parameters as two groups for `Lars`, `Lamb` or any torch optimiser.
 
-    The second has ``weight_decay=0`` and ``layer_wise=False``: biases and scales, see `is_excluded`, and
+    The second has ``weight_decay=0`` and ``layer_wise=False``: biases and scales, by name and shape, and
     whatever a normalising module has. A layer-wise rate would be that of a norm near 0, and decay pulls
     scales away from 1. (Goyal et al. 2017, section 5.3, and implementations of LARS and LAMB leave them
     out.) An empty group is left out; so are frozen parameters. A parameter that layers share is listed once.
@@ -176,7 +176,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: 
             raise bounds.HyperparameterError(
                 f"model must have seen a batch before its parameters are grouped, {name!r} has no shape yet"
             )
-        group = groups[not (id(parameter) in excluded or is_excluded(name, parameter))]
+        group = groups[not (id(parameter) in excluded or _is_excluded(name, parameter))]
         group["params"].append(parameter)
         group["names"].append(name)
     filled = [group for group in groups.values() if group["params"]]
@@ -185,15 +185,15 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: 
     return filled
 
 
-def is_excluded(name: str, parameter: torch.Tensor) -> bool:
+def _is_excluded(name: str, parameter: torch.Tensor) -> bool:
     """Return True if a parameter is a bias or a scale, by its name and shape.
 
     Those are the ones of at most one dimension, or named ``bias`` or ``bias_…`` (`nn.MultiheadAttention` has
     some of three dimensions), or the magnitude of a weight normalisation.
 
-    >>> is_excluded("norm.weight", torch.ones(8)), is_excluded("conv.weight", torch.ones(8, 3, 3, 3))
+    >>> _is_excluded("norm.weight", torch.ones(8)), _is_excluded("conv.weight", torch.ones(8, 3, 3, 3))
     (True, False)
-    >>> is_excluded("attention.bias_k", torch.ones(1, 1, 8))
+    >>> _is_excluded("attention.bias_k", torch.ones(1, 1, 8))
     True
     """
     last = name.rsplit(".", 1)[-1]

@@ -143,16 +143,15 @@ class LargeBatchLR(LRScheduler):
         self.steps_per_epoch = steps_per_epoch
         self._set_rates()
 
-    def reduce(self, factor: float, *, min_lr: float = 0.0) -> None:
-        """Multiply all rates by `factor` from now on, to no less than `min_lr` times the schedule's.
+    def reduce(self, factor: float) -> None:
+        """Multiply all rates by `factor` from now on.
 
         Raises:
             HyperparameterError: `factor` is not in (0, 1].
         """
         bounds.between("factor", factor, 0, 1)
         bounds.more_than("factor", factor, 0)
-        bounds.between("min_lr", min_lr, 0, 1)
-        self._reductions = [max(reduction * factor, min_lr) for reduction in self._reductions]
+        self._reductions = [reduction * factor for reduction in self._reductions]
         self._set_rates()
 
     def state_dict(self) -> dict[str, Any]:

@@ -187,9 +187,6 @@ def test_the_steps_of_an_epoch_are_those_of_a_data_loader() -> None:
     for samples, batch in [(1000, 128), (1024, 128), (1, 1), (5, 9)]:
         loader = DataLoader(list(range(samples)), batch_size=batch)
         assert steps_per_epoch(samples, batch) == len(loader)
-        if samples >= batch:
-            loader = DataLoader(list(range(samples)), batch_size=batch, drop_last=True)
-            assert steps_per_epoch(samples, batch, drop_last=True) == len(loader)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +204,6 @@ def test_the_steps_of_an_epoch_are_those_of_a_data_loader() -> None:
         (
             lambda: split_batch(5, 8),
             "must be a multiple of the world size 8, such as 8, got 5",
-        ),
-        (
-            lambda: steps_per_epoch(10, 11, drop_last=True),
-            r"global_batch_size must be at most num_samples \(10\) with drop_last, got 11",
         ),
     ],
 )

@@ -122,14 +122,14 @@ def test_milestones_are_hit_after_changes_by_thirds_and_sevenths() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_a_reduction_holds_for_the_rest_of_the_schedule_and_has_a_floor() -> None:
+def test_a_reduction_holds_for_the_rest_of_the_schedule() -> None:
     optimizer = sgd(1.0)
     scheduler = LargeBatchLR(optimizer, Constant(), steps_per_epoch=1)
     scheduler.reduce(0.25)
     assert optimizer.param_groups[0]["lr"] == 0.25
     list(walk(optimizer, scheduler, 3))
     assert optimizer.param_groups[0]["lr"] == 0.25
-    scheduler.reduce(0.25, min_lr=0.125)
+    scheduler.reduce(0.5)
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 

@@ -32,7 +32,7 @@ from horovod_tune.search.objectives import Objectives, check_metrics, parse_limi
 from horovod_tune.search.optimizer import Optimizer
 from horovod_tune.search.search_arguments import check_arguments, refuse_removed
 from horovod_tune.search.seeds import seed_for, seed_of
-from horovod_tune.search.space.domains import SpaceError, from_mixed
+from horovod_tune.search.space.domains import SpaceError, from_mixed, to_pbounds
 from horovod_tune.search.space.sampled import seeded
 from horovod_tune.search.space.search_space import SearchSpace
 from horovod_tune.search.warm_start import PreviousResults, read_previous
@@ -139,9 +139,11 @@ class BayesOptSearch(Searcher):
         self._history = History()
         self._time_attr, self._is_time_given = time_attr or TRAINING_ITERATION, time_attr is not None
         self._optimizer.horizon = max_t
-        #: What `restore` has read before the space is known.
         self._unread_state: dict[str, Any] | None = None
-        self._warned: set[str] = set()
+        #: Events of trials between `restore` and the moment that the space is known.
+        self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
+        self._space_is_restored = False
+        self._said: set[str] = set()
         self._space: SearchSpace | None = None
         if space:
             self._set_space(SearchSpace(from_mixed(space), include_constants=True))
@@ -165,6 +167,9 @@ class BayesOptSearch(Searcher):
             self._optimizer.horizon = as_number(stop.get(self._time_attr))
         if self._space is None:
             self._set_space(SearchSpace(config))
+            return True
+        if self._space_is_restored:
+            self._confirm_space(SearchSpace(config))
             return True
         _, domains, grids = parse_spec_vars(dict(config))
         if not domains and not grids:
@@ -218,6 +223,9 @@ class BayesOptSearch(Searcher):
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
         """Learn from a trial that ended in any way."""
+        if self._space is None and self._unread_state is not None:
+            self._unread_endings.append((trial_id, result, error))
+            return
         flat = flatten_dict(dict(result)) if result else {}
         if trial_id not in self._history.trials and not self._adopt(trial_id, flat):
             return
@@ -302,6 +310,7 @@ class BayesOptSearch(Searcher):
                 "metric": self._metric,
                 "mode": self._mode,
                 "space": self._space.describe(),
+                "spec": self._space.as_json(),
                 "seed": self._seed,
                 "limits": [str(limit) for limit in self._limits],
                 "fits": self._optimizer.fit_states,
@@ -313,14 +322,25 @@ class BayesOptSearch(Searcher):
         )
 
     def restore(self, checkpoint_path: str) -> None:
-        """Continue from a file that `save` wrote, as soon as the space is known.
+        """Continue from a file that `save` wrote.
 
         Raises `state_file.StateFileError` (a `ValueError`) if the file is not a saved search, was written by
         a newer version, or belongs to a search with another space, metric, mode or limits.
         """
-        self._unread_state = state_file.read(checkpoint_path)
+        state = self._unread_state = state_file.read(checkpoint_path)
+        if self._space is None and state.get("spec") is not None:
+            self._space = SearchSpace.from_json(state["spec"])
+            self._space_is_restored = True
         if self._space is not None:
             self._load_state(self._space)
+
+    @staticmethod
+    def convert_search_space(spec: Mapping[str, Any], join: bool = False) -> dict[str, Any]:
+        """Convert a Tune search space to the form of this class's `space`; with `join` its constants too.
+
+        Nested names are joined with `/`; plain ranges of floats become `(low, high)`.
+        """
+        return to_pbounds(spec, join)
 
     def _ready(self) -> SearchSpace:
         if self._space is None:
@@ -340,6 +360,15 @@ class BayesOptSearch(Searcher):
         metrics = (self._metric,) if isinstance(self._metric, str) else tuple(self._metric or ("None",))
         modes = (self._mode,) if isinstance(self._mode, str) else tuple(self._mode or ("min",))
         return Objectives(metrics, modes, self._limits)
+
+    def _confirm_space(self, space: SearchSpace) -> None:
+        """Take the tuner's space instead of a restored one; raises `StateFileError` if it is another one."""
+        assert self._space is not None
+        if space.dimension:
+            state = {"metric": None, "mode": None, "space": self._space.describe()}
+            state_file.check_same_search(state, space.describe(), None, None)
+            self._space = space
+        self._space_is_restored = False
 
     def _set_space(self, space: SearchSpace) -> None:
         points, rewards = self._given
@@ -374,6 +403,9 @@ class BayesOptSearch(Searcher):
         self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
         self._optimizer.fit_states = _fit_states(state.get("fits", {}))
         self._optimizer.limits.states = _fit_states(state.get("limit_fits", {}))
+        endings, self._unread_endings = self._unread_endings, []
+        for trial_id, result, error in endings:
+            self.on_trial_complete(trial_id, result, error)
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
         """Add a trial that was not suggested under this id: Tune gives a restarted trial a new id."""
@@ -410,8 +442,8 @@ class BayesOptSearch(Searcher):
         )
 
     def _warn_once(self, topic: str, message: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
+        if topic not in self._said:
+            self._said.add(topic)
             logger.warning(message)
 
 

@@ -12,10 +12,10 @@ from horovod_tune.search.curve_rows import rows_of
 from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
-from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.history import Trial
 from horovod_tune.search.objectives import Objectives
+from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import SearchSpace
 
 #: The earlier model is evaluated with every point, so it must be small.

@@ -23,7 +23,6 @@ from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.feasibility import Feasibility, FeasibilityOnly, JointFeasibility
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
-from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.gp.output_scales import SOFTNESSES
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.posterior_draws import PosteriorDraws
@@ -34,6 +33,7 @@ from horovod_tune.search.limit_models import LimitModels
 from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.predicted_curves import curve_data, predicted_curves
 from horovod_tune.search.seeds import seed_for
+from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 from horovod_tune.search.suggest_state import SuggestState, features_of, running, split_failed
 

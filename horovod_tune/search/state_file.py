@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,22 @@ def is_empty(state: Mapping[str, Any]) -> bool:
 
 
 def write(path: str, state: Mapping[str, Any]) -> None:
-    """Write `state` to `path`; Tune itself saves to a temporary file, which it renames."""
+    """Write `state` to `path`, whole or not at all."""
+    target = Path(path)
     text = json.dumps({"format": FORMAT, "version": VERSION, **state})
-    Path(path).write_text(text, encoding="utf-8")
+    if target.name.startswith(".") and "-tmp-" in target.name:
+        # Tune's own temporary file, which it renames. Another one next to it, gone a moment later, makes
+        # Tune's upload of the folder fail.
+        target.write_text(text, encoding="utf-8")
+        return
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def read(path: str) -> dict[str, Any]:

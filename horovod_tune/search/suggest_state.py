@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.failure_model import diverged
 from horovod_tune.search.gp.feasibility import Feasibility
-from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.history import Ending, History, Trial
 from horovod_tune.search.objectives import Objectives
+from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import SearchSpace
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -28,23 +27,30 @@ def test_a_limiter_is_restored_from_an_experiments_folder(tmp_path: Path) -> Non
     assert isinstance(restored, BayesOptSearch) and list(restored._history.trials) == ["a"]
 
 
-def test_a_search_that_was_restored_first_gets_its_space_from_the_tuner(tmp_path: Path) -> None:
-    space = {"a": tune.uniform(0, 5), "b": tune.choice(["x", "y"]), "f": tune.choice([len, sum])}
-    search = BayesOptSearch(space, metric="m", mode="max")
+def test_a_restored_search_needs_nothing_else_and_learns_what_comes_next(tmp_path: Path) -> None:
+    search = BayesOptSearch({"a": tune.uniform(0, 5), "b": tune.choice(["x", "y"])}, metric="m", mode="max")
     search.suggest("1")
     search.save(str(tmp_path / "s"))
-    state = json.loads((tmp_path / "s").read_text())
-    (tmp_path / "s").write_text(json.dumps({**state, "spec": None}))  # an entry of earlier versions
-    fresh = ConcurrencyLimiter(BayesOptSearch(), 2)
+    fresh = BayesOptSearch()
     fresh.restore(str(tmp_path / "s"))
-    with pytest.raises(RuntimeError, match="no search space: pass param_space"):
-        fresh.suggest("2")
-    fresh.save(str(tmp_path / "again"))
-    assert json.loads((tmp_path / "again").read_text())["trials"] == state["trials"]
-    assert fresh.set_search_properties("m", "max", space)
-    for one in (search, fresh.searcher):
+    for one in (search, fresh):
         one.on_trial_complete("1", {"m": 1.0})
     assert fresh.suggest("2") == search.suggest("2")
+    assert fresh.set_search_properties("m", "max", {"a": tune.uniform(0, 5), "b": tune.choice(["x", "y"])})
+
+
+def test_a_result_before_the_space_is_known_again_is_kept(tmp_path: Path) -> None:
+    space = {"f": tune.choice([len, sum]), "x": tune.uniform(0, 1)}  # functions are not in JSON
+    search = BayesOptSearch(space, metric="m", mode="min")
+    search.suggest("1")
+    search.save(str(tmp_path / "s"))
+    fresh = BayesOptSearch()
+    fresh.restore(str(tmp_path / "s"))
+    fresh.on_trial_complete("1", {"m": 3.0})
+    with pytest.raises(RuntimeError, match="no search space"):
+        fresh.suggest("2")
+    assert fresh.set_search_properties("m", "min", space)
+    assert fresh._history.trials["1"].value == 3.0
 
 
 def test_repeated_values_of_a_choice_are_one_value_that_is_drawn_more_often() -> None:
@@ -103,6 +109,17 @@ def test_evaluated_points_may_have_flat_keys() -> None:
     assert [trial.point for trial in search._history.trials.values()] == [(0.5, 0.0, 0.25)] * 2
     with pytest.raises(ValueError, match="'model/depth' is missing"):
         search.add_evaluated_point({"model/lr": 0.5, "a/b": 0.25}, 1.0)
+
+
+def test_convert_search_space_gives_what_space_takes() -> None:
+    spec = {"a": 1, "b": {"x": tune.uniform(0.0, 2.0), "n": tune.lograndint(1, 100)}}
+    converted = BayesOptSearch.convert_search_space(spec)
+    assert list(converted) == ["b/x", "b/n"] and converted["b/x"] == (0.0, 2.0)
+    config = BayesOptSearch(converted, metric="m", mode="min").suggest("1")
+    assert 0.0 <= config["b"]["x"] <= 2.0 and config["b"]["n"] in range(1, 100)
+    assert BayesOptSearch.convert_search_space(spec, join=True)["a"] == 1
+    with pytest.raises(ValueError, match="grid_search at 'a' cannot be converted"):
+        BayesOptSearch.convert_search_space({"a": tune.grid_search([1, 2])})
 
 
 def test_the_numbers_of_a_choice_have_an_order_and_distances() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 from bayes_opt.acquisition import (
@@ -14,9 +15,10 @@ from bayes_opt.acquisition import (
     ProbabilityOfImprovement,
     UpperConfidenceBound,
 )
+from numpy.typing import NDArray
 from scipy.special import erfcx, log_ndtr, ndtr
 
-from horovod_tune.search.gp.kernels import FloatArray
+FloatArray = NDArray[np.floating[Any]]
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)

@@ -17,10 +17,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from horovod_tune.search.gp.kernels import FloatArray
+FloatArray = NDArray[np.floating[Any]]
 
 #: The softnesses that are tried besides the results' own scale, if the acquisition function allows it.
 SOFTNESSES = (1.0, 0.1)

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from scipy.optimize import minimize
 
-from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.space.choices import Categories
+from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: A grid with more values than this is optimised by gradients like a continuous parameter, and the result is

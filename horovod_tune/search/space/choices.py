@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.tune.search.sample import Categorical, Domain
 
-from horovod_tune.search.gp.kernels import FloatArray
-from horovod_tune.search.space.dimensions import FloatRange, Grid
+from horovod_tune.search.space.dimensions import FloatArray, FloatRange, Grid
 
 # The most options that a message lists.
 _SHOWN = 10

@@ -18,8 +18,12 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from horovod_tune.search.gp.kernels import FloatArray, linear
+from horovod_tune.search.gp.kernels import linear
+
+FloatArray = NDArray[np.floating[Any]]
+
 
 #: A linear range from a positive number to so many times as much is taken for one over powers of ten. A lower
 #: smaller end counts as 0.
@@ -78,6 +82,9 @@ class FloatRange:
 
     def neighbours(self, coordinate: float) -> FloatArray:
         return np.empty(0)
+
+    def every_coordinate(self) -> FloatArray:
+        raise ValueError("a continuous parameter has no list of values")
 
     def why_invalid(self, value: Any) -> str | None:
         """Return why `value` is not allowed; None if it is."""

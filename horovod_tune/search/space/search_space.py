@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
 
 from horovod_tune.search.gp.axes import Axes
-from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.space.choices import Categories, Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
-from horovod_tune.search.space.dimensions import FloatRange
+from horovod_tune.search.space.dimensions import FloatArray, FloatRange
 from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, put_at, value_at
+from horovod_tune.search.space.encoding import decode, encode
 from horovod_tune.search.space.sampled import draw_sampled
 
 Point = tuple[float, ...]
@@ -69,6 +69,18 @@ class SearchSpace:
             np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self._columns], float),
         )
         self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> SearchSpace:
+        """Return the space that `as_json` described."""
+        return cls(decode(state["spec"]), state["include_constants"])
+
+    def as_json(self) -> dict[str, Any] | None:
+        """Return the space for a saved search; None if JSON cannot express it."""
+        try:
+            return {"spec": encode(self._spec), "include_constants": self._include_constants}
+        except TypeError:
+            return None
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -168,11 +180,11 @@ class SearchSpace:
         """Return the feature that holds the number of parameter `index`."""
         return int(self._feature_starts[index])
 
-    def every_point(self) -> Iterator[Point]:
-        """Yield every point of a finite space."""
-        axes = [p.every_coordinate().tolist() for p in self._columns if not isinstance(p, FloatRange)]
+    def every_point(self, limit: int | None = None) -> Iterator[Point]:
+        """Yield every point of a finite space, or the first `limit` of them."""
+        axes = [parameter.every_coordinate().tolist() for parameter in self._columns]
         seen: set[Point] = set()
-        for found in product(*axes):
+        for found in islice(product(*axes), limit):
             point = self.canonical(found)
             if point not in seen:
                 seen.add(point)

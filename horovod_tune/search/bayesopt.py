@@ -143,7 +143,7 @@ class BayesOptSearch(Searcher):
         #: Events of trials between `restore` and the moment that the space is known.
         self._unread_endings: list[tuple[str, Mapping[str, Any] | None, bool]] = []
         self._space_is_restored = False
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._space: SearchSpace | None = None
         if space:
             self._set_space(SearchSpace(from_mixed(space), include_constants=True))
@@ -442,8 +442,8 @@ class BayesOptSearch(Searcher):
         )
 
     def _warn_once(self, topic: str, message: str) -> None:
-        if topic not in self._said:
-            self._said.add(topic)
+        if topic not in self._warned:
+            self._warned.add(topic)
             logger.warning(message)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ray.train._internal.storage import StorageContext
 from horovod_tune import ray_compat
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
-from horovod_tune.errors import StartFailed, TrainingFailed
+from horovod_tune.errors import MetricsError, StartFailed, TrainingFailed
 from horovod_tune.messages import FailureKind, Finished, LogChunk, Report, Stopped
 
 
@@ -116,6 +117,13 @@ def test_a_checkpoint_that_cannot_be_copied_is_an_error_and_no_report_is_release
     assert not any(actor.called("proceed") for actor in trial.actors)
     trial.coordinator.close()
     assert trial.all_killed and trial.group.launcher.is_closed
+
+
+def test_a_pipe_in_a_checkpoint_is_an_error_of_rank_0(trial: Trial) -> None:
+    os.mkfifo(Path(trial.made, "pipe"))
+    trial.actors[0].reply_to_poll(Report(1, {}, trial.made))
+    with pytest.raises(MetricsError, match=r"rank 0 of 2 on host0 failed: the checkpoint .* holds 'pipe'"):
+        trial.coordinator.next_result()
 
 
 def test_a_missing_checkpoint_is_an_error(trial: Trial) -> None:

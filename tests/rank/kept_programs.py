@@ -1,6 +1,6 @@
-"""Training functions that leave something in their process; each reports what a new process would show.
+"""Training functions as in public reports, which leave something in their process or might meet it there.
 
-`PROGRAMS[name](config)` returns what the trial reports. In a new process it is the same each time.
+`PROGRAMS[name](config)` returns what the trial reports. In new processes it is the same each time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import ray
+import torch
+from horovod.torch import init, rank, size
 
 PROGRAMS: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
@@ -35,6 +39,13 @@ MODULES = {
         "lib.define('twice(Tensor x) -> Tensor')\n"
         "@torch.library.impl(lib, 'twice', 'CompositeExplicitAutograd')\ndef twice(x): return 2 * x\n"
     ),
+    "beside/mypipe.py": (
+        "from torch.utils.data import IterDataPipe, functional_datapipe\n"
+        "@functional_datapipe('doubled_d')\nclass Doubled(IterDataPipe):\n"
+        "    def __init__(self, source): self.source = source\n"
+        "    def __iter__(self): return (2 * x for x in self.source)\n"
+    ),
+    "beside/mycache.py": ("import functools\n@functools.lru_cache\ndef load(width): return [0.0] * width\n"),
 }
 
 
@@ -62,9 +73,16 @@ def run(config: dict[str, Any]) -> None:
     report(seen=repr(PROGRAMS[config["program"]](config)), pid=os.getpid())
 
 
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what ``call`` returns, or the error that it raises: for errors that are expected."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 @program
 def wraps_a_function_of_torch(config):
-    import torch
 
     clip = torch.nn.utils.clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = lambda parameters, norm: clip(parameters, norm * 2)
@@ -77,8 +95,6 @@ def wraps_a_function_of_torch(config):
 @program
 def replaces_a_function_by_a_partial_of_it(config):
     import functools
-
-    import torch
 
     seen = type(torch.load).__name__
     torch.load = functools.partial(torch.load, weights_only=False)
@@ -115,7 +131,6 @@ def registers_in_an_installed_package(config):
 @program
 def registers_an_operator(config):
     import myops
-    import torch
 
     return torch.ops.outside_d.twice(torch.ones(1)).tolist(), bool(myops)
 
@@ -134,7 +149,6 @@ def registers_a_tree_node(config):
 @program
 def sets_the_fusion_threshold(config):
     import horovod.torch as hvd
-    import torch
 
     os.environ["HOROVOD_FUSION_THRESHOLD"] = str((config["number"] + 1) << 20)
     hvd.init()
@@ -146,7 +160,6 @@ def sets_the_fusion_threshold(config):
 @program
 def writes_a_timeline(config):
     import horovod.torch as hvd
-    import torch
 
     os.environ["HOROVOD_TIMELINE"] = "timeline.json"
     hvd.init()
@@ -168,7 +181,6 @@ def arms_a_watchdog(config):
 
 @program
 def sets_the_inter_op_threads(config):
-    import torch
 
     torch.set_num_interop_threads(torch.get_num_interop_threads())
     return torch.get_num_interop_threads()
@@ -193,6 +205,171 @@ def defines_flags(config):
 
     flags.DEFINE_integer("rate_of_mine", 1, "")
     return flags.FLAGS(["program"])
+
+
+@program
+def registers_a_data_pipe(config):
+    import mypipe
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    return list(IterableWrapper([1, 2]).doubled_d()), bool(mypipe)
+
+
+@program
+def caches_a_result(config):
+    import mycache
+
+    mycache.load(2).append(1.0)
+    return mycache.load(2), mycache.load.cache_info()
+
+
+@program
+def registers_an_exit_handler(config):
+    import atexit
+
+    seen = atexit._ncallbacks()
+    atexit.register(Path("handled").write_text, "")
+    return seen
+
+
+@program
+def writes_files_after_a_report(config):
+    from horovod_tune import get_checkpoint, report
+
+    seen = sorted(os.listdir())
+    report(seen="", pid=0)
+    Path("picture").write_text("")
+    return seen, get_checkpoint()
+
+
+@program
+def parses_arguments(config):
+    import argparse
+
+    return outcome(argparse.ArgumentParser().parse_args)
+
+
+@program
+def uses_functions_of_horovod_by_name(config):
+    init()
+    return rank(), size()
+
+
+@program
+def trains_an_optimizer_of_the_script(config):
+    _optimizer.zero_grad()
+    _model(torch.ones(1, 2)).sum().backward()
+    _optimizer.step()
+    return _model.weight.tolist(), len(_optimizer.state)
+
+
+_model = torch.nn.Linear(2, 1)
+_optimizer = torch.optim.SGD(_model.parameters(), lr=0.1, momentum=0.9)
+
+
+class _Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index))
+
+
+def _load(start_method):
+    settings = {"num_workers": 1, "multiprocessing_context": start_method}
+    return outcome(lambda: list(torch.utils.data.DataLoader(_Data(), None, **settings)))
+
+
+@program
+def forks_processes_for_data(config):
+    return _load("fork")
+
+
+@program
+def starts_a_fork_server_for_data(config):
+    return _load("forkserver")
+
+
+@program
+def spawns_processes_for_data(config):
+    return _load("spawn")
+
+
+@program
+def saves_a_class_of_the_script(config):
+    return outcome(lambda: torch.save(_Data(), "data.pt"))
+
+
+@program
+def starts_a_task(config):
+    return ray.get(ray.remote(lambda: 1).remote(), timeout=20)
+
+
+@program
+def calls_ray_train(config):
+    import ray.train
+
+    calls = lambda: ray.train.report({}), ray.train.get_checkpoint, ray.train.get_context
+    return [outcome(call) for call in calls]
+
+
+@program
+def sets_up_mlflow(config):
+    from ray.air.integrations import mlflow
+
+    class Recorder:
+        _mlflow = "a run"
+
+        def setup_mlflow(self, **given):
+            return True
+
+        def start_run(self, **given):
+            assert given["run_name"]
+
+        def log_params(self, params):
+            pass
+
+    seen = mlflow._MLflowLoggerUtil.__name__
+    mlflow._MLflowLoggerUtil = Recorder
+    return seen, mlflow.setup_mlflow(config)
+
+
+@program
+def changes_settings_of_libraries(config):
+    import pandas
+    import transformers
+
+    seen = [
+        torch.backends.mkldnn.deterministic,
+        torch.backends.cudnn.benchmark_limit,
+        torch.backends.opt_einsum.strategy,
+        torch.__future__.get_overwrite_module_params_on_conversion(),
+        torch.distributions.Distribution._validate_args,
+        getattr(torch.nn.Linear, "mine", None),
+        pandas.get_option("display.max_rows"),
+        transformers.logging.get_verbosity(),
+    ]
+    torch.backends.mkldnn.deterministic, torch.backends.cudnn.benchmark_limit = True, 3
+    torch.backends.opt_einsum.strategy, torch.nn.Linear.mine = "greedy", 1
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    torch.distributions.Distribution.set_default_validate_args(False)
+    pandas.set_option("display.max_rows", 7)
+    transformers.logging.set_verbosity_error()
+    return seen
+
+
+@program
+def draws_random_numbers(config):
+    import numpy
+
+    torch.manual_seed(1)
+    numpy.random.seed(1)
+    return torch.rand(2).tolist(), numpy.random.rand(2).tolist()
+
+
+@program
+def has_parameters_with_odd_names(config):
+    return {name: config["opt"].pop(name) for name in ("opt/lr", 1)}
 
 
 @program
@@ -225,7 +402,6 @@ def fails_in_used_processes(config):
 @program
 def trains_and_is_kept(config):
     import horovod.torch as hvd
-    import torch
 
     hvd.init()
     torch.manual_seed(0)
@@ -245,7 +421,6 @@ def trains_and_is_kept(config):
 
 @program
 def loads_data_in_processes_and_is_kept(config):
-    import torch
 
     return [each.tolist() for each in torch.utils.data.DataLoader(range(4), num_workers=1)]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,49 +41,16 @@ def kept(ray_session: Any, folder: Path) -> Iterator[TrialRunner]:
     runner.close()
 
 
-# Forks for each name that it reads, so that Horovod is imported only once.
-NEW = """
-import os, sys, traceback
-import horovod.torch
-import kept_programs
-for name in sys.stdin:
-    if not os.fork():
-        try:
-            seen = repr(kept_programs.PROGRAMS[name.strip()]({"number": 1}))
-        except Exception:
-            seen = repr(traceback.format_exc())
-        print(seen, flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
 @pytest.fixture(scope="module")
-def new(folder: Path) -> Iterator[Callable[[str], str]]:
-    """Return a function that runs a program in a new process and returns its result."""
-    paths = [str(Path(__file__).parent), *(str(folder / name) for name in kept_programs.FOLDERS)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", NEW],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=folder,
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        questions, answers = process.stdin, process.stdout
-
-        def ask(program: str) -> str:
-            print(program, file=questions, flush=True)
-            return answers.readline().rstrip("\n")
-
-        yield ask
+def new(ray_session: Any, folder: Path) -> Iterator[TrialRunner]:
+    runner = TrialRunner(folder / "new", num_slots=1, reuse_workers=False)
+    yield runner
+    runner.close()
 
 
 def run(runner: TrialRunner, folder: Path, program: str, number: int) -> dict[str, Any]:
-    (told,) = runner.run(kept_programs.run, program=program, number=number, modules=str(folder))
-    return told
+    config = {"program": program, "number": number, "modules": str(folder), "opt": {"opt/lr": 0.1, 1: 2}}
+    return runner.run(kept_programs.run, **config)[-1]
 
 
 @pytest.mark.parametrize(
@@ -96,14 +61,12 @@ def run(runner: TrialRunner, folder: Path, program: str, number: int) -> dict[st
     ],
 )
 def test_later_trials_see_what_the_first_one_saw(kept, new, folder, program):
-    seen, pids, reasons = [], [], []
+    told, reasons = [], []
     for number in range(2):
-        told = run(kept, folder, program, number)
-        seen.append(told["seen"])
-        pids.append(told["pid"])
+        told.append(run(kept, folder, program, number))
         reasons.append(kept.replaced_because)
-    print(program, pids, reasons)
-    assert seen == [new(program)] * 2
+    print(program, told, reasons)
+    assert [each["seen"] for each in told] == [run(new, folder, program, 1)["seen"]] * 2
     if program in KEPT:
         assert reasons == ["", ""]
-        assert len(set(pids)) == 1
+        assert told[0]["pid"] == told[1]["pid"]

@@ -7,7 +7,7 @@ train(config)                                    the user's training function
        │                or torch_dist/ in each   │
        └ xla/           one actor per TPU host,  │   Finished  every rank
           │             torch_xla ranks inside   │   Failed    any rank
-          └ session.py  report(), checkpoints  ──┘ called by train(config)
+          └ session/    report(), checkpoints  ──┘ called by train(config)
 """
 
 from __future__ import annotations

@@ -61,7 +61,13 @@ with open(sys.argv[1], "w") as file:
 # Common changes, after which processes have to be kept.
 RESTORED = {
     *("a new environment variable", "the working directory", "sys.path", "sys.argv", "sys.stdout"),
-    *("warning filters", "the root logger's level", "the root logger's handlers", "a logger of the user's"),
+    *(
+        "warning filters",
+        "the root logger's level",
+        "the root logger's handlers",
+        "a logger of the user's",
+        "a level's name",
+    ),
     *("the default dtype", "the number of threads", "grad mode", "torch's random state", "torch's seed"),
     *("cuDNN's flags", "deterministic algorithms", "the precision of float32 products"),
     *("a function of the standard library", "a patched method of torch", "a method added to tensors"),

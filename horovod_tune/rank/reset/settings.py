@@ -143,6 +143,7 @@ def _python_settings() -> Iterator[Setting]:
     )
     only_read: dict[str, Callable[[], Any]] = {
         "the switch interval": sys.getswitchinterval,
+        "the flags of dlopen": sys.getdlopenflags,
         "the recursion limit": sys.getrecursionlimit,
         "the longest int in text": getattr(
             sys, "get_int_max_str_digits", lambda: None
@@ -297,6 +298,7 @@ def _logging() -> dict[str, Any]:
         "/disable": logging.root.manager.disable,
         "/class": logging.getLoggerClass(),
         "/captured": logging._warnings_showwarning,  # type: ignore[attr-defined]
+        "/levels": (logging._levelToName.copy(), logging._nameToLevel.copy()),
     }
 
 
@@ -311,6 +313,10 @@ def _write_logging(value: dict[str, Any]) -> None:
     logging.captureWarnings(value["/captured"] is not None)
     logging.disable(value["/disable"])
     logging.setLoggerClass(value["/class"])
+    names: list[Any] = [logging._levelToName, logging._nameToLevel]
+    for held, levels in zip(names, value["/levels"], strict=True):
+        held.clear()
+        held.update(levels)
     for name, now in _logging().items():
         then = value.get(name, _UNTOUCHED)
         if not name.startswith("/") and then != now:

@@ -16,7 +16,7 @@ from typing import Any
 SETTINGS = {
     # What is free at the end of a heap stays.
     "MALLOC_TRIM_THRESHOLD_": 256 << 20,
-    # As large as the heap of a thread, so that empty heaps stay too. Not touched, it is no memory.
+    # As large as the heap of a thread, so that empty heaps stay too. It uses no memory until it is touched.
     "MALLOC_TOP_PAD_": 64 << 20,
     # The most that glibc takes. Larger blocks come from the kernel and go back to it.
     "MALLOC_MMAP_THRESHOLD_": 32 << 20,
@@ -27,7 +27,7 @@ _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_TH
 
 
 def keep_freed_memory() -> bool:
-    """Set this process's allocator; return False if it is not glibc's, or the user has set it himself."""
+    """Set this process's allocator; return False if it is not glibc's, or the user has set it."""
     mallopt = _of_libc("mallopt")
     if mallopt is None or is_set_by_user(os.environ):
         return False

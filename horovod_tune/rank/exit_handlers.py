@@ -12,31 +12,33 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
+from horovod_tune.rank.reset.imports import has_extension
 from horovod_tune.session import session
 from horovod_tune.session.session import Session
 
 _real_register, _real_unregister = atexit.register, atexit.unregister
-# Top-level packages that were there before the first trial: they outlive every trial, and so do what they
-# register (Horovod's shutdown, the clean-up of multiprocessing).
+# Top-level packages that were there before the first trial. They outlive every trial, so their handlers
+# belong to the process: Horovod's shutdown, the clean-up of multiprocessing.
 _lasting: frozenset[str] = frozenset()
 
 
 def install() -> None:
-    """Make `atexit.register` add to the calling trial; once per process, before its first trial."""
+    """Make `atexit.register` add to the calling trial; before every trial, since the reset undoes it."""
     global _lasting
     if atexit.register is not _real_register:
         return
-    _lasting = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
-    # What a first trial imports of these registers the end of the process too: hvd.init() its own shutdown.
-    _lasting |= {*sys.stdlib_module_names, "horovod", "torch", "torch_xla", "ray"}
+    if not _lasting:  # packages that a trial imports may stay, but what they register is the trial's
+        _lasting = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
+        # A first trial may import these: hvd.init() registers Horovod's shutdown.
+        _lasting |= {*sys.stdlib_module_names, "horovod", "torch", "torch_xla", "ray"}
 
     @functools.wraps(_real_register)  # type: ignore[arg-type]
     def register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         live = session.current()
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if live is None or not callable(func) or caller.partition(".")[0] in _lasting:
+        if live is None or not callable(func) or _is_of_the_process(sys._getframe(1)):
             return _real_register(func, *args, **kwargs)
         live.exit_handlers.append(functools.partial(func, *args, **kwargs))
         return func
@@ -49,6 +51,13 @@ def install() -> None:
         _real_unregister(func)
 
     atexit.register, atexit.unregister = register, unregister
+
+
+def _is_of_the_process(caller: FrameType) -> bool:
+    """Return True if a library registers a handler that must run once, when the process ends."""
+    package = caller.f_globals.get("__name__", "").partition(".")[0]
+    # At its import, a library with extension modules registers what ends all of it: pyarrow its S3 client.
+    return package in _lasting or (caller.f_code.co_name == "<module>" and has_extension(package))
 
 
 def run_handlers(of: Session) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
 
 def flush_streams() -> None:
-    """Flush what was printed, unless the training function has closed the stream."""
+    """Flush what was printed, as far as the streams allow."""
     for stream in (sys.stdout, sys.stderr):
-        if is_usable(stream):
+        with contextlib.suppress(Exception):  # any: it may be closed, full, or have no such method
             stream.flush()
 
 

@@ -6,6 +6,7 @@ import atexit
 import multiprocessing.util
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,24 @@ def test_a_handler_that_hangs_delays_the_end_only_up_to_a_timeout(
     notes.goes_on.set()
     thread.join(60)
     assert len(messages) == 1
+
+
+def test_a_library_with_extension_modules_that_is_imported_in_a_trial_is_not_ended(
+    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow.fs registers at its import what makes S3 unusable, and the process cannot import it again."""
+    package = types.ModuleType("extension_package")
+    package.__file__ = "extension_package.so"
+    monkeypatch.setitem(sys.modules, "extension_package", package)
+
+    def train(config: dict[str, Any]) -> None:
+        library = vars(sys.modules["extension_package"])
+        exec("import atexit, sys\natexit.register(sys.notes.lines.append, 'ended')", library)
+        exec("def use(): atexit.register(sys.notes.lines.append, 'closed')\nuse()", library)
+
+    ((ending, lines),), _ = run(train, tmp_path)
+    assert (ending, lines) == (Finished(0), ["closed"])
+    exit_handlers._real_unregister(notes.lines.append)
 
 
 def test_handlers_of_libraries_that_stay_in_the_process_are_kept(notes: Notes, tmp_path: Path) -> None:

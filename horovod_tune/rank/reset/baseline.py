@@ -7,6 +7,7 @@ stay, `settings` everything else.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -120,9 +121,13 @@ class Baseline:
         psutil.wait_procs(left, timeout=EXIT_TIMEOUT_S)
         running = [process for process in left if process.is_running()]
         problems = [f"the child process {each.pid} still ran" for each in running]
-        family = [process for each in running for process in (each, *each.children(recursive=True))]
+        family = []
+        for each in running:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family += [each, *each.children(recursive=True)]
         for process in family:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(family, timeout=EXIT_TIMEOUT_S)
         return problems
 

@@ -66,20 +66,20 @@ class Imports:
     def _import_library(self, real: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
         """Import ``name``, and accept what that changes in other modules."""
         is_tracked = _top(name) not in sys.stdlib_module_names
-        self._thread.is_importing = True
         before = self._watch.differing() if is_tracked else {}
         settings = self._settings.set_by_imports() if is_tracked else {}
         there = set(sys.modules)
+        self._thread.is_importing = True
         try:
             return real(name, import_)
         finally:
             self._thread.is_importing = False
-            new = sys.modules.keys() - there
+            new = set(sys.modules) - there
             self._library_modules |= new
             if is_tracked:
                 self._watch.accept(before)
                 self._settings.accept(settings)
-            self._watch.add(sys.modules[each] for each in new)
+            self._watch.add([sys.modules[each] for each in new if each in sys.modules])
 
     def _is_library(self, package: str) -> bool:
         """Return True if a package is installed, or a new worker has it."""
@@ -115,7 +115,9 @@ class Imports:
             if _top(name) not in self._packages
             and (_top(name) == own_package or self._is_user_module(name, module))
         }
-        stay = {name for name in packages if name in self._packages or _has_extension(packages[name])}
+        stay = {
+            name for name in packages if name in self._packages or _has_extension(packages[name].values())
+        }
         stay = self._with_references(stay, packages)
         forgotten = {name for package in packages.keys() - stay | users for name in packages[package]}
         for name in forgotten:
@@ -173,8 +175,13 @@ def _module_of(value: Any) -> Any:
         return None
 
 
-def _has_extension(modules: dict[str, Any]) -> bool:
-    files = [getattr(module, "__file__", None) or ".py" for module in modules.values()]
+def has_extension(package: str) -> bool:
+    """Return True if extension modules of ``package``, a top-level name, are loaded."""
+    return _has_extension([module for name, module in list(sys.modules.items()) if _top(name) == package])
+
+
+def _has_extension(modules: Iterable[Any]) -> bool:
+    files = [getattr(module, "__file__", None) or ".py" for module in modules]
     return not all(file.endswith((".py", ".pyc")) for file in files)
 
 

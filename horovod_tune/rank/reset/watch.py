@@ -119,7 +119,7 @@ class Watch:
     def forget(self, packages: Collection[str]) -> None:
         """Stop watching the modules of these packages, which were removed."""
         if packages:
-            containers = self._containers.items()
+            containers = list(self._containers.items())
             self._containers = {
                 number: each for number, each in containers if _top(each.name) not in packages
             }
@@ -127,7 +127,7 @@ class Watch:
     def differing(self) -> dict[int, _Container]:
         """Return the containers whose contents have changed, with their present contents."""
         found = {}
-        for number, container in self._containers.items():
+        for number, container in list(self._containers.items()):  # another thread may import meanwhile
             try:
                 if list(container.read()) == container.values:
                     continue

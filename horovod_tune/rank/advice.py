@@ -15,8 +15,8 @@ def advice_on(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         if _comes_from(error, argparse.__file__):
             return (
-                "\nThe arguments that the function has parsed (sys.argv) are Ray's, not those of your command "
-                "line. Parse in the driver, and pass the values in config: "
+                "\nThe arguments that the function has parsed (sys.argv) are Ray's, not those of your "
+                "command line. Parse in the driver, and pass the values in config: "
                 "config={**vars(parser.parse_args()), ...}.\n"
             )
         return (
@@ -28,16 +28,16 @@ def advice_on(error: BaseException) -> str:
             return _advice_on_missing_file(each)
         if isinstance(each, ValueError) and "signal only works in main thread" in str(each):
             return (
-                "\nThe training function runs in a thread of its rank, so it cannot set signal handlers. If a "
-                "trial is stopped, an exception ends the function: put the clean-up into try: ... finally:, "
+                "\nThe training function runs in a thread of its rank, so it cannot set signal handlers. If "
+                "a trial is stopped, an exception ends the function: put the clean-up into try: ... finally:, "
                 "or pass it to atexit.register.\n"
             )
         if isinstance(each, (pickle.PicklingError, AttributeError, RuntimeError)) and _is_about_main(
             str(each)
         ):
             return (
-                "\nRanks cannot import your script (__main__), so its classes and functions cannot be pickled "
-                "by name: DataLoader workers with 'spawn' or 'forkserver' and torch.save of a whole model "
+                "\nRanks cannot import your script (__main__), so its classes and functions cannot be "
+                "pickled by name: DataLoader workers with 'spawn' or 'forkserver' and torch.save of a whole model "
                 "fail. Put them into a module that the script imports; or use 'fork', and save "
                 "model.state_dict().\n"
             )

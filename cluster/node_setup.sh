@@ -36,8 +36,9 @@ P
 
 login_line() {  # at the top, since many images' .bashrc returns early when it is not a terminal, and at the end,
   local others  # since conda or pyenv may have put a Python of theirs in front there
-  others=$(grep -vxF "$1" ~/.bashrc 2>/dev/null || true)
-  printf '%s\n' "$1" "$others" "$1" > ~/.bashrc.new && mv ~/.bashrc.new ~/.bashrc
+  others=$(grep -avxF "$1" ~/.bashrc 2>/dev/null || true)
+  # Complete before it replaces the contents of a file that may be a link.
+  printf '%s\n' "$1" "$others" "$1" > ~/.bashrc.new && cat ~/.bashrc.new > ~/.bashrc && rm ~/.bashrc.new
 }
 
 if [ -f ~/.ray/auth_token ]; then chmod 600 ~/.ray/auth_token; fi   # `ray get-auth-token --generate` leaves 644
@@ -48,8 +49,19 @@ if command -v python >/dev/null && complete python; then
 fi
 
 python3 -c 'import sys; assert sys.version_info >= (3, 10), sys.version' ||
-  { echo "node_setup.sh: needs Python 3.10 or newer with venv as python3" >&2; exit 1; }
-[ -x "$ENV/bin/python" ] || python3 -m venv "$ENV"
+  { echo "node_setup.sh: needs Python 3.10 or newer as python3" >&2; exit 1; }
+missing=()
+python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+if [ "$kind" != tpu ]; then
+  command -v g++ >/dev/null || missing+=(g++)
+  command -v make >/dev/null || missing+=(make)
+  python3 -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null || missing+=(python3-dev)
+fi
+if [ "${#missing[@]}" -gt 0 ]; then
+  { sudo -n apt-get update -q && sudo -n apt-get install -y -q --no-install-recommends "${missing[@]}"; } ||
+    { echo "node_setup.sh: this node lacks ${missing[*]} (Debian's names), and apt-get could not install them" >&2; exit 1; }
+fi
+[ -x "$ENV/bin/pip" ] || python3 -m venv --clear "$ENV"
 export PATH=$ENV/bin:$PATH
 login_line "export PATH=$ENV/bin:\$PATH"
 
@@ -63,7 +75,7 @@ if [ "$kind" = nccl ]; then
     deb=cuda-keyring_1.1-1_all.deb
     wget -q "https://developer.download.nvidia.com/compute/cuda/repos/${ID}${VERSION_ID//./}/x86_64/$deb" -O "/tmp/$deb"
     sudo dpkg -i "/tmp/$deb" && sudo apt-get update -q
-    sudo apt-get install -y -q --no-install-recommends "cuda-minimal-build-${CUDA/./-}" g++ make python3-dev
+    sudo apt-get install -y -q --no-install-recommends "cuda-minimal-build-${CUDA/./-}"
   fi
   export HOROVOD_CUDA_HOME=/usr/local/cuda-$CUDA
 elif [ "$kind" = cpu ]; then

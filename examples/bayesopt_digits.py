@@ -129,6 +129,8 @@ def main():
     parser.add_argument("--at-least", type=float, default=0.0, help="fail where the accuracy is below this")
     parser.add_argument("--resume", metavar="NAME", help="continue the experiment of this name, or start it")
     args = parser.parse_args()
+    if args.storage_path and "://" not in args.storage_path:
+        args.storage_path = os.path.abspath(args.storage_path)
 
     if args.address:
         ray.init(address=args.address)
@@ -150,6 +152,8 @@ def main():
         run_config=tune.RunConfig(name=args.resume, storage_path=args.storage_path),
     )
     results = tuner.fit()
+    if not any("accuracy" in (each.metrics or {}) for each in results):
+        parser.exit(1, "no trial has reported its accuracy; their errors are above\n")
 
     columns = ["accuracy", "training_iteration", *(f"config/{name}" for name in SPACE)]
     table = results.get_dataframe(filter_metric="accuracy", filter_mode="max")

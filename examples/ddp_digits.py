@@ -82,5 +82,6 @@ def main(num_samples=8, epochs=10, storage_path=None):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", default="local", help="auto: the Ray cluster that this machine is in")
-    ray.init(parser.parse_args().address)
+    address = parser.parse_args().address
+    ray.init(address, num_cpus=max(2, os.cpu_count() or 1) if address == "local" else None)
     print("best_config:", main().best_config)

@@ -22,8 +22,9 @@ def connect_to_ray(num_cpus=None, **settings):
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", default="local", help="auto: the Ray cluster that this machine is in")
     address = parser.parse_args().address
-    # A cluster has the CPUs that it was started with.
-    ray.init(address, num_cpus=num_cpus if address == "local" else None, **settings)
+    # A cluster has the CPUs that it was started with; on a machine with one, two ranks share it.
+    local_cpus = num_cpus or max(2, os.cpu_count() or 1)
+    ray.init(address, num_cpus=local_cpus if address == "local" else None, **settings)
     nodes = sum(node["Alive"] for node in ray.nodes())
     print(f"Ray at {address}: {nodes} node(s), {ray.cluster_resources().get('CPU', 0):.0f} CPUs")
 

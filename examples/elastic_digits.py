@@ -42,9 +42,8 @@ def train(config):
             optimizer.zero_grad()
             F.cross_entropy(model(images[batch]), labels[batch]).backward()
             optimizer.step()
-        if epoch == 5 and hvd.rank() == 1 and not os.path.exists(config["killed"]):
-            with open(config["killed"], "x"):
-                os.kill(os.getpid(), signal.SIGKILL)
+        if epoch == 5 and hvd.rank() == 1 and state is None:
+            os.kill(os.getpid(), signal.SIGKILL)
         with torch.no_grad():
             accuracy = (model(held_out).argmax(1) == answers).float().mean()
         report(epoch=epoch, accuracy=accuracy.item(), pid=os.getpid(), seconds=time.monotonic() - began)
@@ -66,23 +65,17 @@ class ShowWorld(tune.Callback):
         )
 
 
-def main(epochs=12, storage_path=None, folder=None):
-    folder = os.path.abspath(folder or ".")
-    killed = os.path.join(folder, f"elastic_digits_killed_{os.getpid()}")
-    try:
-        return tune.run(
-            DistributedTrainableCreator(train, num_slots=3, min_workers=2),
-            name="elastic_digits",
-            config={"lr": 0.1, "batch_size": 96, "epochs": epochs, "killed": killed},
-            metric="accuracy",
-            mode="max",
-            storage_path=storage_path,
-            callbacks=[ShowWorld()],
-            verbose=0,
-        )
-    finally:
-        if os.path.exists(killed):
-            os.remove(killed)
+def main(epochs=12, storage_path=None):
+    return tune.run(
+        DistributedTrainableCreator(train, num_slots=3, min_workers=2),
+        name="elastic_digits",
+        config={"lr": 0.1, "batch_size": 96, "epochs": epochs},
+        metric="accuracy",
+        mode="max",
+        storage_path=storage_path,
+        callbacks=[ShowWorld()],
+        verbose=0,
+    )
 
 
 if __name__ == "__main__":

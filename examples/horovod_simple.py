@@ -1,7 +1,7 @@
 """The first example of Horovod's guide to Ray Tune, as printed there, apart from its first lines.
 
-What the guide leaves undefined is at the top: `use_gpu` and `Model`. The parser and `ray.init` are ours too. `best_config` needs to know the
-metric and its mode, so `tune.run` names them.
+What the guide leaves undefined is at the top: `use_gpu` and `Model`. The parser and `ray.init` are ours too. `best_config`
+needs to know the metric and its mode, so `tune.run` names them.
 
     python examples/horovod_simple.py
 """
@@ -17,7 +17,7 @@ from ray import tune
 
 from horovod_tune import DistributedTrainableCreator
 
-use_gpu = torch.cuda.is_available()
+use_gpu = torch.cuda.device_count() >= 2
 
 
 class Model:

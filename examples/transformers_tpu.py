@@ -1,7 +1,7 @@
 """HyperOpt and ASHA over a small transformer of Hugging Face's, one XLA process per TPU chip.
 
-pip install 'horovod_tune[tpu,transformers,hyperopt]'
-python examples/transformers_tpu.py                       on TPU hosts, in a Ray cluster of them
+pip install 'horovod_tune[tpu,transformers,hyperopt]' 'transformers>=5'
+python examples/transformers_tpu.py --address auto        on TPU hosts, in a Ray cluster of them
 PJRT_DEVICE=CPU python examples/transformers_tpu.py       anywhere, on torch_xla's CPU device
 
 The model is made from a configuration and reads the text next to this file, by bytes: no download.

@@ -15,9 +15,9 @@ def resume_or_start(trainable: Any, *, run_config: tune.RunConfig, **tuner_argum
     """Return a `Tuner` that continues the experiment `run_config.name`, or starts it if there is none yet.
 
     For jobs that are requeued, preempted or simply submitted again: trials that have completed are not run
-    again; all others, failed ones too, continue from their last checkpoint. The search algorithm and the
-    scheduler are those of the first start; the search algorithm continues with what it has learnt, Tune's own
-    schedulers do not.
+    again; all others, failed ones too, continue from their last checkpoint. The search algorithm, the
+    scheduler and the rest of `tune_config` (such as `num_samples`) are those of the first start. The search
+    algorithm continues with what it has learnt, Tune's own schedulers do not.
 
     Args:
         trainable: as for `Tuner`; must be the same at every start.
@@ -61,7 +61,7 @@ def _folder_of(run_config: tune.RunConfig) -> tuple[FileSystem | None, str]:
         filesystem, root = fs.FileSystem.from_uri(root)
         if isinstance(filesystem, fs.LocalFileSystem):
             filesystem = None
-    return filesystem, Path(root, str(run_config.name)).as_posix()
+    return filesystem, Path(root, str(run_config.name)).expanduser().as_posix()
 
 
 def _refuse_results_without_tuner(path: str, filesystem: FileSystem | None) -> None:

@@ -257,7 +257,7 @@ def test_median_stopping_stops_those_below_the_median(example: Any, tmp_path: Pa
 
 
 def test_an_elastic_trial_shrinks_and_grows(example: Any, tmp_path: Path) -> None:
-    analysis = example("elastic_digits").main(storage_path=str(tmp_path), folder=str(tmp_path))
+    analysis = example("elastic_digits").main(storage_path=str(tmp_path))
     assert_all_trained(analysis)
     sizes = [report["world_size"] for report in reports_of(analysis.trials[0])]
     assert sizes[0] == 3 and 2 in sizes, "a rank was killed, and the trial went on without it"

@@ -22,6 +22,7 @@ sys.modules["set_up"] = set_up
 spec.loader.exec_module(set_up)
 
 MAIN = set_up.PROFILES["main"]
+PYTHON = "python{}.{}".format(*sys.version_info[:2])
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_failed_build_of_horovod_keeps_what_was_installed(
 def test_a_folder_that_is_no_environment_is_not_removed(tmp_path: Path, filled: list[Path]) -> None:
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "thesis.tex").touch()
-    with pytest.raises(set_up.SetUpError, match="no virtual environment"):
+    with pytest.raises(set_up.SetUpError, match="was not made by make"):
         set_up.set_up(MAIN, tmp_path / "venv", {})
     assert (tmp_path / "venv" / "thesis.tex").exists() and not filled
 
@@ -164,8 +165,8 @@ def test_where_no_cpu_build_can_be_had_the_user_is_told_what_to_type(tmp_path: P
     ("take_away", "said"),
     [
         (("shutil.which", lambda name: None), "apt-get install g++"),
-        (("importlib.util.find_spec", lambda name: None), "apt-get install python3-venv"),
-        (("sysconfig.get_path", lambda name: "/nowhere"), "apt-get install python3-dev"),
+        (("importlib.util.find_spec", lambda name: None), f"apt-get install {PYTHON}-venv"),
+        (("sysconfig.get_path", lambda name: "/nowhere"), f"apt-get install {PYTHON}-dev"),
         (("sys.version_info", (3, 9, 2)), "older than 3.10"),
     ],
 )
@@ -184,7 +185,7 @@ def test_one_line_says_what_to_type_for_all_that_is_missing(monkeypatch: pytest.
         without.setattr("shutil.which", lambda name: None)
         without.setattr("sysconfig.get_path", lambda name: "/nowhere")
         missing = set_up.missing_tools(needs_compiler=True)
-    assert len(missing) == 3 and "apt-get install g++ python3-dev." in missing[-1]
+    assert len(missing) == 3 and f"apt-get install g++ {PYTHON}-dev." in missing[-1]
 
 
 @pytest.mark.parametrize(

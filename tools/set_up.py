@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def set_up(profile: Profile, venv: Path, environ: Mapping[str, str]) -> None:
-    """Make `venv` what `profile` says, unless it is that already."""
+    """Create or update `venv` for `profile`, unless it is complete."""
     torch_choice = environ.get("TORCH") or "auto"
     if torch_choice not in TORCH_CHOICES:
         raise SetUpError(f"TORCH must be one of {', '.join(TORCH_CHOICES)}, got {torch_choice!r}")
@@ -106,6 +106,7 @@ def set_up(profile: Profile, venv: Path, environ: Mapping[str, str]) -> None:
         raise SetUpError(
             "this machine lacks what the set-up needs:\n" + "\n".join(f"- {line}" for line in problems)
         )
+    venv.parent.mkdir(parents=True, exist_ok=True)
     with lock(venv.parent / f"{venv.name}.lock"):
         if is_complete(stamp, wanted):  # Made by the one that was waited for.
             return
@@ -130,7 +131,7 @@ def fill(profile: Profile, venv: Path, torch_choice: str, environ: Mapping[str, 
     python = str(venv / "bin" / "python")
     extra = shlex.split(environ.get("PIP_EXTRA", ""))
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run_pip([*pip, "--upgrade", "pip", "setuptools", "wheel"])
+    run_pip([*pip, *extra, "--upgrade", "pip", "setuptools", "wheel"])
     install_torch(profile, python, [*pip, *extra], torch_choice)
     say("Installing horovod_tune and what it needs ...")
     held = [f"--constraint={CHECKOUT / 'constraints.txt'}"]
@@ -205,12 +206,12 @@ def make_environment(venv: Path) -> None:
     if sound:
         return
     if venv.exists():
-        if not (venv / "pyvenv.cfg").is_file() and any(venv.iterdir()):
-            raise SetUpError(
-                f"{venv} is in the way: it is no virtual environment. Move it, or name another: VENV=DIR"
-            )
+        if not (venv / ".made_by_set_up").is_file() and any(venv.iterdir()):
+            raise SetUpError(f"{venv} exists and was not made by make. Move it, or name another: VENV=DIR")
         shutil.rmtree(venv)
     say(f"Making the virtual environment {venv} ...")
+    venv.mkdir(parents=True, exist_ok=True)
+    (venv / ".made_by_set_up").touch()
     run([sys.executable, "-m", "venv", str(venv)])
 
 
@@ -224,7 +225,7 @@ def missing_tools(*, needs_compiler: bool) -> list[str]:
         )
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         missing.append("Python's modules venv and ensurepip")
-        packages.append(("python3-venv", "python3"))
+        packages.append((f"{_debian_python()}-venv", "python3"))
     if needs_compiler:
         compilers = (*os.environ.get("CXX", "").split()[:1], "c++", "g++", "clang++")
         if not any(shutil.which(name) for name in compilers):
@@ -233,7 +234,7 @@ def missing_tools(*, needs_compiler: bool) -> list[str]:
         header = Path(sysconfig.get_path("include")) / "Python.h"
         if not header.is_file():
             missing.append(f"Python's header file {header}")
-            packages.append(("python3-dev", "python3-devel"))
+            packages.append((f"{_debian_python()}-dev", "python3-devel"))
     if packages:
         debian, fedora = (" ".join(pair[i] for pair in packages) for i in (0, 1))
         missing.append(
@@ -242,8 +243,12 @@ def missing_tools(*, needs_compiler: bool) -> list[str]:
     return missing
 
 
+def _debian_python() -> str:
+    return "python{}.{}".format(*sys.version_info[:2])
+
+
 def fingerprint(checkout: Path, profile: Profile, torch_choice: str, pip_extra: str) -> str:
-    """Return a hash of all that says how the environment is made, and of its place: it cannot move."""
+    """Return a hash of what the environment is made from, and of its place: it cannot move."""
     digest = hashlib.sha256()
     for part in (str(checkout), repr(profile), torch_choice, pip_extra, sys.version):
         digest.update(part.encode() + b"\0")
@@ -270,7 +275,9 @@ def lock(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > ends_s:
-                    raise SetUpError(f"another set-up has held {path} for {timeout_s:.0f} s.") from None
+                    raise SetUpError(
+                        f"another set-up has held {path} for {timeout_s:.0f} s: wait for it or end it"
+                    ) from None
             if not said:
                 say("Another set-up of this checkout is running; waiting for it.")
                 said = True

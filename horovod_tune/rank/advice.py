@@ -28,18 +28,18 @@ def advice_on(error: BaseException) -> str:
             return _advice_on_missing_file(each)
         if isinstance(each, ValueError) and "signal only works in main thread" in str(each):
             return (
-                "\nThe training function runs in a thread of its rank, so it cannot set signal handlers. If "
-                "a trial is stopped, an exception ends the function: put the clean-up into try: ... finally:, "
-                "or pass it to atexit.register.\n"
+                "\nThe training function runs in a thread of its rank, so it cannot set signal handlers. "
+                "If a trial is stopped, an exception ends the function: put the clean-up into "
+                "try: ... finally:, or pass it to atexit.register.\n"
             )
         if isinstance(each, (pickle.PicklingError, AttributeError, RuntimeError)) and _is_about_main(
             str(each)
         ):
             return (
                 "\nRanks cannot import your script (__main__), so its classes and functions cannot be "
-                "pickled by name: DataLoader workers with 'spawn' or 'forkserver' and torch.save of a whole model "
-                "fail. Put them into a module that the script imports; or use 'fork', and save "
-                "model.state_dict().\n"
+                "pickled by name: DataLoader workers with 'spawn' or 'forkserver' and torch.save of a "
+                "whole model fail. Put them into a module that the script imports; or use 'fork', and "
+                "save model.state_dict().\n"
             )
     return ""
 

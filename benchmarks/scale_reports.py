@@ -36,7 +36,7 @@ from horovod_tune.coordinator import world as world_module
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
-from horovod_tune.gloo.world_rendezvous import horovod_environment
+from horovod_tune.gloo.gloo_backend import horovod_environment
 from horovod_tune.messages import Assignment, Report, TrialRequest, WorkerInfo
 
 METRICS = {"loss": 0.25, "accuracy": 0.5, "epoch": 3, "lr": 0.1}

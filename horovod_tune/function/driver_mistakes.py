@@ -13,7 +13,7 @@ from typing import Any
 from horovod_tune.errors import OutsideTune, SerializationError
 from horovod_tune.function.training_function import function_name
 from horovod_tune.function.variables import parts_of
-from horovod_tune.session.outside_training import RANK_VARIABLE
+from horovod_tune.session.session import RANK_VARIABLE
 
 # What each launcher sets; mpirun is Open MPI's, or horovodrun --mpi.
 _LAUNCHERS = {

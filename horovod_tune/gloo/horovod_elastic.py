@@ -22,6 +22,7 @@ import cloudpickle
 from horovod_tune.errors import NotElastic
 from horovod_tune.ray_compat.compatibility import Patch, part
 from horovod_tune.session import session
+from horovod_tune.session.committed_state import States
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ _ELASTIC = Patch(
 )
 
 
-class Notifications:
+class Notifications(States):
     """Makes the states of `hvd.elastic.run` leave their world; replaces Horovod's own manager."""
 
     def __init__(self) -> None:

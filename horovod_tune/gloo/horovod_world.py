@@ -10,20 +10,18 @@ not initialised, and afterwards as a world that was made with the environment of
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from horovod_tune.actors.output_reader import OutputReader, missing_ranks
 from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.actors.sockets import SocketRecorder
 from horovod_tune.errors import exception_chain
+from horovod_tune.gloo import horovod_elastic
 from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import FailureKind, RankInfo
@@ -87,22 +85,19 @@ class HorovodWorld(RankBackend):
         with self._lock:
             if self._basics is not None:
                 return
-            with _collector_paused():
-                if _GUARD.fits:
-                    from horovod.common.basics import HorovodBasics
+            if _GUARD.fits:
+                from horovod.common.basics import HorovodBasics
 
-                    self._guard(HorovodBasics)
-                import horovod.torch as hvd
+                self._guard(HorovodBasics)
+            import horovod.torch as hvd
 
-                from horovod_tune.gloo import horovod_elastic
-
-                horovod_elastic.install()
-                if _GUARD.fits:
-                    self._basics = hvd.is_initialized.__self__
-                else:
-                    self._basics = hvd
-                    self._real_initialized = lambda basics: basics.is_initialized()
-                    self._real_shutdown = lambda basics: basics.shutdown()
+            horovod_elastic.install()
+            if _GUARD.fits:
+                self._basics = hvd.is_initialized.__self__
+            else:
+                self._basics = hvd
+                self._real_initialized = lambda basics: basics.is_initialized()
+                self._real_shutdown = lambda basics: basics.shutdown()
 
     def enter(self, world: RankInfo, name: str) -> None:
         """Leave the world to ``hvd.init()``, which the training function calls."""
@@ -333,18 +328,6 @@ class HorovodWorld(RankBackend):
             return [f"a collective of all ranks failed: {error}"]
         self._kept = True
         return []
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Import without garbage collection, which is a tenth of what importing torch costs and finds nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _horovod_environment() -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from horovod_tune.errors import NotSynchronised
 from horovod_tune.session import session
-from horovod_tune.session.outside_training import refuse_in_child_process
+from horovod_tune.session.session import refuse_in_child_process
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from horovod_tune.errors import HorovodTuneError, NotInitialized, NotInTraining
-from horovod_tune.session.outside_training import refuse_in_child_process
-from horovod_tune.session.session import Session, current
+from horovod_tune.errors import HorovodTuneError, NotInitialized
+from horovod_tune.session.session import require_session
 
 
 class WorldChanges(BaseException):
@@ -37,36 +36,23 @@ class Collectives(Protocol):
         """Return the largest ``number`` of any rank, and that rank's ``state``."""
 
 
-class States(Protocol):
-    """The state objects of `hvd.elastic.run` in this process, which keep their own commits."""
+class States:
+    """The state objects of `hvd.elastic.run` in this process, which keep their own commits; here none."""
 
     @property
     def exist(self) -> bool:
         """True if `hvd.elastic.run` has a state."""
+        return False
 
     def dump(self) -> Any:
         """Return what was committed last; None if there is no state."""
+        return None
 
     def load_later(self, dumped: Any) -> None:
         """Make the next state begin with what `dump` returned before the trial was restarted."""
 
     def offer_change(self) -> None:
         """Make the next commit end the world."""
-
-
-class NoStates:
-    """Implements `States` for a backend whose library has no elastic API."""
-
-    exist = False
-
-    def dump(self) -> None:
-        """Return None."""
-
-    def load_later(self, dumped: Any) -> None:
-        """Do nothing."""
-
-    def offer_change(self) -> None:
-        """Do nothing: only `commit` ends a world."""
 
 
 class CommittedState:
@@ -179,10 +165,7 @@ def get_state() -> Any:
 
 
 def _committed(caller: str) -> CommittedState:
-    live: Session | None = current()
-    if live is None:
-        refuse_in_child_process(caller)
-        raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
+    live = require_session(caller)
     if live.committed is None:
         raise HorovodTuneError(f"{caller} does not work in a TPU trial, whose number of ranks is fixed")
     return live.committed  # type: ignore[no-any-return]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import numbers
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -23,12 +25,6 @@ from horovod_tune.errors import (
     encodable,
 )
 from horovod_tune.messages import CheckpointPlace, NeedsWorld, RankInfo, Report, TrialRequest
-from horovod_tune.session.outside_training import (
-    RANK_VARIABLE,
-    child_process_error,
-    is_plain_tune_function,
-    refuse_in_child_process,
-)
 from horovod_tune.session.reported_values import checkpoint_path, merge_metrics, plain_metrics
 
 if TYPE_CHECKING:
@@ -37,6 +33,8 @@ if TYPE_CHECKING:
 
 # The file of a checkpoint that is made from a commit, see `committed_state.CommittedState.dump`.
 COMMIT_FILE = "horovod_tune_commit.pkl"
+# Set to RANK:PID while a rank's training function runs, for the processes that the function starts.
+RANK_VARIABLE = "HOROVOD_TUNE_RANK"
 
 
 class StopTraining(BaseException):
@@ -218,7 +216,7 @@ class Session:
     def _refuse_in_a_fork(self, caller: str) -> None:
         # A forked process has a copy of this session, but nothing receives its messages.
         if os.getpid() != self._pid:
-            raise NotInTraining(child_process_error(caller, self.world.rank, self._pid))
+            raise NotInTraining(_child_process_error(caller, self.world.rank, self._pid))
 
 
 # The sessions of this process, the newest last: on TPU v2 and v3, a process runs two ranks.
@@ -280,7 +278,7 @@ def report(
         ...
         horovod_tune.errors.NotInTraining: report() works only inside a training function that a trial runs
     """
-    _require("report()").report(merge_metrics(metrics, keywords), checkpoint)
+    require_session("report()").report(merge_metrics(metrics, keywords), checkpoint)
 
 
 def get_checkpoint() -> Checkpoint | None:
@@ -292,7 +290,7 @@ def get_checkpoint() -> Checkpoint | None:
         NotInTraining: called outside a training function that a trial runs, or in a process that such a
             function has started.
     """
-    return _require("get_checkpoint()").get_checkpoint()
+    return require_session("get_checkpoint()").get_checkpoint()
 
 
 @dataclass(frozen=True)
@@ -319,7 +317,6 @@ class TrialWorld:
         Raises:
             NotSynchronised: names the first parameter that differs from rank 0's, and the ranks.
         """
-        import sys
         import zlib
 
         if "horovod.torch" not in sys.modules:
@@ -351,20 +348,42 @@ def get_world() -> TrialWorld:
     Raises:
         NotInTraining: called outside a training function that a trial runs.
     """
-    return _require("get_world()").trial_world
+    return require_session("get_world()").trial_world
 
 
-def _require(caller: str) -> Session:
+def _child_process_error(caller: str, rank: int, pid: int) -> str:
+    """Return the error text for a call in a process that the training function of ``rank`` started."""
+    return (
+        f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} (process "
+        f"{pid}) started. Only the function itself can report. It runs in every rank already: one "
+        "process per slot, or per TPU chip. So give DistributedTrainableCreator the function that a launcher "
+        "(torch_xla.launch, xmp.spawn, notebook_launcher, mp.spawn) is to run, without the launcher; or "
+        "return the results of such a process to the function, and report them there."
+    )
+
+
+def refuse_in_child_process(caller: str) -> None:
+    """Raise NotInTraining if a training function started this process."""
+    rank, _, pid = os.environ.get(RANK_VARIABLE, "").partition(":")
+    if pid and int(pid) != os.getpid():
+        raise NotInTraining(_child_process_error(caller, int(rank), int(pid)))
+
+
+def require_session(caller: str) -> Session:
+    """Return this thread's session; raise NotInTraining if there is none."""
     live = current()
-    if live is None:
-        refuse_in_child_process(caller)
-        if is_plain_tune_function():
+    if live is not None:
+        return live
+    refuse_in_child_process(caller)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray warns if there is no trial
+        tune = sys.modules.get("ray.tune")
+        if tune is not None and tune.get_context().get_trial_id() is not None:
             raise NotInTraining(
                 f"{caller} was called in a function that Tune runs by itself, with no ranks. Give Tune "
                 "DistributedTrainableCreator(train, num_slots=...) instead of train"
             )
-        raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
-    return live
+    raise NotInTraining(f"{caller} works only inside a training function that a trial runs")
 
 
 def handle_output(session: Session, output: Any) -> None:

@@ -16,7 +16,7 @@ from horovod_tune.actors.rank_backend import RankBackend
 from horovod_tune.errors import exception_chain
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.session import session
-from horovod_tune.session.committed_state import NoStates
+from horovod_tune.session.committed_state import States
 from horovod_tune.session.session import Session, WorldBroken
 from horovod_tune.torch_dist import nccl_watch
 from horovod_tune.torch_dist.collectives import TorchCollectives
@@ -50,7 +50,7 @@ class TorchWorld(RankBackend):
         self._use_gpu, self._is_watched = use_gpu, False
         backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
         self._groups = ProcessGroups(backend, self._timeout, self._connect_timeout)
-        self.collectives, self.states = TorchCollectives(self._groups, use_gpu), NoStates()
+        self.collectives, self.states = TorchCollectives(self._groups, use_gpu), States()
         # None while no training function runs.
         self._store: WorldStore | None = None
         self._watch: nccl_watch.NcclWatch | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import json
@@ -9,14 +10,13 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from horovod_tune.actors import ranks
+from horovod_tune.gloo.gloo_backend import horovod_environment
 from horovod_tune.gloo.rendezvous import Rendezvous
-from horovod_tune.gloo.world_rendezvous import horovod_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -46,18 +46,13 @@ class Lossy(Rendezvous):
     def __init__(self, *, loses: tuple[str, str] | None = None) -> None:
         self.requests: collections.Counter[str] = collections.Counter()
         self._loses = loses
-        self._closed = threading.Event()
         super().__init__("127.0.0.1")
 
-    def answer(self, method: str, path: str, body: bytes) -> bytes | None:
+    async def answer(self, method: str, path: str, body: bytes) -> bytes | None:
         self.requests[path.rpartition("/")[0]] += 1
         if (method, path) == self._loses:
-            self._closed.wait(TIMEOUT_S)
-        return super().answer(method, path, body)
-
-    def close(self) -> None:
-        self._closed.set()
-        super().close()
+            await asyncio.sleep(TIMEOUT_S)
+        return await super().answer(method, path, body)
 
 
 @contextlib.contextmanager

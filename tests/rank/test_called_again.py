@@ -14,7 +14,7 @@ from horovod_tune.errors import NotInitialized
 from horovod_tune.gloo.horovod_world import is_collective_error
 from horovod_tune.messages import Failed, FailureKind, Finished, NeedsWorld, RankInfo, Report, TrialRequest
 from horovod_tune.rank.training import Training
-from horovod_tune.session.committed_state import CommittedState, NoStates
+from horovod_tune.session.committed_state import CommittedState, States
 from horovod_tune.session.session import Session, WorldBroken
 
 
@@ -71,7 +71,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
 
         request = TrialRequest("t", "t", str(tmp_path), str(tmp_path), "e", {}, None, is_elastic=is_elastic)
         live = Session(request, world, send=send, fetch=lambda place: pytest.fail("there is no checkpoint"))
-        live.committed = CommittedState(Alone(), NoStates())
+        live.committed = CommittedState(Alone(), States())
         training = Training(
             live,
             cloudpickle.dumps(function),
@@ -188,7 +188,7 @@ def test_a_failure_is_sent_for_exceptions_without_a_text_or_with_a_cyclic_cause(
 
 @pytest.mark.parametrize(("call", "name"), [(CommittedState.get, "get_state"), (keep_in, "commit")])
 def test_before_init_nothing_can_be_committed(call: Callable[[CommittedState], Any], name: str) -> None:
-    committed = CommittedState(Alone(is_ready=False), NoStates())
+    committed = CommittedState(Alone(is_ready=False), States())
     with pytest.raises(NotInitialized, match=rf"call hvd\.init\(\) before {name}\(\)"):
         call(committed)
     assert not committed.has_committed and not committed.can_restore

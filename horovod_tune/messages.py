@@ -155,14 +155,6 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True)
-class ResetResult:
-    """What a worker could not restore after a trial; if ``problems`` is empty, it can run the next one."""
-
-    ranks: tuple[int, ...]
-    problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class RankInfo:
     """One rank's numbers in its world, which Horovod, torch.distributed and torch_xla call by these names."""
 

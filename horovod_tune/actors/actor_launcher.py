@@ -112,7 +112,8 @@ class ActorLauncher:
         ):
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
-            nccl = ranks.nccl_environment(interface) if spec.use_gpu else {}
+            # NCCL does not read Horovod's or Gloo's variable. Without "=" it takes the name for a prefix.
+            nccl = {"NCCL_SOCKET_IFNAME": f"={interface}"} if spec.use_gpu else {}
             if spec.nics:
                 environment |= nccl
             # Without nics= a variable that the host sets is kept.

@@ -73,15 +73,6 @@ def visible_gpus(workers: Sequence[WorkerInfo], rank_infos: Sequence[RankInfo]) 
     return [visible[worker.node_id] or None for worker in workers]
 
 
-def nccl_environment(interface: str) -> dict[str, str]:
-    """Return the variable that selects NCCL's interface; NCCL does not read Horovod's or Gloo's.
-
-    >>> nccl_environment("eth1")  # without "=", NCCL takes the name for a prefix
-    {'NCCL_SOCKET_IFNAME': '=eth1'}
-    """
-    return {"NCCL_SOCKET_IFNAME": f"={interface}"}
-
-
 def choose_interface(
     addresses: Mapping[str, Sequence[str]], *, node_ip: str, nics: Sequence[str], single_host: bool
 ) -> str:

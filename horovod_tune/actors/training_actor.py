@@ -36,7 +36,6 @@ from horovod_tune.messages import (
     Message,
     RankInfo,
     Report,
-    ResetResult,
     Stopped,
     TrialRequest,
     WorkerInfo,
@@ -286,20 +285,18 @@ class TrainingActor:
         stack = self._training.stack() if self._training is not None else ""
         self._outbox.put(LogChunk(self._world.rank, self._output.take(), stack))
 
-    def reset(self, join_s: float) -> ResetResult:
-        """Restore this process for the next trial; the result has the reasons why that failed."""
+    def reset(self, join_s: float) -> list[str]:
+        """Restore this process for the next trial; return the reasons why that failed."""
         assert self._world is not None and self._training is not None
-        rank = self._world.rank
         self._training.thread.join(timeout=join_s)
         if self._training.thread.is_alive():
-            return ResetResult((rank,), (f"the training function of rank {rank} still runs",))
+            return [f"the training function of rank {self._world.rank} still runs"]
         own_package, self._training = self._training.own_package, None
-        problems = self._backend.keep(PROBE_TIMEOUT_S)
-        if problems:
-            return ResetResult((rank,), tuple(problems))
+        if problems := self._backend.keep(PROBE_TIMEOUT_S):
+            return problems
         assert self._baseline is not None
         problems = self._baseline.restore(own_package) + self._backend.release(PROBE_TIMEOUT_S)
-        return ResetResult((rank,), tuple(problems + self._baseline.memory_left()))
+        return problems + self._baseline.memory_left()
 
     def _open_checkpoint(self, place: CheckpointPlace) -> Any:
         return open_checkpoint(place, self._node_id, self._copies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -63,35 +64,22 @@ def end_actors(
 
 def end_processes(processes: Sequence[tuple[int, float]]) -> None:
     """Wait until this host's processes (pid, `process_start`) are gone; kill those that remain."""
-    waiting = [process for pid, started in processes if (process := _find(pid, started)) is not None]
     end = time.monotonic() + EXIT_TIMEOUT_S
-    stopped = [process for process in waiting if _status(process) == psutil.STATUS_STOPPED]
-    for process in stopped:
-        _kill(process)
+    waiting = []
+    for pid, started in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            # Pids are reused: another start time means another process.
+            if abs(process_start(pid) - started) < 1.0:
+                waiting.append(process)
+                if process.status() == psutil.STATUS_STOPPED:
+                    _kill(process)
     _, left = psutil.wait_procs(waiting, timeout=max(0.0, end - time.monotonic()))
     for process in left:
         _kill(process)
     psutil.wait_procs(left, timeout=1.0)
 
 
-def _find(pid: int, started: float) -> psutil.Process | None:
-    try:
-        process = psutil.Process(pid)
-        # Pids are reused: another start time means another process.
-        return process if abs(process_start(pid) - started) < 1.0 else None
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _status(process: psutil.Process) -> str:
-    try:
-        return process.status()
-    except psutil.NoSuchProcess:
-        return psutil.STATUS_DEAD
-
-
 def _kill(process: psutil.Process) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

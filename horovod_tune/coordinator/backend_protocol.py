@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.messages import Assignment, CheckpointPlace, Message, ResetResult, TrialRequest, WorkerInfo
+from horovod_tune.messages import Assignment, CheckpointPlace, Message, TrialRequest, WorkerInfo
 
 
 class WorkerActor(Protocol):
@@ -48,8 +48,12 @@ class WorkerActor(Protocol):
     def send_logs(self) -> None:
         """Make `poll` reply at once, with a `LogChunk` of each rank, even if it has printed nothing."""
 
-    def reset(self, join_s: float) -> ResetResult:
-        """Wait ``join_s`` for the training function to end, then restore the process for the next trial."""
+    def reset(self, join_s: float) -> list[str]:
+        """Wait ``join_s`` for the training function to end, then restore the process for the next trial.
+
+        Returns:
+            the reasons why the process cannot run it.
+        """
 
 
 class ElasticWorkerActor(WorkerActor, Protocol):

@@ -6,20 +6,23 @@ the driver's host. In the last case, files are sent to the driver's host through
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune import ray_compat
-from horovod_tune.coordinator.rank_logs import FilesystemLogs, LocalLogs, NodeLogs, TrialLogs
 from horovod_tune.errors import MetricsError
-from horovod_tune.files import directories
+from horovod_tune.files import directories, log_files
 from horovod_tune.messages import CheckpointPlace
 from horovod_tune.transfer import host_copies, node_transfer
 from horovod_tune.transfer.host_copies import HostCopies
 
 if TYPE_CHECKING:
     from ray.tune import Checkpoint
+
+# The trial waits for this: a log is not worth more.
+LOG_TIMEOUT_S = 30.0
 
 
 class TrialStorage:
@@ -36,6 +39,9 @@ class TrialStorage:
         self._copies = HostCopies()
         self._brought: Checkpoint | None = None
         self._has_removed_parts = False
+        # By rank: output that is not in the storage yet, and how much of it is.
+        self._new_output: dict[int, bytes] = {}
+        self._stored_bytes: Counter[int] = Counter()
 
     @property
     def is_local(self) -> bool:
@@ -121,23 +127,44 @@ class TrialStorage:
         self._brought = host_copies.open_checkpoint(self.place(checkpoint), self._node_id, self._copies)
         return self._brought
 
-    @cached_property
-    def _logs(self) -> TrialLogs:
-        directory = self._context.trial_fs_path
-        if not self.is_local:
-            scratch = Path(self._context.trial_working_directory, "rank_logs")
-            return FilesystemLogs(self._context.storage_filesystem, directory, scratch)
-        if self.reached_through is not None:
-            return NodeLogs(self.reached_through, directory)
-        return LocalLogs(directory)
-
     def append_log(self, rank: int, text: bytes) -> None:
-        """Append output to a rank's log."""
-        self._logs.append(rank, text)
+        """Append output to a rank's log; to one on another host or in a cloud, at the next `publish_logs`."""
+        if self.is_local and self.reached_through is None:
+            log_files.append(Path(self._log_path(rank)), text)
+            return
+        self._new_output[rank] = log_files.shorten(
+            self._new_output.get(rank, b"") + text, log_files.LOG_BYTES // 2
+        )
+        if sum(map(len, self._new_output.values())) > log_files.LOG_BYTES:
+            self.publish_logs(at_end=True)
 
     def publish_logs(self, *, at_end: bool = False) -> None:
-        """Copy new output to a remote storage; ``at_end`` is True when the trial has ended."""
-        self._logs.publish(at_end=at_end)
+        """Store new output.
+
+        A cloud accepts only whole files: before the trial ends (``at_end``), a log is written there when it
+        has grown by a quarter.
+        """
+        for rank, text in list(self._new_output.items()):
+            if self.is_local or at_end or len(text) >= self._stored_bytes[rank] / 4:
+                # Before it is sent, so that what fails is not repeated.
+                del self._new_output[rank]
+                self._stored_bytes[rank] += len(text)
+                self._store_log(self._log_path(rank), text)
+
+    def _log_path(self, rank: int) -> str:
+        return f"{self._context.trial_fs_path}/rank_{rank}.log"
+
+    def _store_log(self, path: str, text: bytes) -> None:
+        if self.reached_through is not None:
+            node_transfer.append_to_log(self.reached_through, path, text, timeout_s=LOG_TIMEOUT_S)
+            return
+        filesystem = self._context.storage_filesystem
+        if filesystem.get_file_info(path).is_file:
+            with filesystem.open_input_stream(path) as stream:
+                text = stream.read() + text
+        filesystem.create_dir(self._context.trial_fs_path)
+        with filesystem.open_output_stream(path) as stream:
+            stream.write(log_files.shorten(text, log_files.LOG_BYTES))
 
     def close(self) -> None:
         """Release the copies of checkpoints on this host."""

@@ -37,7 +37,6 @@ from horovod_tune.messages import (
     LogChunk,
     NeedsWorld,
     Report,
-    ResetResult,
     Stopped,
     TrialRequest,
 )
@@ -344,10 +343,10 @@ class WorkerGroup:
             self.begin_reset()
         resets, self._resetting = self._resetting, []
         try:
-            results: list[ResetResult] = ray.get(resets, timeout=UNWIND_TIMEOUT_S + 5)
+            found: list[list[str]] = ray.get(resets, timeout=UNWIND_TIMEOUT_S + 5)
         except RayError as error:
             return [f"a rank could not be reset: {error}"]
-        return [problem for each in results for problem in each.problems]
+        return [problem for problems in found for problem in problems]
 
     def close(self) -> None:
         """End every worker's process and wait for it; twice is harmless."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from typing import Any
 
 import ray
@@ -43,17 +42,6 @@ from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
 # From this total size for all workers on, a request is sent through Ray's object store, once per host.
 SHARED_REQUEST_BYTES = 1_000_000
-
-
-class State(Enum):
-    """The phase of a world."""
-
-    FORMING = auto()
-    TRAINING = auto()
-    # Its members leave it, since ranks were lost, join or must leave.
-    CHANGING = auto()
-    # The trial has ended; losses are only recorded.
-    ENDED = auto()
 
 
 @dataclass
@@ -100,7 +88,8 @@ class World:
 
     def forget_trial(self) -> None:
         """Reset the counters for the next trial."""
-        self.state = State.FORMING
+        # True when the trial has ended: losses are only recorded.
+        self._has_ended = False
         self.number = 0
         # The ranks whose loss ends the trial.
         self.failures: list[Failed] = []
@@ -195,7 +184,6 @@ class World:
         self._function = request.function or self._function
         request = replace(request, is_elastic=self.limits.is_elastic)
         self._request = replace(request, function=self._function)
-        self.state = State.TRAINING
         members = list(self.members)
         size = len(request.function) if request.function is not None else 0
         shared = ray.put(request) if size * len(members) >= SHARED_REQUEST_BYTES else request
@@ -242,7 +230,7 @@ class World:
         self.lost_nodes.append(info.node_id)
         lost = [Failed(rank, info.host, kind, f"process {info.pid}: {text}") for rank in worker.ranks]
         now = WorldStatus(len(self.members) - 1, lost=len(lost), has_returned=self.has_returned)
-        if self.state is State.ENDED or isinstance(decide(now, self.limits), Fail):
+        if self._has_ended or isinstance(decide(now, self.limits), Fail):
             self._fail([*self.lost, *lost])
             return
         self._end_members([worker], wait=False)  # its host may not answer
@@ -295,7 +283,7 @@ class World:
     @property
     def tick_s(self) -> float:
         """How long to listen before `advance` is called again."""
-        is_busy = self.state is State.CHANGING or self.slots.starting
+        is_busy = self._change is not None or self.slots.starting
         return TICK_S if is_busy else self.limits.heartbeat_s
 
     def advance(self, listening_since: float) -> None:
@@ -308,7 +296,7 @@ class World:
             if worker.overdue_s(listening_since) > limit_s:
                 source = "an immediate reply was requested" if worker.is_reply_requested else "timeout_s"
                 self.lose(worker, FailureKind.UNRESPONSIVE, f"no heartbeat for {limit_s:g} s ({source})")
-        if not self.limits.is_elastic or self.failures or self.state is State.ENDED or not self.running:
+        if not self.limits.is_elastic or self.failures or self._has_ended or not self.running:
             return
         if not self.has_returned:
             self.slots.replace_draining(self.members)
@@ -343,7 +331,6 @@ class World:
                             worker.request_reply(every_s=self.limits.prompt_s / 2)
 
     def _begin_change(self, reason: str) -> None:
-        self.state = State.CHANGING
         self._change = _Change(time.monotonic(), [reason])
         if self._without_world_since is None:
             self._without_world_since = self._change.began
@@ -400,7 +387,7 @@ class World:
         self._events.close_channels()
         self._worlds_without_report += bool(change.lost or change.error)
         self.number += 1
-        self.state, self._change = State.TRAINING, None
+        self._change = None
         self.slots.record_joined(joining)
         self.members = list(workers)
         self._take_ranks(workers, assignments)
@@ -438,7 +425,7 @@ class World:
         """
         must_leave = any(map(self.slots.must_leave, self.members))
         must_shrink = must_leave and self.slots.enough_remain(self.members)
-        if self.state is not State.TRAINING or self.has_returned or not (are_ready or must_shrink):
+        if self._change is not None or self.has_returned or not (are_ready or must_shrink):
             return
         self._others_were_ready |= are_ready
         now = time.monotonic()
@@ -497,7 +484,7 @@ class World:
     def end_trial(self) -> list[Failed]:
         """Stop handling losses and changes; return the ranks that were lost in a change in progress."""
         lost = self.lost
-        self.state, self._change = State.ENDED, None
+        self._has_ended, self._change = True, None
         return lost
 
     @property

@@ -30,7 +30,6 @@ from horovod_tune.messages import (
     Message,
     RankInfo,
     Report,
-    ResetResult,
     Stopped,
     TrialRequest,
     WorkerInfo,
@@ -202,8 +201,8 @@ class HostActor:
             self._logs.send(rank)
             self._outbox.put(LogChunk(rank, b""))
 
-    def reset(self, join_s: float) -> ResetResult:
-        """Reset every rank's process; the result lists what keeps the next trial from using it."""
+    def reset(self, join_s: float) -> list[str]:
+        """Reset every rank's process; return what keeps the next trial from using it."""
         ranks = tuple(self._rank_infos)
         self._reset_replies.clear()
         for rank in list(self._lost):
@@ -217,7 +216,7 @@ class HostActor:
             elif rank not in answers:
                 problems.append(f"rank {rank} did not reset its process in time")
         self._checkpoints.forget()
-        return ResetResult(ranks, tuple(problems))
+        return problems
 
     # What follows runs in the supervisor's thread.
 

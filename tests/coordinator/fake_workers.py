@@ -18,9 +18,8 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from horovod_tune.actors.ranks import assign_ranks
-from horovod_tune.actors.training_actor import TrainingActor
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.coordinator.backend_protocol import WorkerActor
+from horovod_tune.coordinator.backend_protocol import ElasticWorkerActor, WorkerActor
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import StartFailed, TrainingFailed
@@ -33,7 +32,6 @@ from horovod_tune.messages import (
     NeedsWorld,
     RankInfo,
     Report,
-    ResetResult,
     TrialRequest,
     WorkerInfo,
 )
@@ -89,7 +87,7 @@ class FakeActor:
         # The replies to calls other than `poll`, or functions that return them; the default is None.
         self.replies: dict[str, Any] = {
             "describe": WorkerInfo(f"node {rank}", "10.0.0.1", f"host{rank}", 100 + rank, 0.0),
-            "reset": ResetResult((rank,)),
+            "reset": [],
             "send_logs": lambda: self.reply_to_poll(LogChunk(rank, b"")),
         }
         self._queued_replies: list[Sequence[Message]] = []
@@ -232,7 +230,7 @@ WAIT_S = 30.0
 class ElasticActor(FakeActor):
     """An actor of an elastic trial: leaves its world as soon as `break_world` or `offer_change` is called."""
 
-    protocol = TrainingActor
+    protocol = ElasticWorkerActor
 
     def __init__(self, number: int, launcher: ElasticLauncher, slot: int, *, node: str = "") -> None:
         super().__init__(number)

@@ -48,15 +48,6 @@ def test_a_report_that_is_sent_again_in_the_next_world_counts_once(
     assert [call[2] for call in first.called("rejoin")] == [1], "the number of reports"
 
 
-def test_a_world_never_has_more_than_max_workers_ranks(make: Callable[..., Elastic]) -> None:
-    trial = make(1, min_workers=1, max_workers=3)
-    rng = random.Random(1)
-    for _ in range(20):
-        assert trial.next_report().metrics == {"size": 3}
-        rng.choice(trial.world).die()
-    assert len(trial.launcher.all_actors) == 3 + 19, "the last loss needs no replacement"
-
-
 def test_a_rank_that_hangs_while_others_wait_in_a_collective_is_removed(
     make: Callable[..., Elastic],
 ) -> None:
@@ -81,14 +72,6 @@ def test_a_stalled_collective_fails_the_trial_if_no_rank_hangs(make: Callable[..
         trial.group.next_event()
     assert "rank 0 of 2 on host0 waited in a collective that not all ranks entered" in str(raised.value)
     assert "Missing ranks: 1" in str(raised.value)
-
-
-def test_when_all_ranks_die_at_once_the_trial_fails(make: Callable[..., Elastic]) -> None:
-    trial = make(3, min_workers=1, max_workers=3, cluster_is_full=True)
-    for actor in trial.world:
-        actor.die()
-    with pytest.raises(TrainingFailed, match="rank 0 of 3 on host0 died"):
-        trial.group.next_event()
 
 
 def test_if_the_function_cannot_be_called_again_the_error_names_the_lost_rank(
@@ -238,18 +221,15 @@ def test_offer_change_is_repeated_until_a_rank_leaves(make: Callable[..., Elasti
     assert trial.group.world.changes == ["more workers join"]
 
 
-def dies_in(*calls: str, which: int = 1) -> Callable[[list[ElasticActor]], None]:
-    """Let actor ``which``, and those after it, die in their next call of the methods ``calls``."""
+def dies_in(call: str, which: int = 1) -> Callable[[list[ElasticActor]], None]:
+    """Let actor ``which`` die in its next call of the method ``call``."""
 
     def plan(actors: list[ElasticActor]) -> None:
-        for number, name in enumerate(calls):
-            actor = actors[which + number]
+        def answer() -> None:
+            actors[which].die()
+            raise ActorDiedError
 
-            def answer(actor: ElasticActor = actor) -> None:
-                actor.die()
-                raise ActorDiedError
-
-            actor.replies[name] = answer
+        actors[which].replies[call] = answer
 
     return plan
 
@@ -278,15 +258,6 @@ def test_a_start_with_too_few_ranks_fails_and_names_the_dead_ones(
         return
     with pytest.raises(TrainingFailed, match=r"(?s)rank 1 of 3 on host1 died.*2 rank\(s\) are left"):
         trial.group.next_event()
-
-
-def test_a_trial_starts_without_ranks_that_die_in_different_phases_of_the_start(
-    make: Callable[..., Elastic],
-) -> None:
-    trial = make(
-        5, min_workers=2, max_workers=5, cluster_is_full=True, prepare=dies_in("describe", "assign", "begin")
-    )
-    assert trial.next_report().metrics == {"size": 2}
 
 
 def test_a_worker_that_does_not_start_in_time_is_replaced(make: Callable[..., Elastic]) -> None:

@@ -15,7 +15,6 @@ from horovod_tune.messages import (
     FailureKind,
     Finished,
     Report,
-    ResetResult,
     Stopped,
 )
 
@@ -138,7 +137,7 @@ def finish(group: Group) -> None:
 
 def test_what_a_reset_could_not_restore_is_returned(make: Callable[..., Group]) -> None:
     group = make()
-    group.actors[1].replies["reset"] = ResetResult((1,), ("rank 1 left a thread",))
+    group.actors[1].replies["reset"] = ["rank 1 left a thread"]
     finish(group)
     assert group.worker_group.end_trial() == ["rank 1 left a thread"]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-import pytest
-
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.policy import Abandon, Fail, Limits, Reform, Wait, WorldStatus, decide
 from horovod_tune.messages import Failed, FailureKind
@@ -39,33 +37,7 @@ def test_a_world_is_formed_when_all_members_have_left_the_last_one_and_are_enoug
         assert isinstance(action, Reform if ready else Wait), (now, limits, action)
 
 
-@pytest.mark.parametrize(
-    ("now", "limits"),
-    [
-        (WorldStatus(members=3, lost=1), Limits(60.0)),
-        (WorldStatus(members=0, lost=1), Limits(60.0, min_workers=1)),
-        (WorldStatus(members=2, lost=1, has_returned=True), Limits(60.0, min_workers=1)),
-    ],
-)
-def test_a_loss_after_which_the_trial_cannot_continue_fails_at_once(now: WorldStatus, limits: Limits) -> None:
-    assert isinstance(decide(now, limits), Fail)
-
-
-def test_a_stall_fails_only_if_no_rank_hangs() -> None:
-    limits = Limits(60.0, min_workers=1, max_workers=2, wait_s=60.0)
-    stalled = WorldStatus(members=2, is_changing=True, left=2, has_stalled=True)
-    assert isinstance(decide(stalled, limits), Fail)
-    hung = WorldStatus(members=1, lost=1, is_changing=True, left=1, has_stalled=True)
-    assert isinstance(decide(hung, limits), Reform)
-
-
 def test_only_the_first_lost_ranks_are_named():
     lost = [Failed(r, "a", FailureKind.DISCONNECTED, "HorovodInternalError") for r in range(511)]
     text = failures.explain([*lost, Failed(511, "b", FailureKind.DIED, "gone")], world_size=512)
     assert "508 more ranks were lost" in text and len(text) < 500
-
-
-def test_an_exception_of_the_function_is_the_cause_rather_than_a_death():
-    raised = Failed(3, "a", FailureKind.RAISED, "ValueError: x")
-    died = Failed(0, "b", FailureKind.DIED, "gone")
-    assert failures.explain([died, raised], world_size=4).startswith("rank 3 of 4 on a failed:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import types
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import ray.tune
 from ray.train._internal.storage import StorageContext
 
 from horovod_tune import ray_compat
-from horovod_tune.coordinator.rank_logs import FilesystemLogs
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.files import log_files
 from horovod_tune.transfer import node_transfer
@@ -59,10 +57,13 @@ def other_disk(tmp_path, monkeypatch):
     return disk
 
 
-def make_storage(tmp_path, node="coordinator"):
+def make_storage(tmp_path, node="coordinator", **storage):
     """A storage of Tune's own; the first checkpoint is number 0."""
     context = StorageContext(
-        storage_path=str(tmp_path / "results"), experiment_dir_name="experiment", trial_dir_name="trial"
+        storage_path="results" if storage else str(tmp_path / "results"),
+        experiment_dir_name="experiment",
+        trial_dir_name="trial",
+        **storage,
     )
     storage = TrialStorage(context, node)
     storage._copies = HostCopies(tmp_path / "copies")
@@ -164,30 +165,28 @@ def test_logs_reach_the_disk_of_the_driver_piece_by_piece(tmp_path, other_disk):
     assert other_disk.calls.count("append_to_log") == 2, "what is there is not sent again"
 
 
-def test_logs_of_a_cloud_are_uploaded_when_they_have_grown_by_a_quarter(tmp_path, monkeypatch):
+def test_logs_of_a_cloud_are_uploaded_when_they_have_grown_by_a_quarter(tmp_path):
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     cloud = pyarrow.fs.SubTreeFileSystem(str(bucket), pyarrow.fs.LocalFileSystem())
-    logs = FilesystemLogs(cloud, "trial", tmp_path / "scratch")
-    stored = bucket / "trial" / "rank_0.log"
-    logs.append(0, b"x" * 100)
-    logs.publish(at_end=False)
+    logs, trial = make_storage(tmp_path, storage_filesystem=cloud)
+    stored = bucket / trial / "rank_0.log"
+    logs.append_log(0, b"x" * 100)
+    logs.publish_logs()
     assert stored.read_bytes() == b"x" * 100
-    logs.append(0, b"y" * 10)
-    logs.publish(at_end=False)
+    logs.append_log(0, b"y" * 10)
+    logs.publish_logs()
     assert stored.stat().st_size == 100
-    logs.append(0, b"z" * 20)
-    logs.publish(at_end=False)
+    logs.append_log(0, b"z" * 20)
+    logs.publish_logs()
     assert stored.stat().st_size == 130
-    logs.append(0, b"!")
-    stamp = os.stat(stored).st_mtime_ns
-    logs.publish(at_end=True)
+    logs.append_log(0, b"!")
+    logs.publish_logs(at_end=True)
     assert stored.read_bytes() == b"x" * 100 + b"y" * 10 + b"z" * 20 + b"!"
-    assert os.stat(stored).st_mtime_ns > stamp
 
-    restarted = FilesystemLogs(cloud, "trial", tmp_path / "scratch of another host")
-    restarted.append(0, b" again")
-    restarted.append(1, (b"w" * 99 + b"\n") * (log_files.LOG_BYTES // 50))
-    restarted.publish(at_end=True)
+    restarted, _ = make_storage(tmp_path, storage_filesystem=cloud)
+    restarted.append_log(0, b" again")
+    restarted.append_log(1, (b"w" * 99 + b"\n") * (log_files.LOG_BYTES // 50))
+    restarted.publish_logs(at_end=True)
     assert stored.read_bytes().endswith(b"! again") and stored.stat().st_size == 137
-    assert (bucket / "trial" / "rank_1.log").stat().st_size <= log_files.LOG_BYTES
+    assert (bucket / trial / "rank_1.log").stat().st_size <= log_files.LOG_BYTES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,30 +105,6 @@ def test_trackers_callbacks_see_each_trial_once(ray_session: Any, tmp_path: Path
     assert all(list(Path(each.path).glob("events.out.tfevents.*")) for each in results)
 
 
-def wandb_history(directory: Path) -> list[tuple[str, list[dict[str, float]]]]:
-    """The name and the logged rows of each run that Weights & Biases wrote there without its server.
-
-    A file of less than a block of 32 KiB: a header of 7 bytes, then records, each a checksum of 4 bytes, its
-    length, its type, and a message.
-    """
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    runs = []
-    for file in directory.glob("**/offline-run-*/run-*.wandb"):
-        data, at, name, rows = file.read_bytes(), 7, "", []
-        while at < len(data):
-            length, kind = struct.unpack_from("<4xHB", data, at)
-            assert kind == 1, "a record in several parts"
-            record = Record.FromString(data[at + 7 : at + 7 + length])
-            at += 7 + length
-            name = record.run.display_name or name
-            if items := record.history.item:
-                row = {each.key or ".".join(each.nested_key): json.loads(each.value_json) for each in items}
-                rows.append({key: value for key, value in row.items() if not key.startswith("_")})
-        runs.append((name, rows))
-    return runs
-
-
 def test_weights_and_biases_has_one_run_a_trial(
     ray_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,9 +137,5 @@ def test_weights_and_biases_has_one_run_a_trial(
         ),
     ).fit()
     assert not results.errors
-    norms = [[row["gradient_norm"] for row in rows] for _, rows in wandb_history(by_rank)]
-    assert sorted(norms) == [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]
-    losses = [[row["loss"] for row in rows] for _, rows in wandb_history(by_callback)]
-    assert sorted(losses) == [[1.0, 0.5, 1 / 3], [2.0, 1.0, 2 / 3]]
-    names = {name for name, _ in wandb_history(by_rank)}
-    assert names == {name for name, _ in wandb_history(by_callback)} and len(names) == 2
+    for directory in (by_callback, by_rank):
+        assert len(list(directory.glob("**/offline-run-*/run-*.wandb"))) == 2

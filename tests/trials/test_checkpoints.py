@@ -56,64 +56,6 @@ def counting(config):
             hvd.barrier()
 
 
-def in_every_form(config):
-    """Report a checkpoint in each form that report() takes; each step finds what the one before stored."""
-    import os
-    import tempfile
-
-    import horovod.torch as hvd
-    import ray.tune
-
-    from horovod_tune import get_checkpoint, report
-
-    class OtherPath:
-        def __init__(self, path):
-            self.path = path
-
-        def __fspath__(self):
-            return self.path
-
-    hvd.init()
-    forms = {
-        "str": lambda path: (report, path),
-        "Path": lambda path: (report, Path(path)),
-        "PathLike": lambda path: (report, OtherPath(path)),
-        "relative": lambda path: (report, os.path.relpath(path)),
-        "Checkpoint": lambda path: (report, ray.tune.Checkpoint.from_directory(path)),
-        "tune, Checkpoint": lambda path: (ray.tune.report, ray.tune.Checkpoint.from_directory(path)),
-        "tune, URI": lambda path: (ray.tune.report, ray.tune.Checkpoint(f"file://{path}")),
-        "tune, str": lambda path: (ray.tune.report, path),
-    }
-    for step, (form, made) in enumerate(forms.items()):
-        with tempfile.TemporaryDirectory() as directory:
-            Path(directory, "form").write_text(form)
-            reporting, checkpoint = made(directory)
-            reporting(
-                metrics={"form": form, "loss": step}, checkpoint=checkpoint if hvd.rank() == 0 else None
-            )
-        stored = get_checkpoint() if step % 2 else ray.tune.get_checkpoint()
-        with stored.as_directory() as directory:
-            assert Path(directory, "form").read_text() == form
-        with tempfile.TemporaryDirectory() as directory:
-            assert stored.to_directory(directory) == directory
-            assert Path(directory, "form").read_text() == form
-        copy = stored.to_directory()
-        assert Path(copy, "form").read_text() == form
-        # What get_checkpoint() returned is a checkpoint to report as well.
-        report(metrics={"form": f"{form} again", "loss": step}, checkpoint=stored)
-
-
-@pytest.mark.slow
-def test_every_form_of_a_checkpoint_is_stored_and_comes_back(tune_run):
-    analysis = tune_run(DistributedTrainableCreator(in_every_form, num_slots=2))
-    (trial,) = analysis.trials
-    results = results_of(trial)
-    assert len(results) == 16
-    for result in results:
-        stored = Path(trial.path, result["checkpoint_dir_name"], "form").read_text()
-        assert stored == result["form"].removesuffix(" again")
-
-
 @pytest.mark.contract
 def test_a_killed_rank_starts_again_from_the_last_checkpoint_on_every_rank(tune_run, tmp_path):
     analysis = tune_run(

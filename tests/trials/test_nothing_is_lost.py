@@ -18,28 +18,6 @@ from horovod_tune import DistributedTrainableCreator, report
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
-def test_exit_handlers_of_kept_processes_run_at_each_trials_end(
-    tune_run: Callable[..., Any], tmp_path: Path
-) -> None:
-    notes = tmp_path / "notes"
-    notes.mkdir()
-
-    def train(config: dict[str, Any]) -> None:
-        import horovod.torch as hvd
-
-        hvd.init()
-        earlier = sorted(os.listdir(notes))
-        atexit.register((notes / f"trial_{config['i']}_rank_{hvd.rank()}").touch)
-        report(loss=0.0, earlier=earlier)
-
-    trainable = DistributedTrainableCreator(train, num_slots=2)
-    trials = tune_run(trainable, config={"i": tune.grid_search([0, 1])}, max_concurrent_trials=1).trials
-    # Not at the end of the process: a kept one has other trials before that.
-    assert trials[1].last_result["earlier"] == ["trial_0_rank_0", "trial_0_rank_1"]
-    expected = {f"trial_{i}_rank_{rank}" for i in (0, 1) for rank in (0, 1)}
-    eventually(lambda: set(os.listdir(notes)) == expected, why=lambda: os.listdir(notes))
-
-
 def test_a_process_that_is_ended_cleans_up_first(tune_run: Callable[..., Any], tmp_path: Path) -> None:
     """Also the ranks of a trial that failed on another one, and what only Python's own exit cleans up."""
     notes = tmp_path / "notes"

@@ -12,8 +12,9 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from ray import tune
 from ray.tune import PlacementGroupFactory, TuneError
-from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
+from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, ResourceChangingScheduler
 
 from horovod_tune import DistributedTrainableCreator, commit, get_checkpoint, get_state, report
 
@@ -42,7 +43,7 @@ def train(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             if hvd.rank() == 0:
                 torch.save(state, Path(folder, "state.pt"))
-            report(**state, ranks=hvd.size(), checkpoint=folder)
+            report(**state, loss=config.get("x", 1) / step, ranks=hvd.size(), checkpoint=folder)
 
 
 def records_of(analysis: Any) -> list[dict[str, Any]]:
@@ -70,6 +71,24 @@ def test_a_trial_has_the_ranks_of_its_new_resources(tune_run: Run) -> None:
     assert [each["step"] for each in records] == [1, 2, 3, 4, 5, 6]
     assert [each["ranks"] for each in records] == [2, 2, 4, 4, 1, 1]
     assert [each["world_size"] for each in records] == [2, 2, 4, 4, 1, 1]
+
+
+def test_trials_that_pause_continue_where_they_were_with_more_ranks(tune_run: Run) -> None:
+    scheduler = ResourceChangingScheduler(HyperBandScheduler(max_t=4, reduction_factor=2))
+    analysis = tune_run(
+        DistributedTrainableCreator(train, num_slots=2),
+        config={"steps": 4, "x": tune.grid_search([1, 2, 3])},
+        metric="loss",
+        mode="min",
+        scheduler=scheduler,
+    )
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED"] * 3
+    histories = analysis.trial_dataframes.values()
+    assert max(history["step"].max() for history in histories) == 4
+    for history in histories:
+        assert history["step"].tolist() == list(range(1, len(history) + 1)), "no step twice, none left out"
+        assert set(history["ranks"]) <= {2, 3, 4}
+        assert history["ranks"].tolist() == history["world_size"].tolist()
 
 
 def test_resources_that_make_no_sense_end_the_search_and_say_why(tune_run: Run) -> None:

@@ -58,25 +58,6 @@ def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_p
     assert len(first) == len(second) == 1 and first != second
 
 
-def where_with_torch(config):
-    import os
-
-    import torch.distributed as dist
-
-    from horovod_tune import report
-
-    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, [int(os.environ[name]) for name in names])
-    report(everyone=everyone)
-
-
-def test_torchs_ranks_are_consecutive_on_each_host_too(cluster, tmp_path):
-    trainable = DistributedTrainableCreator(where_with_torch, backend="torch", num_hosts=2, num_slots=2)
-    (result,) = results_of(run(trainable, tmp_path).trials[0])
-    assert result["everyone"] == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
-
-
 def test_a_total_larger_than_one_node_spills_to_the_next(cluster, tmp_path):
     analysis = run(DistributedTrainableCreator(where, num_workers=3), tmp_path)
     (result,) = results_of(analysis.trials[0])

@@ -74,6 +74,7 @@ def averages(config: dict[str, Any]) -> None:
         mean=hvd.allreduce(torch.tensor(float(hvd.rank()))),
         types=[type(config[name]).__name__ for name in ("lr", "text")],
     )
+    print("y" * 10**6, "last", hvd.rank())
 
 
 def test_ranks_form_one_world_average_their_gradients_and_have_a_log_each(trials: Any) -> None:
@@ -83,6 +84,7 @@ def test_ranks_form_one_world_average_their_gradients_and_have_a_log_each(trials
     for rank in (0, 1):
         text = Path(trials["averages"].path, f"rank_{rank}.log").read_text()
         assert text.count(f"python {rank}\n") == 1 and text.count(f"library {rank}\n") == 1
+        assert f"yyy last {rank}\n" in text, "also what was printed after the last report"
 
 
 def steps(config: dict[str, Any], count: int) -> Iterator[dict[str, int]]:

@@ -1,7 +1,5 @@
 """A trial whose rank is killed far from rank 0; all continue from a checkpoint that their hosts cannot read.
 
-Then copies that time out.
-
 Prints as JSON what the ranks found, and what was left on each host afterwards.
 """
 
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import ray
 from ray import tune
-from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod_tune import DistributedTrainableCreator, get_checkpoint, report
@@ -68,26 +65,6 @@ def left_here():
     return sorted(map(str, found | set(Path("/tmp/ray").rglob("horovod_tune_*/checkpoints/*"))))
 
 
-def copies_that_time_out(driver_node):
-    """Runs on another host than the driver's: fetch and send more than can be copied in the time."""
-    from horovod_tune.transfer import node_transfer
-
-    own = Path(tempfile.mkdtemp())
-    write_checkpoint(own / "source")
-    node_transfer.send_directory(str(own / "source"), driver_node, "/tmp/copied", timeout_s=300)
-    ended = []
-    for copy in (
-        lambda: node_transfer.fetch_directory(driver_node, "/tmp/copied", str(own / "t"), timeout_s=0.02),
-        lambda: node_transfer.send_directory(str(own / "source"), driver_node, "/tmp/too", timeout_s=0.02),
-    ):
-        try:
-            copy()
-            ended.append("copied")
-        except GetTimeoutError:
-            ended.append("timed out")
-    return ended
-
-
 def on_every_node(function):
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     refs = {}
@@ -106,11 +83,6 @@ analysis = tune.run(
 result = analysis.trials[0].last_result
 checksum = hashlib.sha256(Path(analysis.trials[0].checkpoint.path, "newest", "weights").read_bytes())
 
-driver_node = ray.get_runtime_context().get_node_id()
-elsewhere = next(node["NodeID"] for node in ray.nodes() if node["NodeID"] != driver_node)
-strategy = NodeAffinitySchedulingStrategy(node_id=elsewhere, soft=False)
-ended = ray.get(ray.remote(copies_that_time_out).options(scheduling_strategy=strategy).remote(driver_node))
-
 deadline = time.monotonic() + 60  # parts go, and processes end, a moment later
 while any((left := on_every_node(left_here)).values()) and time.monotonic() < deadline:
     time.sleep(1)
@@ -118,7 +90,6 @@ error = Path(analysis.trials[0].path, "error.txt").read_text()
 told = {
     "seen": result["seen"],
     "checksum": checksum.hexdigest(),
-    "ended": ended,
     "left": left,
     "error": error,
 }

@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from benchmarks.scale_rendezvous import RANKS_PER_HOST
+from horovod_tune import ray_compat
 from horovod_tune.actors import ranks
 from horovod_tune.channel import listener
 from horovod_tune.channel.listener import Listener
@@ -227,10 +228,11 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
     """Return what a trial of ``size`` ranks costs its coordinator: its start, and each report."""
     workers.ray = world_module.ray = NoRay  # type: ignore[attr-defined]
     actor_processes.end_actors = lambda *_, **__: None
+    ray_compat.draining_nodes = set
     with contextlib.ExitStack() as stack:
         launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)
         limits = Limits(60.0, 1, size, 60.0) if way == "elastic" else Limits(60.0)
-        group = WorkerGroup(launcher, limits, draining_nodes=set)
+        group = WorkerGroup(launcher, limits)
         coordinator = Coordinator(group, bytes(FUNCTION_BYTES), reuse_workers=True)
         request = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
         coordinator.begin_workers()

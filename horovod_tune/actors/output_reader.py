@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from horovod_tune.files.log_files import LOG_BYTES, left_out
 from horovod_tune.rank.streams import flush_streams
@@ -14,9 +14,10 @@ from horovod_tune.rank.streams import flush_streams
 TAKE_BYTES = LOG_BYTES // 2
 # The most lines of the stall inspector's message in an error.
 STALL_LINES = 30
-# How much of stderr's end is searched for that message, which takes a second or two.
-SEARCHED_BYTES = 256 << 20
-_LINE_BYTES = 4096
+# How much of stderr's end is searched for that message, how long it may be, and each of its lines.
+SEARCHED_BYTES = 64 << 20
+MESSAGE_BYTES = 16 << 20
+LINE_LENGTH = 4096
 # "1: [allreduce.x, allreduce.y]"; "!" marks ranks that the inspector no longer waits for.
 _MISSING_RANK = re.compile(r"(\d+)!?: \[(.*)\]")
 
@@ -81,25 +82,27 @@ class OutputReader:
 
     def _newest_stall(self, start: int) -> list[str]:
         """Return the lines of the inspector's last message after the offset ``start``."""
-        if not os.path.isfile(self._paths[1]):
+        size = _size(self._paths[1])
+        if size <= start:
             return []
-        newest: list[str] = []
-        is_open = False
-        start = max(start, _size(self._paths[1]) - SEARCHED_BYTES)
-        for line in _lines(self._paths[1], start):
-            if "stall_inspector" in line:
-                newest, is_open = [line], True
-            elif is_open:
-                newest.append(line)
-                if len(newest) > STALL_LINES:
-                    newest[-2:] = newest[-1:]  # the last line is what the inspector does about it
-                # The message has only these lines, then "Will shutdown".
-                is_open = "Will shutdown" not in line and (
-                    line.startswith(("Missing ranks", "One or more rank")) or line[:1].isdigit()
-                )
-                if not is_open and "Will shutdown" not in line:
-                    newest.pop()
-        return newest
+        with open(self._paths[1], "rb") as file:
+            file.seek(max(start, size - SEARCHED_BYTES))
+            printed = file.read()
+        header = printed.rfind(b"stall_inspector")
+        if header < 0:
+            return []
+        begin = printed.rfind(b"\n", 0, header) + 1
+        first, *others = printed[begin : begin + MESSAGE_BYTES].decode("utf-8", "replace").splitlines()
+        newest = [first]
+        # The message has only these lines, then "Will shutdown".
+        for line in others:
+            if not (line.startswith(("Missing ranks", "One or more rank")) or line[:1].isdigit()):
+                break
+            newest.append(line[:LINE_LENGTH])
+            if "Will shutdown" in line:
+                break
+        # The last line is what the inspector does about it.
+        return newest if len(newest) <= STALL_LINES else [*newest[: STALL_LINES - 1], newest[-1]]
 
 
 def missing_ranks(lines: Iterable[str]) -> dict[int, str]:
@@ -110,17 +113,6 @@ def missing_ranks(lines: Iterable[str]) -> dict[int, str]:
     """
     found = map(_MISSING_RANK.fullmatch, lines)
     return {int(each[1]): each[2] for each in found if each is not None}
-
-
-def _lines(path: str, start: int) -> Iterator[str]:
-    """Yield the lines of a file from the offset ``start`` on; of a long line, only its beginning."""
-    with open(path, "rb") as file:
-        file.seek(start)
-        fresh = True
-        while piece := file.readline(_LINE_BYTES):
-            if fresh:
-                yield piece.decode("utf-8", "replace").rstrip("\n")
-            fresh = piece.endswith(b"\n")
 
 
 def _read(path: str, start: int, end: int, limit: int) -> bytes:

@@ -9,6 +9,7 @@ the rank's channel or in the reply to the next `poll`.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -94,7 +95,6 @@ class TrainingActor:
             return
 
     def load(self) -> None:
-        """Return when this process has imported what a training function needs."""
         with self._prepared:
             self._backend.load()
 
@@ -123,7 +123,6 @@ class TrainingActor:
         return getattr(self._backend, method)(*arguments)
 
     def assign(self, assignment: Assignment) -> None:
-        """Take this actor's rank in the first world."""
         (self._world,) = assignment.rank_infos
         os.environ.update({**assignment.defaults, **os.environ, **assignment.environment})
         self._connect(assignment)
@@ -158,14 +157,14 @@ class TrainingActor:
             training.session.proceed(index, checkpoint)
 
     def begin(self, request: TrialRequest) -> None:
-        """Start a trial's training function; returns at once."""
         assert self._world is not None, "assign() comes before begin()"
         if request.function is not None:
             self._function = request.function
         self._outbox = Outbox()
         self._run = request.run
         self._output.mark()
-        live = Session(request, self._world, send=self._send, fetch=self._open_checkpoint)
+        fetch = functools.partial(open_checkpoint, node_id=self._node_id, copies=self._copies)
+        live = Session(request, self._world, send=self._send, fetch=fetch)
         live.world_error = self._backend.world_error
         live.committed = CommittedState(self._backend.collectives, self._backend.states, live.stored_commit)
         self._training = Training(
@@ -215,7 +214,6 @@ class TrainingActor:
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
     ) -> list[Message]:
-        """Return this rank's messages as soon as there are any; an empty list after ``wait_s``."""
         if proceed:
             self.proceed(proceed, checkpoint)
         messages = self._outbox.take(wait_s)
@@ -235,16 +233,13 @@ class TrainingActor:
             self._training.session.stop()
 
     def close_world(self) -> None:
-        """Break the world, so that ranks which wait in a collective get an error."""
         self._backend.close()
 
     def end_process(self) -> None:
-        """Break the world and run the exit handlers; the coordinator then kills the process."""
         self._backend.close()
         end_process()
 
     def break_world(self, number: int) -> None:
-        """Make this rank leave world ``number``, which has lost a rank, unless it has left already."""
         training = self._training
         if training is None:
             return
@@ -254,7 +249,6 @@ class TrainingActor:
                 self._backend.abort()
 
     def rejoin(self, assignment: Assignment, number: int, reports: int, resources: bytes) -> None:
-        """Join the next world of the trial, for which this rank waits; see `Session.join_world`."""
         assert self._training is not None, "only a rank in a trial waits for a world"
         self._connect(assignment)
         with self._forming:
@@ -267,17 +261,14 @@ class TrainingActor:
             )
 
     def offer_change(self, number: int) -> None:
-        """Make the next commit end world ``number``, since ranks want to join or must leave."""
         if self._training is not None and self._training.session.world_number == number:
             self._backend.states.offer_change()
             self._training.session.committed.change_pending = True
 
     def dump_commit(self) -> bytes | None:
-        """Return this rank's last commit; None if it has committed nothing."""
         return self._training.session.committed.dump() if self._training is not None else None
 
     def can_restore(self) -> bool:
-        """Return True if this rank can continue in another world, since its function commits."""
         return self._training is not None and self._training.session.committed.can_restore
 
     def send_logs(self) -> None:
@@ -286,7 +277,6 @@ class TrainingActor:
         self._outbox.put(LogChunk(self._world.rank, self._output.take(), stack))
 
     def reset(self, join_s: float) -> list[str]:
-        """Restore this process for the next trial; return the reasons why that failed."""
         assert self._world is not None and self._training is not None
         self._training.thread.join(timeout=join_s)
         if self._training.thread.is_alive():
@@ -297,9 +287,6 @@ class TrainingActor:
         assert self._baseline is not None
         problems = self._baseline.restore(own_package) + self._backend.release(PROBE_TIMEOUT_S)
         return problems + self._baseline.memory_left()
-
-    def _open_checkpoint(self, place: CheckpointPlace) -> Any:
-        return open_checkpoint(place, self._node_id, self._copies)
 
     def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
         kind, text, awaited = self._backend.describe_failure(error, self._output)

@@ -7,11 +7,12 @@ example), or if a scheduler has taken its slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import ray
 from ray.exceptions import RayError
 
+from horovod_tune import ray_compat
 from horovod_tune.coordinator.backend_protocol import ElasticLauncher
 from horovod_tune.coordinator.policy import Limits, backoff_s
 from horovod_tune.coordinator.workers import Worker, end_workers
@@ -26,12 +27,9 @@ class Slots:
     ``limits.max_workers`` is the number of slots.
     """
 
-    def __init__(
-        self, launcher: ElasticLauncher, limits: Limits, draining_nodes: Callable[[], set[str]]
-    ) -> None:
+    def __init__(self, launcher: ElasticLauncher, limits: Limits) -> None:
         self.limits = limits
         self._launcher = launcher
-        self._draining_nodes = draining_nodes
         self._draining: set[str] = set()
         self._queried_s = float("-inf")
         self._joining: list[Worker] = []
@@ -145,7 +143,7 @@ class Slots:
         now = time.monotonic()
         if now - self._queried_s < DRAINING_INTERVAL_S:
             return
-        self._queried_s, before, self._draining = now, self._draining, self._draining_nodes()
+        self._queried_s, before, self._draining = now, self._draining, ray_compat.draining_nodes()
         if self._draining == before or not self.remaining(members):
             return  # if none may stay, the whole trial restarts elsewhere
         taken = self.starting

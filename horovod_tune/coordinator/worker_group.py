@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
-from horovod_tune import ray_compat
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.coordinator import failures
 from horovod_tune.coordinator.backend_protocol import Launcher
-from horovod_tune.coordinator.events import EventQueue, Events
+from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import Limits
 from horovod_tune.coordinator.workers import Worker
 from horovod_tune.coordinator.world import World
@@ -55,17 +54,11 @@ class WorkerGroup:
     Args:
         launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
         limits: how long the group waits, and how many workers it may have.
-        draining_nodes: returns the ids of the nodes that are about to be taken away.
     """
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        limits: Limits,
-        draining_nodes: Callable[[], set[str]] = ray_compat.draining_nodes,
-    ) -> None:
+    def __init__(self, launcher: Launcher, limits: Limits) -> None:
         self._events = EventQueue()
-        self.world = World(launcher, limits, self._events, draining_nodes)
+        self.world = World(launcher, limits, self._events)
         self._resetting: list[Any] = []
         self._run = 0
         self._forget_trial()
@@ -175,7 +168,10 @@ class WorkerGroup:
 
     def _listen(self, wait_s: float) -> None:
         """Handle the workers' messages of the next ``wait_s``, and poll them again."""
-        events = self._wait_for_events(wait_s)
+        try:
+            events = self._events.wait(wait_s)
+        except MalformedMessage as error:
+            raise TrainingFailed(f"received a malformed message on a rank's socket: {error}") from error
         # Reports first: they were sent before the replies that were received in the same wait.
         for run, report in events.reports:
             if run == self._run:
@@ -195,12 +191,6 @@ class WorkerGroup:
             if not waits_for_us and worker.running and not worker.is_polled:
                 self._poll(worker, *(self._last_ack if worker.channel is not None else ()))
 
-    def _wait_for_events(self, wait_s: float) -> Events:
-        try:
-            return self._events.wait(wait_s)
-        except MalformedMessage as error:
-            raise TrainingFailed(f"received a malformed message on a rank's socket: {error}") from error
-
     def _take(self, worker: Worker, messages: Sequence[Any]) -> None:
         for message in messages:
             match message:
@@ -210,8 +200,9 @@ class WorkerGroup:
                     worker.running.discard(rank)
                     self._returned.add(rank)
                     self.world.has_returned = True
-                    if rank == 0:
-                        self._acknowledge_all()
+                    if rank == 0:  # the other ranks must not wait for it in further reports
+                        for each in self.workers:
+                            each.actor.proceed.remote(math.inf, self._checkpoint)
                 case Failed(rank=rank):
                     worker.running.discard(rank)
                     self.world.failures.append(message)
@@ -233,11 +224,6 @@ class WorkerGroup:
             self._last_report = report.index
             self._reports.append(report)
             self.world.record_report(report.index)
-
-    def _acknowledge_all(self) -> None:
-        """Acknowledge all further reports: after rank 0 has returned, other ranks must not wait for it."""
-        for worker in self.workers:
-            worker.actor.proceed.remote(math.inf, self._checkpoint)
 
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail the trial if ranks wait in a collective for a rank that has returned.
@@ -303,7 +289,7 @@ class WorkerGroup:
         if self.world.failures:
             return ["a rank failed"]
         problems = self.unwind() or self._reset()
-        if not problems and self.world.has_changed:
+        if not problems and (self.world.changes or self.world.slots.starting):
             return ["the world of the trial changed its size"]
         return problems
 

@@ -10,7 +10,7 @@ assigns ranks in the next world to the remaining workers and to those that have 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from horovod_tune import errors as error_text
-from horovod_tune import ray_compat
 from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.events import EventQueue
@@ -67,22 +66,15 @@ class World:
         launcher: starts the actors and assigns their ranks; an `ElasticLauncher` if the limits are elastic.
         limits: how many members the world may have, and how long it waits.
         events: where the replies to polls arrive.
-        draining_nodes: returns the ids of the nodes that are about to be taken away.
     """
 
-    def __init__(
-        self,
-        launcher: Any,
-        limits: Limits,
-        events: EventQueue,
-        draining_nodes: Callable[[], set[str]] = ray_compat.draining_nodes,
-    ) -> None:
+    def __init__(self, launcher: Any, limits: Limits, events: EventQueue) -> None:
         self.members: list[Worker] = []
         self.limits = limits
         self.size = 0
         self._launcher = launcher
         self._events = events
-        self.slots = Slots(launcher, limits, draining_nodes)
+        self.slots = Slots(launcher, limits)
         self._function: bytes | None = None
         self.forget_trial()
 
@@ -486,11 +478,6 @@ class World:
         lost = self.lost
         self._has_ended, self._change = True, None
         return lost
-
-    @property
-    def has_changed(self) -> bool:
-        """True if the world has changed since the trial began, or workers are starting that would join it."""
-        return bool(self.changes or self.slots.starting)
 
     def close(self) -> None:
         """End every worker's process and wait until it is gone; twice is harmless."""

@@ -40,8 +40,9 @@ def check_training_function(func: Any) -> None:
     if inspect.isclass(inner):
         _refuse_class(inner, name)
     if type(inner).__module__.startswith("ray.") and hasattr(inner, "remote"):
+        own_name = str(getattr(inner, "_function_name", None) or name).rpartition(".")[2]
         raise TrainingFunctionError(
-            f"func must be an ordinary function, but {_name_of_remote(inner)} is decorated with @ray.remote; "
+            f"func must be an ordinary function, but {own_name} is decorated with @ray.remote; "
             "remove the decorator, since ranks are started by DistributedTrainableCreator"
         )
     if not callable(func):
@@ -97,11 +98,6 @@ def _refuse_class(given: type, name: str) -> None:
         f"func must be a function that takes config, got the class {name}; where an object of it can be "
         f"called with config, pass the object: {name}(...)"
     )
-
-
-def _name_of_remote(remote: Any) -> str:
-    told = getattr(remote, "_function_name", None) or getattr(remote, "__name__", None)
-    return str(told or type(remote).__name__).rpartition(".")[2]
 
 
 def _refuse_tunes_parameters(func: Any, name: str) -> None:

@@ -184,11 +184,7 @@ class Collectives:
     init_call = "hvd.init()"
 
     def __init__(self, are_ready: Callable[[], bool]) -> None:
-        self._are_ready = are_ready
-
-    def are_ready(self) -> bool:
-        """Return True if the training function has called `hvd.init()`; see `HorovodWorld.has_entered`."""
-        return self._are_ready()
+        self.are_ready = are_ready
 
     def any(self, flag: bool) -> bool:
         """Return True if ``flag`` is true on any rank. A collective: every rank calls it."""

@@ -1,6 +1,6 @@
 """What a trial makes of the faults of `testbed/faults.py`: runs them and measures.
 
-    python tests/cluster/host_faults.py [--timeout-s 30] [--rows FILE.csv] [FAULT ...]
+    python tests/cluster/host_faults.py [--timeout-s 30] [FAULT ...]
 
 It takes four hosts as network namespaces, hence root and the Debian packages of `make test-hosts`. A trial of
 two ranks trains on two of three workers while the faults come one after the other; `docs/reliability.md` has
@@ -10,15 +10,13 @@ what came out.
 from __future__ import annotations
 
 import argparse
-import csv
 import re
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,8 +40,6 @@ class Row:
     silence_s: float
     on_again_s: float
     counted_failures: int
-    allreduce_median_s: float
-    allreduce_max_s: float
     error: str
 
 
@@ -87,7 +83,6 @@ def run(training: Training, fault: Fault) -> Row:
     silence_s, again_s = max(
         (later.time_s - earlier.time_s, later.time_s) for earlier, later in pairwise(seen)
     )
-    took = [each.allreduce_s for each in seen[1:]]
     return Row(
         fault=fault.name,
         timeout_s=training.timeout_s,
@@ -95,8 +90,6 @@ def run(training: Training, fault: Fault) -> Row:
         silence_s=round(silence_s, 1),
         on_again_s=round(again_s - began_s, 1),
         counted_failures=training.counted_failures() - counted,
-        allreduce_median_s=round(statistics.median(took), 4),
-        allreduce_max_s=round(max(took), 3),
         error=words_of(new, fault.error.format(host=host)) if fault.error else "",
     )
 
@@ -120,11 +113,10 @@ def fails(training: Training, told: int) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the faults, print a row each, and write them as CSV."""
+    """Run the faults, and print a row each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=", ".join(fault.name for fault in FAULTS))
     parser.add_argument("--timeout-s", type=float, default=30.0, help="of the trial (30)")
-    parser.add_argument("--rows", type=Path, default=Path("host_faults.csv"))
     options = parser.parse_args(arguments)
     if unknown := set(options.faults) - {fault.name for fault in FAULTS}:
         parser.error(f"no fault is called {sorted(unknown)[0]!r}")
@@ -132,22 +124,15 @@ def main(arguments: list[str] | None = None) -> int:
     missed = 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        options.rows.open("w", newline="") as file,
         hosts(clocks=any(fault.new_start for fault in chosen)) as lab,
         steady_training(lab, Path(folder) / "driver.log", timeout_s=options.timeout_s) as training,
     ):
-        rows = csv.DictWriter(file, [field.name for field in fields(Row)])
-        rows.writeheader()
         for fault in chosen:
             try:
-                row = asdict(run(training, fault))
+                print(run(training, fault), flush=True)
             except AssertionError as other:
                 missed += 1
                 print(f"{fault.name}: {other}", flush=True)
-                continue
-            rows.writerow(row)
-            file.flush()
-            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     return 1 if missed else 0
 
 

@@ -11,6 +11,7 @@ import ray
 from fake_workers import REQUEST, Clock, Elastic, FakeActor, Group, Ref
 from ray.exceptions import GetTimeoutError
 
+from horovod_tune import ray_compat
 from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator.events import EventQueue, Events
 from horovod_tune.messages import WorkerInfo
@@ -81,9 +82,12 @@ def make(clock: Clock) -> Iterator[Callable[..., Group]]:
 
 
 @pytest.fixture
-def make_elastic(clock: Clock) -> Iterator[Callable[..., Elastic]]:
+def make_elastic(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Elastic]]:
     """Begin an elastic trial on fake workers, all of which must be killed when it is closed."""
     made: list[Elastic] = []
+    monkeypatch.setattr(
+        ray_compat, "draining_nodes", lambda: {n for each in made for n in each.launcher.draining}
+    )
 
     def begin(size: int, *, min_workers: int, max_workers: int, **options: Any) -> Elastic:
         made.append(Elastic(clock, size, min_workers=min_workers, max_workers=max_workers, **options))

@@ -351,11 +351,7 @@ class Elastic:
         self.clock, self.reports = clock, 0
         self.launcher = ElasticLauncher(size, slots_per_host=slots_per_host)
         self.launcher.cluster_is_full = cluster_is_full
-        self.group = WorkerGroup(
-            self.launcher,
-            Limits(TIMEOUT_S, min_workers, max_workers, WAIT_S),
-            draining_nodes=lambda: set(self.launcher.draining),
-        )
+        self.group = WorkerGroup(self.launcher, Limits(TIMEOUT_S, min_workers, max_workers, WAIT_S))
         prepare(self.launcher.all_actors)
         self.group.begin(replace(REQUEST, function=b"train"))
         self._send_heartbeats()

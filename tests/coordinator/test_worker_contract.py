@@ -286,7 +286,7 @@ def test_a_failed_rank_is_named_with_its_traceback(own_workers: Callable[..., Wo
 
 
 @pytest.mark.slow
-def test_a_rank_without_heartbeats_is_named(kind: str, own_workers: Callable[..., Workers]) -> None:
+def test_a_rank_without_heartbeats_is_named(own_workers: Callable[..., Workers]) -> None:
     def train(config: dict[str, Any]) -> None:
         from horovod_tune import report
 
@@ -295,8 +295,6 @@ def test_a_rank_without_heartbeats_is_named(kind: str, own_workers: Callable[...
             os.kill(os.getpid(), signal.SIGSTOP)
         report(step=2)
 
-    if kind == "gloo":
-        pytest.skip("test_failures.py stops a rank of Horovod's")
     workers = own_workers(timeout_s=45.0)
     workers.begin(train, stopped=workers.size - 1)
     with pytest.raises(TrainingFailed) as caught:

@@ -135,14 +135,6 @@ def test_without_a_known_cause_the_error_names_the_ranks_that_lost_contact(
     assert error_of(group).startswith("rank 0 of 3 on host0 lost contact with the others:\n(rank 1 on host1")
 
 
-def test_the_error_has_the_nodes_of_lost_workers(make: Callable[..., Group]) -> None:
-    group = make()
-    group.actors[1].die()
-    with pytest.raises(TrainingFailed) as raised:
-        group.worker_group.next_event()
-    assert raised.value.lost_nodes == ("node 1",)
-
-
 def test_the_last_output_of_the_other_ranks_is_kept(make: Callable[..., Group]) -> None:
     group = make()
     last = LogChunk(2, b"its last words\n")

@@ -43,8 +43,9 @@ def counting(config):
                 os.makedirs(os.path.join(directory, "sub"))
                 Path(directory, "sub", "count").write_text(str(count))
                 Path(directory, "name").write_text(str(config.get("name", "x")))
+            value = config.get("gain", 1) * count
             report(
-                {"count": count, "starts": agreed, "origin": origin, "value": config.get("gain", 1) * count},
+                {"count": count, "starts": agreed, "origin": origin, "value": value, "pid": os.getpid()},
                 checkpoint=directory,
             )
         if count == config.get("die_at"):
@@ -105,6 +106,8 @@ def test_population_based_training_hands_the_donors_checkpoint_to_every_rank(tun
     origins = {result["origin"] for result in exploited}
     assert "gain-10" in origins
     assert all(trial.status == "TERMINATED" for trial in analysis.trials)
+    # With one trial left to run, Tune itself would end the actor of the trial that pauses.
+    assert len({result["pid"] for trial in analysis.trials for result in results_of(trial)}) <= 2
 
 
 def _gain_name(spec):

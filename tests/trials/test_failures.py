@@ -61,28 +61,6 @@ def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_al
 
 
 @pytest.mark.contract
-def test_a_rank_that_stops_answering_is_named(tune_run):
-    def train(config):
-        import os
-        import signal
-
-        import horovod.torch as hvd
-        import torch
-
-        from horovod_tune import report
-
-        hvd.init()
-        report(pid=os.getpid())
-        if hvd.rank() == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        hvd.allreduce(torch.ones(1), name="never")
-
-    analysis = run_failing(tune_run, train, timeout_s=15)
-    text = error_of(analysis.trials[0])
-    assert "rank 1 of 2 on" in text and "stopped responding" in text, text
-
-
-@pytest.mark.contract
 def test_a_rank_that_never_enters_the_collective_is_named_by_the_stall_inspector(tune_run):
     def train(config):
         import time

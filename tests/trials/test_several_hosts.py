@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import cloudpickle
 import pytest
-from processes import eventually, results_of
+from processes import results_of
 from sessions import simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator
@@ -142,26 +142,6 @@ def test_copying_goes_on_when_the_process_that_owned_the_actor_has_ended(worker_
     node_transfer.send_directory(str(tmp_path / "source"), worker_node, str(tmp_path / "b"), timeout_s=120)
     assert (tmp_path / "b" / "file").read_text() == "1"
     assert node_transfer.begin(worker_node) is not first
-
-
-def test_a_node_that_is_lost_is_an_error_in_time(cluster, tmp_path):
-    import ray
-
-    from horovod_tune.transfer import node_transfer
-
-    extra = cluster.add_node(num_cpus=0, resources={"extra": 1})
-    (node,) = [each["NodeID"] for each in cluster_nodes() if each["Resources"].get("extra")]
-    assert node_transfer.fingerprint_on(node, str(tmp_path), timeout_s=120)
-    cluster.remove_node(extra, allow_graceful=False)
-
-    def is_an_error():
-        try:
-            node_transfer.fingerprint_on(node, str(tmp_path), timeout_s=60)
-        except ray.exceptions.RayError:
-            return True
-        return False  # its processes take a moment to follow the node
-
-    eventually(is_an_error, within_s=120)
 
 
 def report_often(config):

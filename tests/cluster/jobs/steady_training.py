@@ -28,11 +28,9 @@ def steps(step):
     data = torch.ones(250_000)
     while not hvd.allreduce(torch.tensor(float(os.path.exists(STOP))), name="stop").item():
         step += 1
-        start = time.monotonic()
         hvd.allreduce(data, name="data")
-        took_s = time.monotonic() - start
         time.sleep(0.2)
-        yield {"step": step, "hosts": hosts, "allreduce_s": took_s}
+        yield {"step": step, "hosts": hosts}
 
 
 def train(config):
@@ -62,8 +60,7 @@ def train_and_commit(config):
 class Say(tune.Callback):
     def on_trial_result(self, iteration, trials, trial, result, **_):
         saw = f"SAW step {result['step']} hosts {result['hosts']} failures {trial.num_failures}"
-        times = f"allreduce {result['allreduce_s']:.4f} change {result.get('world_change_s', 0)}"
-        print(f"{time.time():.2f} {saw} {times}", flush=True)
+        print(f"{time.time():.2f} {saw} change {result.get('world_change_s', 0)}", flush=True)
 
 
 ray.init(address="auto", log_to_driver=False)

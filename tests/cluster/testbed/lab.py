@@ -104,11 +104,6 @@ class Lab:
         # The tests' own, under which a search shows Tune's tables: people on hosts have not set it.
         self._env.pop("RAY_AIR_NEW_OUTPUT", None)
 
-    @property
-    def python(self) -> str:
-        """The interpreter of this test session, which every host sees."""
-        return sys.executable
-
     def ip(self, host: str) -> str:
         """The address of a host on its first interface."""
         network, first = self._env.get("NC_NET", "10.77.0"), int(self._env.get("NC_FIRST", "11"))

@@ -25,7 +25,6 @@ class Seen:
     # HOST:PID of each rank.
     places: tuple[str, ...]
     failures: int
-    allreduce_s: float
     # Of an elastic trial: from the last loss that was known to the first report after it.
     change_s: float
 
@@ -45,18 +44,11 @@ class Training:
         return self.timeout_s + 15.0
 
     def seen(self) -> list[Seen]:
-        pattern = r"^([\d.]+) SAW step (\d+) hosts (.*) failures (\d+) allreduce ([\d.]+) change ([\d.]+)$"
+        pattern = r"^([\d.]+) SAW step (\d+) hosts (.*) failures (\d+) change ([\d.]+)$"
         found = re.findall(pattern, self._log.read_text(), re.M)
         return [
-            Seen(
-                float(time_s),
-                int(step),
-                tuple(hosts.split()),
-                int(failures),
-                float(allreduce_s),
-                float(change_s),
-            )
-            for time_s, step, hosts, failures, allreduce_s, change_s in found
+            Seen(float(time_s), int(step), tuple(hosts.split()), int(failures), float(change_s))
+            for time_s, step, hosts, failures, change_s in found
         ]
 
     @property

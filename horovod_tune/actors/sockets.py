@@ -33,7 +33,7 @@ def open_tcp_sockets(
 
 
 def _is_tcp(descriptor: int, except_port: int | None) -> bool:
-    with _borrowed(descriptor) as each:
+    with socket.socket(fileno=os.dup(descriptor)) as each:  # which closes its own descriptor
         if each.family not in (socket.AF_INET, socket.AF_INET6) or each.type != socket.SOCK_STREAM:
             return False
         if except_port is not None and except_port in (each.getsockname()[1], each.getpeername()[1]):
@@ -42,19 +42,12 @@ def _is_tcp(descriptor: int, except_port: int | None) -> bool:
         return not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
-@contextlib.contextmanager
-def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    # A copy of the descriptor, since the socket object closes it.
-    with socket.socket(fileno=os.dup(descriptor)) as each:
-        yield each
-
-
 def shut_down(sockets: dict[int, str]) -> None:
     """End both directions of those sockets that are still the ones that `open_tcp_sockets` found."""
     for descriptor, name in sockets.items():
         with contextlib.suppress(OSError):  # closed meanwhile, or not connected
             if os.readlink(f"/proc/self/fd/{descriptor}") == name:
-                with _borrowed(descriptor) as each:
+                with socket.socket(fileno=os.dup(descriptor)) as each:
                     each.shutdown(socket.SHUT_RDWR)
 
 

@@ -7,6 +7,7 @@ on the first loss.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 # The longest time between two heartbeats of a worker (a quarter of timeout_s if that is shorter).
 HEARTBEAT_S = 10.0
@@ -85,19 +86,14 @@ class WorldStatus:
     worlds_without_report: int = 0
 
 
-@dataclass(frozen=True)
-class Wait:
-    """Change nothing yet."""
+class Action(Enum):
+    """What `decide` returns, unless the trial fails."""
 
-
-@dataclass(frozen=True)
-class Reform:
-    """Form the next world from the members and the workers that are ready to join."""
-
-
-@dataclass(frozen=True)
-class Abandon:
-    """Mark as lost the members that have not left the world by now."""
+    WAIT = auto()
+    # Form the next world from the members and the workers that are ready to join.
+    REFORM = auto()
+    # Mark as lost the members that have not left the world by now.
+    ABANDON = auto()
 
 
 @dataclass(frozen=True)
@@ -107,42 +103,39 @@ class Fail:
     reason: str = ""
 
 
-Action = Wait | Reform | Abandon | Fail
-
-
-def decide(now: WorldStatus, limits: Limits) -> Action:
+def decide(now: WorldStatus, limits: Limits) -> Action | Fail:
     """Return what to do about a world.
 
     >>> fixed, elastic = Limits(60.0), Limits(60.0, min_workers=2, max_workers=3, wait_s=30.0)
     >>> decide(WorldStatus(members=2, lost=1), fixed)
     Fail(reason='')
     >>> decide(WorldStatus(members=2, lost=1, is_changing=True, left=1), elastic)
-    Wait()
+    <Action.WAIT: 1>
     >>> decide(WorldStatus(members=2, lost=1, is_changing=True, left=2), elastic)
-    Reform()
+    <Action.REFORM: 2>
     >>> decide(WorldStatus(members=2, lost=1, is_changing=True, left=1, elapsed_s=61.0), elastic)
-    Abandon()
+    <Action.ABANDON: 3>
     >>> decide(WorldStatus(members=1, lost=2, is_changing=True, left=1), elastic)
-    Wait()
+    <Action.WAIT: 1>
     >>> decide(WorldStatus(members=1, lost=2, is_changing=True, left=1, ready=1), elastic)
-    Reform()
+    <Action.REFORM: 2>
     >>> decide(WorldStatus(members=1, lost=2, is_changing=True, left=1, elapsed_s=31.0), elastic).reason[:21]
     '1 rank(s) are left, m'
     """
     if now.lost and (not limits.is_elastic or now.has_returned or not now.members):
         return Fail()  # a rank whose function has returned forms no world with the others
     if not now.is_changing:
-        return Wait()
+        return Action.WAIT
     if now.left < now.members:
-        return Wait() if now.elapsed_s <= limits.timeout_s else Abandon()
+        return Action.WAIT if now.elapsed_s <= limits.timeout_s else Action.ABANDON
     if now.has_stalled and not now.lost:
         return Fail()  # the ranks call different collectives, and would again in the next world
     if now.worlds_without_report > WORLDS_WITHOUT_REPORT:
         return Fail(f"{WORLDS_WITHOUT_REPORT} worlds in a row broke before anything was reported.")
     if limits.can_continue_with(now.members + now.ready):
-        return Reform()
+        return Action.REFORM
     if now.elapsed_s <= limits.wait_s:
-        return Wait()
+        return Action.WAIT
     return Fail(
         f"{now.members} rank(s) are left, min_workers={limits.min_workers}, and no replacement started "
         f"within min_workers_timeout_s={limits.wait_s:g} s"

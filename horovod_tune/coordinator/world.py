@@ -3,7 +3,7 @@
 What happens when a rank dies: the reply to `Worker.poll` is an error or overdue, so `lose` removes the
 worker and calls `policy.decide`. Either the trial fails (`failures`), or `_begin_change` breaks the world on
 the other ranks, so that none waits in a collective or a report. Each sends `NeedsWorld` when its training
-function has left the world (`record_left`). When all have, `policy.decide` returns `Reform`, and `_form_next`
+function has left the world (`record_left`). When all have, `policy.decide` returns `REFORM`, and `_form_next`
 assigns ranks in the next world to the remaining workers and to those that have started meanwhile.
 """
 
@@ -21,18 +21,7 @@ from horovod_tune import errors as error_text
 from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.events import EventQueue
-from horovod_tune.coordinator.policy import (
-    TICK_S,
-    Abandon,
-    Action,
-    Fail,
-    Limits,
-    Reform,
-    Wait,
-    WorldStatus,
-    backoff_s,
-    decide,
-)
+from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
 from horovod_tune.coordinator.workers import Worker, call_all, end_workers
 from horovod_tune.errors import StartFailed
@@ -296,7 +285,7 @@ class World:
         self._offer_change_if_due(bool(ready))
         self._act(decide(self._status(len(ready)), self.limits), ready)
 
-    def _act(self, action: Action, ready: Sequence[Worker]) -> None:
+    def _act(self, action: Action | Fail, ready: Sequence[Worker]) -> None:
         change = self._change
         if change is None:
             return
@@ -306,16 +295,16 @@ class World:
                     reason += f" The last error of a rank was: {change.error}"
                 stalled = [change.stalled] if change.stalled is not None else []
                 self._fail(change.lost or stalled, reason)
-            case Reform():
+            case Action.REFORM:
                 if self.slots.enough_remain(self.members, len(ready)):
                     self._end_leaving()
                 self._forget_offers()
                 self._form_next(change, ready)
-            case Abandon():
+            case Action.ABANDON:
                 text = f"did not leave its broken world within timeout_s={self.limits.timeout_s:g} s"
                 for worker in [each for each in self.members if each not in change.left]:
                     self.lose(worker, FailureKind.HUNG, text)
-            case Wait():
+            case Action.WAIT:
                 if time.monotonic() - change.began > 2 * TICK_S:
                     # A member that does not leave may be dead: an immediate reply shows it.
                     for worker in self.members:

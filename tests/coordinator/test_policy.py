@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from horovod_tune.coordinator import failures
-from horovod_tune.coordinator.policy import Abandon, Fail, Limits, Reform, Wait, WorldStatus, decide
+from horovod_tune.coordinator.policy import Action, Fail, Limits, WorldStatus, decide
 from horovod_tune.messages import Failed, FailureKind
 
 
@@ -26,15 +26,17 @@ def test_every_change_ends() -> None:
     for now, limits in changes(elapsed_s=61.0):
         action = decide(now, limits)
         enough = now.members + now.ready >= (limits.min_workers or 0)
-        expected = Abandon if now.left < now.members else Reform if enough else Fail
-        assert isinstance(action, expected), (now, limits, action)
+        if now.left < now.members:
+            assert action is Action.ABANDON, (now, limits, action)
+        else:
+            assert action is Action.REFORM if enough else isinstance(action, Fail), (now, limits, action)
 
 
 def test_a_world_is_formed_when_all_members_have_left_the_last_one_and_are_enough() -> None:
     for now, limits in changes(elapsed_s=1.0):
         action = decide(now, limits)
         ready = now.left == now.members and now.members + now.ready >= (limits.min_workers or 0)
-        assert isinstance(action, Reform if ready else Wait), (now, limits, action)
+        assert action is (Action.REFORM if ready else Action.WAIT), (now, limits, action)
 
 
 def test_only_the_first_lost_ranks_are_named():

@@ -100,28 +100,6 @@ def test_a_scheduler_resizes_a_running_trial(make: Callable[..., Elastic]) -> No
     assert [call[3] for call in first[0].called("rejoin")] == [b"four", b"three"]
 
 
-def test_a_worker_that_is_no_longer_wanted_is_killed_and_its_slot_released(
-    make: Callable[..., Elastic],
-) -> None:
-    trial = make(2, min_workers=1, max_workers=2, cluster_is_full=True)
-    assert trial.group.world.resize(4, b"")
-    assert trial.group.world.resize(3, b"")
-    assert trial.launcher.all_actors[3].called("kill") and trial.launcher.released == [3]
-    assert not trial.launcher.all_actors[2].called("kill")
-    assert trial.next_report().metrics == {"size": 2}
-
-
-def test_a_rank_that_dies_before_it_is_removed_is_not_replaced(make: Callable[..., Elastic]) -> None:
-    trial = make(2, min_workers=1, max_workers=2)
-    trial.group.world.resize(3, b"")
-    assert trial.next_report().metrics == {"size": 3}
-    del trial.world[2].replies["offer_change"]  # it does not reach a commit
-    trial.group.world.resize(2, b"")
-    trial.world[2].die()
-    assert trial.next_report().metrics == {"size": 2}
-    assert len(trial.launcher.all_actors) == 3 and trial.launcher.released == [2]
-
-
 @pytest.mark.parametrize("why", ["below its placement group", "nothing committed", "finished"])
 def test_a_resize_that_needs_a_restart_is_refused(make: Callable[..., Elastic], why: str) -> None:
     trial = make(2, min_workers=1, max_workers=2)

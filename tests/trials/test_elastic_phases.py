@@ -148,12 +148,21 @@ def train(config: dict[str, Any]) -> None:
 def train_with_a_sampler(config: dict[str, Any]) -> None:
     """Train each sample of each epoch once, as Horovod's elastic mode has it."""
     import horovod.torch as hvd
+    import torch
+    from horovod.common import elastic
+    from horovod.runner.elastic.worker import WorkerNotificationManager
 
     hvd.init()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    resets: list[int] = []
 
     @hvd.elastic.run
     def loop(state: Any) -> None:
+        # Horovod's own would listen on a port.
+        assert not isinstance(elastic.notification_manager, WorkerNotificationManager)
         while state.epoch < 2:
             for number, index in enumerate(state.sampler):
                 if state.epoch == 1 and number == 5 and hvd.rank() == 1:
@@ -166,12 +175,18 @@ def train_with_a_sampler(config: dict[str, Any]) -> None:
                 state.sampler.record_batch(number, 1)
                 if number % 2:
                     state.commit()
-            report(epoch=state.epoch, seen=sorted(each for each in state.seen if each is not None))
+            with torch.no_grad():
+                state.model.weight += state.epoch + 1
+            weight = hvd.allreduce(state.model.weight.detach()).item()
+            seen = sorted(each for each in state.seen if each is not None)
+            report(epoch=state.epoch, seen=seen, weight=weight, resets=len(resets))
             state.epoch, state.seen = state.epoch + 1, []
             state.sampler.set_epoch(state.epoch)
             state.commit()
 
-    loop(hvd.elastic.TorchState(sampler=sampler, epoch=0, seen=[]))
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, seen=[])
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    loop(state)
 
 
 ONCE = ("start, rank 0", "init", "allreduce", "commit", "report", "stopped")
@@ -236,3 +251,5 @@ def test_no_sample_of_an_epoch_is_trained_twice_and_none_left_out(trials: Any) -
     check_survived(trial)
     assert [each["epoch"] for each in records] == [0, 1]
     assert all(each["seen"] == list(range(SAMPLES)) for each in records)
+    assert [each["weight"] for each in records] == [1.0, 3.0], "on every rank"
+    assert records[-1]["resets"] >= 1

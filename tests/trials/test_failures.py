@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
-from pathlib import Path
 
-import psutil
 import pytest
 from processes import error_of, eventually, results_of, training_processes
+from ray import tune
 
 from horovod_tune import DistributedTrainableCreator
 
@@ -32,8 +30,6 @@ def run_failing(tune_run, function, **settings):
 
 @pytest.mark.contract
 def test_an_exception_in_one_rank_ends_the_trial_though_the_others_wait_in_an_allreduce(tune_run):
-    from ray import tune
-
     def train(config):
         import horovod.torch as hvd
         import torch
@@ -127,54 +123,42 @@ def test_an_hour_between_reports_is_no_hang(tune_run):
     assert [result["step"] for result in results_of(analysis.trials[0])] == [1]
 
 
+class KillOnce(tune.Callback):
+    """Kills the first trial's coordinator: while it trains, or when it is handed to the next trial."""
+
+    def __init__(self, moment):
+        self.moment, self.coordinator, self.is_killed = moment, 0, False
+
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        self.coordinator = result["pid"]
+        self.kill("training")
+
+    def on_trial_complete(self, iteration, trials, trial, **info):
+        self.kill("between two trials")
+
+    def kill(self, moment):
+        if moment == self.moment and not self.is_killed:
+            self.is_killed = True
+            os.kill(self.coordinator, signal.SIGKILL)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["start", "training"])
-def test_a_killed_coordinator_takes_its_ranks_with_it(tune_run, tmp_path, moment):
-    once = tmp_path / "killed"
-
+@pytest.mark.parametrize("moment", ["training", "between two trials"])
+def test_a_killed_coordinator_takes_its_ranks_with_it_and_is_one_failure_of_one_trial(tune_run, moment):
     def train(config):
-        import os
-        import time
-
         import horovod.torch as hvd
 
         from horovod_tune import report
 
         hvd.init()
         for step in range(3):
-            report(step=step, again=os.path.exists(once))
-            if not os.path.exists(once):
-                time.sleep(0.3)
-                Path(once.with_name("training")).touch()
-                time.sleep(60)
+            report(step=step)
 
-    def kill_the_coordinator():
-        ready = once.with_name("training")
-        end = time.monotonic() + 90
-        while time.monotonic() < end:
-            coordinators = [
-                process
-                for process in psutil.process_iter(["cmdline"])
-                if "ray::train" in " ".join(process.info["cmdline"] or [])
-                and str(process.ppid()) in raylets()
-            ]
-            if coordinators and (moment == "start" or ready.exists()):
-                once.touch()
-                coordinators[0].send_signal(signal.SIGKILL)
-                return
-            time.sleep(0.01)
-
-    killer = threading.Thread(target=kill_the_coordinator, daemon=True)
-    killer.start()
-    analysis = run_failing(tune_run, train, max_failures=2)
-    killer.join(timeout=100)
-    assert once.exists(), "the coordinator was never killed"
-    steps = [result["step"] for result in results_of(analysis.trials[0]) if result["again"]]
-    assert steps == [0, 1, 2]
-
-
-def raylets():
-    import ray
-
-    node = ray._private.worker._global_node
-    return {str(info.process.pid) for info in node.all_processes["raylet"]}
+    callback = KillOnce(moment)
+    analysis = run_failing(
+        tune_run, train, num_samples=2, max_concurrent_trials=1, max_failures=1, callbacks=[callback]
+    )
+    assert callback.is_killed
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED", "TERMINATED"]
+    assert [trial.last_result["step"] for trial in analysis.trials] == [2, 2]
+    assert sum(trial.num_failures for trial in analysis.trials) <= 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from dataclasses import replace
 
 import cloudpickle
 import pytest
@@ -13,6 +12,7 @@ from processes import results_of
 from sessions import simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator
+from horovod_tune.coordinator.policy import HEARTBEAT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -144,45 +144,14 @@ def test_copying_goes_on_when_the_process_that_owned_the_actor_has_ended(worker_
     assert node_transfer.begin(worker_node) is not first
 
 
-def report_often(config):
-    import horovod.torch as hvd
-
-    from horovod_tune import report
-
-    hvd.init()
-    for step in range(config["reports"]):
-        report(step=step)
-
-
 def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(cluster, tmp_path):
-    import cloudpickle
-    import ray
+    def train(config):
+        from horovod_tune import report
 
-    from horovod_tune.coordinator.policy import HEARTBEAT_S, Limits
-    from horovod_tune.coordinator.worker_group import WorkerGroup
-    from horovod_tune.gloo import gloo_backend
-    from horovod_tune.messages import Report, TrialRequest
-    from horovod_tune.spec.trial_spec import make_spec
+        for step in range(100):
+            report(step=step)
 
-    spec = make_spec(num_hosts=2, num_slots=2)
-    placement = spec.placement()
-    placement_group = ray.util.placement_group([dict(each) for each in placement.bundles], placement.strategy)
-    ray.get(placement_group.ready(), timeout=60)
-    here = ray.get_runtime_context().get_node_id()  # the head, which has no ranks
-    group = WorkerGroup(gloo_backend.launcher(spec, placement_group, node_id=here), Limits(60.0))
-    try:
-        request = TrialRequest(
-            "id", "trial", str(tmp_path), str(tmp_path), "experiment", {"reports": 100}, None
-        )
-        group.begin(replace(request, function=cloudpickle.dumps(report_often)))
-        assert len(group.workers) == 4 and not any(worker.channel for worker in group.workers)
-        began = time.monotonic()
-        steps = []
-        while isinstance(event := group.next_event(), Report):
-            steps.append(event.metrics["step"])
-            group.proceed(event.index, None)
-        assert steps == list(range(100))
-        assert time.monotonic() - began < 10 * HEARTBEAT_S
-    finally:
-        group.close()
-        ray.util.remove_placement_group(placement_group)
+    began = time.monotonic()
+    (trial,) = run(DistributedTrainableCreator(train, num_hosts=2, num_slots=1), tmp_path).trials
+    assert [result["step"] for result in results_of(trial)] == list(range(100))
+    assert time.monotonic() - began < 10 * HEARTBEAT_S

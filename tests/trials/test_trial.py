@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,37 +232,3 @@ def test_a_function_given_to_tune_without_the_factory_is_told_so(tune_run: Any) 
 
     (trial,) = tune_run(train, raise_on_failed_trial=False).trials
     assert "Give Tune DistributedTrainableCreator(train, num_slots=...) instead of train" in error_of(trial)
-
-
-class KillOnce(tune.Callback):
-    """Kills the first trial's coordinator when that trial is complete: when it is handed to the next."""
-
-    def __init__(self) -> None:
-        self.coordinator = 0
-        self.killed = 0
-
-    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-        self.coordinator = result["pid"]
-
-    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        if not self.killed:
-            self.killed = self.coordinator
-            os.kill(self.killed, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_the_death_of_a_coordinator_between_two_trials_is_one_failure_of_one_trial(tune_run: Any) -> None:
-    callback = KillOnce()
-    analysis = tune_run(
-        DistributedTrainableCreator(is_sound, num_slots=1),
-        num_samples=2,
-        max_concurrent_trials=1,
-        max_failures=1,
-        metric="loss",
-        mode="min",
-        callbacks=[callback],
-        raise_on_failed_trial=False,
-    )
-    assert callback.killed
-    assert [trial.status for trial in analysis.trials] == ["TERMINATED", "TERMINATED"]
-    assert sum(trial.num_failures for trial in analysis.trials) <= 1

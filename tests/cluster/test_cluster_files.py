@@ -200,6 +200,59 @@ def test_a_gpu_machine_is_asked_for_as_the_api_takes_it() -> None:
 # --- Kubernetes ---------------------------------------------------------------------------------------------
 
 
+# The fields of KubeRay's RayJob (ray.io/v1, operator 1.6 and newer) that the file uses, with their types.
+POD = {"template": dict}
+RAY_JOB = {
+    "entrypoint": str,
+    "runtimeEnvYAML": str,
+    "shutdownAfterJobFinishes": bool,
+    "ttlSecondsAfterFinished": int,
+    "backoffLimit": int,
+    "rayClusterSpec": {
+        "rayVersion": str,
+        "authOptions": {"mode": str},
+        "enableInTreeAutoscaling": bool,
+        "autoscalerOptions": {"idleTimeoutSeconds": int},
+        "headGroupSpec": {"serviceType": str, "rayStartParams": dict, **POD},
+        "workerGroupSpecs": [
+            {
+                "groupName": str,
+                "replicas": int,
+                "minReplicas": int,
+                "maxReplicas": int,
+                "rayStartParams": dict,
+                **POD,
+            }
+        ],
+    },
+}
+
+
+def check_shape(value: Any, shape: Any, path: str) -> None:
+    if isinstance(shape, list):
+        for index, one in enumerate(value):
+            check_shape(one, shape[0], f"{path}[{index}]")
+    elif isinstance(shape, dict):
+        assert set(value) == set(shape), f"{path}: {set(value) ^ set(shape)}"
+        for name, inner in shape.items():
+            check_shape(value[name], inner, f"{path}.{name}")
+    else:
+        assert type(value) is shape, f"{path} must be a {shape.__name__}, got {value!r}"
+
+
+def test_the_rayjob_has_the_fields_of_kuberay() -> None:
+    claim, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
+    assert claim["kind"] == "PersistentVolumeClaim"
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    check_shape(job["spec"], RAY_JOB, "spec")
+    if path := os.environ.get("KUBERAY_RAYJOB_CRD"):  # the operator's own ray.io_rayjobs.yaml
+        import jsonschema
+
+        versions = yaml.safe_load(Path(path).read_text())["spec"]["versions"]
+        (schema,) = (version["schema"]["openAPIV3Schema"] for version in versions if version["storage"])
+        jsonschema.validate(job, schema)
+
+
 def test_the_rayjob_keeps_to_itself() -> None:
     *_, job = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
     cluster = job["spec"]["rayClusterSpec"]

@@ -123,6 +123,28 @@ def test_an_hour_between_reports_is_no_hang(tune_run):
     assert [result["step"] for result in results_of(analysis.trials[0])] == [1]
 
 
+@pytest.mark.contract
+def test_a_rank_that_stops_answering_is_named(tune_run):
+    def train(config):
+        import os
+        import signal
+
+        import horovod.torch as hvd
+        import torch
+
+        from horovod_tune import report
+
+        hvd.init()
+        report(pid=os.getpid())
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        hvd.allreduce(torch.ones(1), name="never")
+
+    analysis = run_failing(tune_run, train, timeout_s=15)
+    text = error_of(analysis.trials[0])
+    assert "rank 1 of 2 on" in text and "stopped responding" in text, text
+
+
 class KillOnce(tune.Callback):
     """Kills the first trial's coordinator: while it trains, or when it is handed to the next trial."""
 

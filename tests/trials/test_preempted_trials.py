@@ -15,6 +15,7 @@ import sessions
 from sessions import drain_node, simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator, commit, get_state, report
+from horovod_tune.session.session import COMMIT_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -103,3 +104,40 @@ def test_a_trial_whose_only_node_is_about_to_go_moves_with_its_last_commit(
     assert len({each["pid"] for each in records}) == 2
     epochs = [each["epoch"] for each in records]
     assert len(epochs) - len(set(epochs)) <= 1, "at most the epoch that was reported last is done again"
+
+
+def train_on_nodes_that_all_go(config: dict[str, Any]) -> None:
+    """Do what a Slurm job does near its time limit, and train on until a commit has become a checkpoint."""
+    import horovod.torch as hvd
+    import ray
+
+    from horovod_tune import ray_compat
+
+    hvd.init()
+    state = get_state() or {"epoch": 0}
+    storage = Path(config["storage"])
+    while state["epoch"] < 2000:
+        state = {"epoch": state["epoch"] + 1}
+        if state["epoch"] == 3 and hvd.rank() == 0:
+            ray_compat.announce_end(ray.get_runtime_context().gcs_address)
+        is_saved = any(storage.rglob(COMMIT_FILE))
+        report(**state, is_saved=is_saved)
+        commit(state)
+        if hvd.broadcast_object(is_saved, 0):
+            return
+        time.sleep(0.05)
+
+
+def test_commits_become_checkpoints_when_all_nodes_are_about_to_go(cluster: Any, tmp_path: Path) -> None:
+    """Last in this module: its trials know of it from then on."""
+    from ray import tune
+
+    analysis = tune.run(
+        DistributedTrainableCreator(train_on_nodes_that_all_go, num_workers=1, min_workers=1),
+        config={"storage": str(tmp_path)},
+        storage_path=str(tmp_path),
+        verbose=0,
+    )
+    (trial,) = analysis.trials
+    assert trial.status == "TERMINATED" and trial.num_failures == 0
+    assert trial.last_result["is_saved"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from dataclasses import replace
 
 import cloudpickle
 import pytest
-from processes import results_of
+from processes import eventually, results_of
 from sessions import simulated_nodes
 
 from horovod_tune import DistributedTrainableCreator
-from horovod_tune.coordinator.policy import HEARTBEAT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -56,6 +56,25 @@ def test_each_host_gets_its_slots_and_ranks_are_consecutive_on_it(cluster, tmp_p
     assert sorted(result["everyone"]) == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
     first, second = set(result["nodes"][:2]), set(result["nodes"][2:])
     assert len(first) == len(second) == 1 and first != second
+
+
+def where_with_torch(config):
+    import os
+
+    import torch.distributed as dist
+
+    from horovod_tune import report
+
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, [int(os.environ[name]) for name in names])
+    report(everyone=everyone)
+
+
+def test_torchs_ranks_are_consecutive_on_each_host_too(cluster, tmp_path):
+    trainable = DistributedTrainableCreator(where_with_torch, backend="torch", num_hosts=2, num_slots=2)
+    (result,) = results_of(run(trainable, tmp_path).trials[0])
+    assert result["everyone"] == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
 
 
 def test_a_total_larger_than_one_node_spills_to_the_next(cluster, tmp_path):
@@ -144,14 +163,65 @@ def test_copying_goes_on_when_the_process_that_owned_the_actor_has_ended(worker_
     assert node_transfer.begin(worker_node) is not first
 
 
+def test_a_node_that_is_lost_is_an_error_in_time(cluster, tmp_path):
+    import ray
+
+    from horovod_tune.transfer import node_transfer
+
+    extra = cluster.add_node(num_cpus=0, resources={"extra": 1})
+    (node,) = [each["NodeID"] for each in cluster_nodes() if each["Resources"].get("extra")]
+    assert node_transfer.fingerprint_on(node, str(tmp_path), timeout_s=120)
+    cluster.remove_node(extra, allow_graceful=False)
+
+    def is_an_error():
+        try:
+            node_transfer.fingerprint_on(node, str(tmp_path), timeout_s=60)
+        except ray.exceptions.RayError:
+            return True
+        return False  # its processes take a moment to follow the node
+
+    eventually(is_an_error, within_s=120)
+
+
+def report_often(config):
+    import horovod.torch as hvd
+
+    from horovod_tune import report
+
+    hvd.init()
+    for step in range(config["reports"]):
+        report(step=step)
+
+
 def test_ranks_on_other_hosts_report_through_ray_without_waiting_for_a_poll(cluster, tmp_path):
-    def train(config):
-        from horovod_tune import report
+    import cloudpickle
+    import ray
 
-        for step in range(100):
-            report(step=step)
+    from horovod_tune.coordinator.policy import HEARTBEAT_S, Limits
+    from horovod_tune.coordinator.worker_group import WorkerGroup
+    from horovod_tune.gloo import gloo_backend
+    from horovod_tune.messages import Report, TrialRequest
+    from horovod_tune.spec.trial_spec import make_spec
 
-    began = time.monotonic()
-    (trial,) = run(DistributedTrainableCreator(train, num_hosts=2, num_slots=1), tmp_path).trials
-    assert [result["step"] for result in results_of(trial)] == list(range(100))
-    assert time.monotonic() - began < 10 * HEARTBEAT_S
+    spec = make_spec(num_hosts=2, num_slots=2)
+    placement = spec.placement()
+    placement_group = ray.util.placement_group([dict(each) for each in placement.bundles], placement.strategy)
+    ray.get(placement_group.ready(), timeout=60)
+    here = ray.get_runtime_context().get_node_id()  # the head, which has no ranks
+    group = WorkerGroup(gloo_backend.launcher(spec, placement_group, node_id=here), Limits(60.0))
+    try:
+        request = TrialRequest(
+            "id", "trial", str(tmp_path), str(tmp_path), "experiment", {"reports": 100}, None
+        )
+        group.begin(replace(request, function=cloudpickle.dumps(report_often)))
+        assert len(group.workers) == 4 and not any(worker.channel for worker in group.workers)
+        began = time.monotonic()
+        steps = []
+        while isinstance(event := group.next_event(), Report):
+            steps.append(event.metrics["step"])
+            group.proceed(event.index, None)
+        assert steps == list(range(100))
+        assert time.monotonic() - began < 10 * HEARTBEAT_S
+    finally:
+        group.close()
+        ray.util.remove_placement_group(placement_group)

@@ -182,7 +182,6 @@ def search_metadata(
 ) -> dict[str, Any]:
     """Return what is known of a search from the arguments of `tune.run` and its space."""
     search, scheduler = arguments.get("search_alg"), arguments.get("scheduler")
-    time_attr, rungs = ray_compat.rungs_of(scheduler)
     budget: Any = arguments.get("time_budget_s")
     space = ray_compat.space_of(search)
     return {
@@ -191,8 +190,6 @@ def search_metadata(
         "time_budget_s": budget.total_seconds() if hasattr(budget, "total_seconds") else budget,
         "searcher": ray_compat.describe_searcher(search),
         "scheduler": ray_compat.describe_scheduler(scheduler),
-        "time_attr": time_attr,
-        "rungs": rungs,
         **space_metadata({**(config or {}), **(space if isinstance(space, dict) else {})}),
     }
 

@@ -1,6 +1,6 @@
 """Runs in the driver: writes metadata for `analyze` that Tune writes only in pickles, or not at all.
 
-That is metric, mode, space, searcher, scheduler, rungs and resources, the versions of what trains and the
+That is metric, mode, space, searcher, scheduler and resources, the versions of what trains and the
 size of the cluster, in one JSON file next to Tune's own.
 """
 

@@ -41,19 +41,14 @@ def _written_out(found: re.Match[str]) -> str:
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(
-    values: Sequence[float], width: int = 20, low: float | None = None, high: float | None = None
-) -> str:
+def sparkline(values: Sequence[float] | np.ndarray, width: int = 20) -> str:
     """Return values as at most `width` blocks, higher ones taller; what is not finite is a dot.
 
-    Longer curves are cut into stretches of equal length and drawn by their means. `low` and `high` are the
-    scale's ends, the curve's own unless given (to compare several); values beyond are drawn at the end.
+    Longer curves are cut into stretches of equal length and drawn by their means.
 
     >>> sparkline([0, 1, 2, 3, float("nan"), 7])
     '▁▂▃▄·█'
     """
-    if width < 1:
-        raise ValueError(f"width must be at least 1, got {width}")
     parts = np.array_split(np.asarray(values, dtype=float), min(width, len(values)) or 1)
     finite = [part[np.isfinite(part)] for part in parts]
     with np.errstate(over="ignore", invalid="ignore"):  # values near the largest float
@@ -61,9 +56,7 @@ def sparkline(
         known = means[np.isfinite(means)]
         if not len(known):
             return "·" * len(values[:width])
-        bottom = known.min() if low is None else low
-        span = (known.max() if high is None else high) - bottom
-        heights = np.clip((means - bottom) / (span or 1.0), 0, 1) * (len(_BLOCKS) - 1)
+        heights = (means - known.min()) / ((known.max() - known.min()) or 1.0) * (len(_BLOCKS) - 1)
     return "".join("·" if math.isnan(height) else _BLOCKS[round(height)] for height in heights)
 
 

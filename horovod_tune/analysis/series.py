@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -103,61 +102,6 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
         steps.append((points[-1][0], steps[-1][1]))
     xs, ys = np.array(steps).reshape(-1, 2).T
     return xs, ys
-
-
-@dataclass(frozen=True)
-class Rung:
-    """The trials that reached one rung: their values there, and what happened to them.
-
-    `fates` are "went on", "stopped", "failed" or "running", one for each entry of `trials`.
-    """
-
-    iteration: int
-    trials: tuple[int, ...]
-    values: tuple[float, ...]
-    fates: tuple[str, ...]
-
-    def count(self, fate: str) -> int:
-        return self.fates.count(fate)
-
-
-def rungs(analysis: Analysis) -> list[Rung]:
-    """Return the rungs of an early-stopping scheduler with what every trial had to show there.
-
-    The rungs are the scheduler's own if they are recorded (`Analysis.record.rungs`), else the
-    iterations at which trials ended without a failure, the commonest dozen of them.
-    """
-    drawn = [curve for curve in curves(analysis) if np.isfinite(curve.iterations).any()]
-    reached = {curve.trial: int(np.nanmax(curve.iterations)) for curve in drawn}
-    steps = [step for step in analysis.record.rungs if any(far >= step for far in reached.values())]
-    if not steps:
-        over = ("TERMINATED", "UNKNOWN")
-        ends = [far for trial, far in reached.items() if analysis.trials[trial].status in over]
-        steps = [step for step, _ in Counter(ends or reached.values()).most_common(12)]
-    return [_rung(analysis, drawn, reached, step, steps) for step in sorted(steps)]
-
-
-def _rung(
-    analysis: Analysis, drawn: list[Curve], reached: dict[int, int], step: int, steps: list[int]
-) -> Rung:
-    beyond = min((other for other in steps if other > step), default=None)
-    trials, values, fates = [], [], []
-    for curve in drawn:
-        there = np.flatnonzero(curve.iterations >= step)
-        if not len(there):
-            continue
-        trials.append(curve.trial)
-        values.append(float(curve.values[there[0]]))
-        far, status = reached[curve.trial], analysis.trials[curve.trial].status
-        if beyond is not None and far >= beyond:
-            fates.append("went on")
-        elif status == "ERROR":
-            fates.append("failed")
-        elif status in ("RUNNING", "PENDING", "PAUSED"):
-            fates.append("running")
-        else:
-            fates.append("stopped" if beyond is not None else "went on")
-    return Rung(step, tuple(trials), tuple(values), tuple(fates))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from horovod_tune.analysis.expectations import Expectation, expectations, standings, time_in_words
 from horovod_tune.analysis.open_experiment import several_runs
 from horovod_tune.analysis.printable import one_line, printable, python_text, sparkline
 from horovod_tune.analysis.reader.plain_values import iteration_of
@@ -27,14 +26,13 @@ from horovod_tune.analysis.report.run_summary import (
     wall_time_s,
 )
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.series import Curve, curves
+from horovod_tune.analysis.series import curves
 from horovod_tune.analysis.trial_details import error_line
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _STYLES = {"TERMINATED": "", "RUNNING": "cyan", "PENDING": "dim", "PAUSED": "dim", "ERROR": "bold red"}
 _CONFIG_LINES, _LINES = 60, 5  # of the best configuration; of failures, and of problems
 _FIXED_WIDTH, _COLUMN_WIDTH = 68, 12  # what the columns of every table take, and a hyperparameter's
-_EXPECTED_WIDTH, _STANDING_WIDTH = 16, 15
 
 
 def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: bool = True) -> Group:
@@ -96,20 +94,10 @@ def _best(analysis: Analysis) -> list[RenderableType]:
 def _table(analysis: Analysis, rows: int, width: int) -> Table:
     # Where no trial keeps the limits, their values show how far they are from it.
     scored, best = analysis.is_scored, analysis.best_trial if analysis.has_best else None
-    expected, stands = (expectations(analysis), standings(analysis)) if scored else ({}, {})
-    found, room = varying_parameters(analysis), width - _FIXED_WIDTH
+    found = varying_parameters(analysis)
+    shown = found[: max(0, (width - _FIXED_WIDTH) // _COLUMN_WIDTH)]
     order = analysis.ranked
     left = [f"{len(order) - rows} more trials"] if len(order) > rows else []
-    # One hyperparameter is shown before these two are.
-    if expected and room < _EXPECTED_WIDTH + _COLUMN_WIDTH:
-        expected = {}
-        left.append("what is expected")
-    room -= _EXPECTED_WIDTH if expected else 0
-    if stands and room < _STANDING_WIDTH + _COLUMN_WIDTH:
-        stands = {}
-        left.append("places at rungs")
-    room -= _STANDING_WIDTH if stands else 0
-    shown = found[: max(0, room // _COLUMN_WIDTH)]
     left += [f"{len(found) - len(shown)} more hyperparameters"] if len(found) > len(shown) else []
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
@@ -120,10 +108,6 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         table.add_column("best", justify="right", no_wrap=True)
         table.add_column("curve", no_wrap=True, min_width=8)
     table.add_column("it", justify="right", no_wrap=True)
-    if expected:
-        table.add_column("expected", no_wrap=True)
-    if stands:
-        table.add_column("rung", no_wrap=True)
     for one in shown:
         table.add_column(_safe(one.name), overflow="ellipsis", no_wrap=True)
     drawn = curves(analysis) if scored else []
@@ -132,24 +116,14 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
         cells = [_safe(trial.trial_id), _safe(trial.status.lower(), _STYLES.get(trial.status, ""))]
         if scored:
             score = analysis.scores[index]
-            cells += [_number(score.last), _number(score.best), _spark(drawn[index], expected.get(index))]
+            cells += [_number(score.last), _number(score.best)]
+            cells.append(Text(sparkline(drawn[index].values, 16), style="cyan"))
         iteration = iteration_of(trial.last_result or {})
         cells.append(Text("" if iteration is None else str(iteration)))
-        if expected:
-            cells.append(Text(_expected(expected.get(index)), style="dim"))
-        if stands:
-            cells.append(Text(stands[index].text if index in stands else ""))
         cells += [_safe(_short(one.values[index])) for one in shown]
         table.add_row(*cells, style="bold" if trial is best else "")
 
-    notes = [f"not shown: {', '.join(left)}"] if left else []
-    if expected:
-        any_one = next(iter(expected.values()))
-        end = time_in_words(any_one.time_attr, max(each.end for each in expected.values()))
-        notes.append(f"expected: {analysis.metric} {end}, by the search's model of curves (dim)")
-    if stands:
-        notes.append("rung: the place among all trials that came as far, where one waits or was stopped")
-    table.caption = Text("\n").join(map(_safe, notes)) if notes else None
+    table.caption = _safe(f"not shown: {', '.join(left)}") if left else None
     return table
 
 
@@ -159,22 +133,6 @@ def _number(value: float) -> Text:
 
 def _short(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else text_of(value)
-
-
-def _spark(curve: Curve, expected: Expectation | None) -> Text:
-    """Return the curve as it was reported, and dimmed how it is expected to continue, on one scale."""
-    if expected is None:
-        return Text(sparkline(list(curve.values), 16), style="cyan")
-    every = [value for value in (*curve.values, *expected.middle) if math.isfinite(value)]
-    low, high = min(every), max(every)
-    drawn = Text(sparkline(list(curve.values), 11, low, high), style="cyan")
-    return drawn.append(sparkline(list(expected.middle[1:]), 5, low, high), style="dim")
-
-
-def _expected(expected: Expectation | None) -> str:
-    if expected is None:
-        return ""
-    return f"{expected.middle[-1]:.4g} ±{(expected.high[-1] - expected.low[-1]) / 2:.2g}"
 
 
 def watch(

@@ -50,7 +50,6 @@ from horovod_tune.ray_compat.queries import (
 from horovod_tune.ray_compat.schedules import (
     describe_scheduler,
     describe_searcher,
-    rungs_of,
     space_of,
     time_attr_of,
 )

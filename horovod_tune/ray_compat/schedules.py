@@ -55,18 +55,6 @@ def describe_scheduler(scheduler: Any) -> str:
     return f"{type(scheduler).__name__}({inside})" if inside else type(scheduler).__name__
 
 
-def rungs_of(scheduler: Any) -> tuple[str | None, list[float]]:
-    """Return what ASHA or `PromotingASHA` measures, and the times at which it decides."""
-    own = getattr(scheduler, "rung_times", None)
-    if own is not None:
-        return own[0], list(own[1])
-    times = set()
-    for bracket in getattr(scheduler, "_brackets", None) or []:
-        for rung in getattr(bracket, "_rungs", None) or []:
-            times.add(float(rung[0]))
-    return getattr(scheduler, "_time_attr", None), sorted(times)
-
-
 def describe_searcher(search: Any) -> str:
     """Return a search algorithm's class; a limiter around it is named with its bound."""
     if search is None or isinstance(search, str):

@@ -10,7 +10,6 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -315,7 +314,6 @@ class BayesOptSearch(Searcher):
                 "limits": [str(limit) for limit in self._limits],
                 "fits": self._optimizer.fit_states,
                 "limit_fits": self._optimizer.limits.states,
-                "predictions": self._predictions(self._space),
                 "queue": [queued.as_json() for queued in self._queue],
                 **self._history.as_json(),
             },
@@ -419,20 +417,6 @@ class BayesOptSearch(Searcher):
             return False
         self._history.add(Trial(trial_id, point))
         return True
-
-    def _predictions(self, space: SearchSpace) -> dict[str, Any]:
-        """Return how trials are expected to continue, for display only."""
-        try:
-            with one_thread():
-                curves = self._optimizer.predicted_curves(space, self._history, self._objectives())
-        except np.linalg.LinAlgError as error:
-            # Predictions are only displayed: an error in them must not prevent saving.
-            logger.warning("cannot predict how trials continue: %s", error)
-            curves = {}
-        return {
-            "time_attr": self._time_attr,
-            "curves": [{"trial_id": trial_id, **asdict(curve)} for trial_id, curve in curves.items()],
-        }
 
     def _warn_of_missing_time(self, trial_id: str, flat: Mapping[str, Any]) -> None:
         self._warn_once(

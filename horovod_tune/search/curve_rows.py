@@ -104,11 +104,6 @@ def axis(time: float) -> float:
     return math.log(max(time, 1e-9)) / math.log(_RATIO)
 
 
-def time_at(axis: FloatArray) -> FloatArray:
-    """Return the times at these coordinates of the model's axis."""
-    return np.exp(axis * math.log(_RATIO))
-
-
 def kept_times(curve: Iterable[float]) -> list[float]:
     """Return the times of a curve that are kept, in order: the last one, and the last of each interval.
 

@@ -12,7 +12,6 @@ import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
 from numpy.typing import NDArray
 
-from horovod_tune.analysis.reader.records import PredictedCurve
 from horovod_tune.analysis.scoring import non_dominated
 from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, trials_with_open_end
 from horovod_tune.search.earlier_experiment import EarlierExperiment
@@ -31,7 +30,6 @@ from horovod_tune.search.history import Ending, History
 from horovod_tune.search.initial_design import failure_model_of, quasi_random_point, remaining_point
 from horovod_tune.search.limit_models import LimitModels
 from horovod_tune.search.objectives import Objectives
-from horovod_tune.search.predicted_curves import curve_data, predicted_curves
 from horovod_tune.search.seeds import seed_for
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
@@ -203,9 +201,13 @@ class Optimizer:
         rows = rows_of(usable, self.horizon)
         points = features_of(space, usable)
         metric = state.objectives.metrics[0]
+        gains = rows.values if state.objectives.modes[0] == "max" else -rows.values
         model = self._fit(
             metric,
-            *curve_data(space, points, rows, state.objectives.modes[0]),
+            np.concatenate([points[rows.trials], rows.times[:, None]], axis=1),
+            gains,
+            np.append(space.feature_groups, space.dimension),
+            space.axes.with_time(),
             timed=True,
             task=state.earlier,
         )
@@ -255,29 +257,6 @@ class Optimizer:
             len(objectives.metrics) == 1
             and is_scale_free(self._acquisition)
             and has_curves(history.trials.values())
-        )
-
-    def predicted_curves(
-        self, space: SearchSpace, history: History, objectives: Objectives
-    ) -> dict[str, PredictedCurve]:
-        """Return how trials are expected to continue that were not trained to the end, by trial_id.
-
-        Nothing where suggestions are not made from learning curves, or none has been. The hyperparameters are
-        those of the latest suggestion, so that asking changes none of the next ones.
-        """
-        state = self.fit_states.get(objectives.metrics[0])
-        if state is None or not self._uses_learning_curves(history, objectives):
-            return {}
-        usable, _ = split_failed(history, objectives)
-        earlier = self._transfer_prior(space, history, objectives)
-        return predicted_curves(
-            space,
-            usable,
-            rows_of(usable, self.horizon),
-            objectives.modes[0],
-            self._options_with_scales,
-            state,
-            None if earlier is None else earlier.task,
         )
 
     def _fit(

@@ -205,11 +205,6 @@ class PromotingASHA(TrialScheduler):
             return None
         return self._continue_best(tune_controller)
 
-    @property
-    def rung_times(self) -> tuple[str, list[float]]:
-        """The metric that measures progress, and its values at the rungs, which `analyze` shows."""
-        return self._time_attr, list(self._rungs.levels)
-
     def debug_string(self) -> str:
         parts = [
             f"{level:g}: {len(values)} trials, {len(values) - waiting} of them went on or ended"

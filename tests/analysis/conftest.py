@@ -36,7 +36,7 @@ def _run(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
 def experiments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the finished experiments of `tune_experiments.py`, by name."""
     folder = tmp_path_factory.mktemp("experiments")
-    names = ("random", "asha", "promoting", "failing", "diverging", "distributed", "pbt", "plain_run")
+    names = ("random", "asha", "failing", "diverging", "distributed", "pbt", "plain_run")
     done = _run(folder, *names, "no_metric", "twice")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     yield folder

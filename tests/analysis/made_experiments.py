@@ -12,7 +12,7 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, RungTimes, TrialRecord
+from horovod_tune.analysis.reader.records import Domain, ExperimentRecord, TrialRecord
 from horovod_tune.analysis.results import Analysis
 
 START = 1_790_000_000.0
@@ -23,7 +23,6 @@ SPACE = {
     "net/act": Domain("categorical", "choice(['relu', 'tanh', 'gelu'])"),
     "net/width": Domain("integer", "randint(8, 256)"),
 }
-RUNGS = (1, 3, 9, 27)
 _TRACEBACK = """Failure # 1 (occurred at 2026-11-20_12-00-00)
 ray::DistributedTrainable.train() (pid=1, ip=10.0.0.1)
   File "train.py", line 17, in train
@@ -122,7 +121,6 @@ def made_experiment(
         domains=SPACE,
         searcher="BayesOptSearch, at most 4 at a time",
         scheduler="AsyncHyperBandScheduler(max_t=27, reduction_factor=3)" if asha else "first in, first out",
-        rung_times=RungTimes("training_iteration", RUNGS) if asha else None,
     )
     return Analysis(record, Folder(pafs.LocalFileSystem(), "/made", "/made"), metric="loss", mode="min")
 

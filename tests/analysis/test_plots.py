@@ -19,9 +19,7 @@ ONE_FIGURE = (
     "best_so_far",
     "parallel_coordinates",
     "importance",
-    "rungs",
     "timeline",
-    "interaction",
     "parameters",
 )
 
@@ -90,15 +88,6 @@ def test_one_hyperparameter_has_its_scale():
         plots.parameter(analysis, "nope")
 
 
-def test_an_interaction_takes_the_two_that_matter_most():
-    layout = plots.interaction(made_experiment(150)).layout
-    assert layout.xaxis.title.text == "lr" and layout.title.text.startswith("lr and ")
-    figure = plots.interaction(made_experiment(30), "momentum", "net/act")
-    assert figure.layout.xaxis.title.text == "momentum" and figure.layout.yaxis.title.text == "net/act"
-    (dots,) = figure.data
-    assert len(dots.x) == len(dots.marker.color) == np.isfinite(made_experiment(30).values).sum()
-
-
 def test_parallel_coordinates_have_every_trial_in_one_group():
     analysis = made_experiment(200)
     figure = plots.parallel_coordinates(analysis)
@@ -130,7 +119,7 @@ def test_start_up_that_is_not_known_is_not_drawn(experiments):
     assert "not recorded" in said(figure)
 
 
-@pytest.mark.parametrize("name", ["learning_curves", "best_so_far", "parallel_coordinates", "rungs"])
+@pytest.mark.parametrize("name", ["learning_curves", "best_so_far", "parallel_coordinates"])
 def test_without_values_a_picture_says_so(name):
     analysis = made_experiment(2)
     trials = tuple(

@@ -1,4 +1,4 @@
-"""The numbers behind the pictures: curves, best so far, rungs, timelines, hyperparameters, importances."""
+"""The numbers behind the pictures: curves, best so far, timelines, hyperparameters, importances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from made_experiments import RUNGS, START, made_experiment
+from made_experiments import START, made_experiment
 
 from horovod_tune.analysis import analyze, plots, series
 from horovod_tune.analysis.importance import TooFewTrials, importances
@@ -34,33 +34,6 @@ def test_the_best_so_far_only_gets_better_and_ends_with_the_search():
     assert xs[-1] == 40
     with pytest.raises(ValueError, match='against must be "time" or "trials", got \'days\''):
         series.best_so_far(analysis, "days")
-
-
-def test_every_trial_at_a_rung_has_a_fate():
-    analysis = made_experiment(120)
-    found = series.rungs(analysis)
-    assert [rung.iteration for rung in found] == list(RUNGS)
-    for rung, following in pairwise(found):
-        assert rung.count("went on") == len(following.trials)
-        assert sum(map(rung.count, ("went on", "stopped", "failed", "running"))) == len(rung.trials)
-    assert len(found[0].trials) == 120
-    assert found[0].count("failed") > 0
-    assert found[-1].count("stopped") == 0
-
-
-def test_without_written_rungs_trials_ends_stand_for_them():
-    analysis = made_experiment(60)
-    analysis = changed(analysis, [t for t in analysis.trials if t.status == "TERMINATED"], rung_times=None)
-    assert [rung.iteration for rung in series.rungs(analysis)] == list(RUNGS)
-
-
-def test_real_rungs_agree_with_what_tune_stopped(experiments):
-    analysis = analyze(experiments / "asha")
-    found = series.rungs(analysis)
-    assert found[0].iteration == 1
-    assert len(found[0].trials) == 9
-    ends = [trial.last_result["training_iteration"] for trial in analysis.trials]
-    assert found[0].count("stopped") == ends.count(1)
 
 
 def test_ranks_never_share_a_row_at_one_time():

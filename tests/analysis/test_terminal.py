@@ -58,13 +58,6 @@ def test_a_sparkline_shows_the_shape(values, width, line):
     assert sparkline(values, width) == line
 
 
-def test_sparklines_are_compared_on_a_given_scale():
-    assert sparkline([0, 10], low=0, high=20) == "▁▅"
-    assert sparkline([-5, 50], low=0, high=20) == "▁█"
-    with pytest.raises(ValueError, match="width must be at least 1, got 0"):
-        sparkline([1], 0)
-
-
 def test_the_best_comes_first_then_the_table_the_failures_and_the_facts():
     analysis = made_experiment(200)
     text = shown(analysis, rows=5)

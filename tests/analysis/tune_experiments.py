@@ -18,10 +18,8 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
-from ray.tune.search import ConcurrencyLimiter
 
 from horovod_tune.run_settings import ExperimentMetadata, search_metadata
-from horovod_tune.search import BayesOptSearch, PromotingASHA
 
 SPACE = {
     "lr": tune.loguniform(1e-4, 1e-1),
@@ -111,12 +109,6 @@ def plan(name: str) -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]
             synch=True,  # otherwise a busy machine may have one trial over before the other can learn from it
         )
         return Distributed, lr, {"num_samples": 2, "scheduler": pbt}, {}
-    if name == "promoting":
-        scheduler = PromotingASHA(max_t=6, grace_period=1, reduction_factor=2)
-        search = ConcurrencyLimiter(BayesOptSearch(random_state=1, max_t=6), max_concurrent=2)
-        keep = tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=1)
-        tuning = {"num_samples": 12, "scheduler": scheduler, "search_alg": search}
-        return Distributed, lr, tuning, {"checkpoint_config": keep}
     if name == "no_metric":
         return train, SPACE, {"metric": None, "mode": None}, {}
     if name == "killed":
@@ -164,10 +156,8 @@ def fit(name: str, folder: str) -> Any:
 
 
 def main(folder: str, names: list[str]) -> None:
-    from horovod_tune import ray_compat
     from horovod_tune.analysis import analyze
 
-    ray_compat.end_waits_of_paused_trials()
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     seen: dict[str, Any] = {}
     for name in names:

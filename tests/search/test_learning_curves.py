@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -286,104 +285,6 @@ def test_known_failures_are_avoided_from_the_second_point_on() -> None:
             search.on_trial_complete(str(number), None if bad else {METRIC: 1.0 + config["x"]}, error=bad)
         failures.append(failed)
     assert np.median(failures) <= 9, "a plain sequence has 12 of 16"
-
-
-def saved_predictions(search: BayesOptSearch, path: Path) -> dict[str, Any]:
-    search.save(str(path))
-    predictions = json.loads(path.read_text())["predictions"]
-    assert predictions["time_attr"] == "training_iteration"
-    return {curve["trial_id"]: curve for curve in predictions["curves"]}
-
-
-def test_a_saved_search_says_how_unfinished_trials_are_expected_to_go_on(tmp_path: Path) -> None:
-    inside, nearer = [], []
-    for seed, mode in enumerate(["min", "max", "min", "max"]):
-        sign = 1.0 if mode == "min" else -1.0
-        search = BayesOptSearch(SPACE, metric=METRIC, mode=mode, random_state=seed, max_t=EPOCHS)
-        configs = []
-        for number in range(14):  # every third one runs, every third one fails
-            config = search.suggest(f"t{number}")
-            assert config is not None
-            configs.append(config)
-            losses = [sign * loss for loss in curve(config)]
-            if number % 3 == 2:
-                search.on_trial_complete(f"t{number}", None, error=True)
-                continue
-            for epoch in range(1, EPOCHS + 1 if number % 3 else 4):
-                search.on_trial_result(f"t{number}", {METRIC: losses[epoch - 1], "training_iteration": epoch})
-            if number % 3:
-                search.on_trial_complete(f"t{number}", {METRIC: losses[-1], "training_iteration": EPOCHS})
-        found = saved_predictions(search, tmp_path / "state.json")
-        assert set(found) == {f"t{number}" for number in range(0, 14, 3)}
-        for number in range(0, 14, 3):
-            one = found[f"t{number}"]
-            assert one["times"][0] == 3 and one["times"][-1] == pytest.approx(EPOCHS)
-            assert all(np.diff(one["times"]) > 0)
-            middle = np.array(one["middle"])
-            assert np.all(one["low"] <= middle) and np.all(middle <= one["high"])
-            last, would = sign * curve(configs[number])[2], sign * final(configs[number])
-            inside.append(one["low"][-1] <= would <= one["high"][-1])
-            nearer.append(abs(middle[-1] - would) < abs(last - would))
-    assert np.mean(inside) >= 0.65 and np.mean(nearer) >= 0.9
-
-
-@pytest.mark.slow
-def test_asking_what_is_expected_changes_no_suggestion(tmp_path: Path) -> None:
-    class Asked(BayesOptSearch):
-        def on_trial_result(self, trial_id: str, result: Any) -> None:
-            super().on_trial_result(trial_id, result)
-            self.save(str(tmp_path / "state.json"))
-
-    arguments: dict[str, Any] = {"metric": METRIC, "mode": "min", "random_state": 3}
-    assert asha(Asked(**arguments), 14) == asha(BayesOptSearch(**arguments), 14)
-
-
-def test_a_search_without_curves_expects_nothing(tmp_path: Path) -> None:
-    search = BayesOptSearch(SPACE, metric=METRIC, mode="min")
-    assert saved_predictions(search, tmp_path / "before.json") == {}
-    for number in range(8):
-        config = search.suggest(f"t{number}")
-        search.on_trial_complete(f"t{number}", {METRIC: final(config), "training_iteration": 1})
-    assert saved_predictions(search, tmp_path / "after.json") == {}
-
-
-def test_at_most_two_hundred_curves_are_predicted_those_that_may_go_on_first(tmp_path: Path) -> None:
-    search = BayesOptSearch(SPACE, metric=METRIC, mode="min", max_t=EPOCHS)
-    generator = np.random.default_rng(0)
-    for number in range(230):
-        config = {name: float(generator.random()) for name in "xyz"}
-        trial = Trial(f"t{number}", search._ready().point(config))
-        for epoch in (1, 2):
-            trial.add_report(epoch, curve(config)[epoch - 1])
-        trial.ending = Ending.RUNNING if number % 10 == 0 else Ending.SCORED
-        trial.value = None if number % 10 == 0 else curve(config)[1]
-        search._history.add(trial)
-    assert search.suggest("next") is not None
-    found = saved_predictions(search, tmp_path / "state.json")
-    assert len(found) == 200 and {f"t{number}" for number in range(0, 230, 10)} <= set(found)
-
-
-def test_a_restored_search_still_says_what_it_expects(tmp_path: Path) -> None:
-    search = searcher(2, max_t=EPOCHS)
-    asha(search, 12)
-    before = saved_predictions(search, tmp_path / "before.json")
-    restored = searcher(2, max_t=EPOCHS)
-    restored.set_search_properties(METRIC, "min", SPACE)
-    restored.restore(str(tmp_path / "before.json"))
-    assert before and saved_predictions(restored, tmp_path / "after.json") == before
-
-
-def test_a_search_is_saved_also_where_its_expectations_cannot_be_worked_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*arguments: Any) -> None:
-        raise np.linalg.LinAlgError("3-th leading minor not positive definite")
-
-    search = searcher(2)
-    asha(search, 8)
-    monkeypatch.setattr(search._optimizer, "predicted_curves", fail)
-    assert saved_predictions(search, tmp_path / "state.json") == {}
-    assert "not positive definite" in caplog.text
 
 
 def distance(config: dict[str, Any]) -> float:

@@ -13,20 +13,18 @@ Colours are Okabe and Ito's for a few things and cividis for many: both are dist
 kind of colour blindness.
 """
 
-from horovod_tune.analysis.plots.hyperparameters import importance, interaction, parameter, parameters
+from horovod_tune.analysis.plots.hyperparameters import importance, parameter, parameters
 from horovod_tune.analysis.plots.learning_curves import best_so_far, learning_curves
 from horovod_tune.analysis.plots.parallel import parallel_coordinates
-from horovod_tune.analysis.plots.scheduling import pareto_front, rungs, timeline
+from horovod_tune.analysis.plots.scheduling import pareto_front, timeline
 
 __all__ = [
     "best_so_far",
     "importance",
-    "interaction",
     "learning_curves",
     "parallel_coordinates",
     "parameter",
     "parameters",
     "pareto_front",
-    "rungs",
     "timeline",
 ]

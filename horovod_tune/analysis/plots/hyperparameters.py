@@ -1,4 +1,4 @@
-"""The metric over the space: single hyperparameters, pairs of them, importances."""
+"""The metric over the space: single hyperparameters, and their importances."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.importance import METHOD, Importances, TooFewTrials, importances
+from horovod_tune.analysis.importance import METHOD, TooFewTrials, importances
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
@@ -82,46 +82,6 @@ def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, An
     return drawn, style.parameter_axis(one), y_axis, outside
 
 
-def interaction(analysis: Analysis, x: str | None = None, y: str | None = None) -> Figure:
-    """Draw two hyperparameters against each other, trials coloured by the metric, darkest best.
-
-    Without names the two most important hyperparameters are drawn.
-    """
-    metric, mode = analysis.require_metric()
-    if x is None or y is None:
-        rest = [name for name in _ranked(analysis) if name not in (x, y)]
-        x, y = x or rest.pop(0), y or rest.pop(0)
-    one, two, values = _named(analysis, x), _named(analysis, y), analysis.values
-    low, high, colours = style.shades(values, mode)
-    made = style.figure(f"{style.label(x)} and {style.label(y)}")
-    known = np.isfinite(values)
-    size = float(np.clip(1500 / max(len(values), 1), 5, 9))
-    bar = {"title": {"text": style.label(metric), "side": "right"}, "thickness": 12, "outlinewidth": 0}
-    dots = {"size": size, "line": {"color": "white", "width": 0.7}, "color": values[known]}
-    made.add_scatter(
-        x=style.on_axis(one)[known],
-        y=style.on_axis(two, 1)[known],
-        mode="markers",
-        marker=dots | {"cmin": low, "cmax": high, "colorscale": colours, "colorbar": bar},
-        text=style.hover_texts(analysis)[known],
-        hovertemplate="%{text}<br>" + style.label(metric) + " %{marker.color:.5g}<extra></extra>",
-        showlegend=False,
-    )
-    note = "the strongest colour is best"
-    x_axis, y_axis = style.parameter_axis(one), style.parameter_axis(two)
-    return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
-
-
-def _ranked(analysis: Analysis) -> list[str]:
-    try:
-        names = list(importances(analysis).names)
-    except TooFewTrials:
-        names = [one.name for one in varying_parameters(analysis)]
-    if len(names) < 2:
-        raise ValueError(f"an interaction needs two hyperparameters that vary; there are {len(names)}")
-    return names
-
-
 def importance(analysis: Analysis) -> Figure:
     """Draw how much each hyperparameter matters: permutation importance on a random forest (scikit-learn).
 
@@ -133,11 +93,6 @@ def importance(analysis: Analysis) -> Figure:
         found = importances(analysis)
     except TooFewTrials as error:
         return style.figure("Importance", height=200, empty=str(error))
-    return draw_importances(found)
-
-
-def draw_importances(found: Importances) -> Figure:
-    """Draw importances that are already known: see `importance`."""
     names = [style.label(name, 24) for name in found.names[:_BARS]]
     drop = np.maximum(found.drop, 0.0)[:_BARS]
     trust = f"R² of the model on held-out trials: {found.r2:.2f}"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod_tune.analysis import series
-from horovod_tune.analysis.expectations import expectations
 from horovod_tune.analysis.plots import style
 from horovod_tune.analysis.results import Analysis
 
@@ -17,17 +16,14 @@ if TYPE_CHECKING:
 
 _POINTS = 40_000  # of all curves together: what a browser draws without a pause
 _FEWEST, _MOST = 8, 400  # points of one curve
-_UNFINISHED = ("RUNNING", "PAUSED", "PENDING")
 
 
 def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     """Draw every trial's metric against its "iteration" or the experiment's wall-clock "time".
 
     Up to eight trials have a colour each; of more, the best values are darkest. The best trial is drawn in
-    orange over the others. A trial that started again is drawn from its new start. Against iterations a
-    dashed line shows how `BayesOptSearch` expects a running or waiting trial to continue, for a few trials
-    with a band that holds about 80 of 100 reports. Long curves are drawn with at most 400 points, their
-    extremes among them.
+    orange over the others. A trial that started again is drawn from its new start. Long curves are drawn
+    with at most 400 points, their extremes among them.
     """
     if against not in ("iteration", "time"):
         raise ValueError(f'against must be "iteration" or "time", got {against!r}')
@@ -47,11 +43,8 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     lines = [_line(curve, x / length, most, against) for curve, x in zip(drawn, xs, strict=True)]
     few = len(drawn) <= style.FEW
     made = style.figure("Learning curves").add_traces((_few if few else _many)(analysis, drawn, lines))
-    expected = _expected(analysis, drawn) if against == "iteration" else []
     colours = "" if few else "the strongest colour is best; orange: the best trial"
-    dashed = "dashed: as the search expects them to continue" if expected else ""
-    note = style.joined(f"{len(drawn):,} trials", style.direction(mode), colours, dashed, outside)
-    made.add_traces(expected)
+    note = style.joined(f"{len(drawn):,} trials", style.direction(mode), colours, outside)
     return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
 
 
@@ -107,24 +100,6 @@ def _together(
     names = np.repeat(style.trial_names(analysis)[[drawn[place].trial for place in places]], lengths)
     told = "%{text}<br>%{x}: %{y:.5g}<extra></extra>"
     return {"x": points[:, 0], "y": points[:, 1], "text": names, "hovertemplate": told, "showlegend": False}
-
-
-def _expected(analysis: Analysis, drawn: list[series.Curve]) -> list[Any]:
-    """Return the traces of how the unfinished trials are expected to continue."""
-    tints = dict(zip((curve.trial for curve in drawn), style.OKABE_ITO, strict=False))
-    few = len(drawn) <= style.FEW
-    traces: list[dict[str, Any]] = []
-    for number, one in expectations(analysis).items():
-        trial, tint = analysis.trials[number], tints.get(number, style.QUIET)
-        if trial.status not in _UNFINISHED:
-            continue
-        quiet = {"x": one.iterations, "showlegend": False, "mode": "lines"}
-        if few:
-            traces += style.band(one.low, one.high, tint, 0.14, quiet)
-        told = f"{style.as_text(trial.trial_id)}, expected<br>%{{x:.0f}}: %{{y:.5g}}<extra></extra>"
-        line = {"color": tint if few else style.faded(tint, 0.5), "dash": "dash", "width": 1.4}
-        traces.append(quiet | {"y": one.middle, "line": line, "hovertemplate": told})
-    return traces
 
 
 def best_so_far(

@@ -1,4 +1,4 @@
-"""What the scheduler and the cluster did: rungs and stops, which trial held which ranks when, the front."""
+"""Which trial held which ranks when, and the Pareto front of two metrics."""
 
 from __future__ import annotations
 
@@ -14,56 +14,8 @@ from horovod_tune.analysis.results import Analysis
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_FATES = (  # marks differ in shape as well as in colour
-    ("went on", style.OKABE_ITO[0], "circle"),
-    ("stopped", style.OKABE_ITO[1], "x"),
-    ("failed", style.OKABE_ITO[6], "triangle-down"),
-    ("running", style.OKABE_ITO[2], "diamond"),
-)
 _ROW_PX, _HIGHEST_PX = 22, 700
 _START = "#E0CE1A"
-
-
-def rungs(analysis: Analysis) -> Figure:
-    """Draw the trials at each rung of ASHA or HyperBand: which continued and which were stopped there.
-
-    Rungs are the scheduler's own if the experiment has them, else the iterations at which trials ended; the
-    figure is labelled accordingly.
-    """
-    metric, mode = analysis.require_metric()
-    found = series.rungs(analysis)
-    if not found:
-        return style.figure("Rungs and stops", empty=f"no trial has reported {metric}")
-    every = np.concatenate([np.array(rung.values) for rung in found])
-    rng = np.random.default_rng(0)
-    size = float(np.clip(1200 / max(len(rung.trials) for rung in found), 3, 8))
-    y_axis, outside = style.metric_axis(every, mode, f"{metric} at the rung")
-    known = "the scheduler's rungs" if analysis.record.rungs else "rungs are not recorded: where trials ended"
-    made = style.figure("Rungs and stops", style.joined(known, outside))
-    for fate, colour, mark in _FATES:
-        inside = [
-            (place, rung.values[n], rung.trials[n])
-            for place, rung in enumerate(found)
-            for n, each in enumerate(rung.fates)
-            if each == fate
-        ]
-        if inside:
-            places, ys, trials = map(list, zip(*inside, strict=True))
-            xs = np.array(places) + (-0.2 if fate == "went on" else 0.2)
-            made.add_scatter(
-                x=(xs + rng.uniform(-0.14, 0.14, len(xs))).astype(np.float32),
-                y=np.array(ys, np.float32),
-                text=style.trial_names(analysis)[trials],
-                mode="markers",
-                marker={"symbol": mark, "color": colour, "size": size, "opacity": 0.65},
-                name=fate,
-                hovertemplate=f"%{{text}}<br>%{{y:.5g}}, {fate}<extra></extra>",
-            )
-    ticks = [f"{rung.iteration}<br>{len(rung.trials)} came<br>{rung.count('went on')} on" for rung in found]
-    x_axis: dict[str, Any] = {"title": {"text": "iteration of the rung", "standoff": 12}, "tickangle": 0}
-    x_axis |= {"tickvals": list(range(len(found))), "ticktext": ticks}
-    x_axis |= {"range": [-0.5, len(found) - 0.5], "showgrid": False}
-    return made.update_layout(xaxis=x_axis, yaxis=y_axis, showlegend=True, legend_itemsizing="constant")
 
 
 def timeline(analysis: Analysis) -> Figure:

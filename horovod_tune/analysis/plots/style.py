@@ -159,12 +159,6 @@ def direction(mode: str) -> str:
     return "lower is better" if mode == "min" else "higher is better"
 
 
-def shades(values: np.ndarray, mode: str) -> tuple[float, float, list[str]]:
-    """Return a colour scale's ends for the metric and its colours, the best values' darkest."""
-    low, high, _ = robust_limits(values, mode)
-    return low, high, list(SEQUENTIAL if mode == "min" else SEQUENTIAL[::-1])
-
-
 def band(low: np.ndarray, high: np.ndarray, tint: str, alpha: float, look: Any, **line: Any) -> list[Any]:
     """Return the two traces of a filled band without border; `look` has what they share with its curve."""
     edge = look | {"line": {"width": 0, **line}, "hoverinfo": "skip"}

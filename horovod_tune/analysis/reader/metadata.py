@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +11,9 @@ from horovod_tune.analysis.experiment_metadata import METADATA_PREFIX, METADATA_
 from horovod_tune.analysis.reader.folders import Entry, Folder
 from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, read_json, text_or_none
 from horovod_tune.analysis.reader.records import (
-    TRAINING_ITERATION,
     Domain,
     Metadata,
-    PredictedCurve,
-    Predictions,
     Problem,
-    RungTimes,
     TrialRecord,
 )
 from horovod_tune.analysis.reader.runs import Run
@@ -36,7 +31,6 @@ def run_metadata(written: Mapping[str, Any]) -> Metadata:
         time_budget_s=number_or_none(written.get("time_budget_s")),
         searcher=text_or_none(written.get("searcher")),
         scheduler=text_or_none(written.get("scheduler")),
-        rung_times=_rung_times(written.get("time_attr"), written.get("rungs")),
         domains=domains or None,
         constants=mapping(written.get("constants")),
         resources=tuple(map(_amounts, _list(written.get("resources")))),
@@ -44,7 +38,7 @@ def run_metadata(written: Mapping[str, Any]) -> Metadata:
 
 
 def searcher_metadata(data: bytes) -> Metadata:
-    """Return what `BayesOptSearch` saved: metric, limits, front and predictions.
+    """Return what `BayesOptSearch` saved: metric, limits and front.
 
     Raises `ValueError` for anything else; the states of Tune's own searchers are pickles, which are not read.
     """
@@ -60,7 +54,6 @@ def searcher_metadata(data: bytes) -> Metadata:
         searcher=text_or_none(str(state.get("format", "")).rsplit(".", 1)[-1]) or None,
         limits=limits,
         front=_front(state.get("metric"), state.get("mode")),
-        predictions=_predictions(metric, state.get("predictions")),
     )
 
 
@@ -72,34 +65,6 @@ def _domain(written: dict[str, Any]) -> Domain:
 def _amounts(bundle: Any) -> dict[str, float]:
     numbers = {str(name)[:300]: number_or_none(amount) for name, amount in mapping(bundle).items()}
     return {name: amount for name, amount in numbers.items() if amount is not None}
-
-
-def _rung_times(time_attr: Any, values: Any) -> RungTimes | None:
-    """Return the times in a list, each once, smallest first; None if there are none."""
-    numbers = map(number_or_none, _list(values))
-    times = tuple(sorted({each for each in numbers if each is not None and 0 < each < 2**53}))
-    return RungTimes(text_or_none(time_attr) or TRAINING_ITERATION, times) if times else None
-
-
-def _predictions(metric: str | None, saved: Any) -> Predictions | None:
-    """Return what a saved search expects of its trials, without curves that are malformed."""
-    time_attr = text_or_none(mapping(saved).get("time_attr"))
-    if metric is None or time_attr is None:
-        return None
-    curves = {}
-    for entry in map(mapping, _list(mapping(saved).get("curves"))):
-        trial_id = entry.get("trial_id")
-        axes = [_finite(entry.get(name)) for name in ("times", "middle", "low", "high")]
-        if isinstance(trial_id, str) and axes[0] and len(set(map(len, axes))) == 1:
-            curves[trial_id] = PredictedCurve(*axes)
-    return Predictions(metric, time_attr, curves) if curves else None
-
-
-def _finite(values: Any) -> tuple[float, ...]:
-    """Return the numbers of a list; none if one of them is not finite."""
-    numbers = [number_or_none(value) for value in _list(values)]
-    found = tuple(number for number in numbers if number is not None and math.isfinite(number))
-    return found if len(found) == len(numbers) else ()
 
 
 def _front(metrics: Any, modes: Any) -> dict[str, str]:

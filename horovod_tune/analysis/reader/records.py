@@ -61,47 +61,16 @@ class TrialRecord:
         return place.rsplit("/", 1)[-1]
 
 
-@dataclass(frozen=True)
-class PredictedCurve:
-    """How `BayesOptSearch` expected a trial's metric to continue, from the last report it knew of to the end.
-
-    `times` are in units of `Predictions.time_attr`; about 80 of 100 reports are between `low` and `high`.
-    """
-
-    times: tuple[float, ...]
-    middle: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """The search's expectations when it was saved last; `curves` by trial_id."""
-
-    metric: str
-    time_attr: str
-    curves: dict[str, PredictedCurve]
-
-
 #: What Tune calls the number of a report.
 TRAINING_ITERATION = "training_iteration"
-
-
-@dataclass(frozen=True)
-class RungTimes:
-    """Where a scheduler decides about trials: `times`, smallest first, of what is reported as `time_attr`."""
-
-    time_attr: str
-    times: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
     """What a search has written about itself; what is not written stays None or empty.
 
-    `rung_times` are those at which ASHA or `PromotingASHA` decides. `domains` are the search space's.
-    `limits`, and the metrics with their modes in `front`, are those that `BayesOptSearch` was given;
-    `predictions` are its own.
+    `domains` are the search space's. `limits`, and the metrics with their modes in `front`, are those that
+    `BayesOptSearch` was given.
     """
 
     metric: str | None = None
@@ -110,13 +79,11 @@ class Metadata:
     time_budget_s: float | None = None
     searcher: str | None = None
     scheduler: str | None = None
-    rung_times: RungTimes | None = None
     domains: dict[str, Domain] | None = None
     constants: dict[str, Any] = field(default_factory=dict)
     resources: tuple[dict[str, float], ...] = ()
     limits: tuple[Limit, ...] = ()
     front: dict[str, str] = field(default_factory=dict)
-    predictions: Predictions | None = None
 
     def filled_in(self, other: Metadata) -> Metadata:
         """Return this with what only `other` knows."""
@@ -144,11 +111,3 @@ class ExperimentRecord(Metadata):
     sessions: tuple[float, ...] = ()
     is_copy: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def rungs(self) -> tuple[int, ...]:
-        """The iterations at which the scheduler decides; empty if it uses another time."""
-        known = self.rung_times
-        if known is None or known.time_attr != TRAINING_ITERATION:
-            return ()
-        return tuple(sorted({int(time) for time in known.times}))

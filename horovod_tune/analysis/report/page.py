@@ -6,15 +6,13 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from horovod_tune.analysis import plots
-from horovod_tune.analysis.importance import TooFewTrials, importances
-from horovod_tune.analysis.plots.hyperparameters import draw_importances
 from horovod_tune.analysis.report import sections
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import varying_parameters
@@ -58,7 +56,7 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         "progress": _progress(analysis, figures),
         "trade_offs": _trade_offs(analysis, pareto, figures),
         "space": _space(analysis, figures),
-        "schedule": _schedule(analysis, figures),
+        "schedule": figures.card(plots.timeline(analysis)),
         "table": sections.trials_table(analysis),
         "failures": sections.failures_section(analysis),
         "facts": sections.summary_section(analysis),
@@ -144,26 +142,9 @@ def _space(analysis: Analysis, figures: _Figures) -> str:
         why = "no hyperparameter varies" if analysis.has_best else "that needs a metric"
         return f'<p class="none">There is nothing to draw: {why}.</p>'
     cards = [figures.card(plots.parallel_coordinates(analysis), min_width=(len(found) + 1) * 92)]
-    cards.append(f'<div class="two">{"".join(_important(analysis, figures, [p.name for p in found]))}</div>')
+    cards.append(figures.card(plots.importance(analysis)))
     small = "".join(figures.card(plots.parameter(analysis, one.name)) for one in found[:_PARAMETERS])
     cards.append(f'<div class="multiples">{small}</div>')
     left = len(found) - _PARAMETERS
     cards += [f'<p class="said">{left} more hyperparameters are in the table.</p>'] if left > 0 else []
     return "".join(cards)
-
-
-def _important(analysis: Analysis, figures: _Figures, names: list[str]) -> Iterator[str]:
-    try:
-        found = importances(analysis)
-        ranked = list(found.names)
-        yield figures.card(draw_importances(found))
-    except TooFewTrials as error:
-        ranked = names
-        yield f'<div class="card"><h3>Importance</h3><p class="none">{escape(str(error))}.</p></div>'
-    if len(ranked) > 1:
-        yield figures.card(plots.interaction(analysis, *ranked[:2]))
-
-
-def _schedule(analysis: Analysis, figures: _Figures) -> str:
-    rungs = figures.card(plots.rungs(analysis)) if analysis.has_best else ""
-    return rungs + figures.card(plots.timeline(analysis))

@@ -12,7 +12,6 @@ from html import escape
 from importlib import metadata
 from typing import Any
 
-from horovod_tune.analysis.expectations import expectations, standings
 from horovod_tune.analysis.pareto import ParetoFront
 from horovod_tune.analysis.printable import python_text, yaml_text
 from horovod_tune.analysis.reader.plain_values import iteration_of
@@ -226,12 +225,6 @@ def _columns(analysis: Analysis) -> list[_Column]:
             _Column(f"best {metric}", lambda trial: scores[trial].best, True, _short),
             _Column("at iteration", lambda trial: scores[trial].best_iteration, True),
         ]
-        expected, stands = expectations(analysis), standings(analysis)
-        if expected:
-            ends = {trial: float(one.middle[-1]) for trial, one in expected.items()}
-            found.append(_Column(f"expected {metric}", ends.get, True, _short))
-        if stands:
-            found.append(_Column("rung", lambda trial: stands[trial].text if trial in stands else None))
     found += [
         _Column("iterations", lambda trial: _iterations(analysis, trial), True),
         _Column("time", lambda trial: _seconds(analysis, trial), True, duration),

@@ -90,9 +90,9 @@ _FRESH_STEPS, _FRESH_STEPS_MANY = 60, 30
 class FittedModel:
     """The covariance and scaling that a set of results gives; points in flight do not change them.
 
-    `earlier` is the state of a fit to fewer results. If it has the same results, nothing is fitted; without
-    `refit`, also not while there are few new ones. If `timed`, the results are reports, and the last feature
-    is their time. `task` is an earlier experiment's model of this task.
+    `earlier` is the state of a fit to fewer results. If it has the same results, nothing is fitted. If
+    `timed`, the results are reports, and the last feature is their time. `task` is an earlier experiment's
+    model of this task.
     """
 
     def __init__(
@@ -104,10 +104,9 @@ class FittedModel:
         axes: Axes | None = None,
         earlier: FitState | None = None,
         timed: bool = False,
-        refit: bool = True,
         task: EarlierTask | None = None,
     ) -> None:
-        self._axes, self._timed, self._refit = axes, timed, refit
+        self._axes, self._timed = axes, timed
         self._warpable = None if axes is None else axes.warpable
         self.state: FitState | None = None
         kept = thin(targets, options.process_points)
@@ -135,7 +134,6 @@ class FittedModel:
             chosen = found[number]
             self.covariance = self._covariance_of(fitted, task)
         self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
-        self._back = chosen.back
 
     def _fit(
         self, found: list[Scale], few: NDArray[np.int_], earlier: FitState | None
@@ -181,7 +179,7 @@ class FittedModel:
             warped, is_linear = len(theta) > self._without_warps, earlier.linear
             if len(theta) == self._without_warps + warped * warps:
                 grown = rows >= _FRESH_GROWTH * earlier.fresh_at
-                if earlier.data == digest or (not self._refit and rows > always_fresh and not grown):
+                if earlier.data == digest:
                     self.state = earlier
                     warpable = self._warpable if warped else None
                     targets = found[earlier.scale].targets[few]
@@ -251,10 +249,6 @@ class FittedModel:
             other.covariance = self._covariance_of(likelihood.hyperparameters(drawn), self._transfer)
             found.append(other)
         return found
-
-    def as_results(self, targets: FloatArray) -> FloatArray:
-        """Return values on the model's scale in the results' own unit."""
-        return self._back(self.offset + self.scale * targets)
 
     def condition(self) -> Conditioned:
         """Return the process given only the results, its targets standardised."""

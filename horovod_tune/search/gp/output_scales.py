@@ -14,9 +14,8 @@ transformation included (Snelson, Rasmussen & Ghahramani, 2004, "Warped Gaussian
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,23 +28,19 @@ SOFTNESSES = (1.0, 0.1)
 #: The lead that a scale needs: this times log10(10 / softness) is taken from its log posterior. Without it
 #: warped scales win by chance, which costs most where results are noisy.
 _PENALTY = 2.0
-#: How far, in powers of e, results are followed where the model's band goes beyond all that was seen.
-_FARTHEST = 30.0
 
 
 @dataclass(frozen=True)
 class Scale:
     """Results on one scale: `targets` have mean 0 and deviation 1, and are `(t - offset) / deviation`.
 
-    `log_slopes` are the logarithms of the slopes of `targets` by the results, both of shape (points,). `back`
-    leads from `t` to results.
+    `log_slopes` are the logarithms of the slopes of `targets` by the results, both of shape (points,).
     """
 
     targets: FloatArray
     offset: float
     deviation: float
     log_slopes: FloatArray
-    back: Callable[[FloatArray], FloatArray]
     #: Added to the log posterior of the model.
     log_prior: float = 0.0
 
@@ -59,36 +54,20 @@ def scales(results: FloatArray, depth: float, softnesses: Sequence[float]) -> It
     middle, best = float(np.median(results)), float(np.max(results))
     unit = best - middle
     below = np.maximum((middle - results) / unit - depth, 0.0) if unit > 0 else np.zeros_like(results)
-    yield _standardised(
-        compress(results, depth), -np.log1p(below), partial(decompress, middle=middle, unit=unit, depth=depth)
-    )
+    yield _standardised(compress(results, depth), -np.log1p(below))
     if unit <= 0:
         return
     gap = (best - results) / unit
     for softness in softnesses:
         warped = -np.log(gap + softness)
         # The slope of -log(g + c) is 1 / (g + c), whose logarithm is the value itself.
-        yield _standardised(
-            warped,
-            warped - math.log(unit),
-            partial(_unwarp, best=best, unit=unit, softness=softness),
-            _PENALTY * math.log10(softness / 10),
-        )
+        yield _standardised(warped, warped - math.log(unit), _PENALTY * math.log10(softness / 10))
 
 
-def _standardised(
-    values: FloatArray,
-    log_slopes: FloatArray,
-    back: Callable[[FloatArray], FloatArray],
-    log_prior: float = 0.0,
-) -> Scale:
+def _standardised(values: FloatArray, log_slopes: FloatArray, log_prior: float = 0.0) -> Scale:
     offset, deviation = float(np.mean(values)), float(np.std(values)) or 1.0
     targets = (values - offset) / deviation
-    return Scale(targets, offset, deviation, log_slopes - math.log(deviation), back, log_prior)
-
-
-def _unwarp(values: FloatArray, best: float, unit: float, softness: float) -> FloatArray:
-    return best - unit * (np.exp(np.minimum(-values, _FARTHEST)) - softness)
+    return Scale(targets, offset, deviation, log_slopes - math.log(deviation), log_prior)
 
 
 def compress(targets: FloatArray, depth: float) -> FloatArray:
@@ -107,16 +86,3 @@ def compress(targets: FloatArray, depth: float) -> FloatArray:
     below = (middle - targets) / unit - depth
     squeezed = middle - unit * (depth + np.log1p(np.maximum(below, 0.0)))
     return np.where(below > 0, squeezed, targets)
-
-
-def decompress(values: FloatArray, middle: float, unit: float, depth: float) -> FloatArray:
-    """Undo `compress`, of results with this median and this distance from it to the best.
-
-    >>> decompress(np.array([2.0, -6.6]), middle=1.0, unit=1.0, depth=3.0).round(0).tolist()
-    [2.0, -100.0]
-    """
-    if unit <= 0:
-        return values
-    beyond = (middle - values) / unit - depth
-    pulled_out = middle - unit * (depth + np.expm1(np.clip(beyond, 0.0, _FARTHEST)))
-    return np.where(beyond > 0, pulled_out, values)

@@ -100,18 +100,3 @@ def test_a_search_warps_only_by_default(acquisition: UpperConfidenceBound | None
     _, model = search._optimizer._fitted["loss"]
     own = next(scales(-np.exp(-10.0 * BOWL), 3.0, ())).targets
     assert np.array_equal(model.targets, own) == (acquisition is not None)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_every_scale_leads_back_to_the_results(seed: int) -> None:
-    results = np.random.default_rng(seed).standard_cauchy(50)
-    for scale in scales(results, 3.0, SOFTNESSES):
-        found = scale.back(scale.offset + scale.deviation * scale.targets)
-        assert found == pytest.approx(results, rel=1e-9, abs=1e-9)
-
-
-def test_the_way_back_of_values_beyond_all_results_is_finite_and_keeps_the_order() -> None:
-    for results in (np.random.default_rng(1).random(50), np.ones(5), np.array([0.0, 0.0, 1.0])):
-        for scale in scales(results, 3.0, SOFTNESSES):
-            found = scale.back(scale.offset + scale.deviation * np.linspace(-1e3, 1e3, 101))
-            assert np.all(np.isfinite(found)) and np.all(np.diff(found) >= 0)

@@ -6,8 +6,8 @@ import atexit
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from ray.tune import Callback
@@ -23,6 +23,8 @@ from horovod_tune.best_effort import best_effort_callback
 _ROWS = 16  # running trials in the live table; the others are counted
 # New best values, and the summary, are printed at most this often: short trials have many of both.
 _PAUSE_S = 5.0
+_REDRAWN_S = 0.5
+_STYLES = ("", "", "", "cyan", "dim", "dim")  # of the live table's columns
 _STATES = {"TERMINATED": "done", "ERROR": "failed", "PAUSED": "paused"}
 
 
@@ -39,24 +41,24 @@ class TrialProgress:
     ranks: Any = None
     values: list[float] = field(default_factory=list)
     ended: float | None = None
-    # Iteration and time of the first and the last report since it was started the last time.
-    first: tuple[int, float] | None = None
-    last: tuple[int, float] | None = None
+    # Iteration and time of each report since it was started the last time.
+    reports: list[tuple[int, float]] = field(default_factory=list)
 
     def left_s(self, now: float) -> float | None:
         """Return the seconds until its goal at its pace; None if that is not known."""
-        if self.state != "running" or self.goal is None or self.first is None or self.last is None:
+        if self.state != "running" or self.goal is None or not self.reports:
             return None
-        if self.last[0] <= self.first[0]:
+        (first, began), (last, reported) = self.reports[0], self.reports[-1]
+        if last <= first:
             return None
-        pace = (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
-        return max(0.0, (self.goal - self.last[0]) * pace - (now - self.last[1]))
+        pace = (reported - began) / (last - first)
+        return max(0.0, (self.goal - last) * pace - (now - reported))
 
     def text(self, metric: str | None, now: float) -> str:
         """Return the trial in one line."""
         goal = f" of {self.goal:g}" if self.goal is not None else ""
         parts = [f"{self.trial_id} {self.state}", f"iteration {self.iteration}{goal}"]
-        parts += [f"{metric} {self.values[-1]:.6g}"] if metric is not None and self.values else []
+        parts += [f"{metric} {self.values[-1]:.6g}"] if self.values else []
         parts.append(duration((self.ended or now) - self.began))
         left = self.left_s(now)
         return " · ".join(parts if left is None else [*parts, f"about {duration(left)} left"])
@@ -99,7 +101,7 @@ class Progress:
         if trial is None:
             goal = goal if isinstance(goal, (int, float)) else self.goal
             trial = self.trials[trial_id] = TrialProgress(trial_id, now, goal, dict(config or {}))
-        trial.state, trial.first, trial.last, trial.ended = "running", None, None, None
+        trial.state, trial.reports, trial.ended = "running", [], None
         return trial
 
     def restored(self, trial: Any, now: float) -> None:
@@ -122,8 +124,7 @@ class Progress:
         trial = self.trials.get(trial_id) or self.started(trial_id, now)
         iteration = result.get("training_iteration")
         trial.iteration = iteration if isinstance(iteration, int) else trial.iteration + 1
-        trial.last = (trial.iteration, now)
-        trial.first = trial.first or trial.last
+        trial.reports.append((trial.iteration, now))
         value = value_of(result, self.metric) if self.metric is not None else None
         if value is None or self.mode is None:
             return False
@@ -137,7 +138,7 @@ class Progress:
         """Record that a trial is "done", "failed", "restarting" or "paused"."""
         if trial_id in self.trials:
             trial = self.trials[trial_id]
-            trial.state, trial.ended = state, None if state == "paused" else now
+            trial.state, trial.ended = state, now if state in ("done", "failed") else None
 
     def count(self, *states: str) -> int:
         return sum(trial.state in states for trial in self.trials.values())
@@ -148,20 +149,19 @@ class Progress:
         It is assumed that trials take as long as the ended ones on average, and that as many run at a time as
         now. A time budget is an upper bound.
         """
-        budget = math.inf if self.budget_s is None else max(0.0, self.began + self.budget_s - now)
-        ended = [t for t in self.trials.values() if t.state in ("done", "failed") and t.ended]
-        running = [t for t in self.trials.values() if t.state == "running"]
-        left: list[float | None] = [t.left_s(now) for t in running]
-        estimate = math.inf
+        ended = [trial.ended - trial.began for trial in self.trials.values() if trial.ended is not None]
+        running = [trial for trial in self.trials.values() if trial.state == "running"]
+        left = [trial.left_s(now) for trial in running]
+        estimate = math.inf if self.budget_s is None else max(0.0, self.began + self.budget_s - now)
         if self.total is not None and ended:
-            mean = sum((t.ended or now) - t.began for t in ended) / len(ended)
+            mean = sum(ended) / len(ended)
             work = (max(0, self.total - len(self.trials)) + self.count("restarting", "waiting")) * mean
             for trial, own in zip(running, left, strict=True):
                 work += max(0.0, mean - (now - trial.began)) if own is None else own
-            estimate = work / max(1, len(running))
+            estimate = min(estimate, work / max(1, len(running)))
         elif self.total is not None and len(self.trials) >= self.total and left and None not in left:
-            estimate = max(own for own in left if own is not None)
-        return None if math.isinf(min(budget, estimate)) else min(budget, estimate)
+            estimate = min(estimate, max(own for own in left if own is not None))
+        return None if math.isinf(estimate) else estimate
 
     def summary(self, now: float) -> str:
         """Return the search in one line.
@@ -179,25 +179,35 @@ class Progress:
             parts.append(f"best {self.metric} {self.best_value:.6g} ({self.best_trial})")
         return " · ".join(parts)
 
-    def newest_running(self, most: int) -> tuple[list[TrialProgress], int]:
-        """Return the newest running trials, and how many more there are."""
-        running = [trial for trial in self.trials.values() if trial.state in ("running", "restarting")]
-        return running[-most:], max(0, len(running) - most)
 
+class View:
+    """Lines about trials and, where it can be redrawn, a table of the running ones instead of most lines.
 
-class PlainView:
-    """Plain lines: starts, ends, new best values, and each trial's progress every `every_s` seconds."""
+    `every_s` is the shortest time between two lines about a trial's progress. `redraw` gets a rich table of
+    at most `rows` trials, at most twice a second; `stop` is called when the search has ended.
+    """
 
-    def __init__(self, stream: Any, every_s: float):
-        self._stream, self._every_s = stream, every_s
-        self._printed: dict[str, float] = {}
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        every_s: float = 0.0,
+        redraw: Callable[[Any], None] | None = None,
+        rows: int = _ROWS,
+        stop: Callable[[], None] | None = None,
+    ):
+        self._write, self._every_s, self._redraw, self._rows, self._stop = write, every_s, redraw, rows, stop
+        self._shown: dict[str, float] = {}  # when which trial, or what else, was shown last
 
     def show(self, event: str, trial: TrialProgress, progress: Progress, now: float) -> None:
         pause_s = min(_PAUSE_S, self._every_s)
-        if event == "better" and not self._is_due("better", now, pause_s):
-            return
-        if event == "reported" and not self._is_due(trial.trial_id, now, self._every_s):
-            return
+        if self._redraw is not None:
+            self.tick(progress, now)
+            if event != "failed" and not event.startswith("continues"):
+                return
+        elif event in ("better", "reported"):
+            often = ("better", pause_s) if event == "better" else (trial.trial_id, self._every_s)
+            if not self._is_due(often[0], now, often[1]):
+                return
         line = trial.text(progress.metric, now) + (" · best so far" if event == "better" else "")
         if event == "started":
             line = f"{trial.trial_id} started  {settings(trial.config)}".rstrip()
@@ -205,122 +215,94 @@ class PlainView:
             line = f"{trial.trial_id} continues after iteration {trial.iteration}"
         elif event.startswith("continues"):
             line = f"{trial.trial_id} {event}"
-        self._print(line)
-        self._printed[trial.trial_id] = now
-        if event in ("done", "failed") and self._is_due("summary", now, pause_s):
-            self._print(progress.summary(now))
+        self._write(one_line(line))
+        self._shown[trial.trial_id] = now
+        if self._redraw is None and event in ("done", "failed") and self._is_due("summary", now, pause_s):
+            self._write(one_line(progress.summary(now)))
 
     def _is_due(self, what: str, now: float, every_s: float) -> bool:
-        if now - self._printed.get(what, -math.inf) < every_s:
+        if now - self._shown.get(what, -math.inf) < every_s:
             return False
-        self._printed[what] = now
+        self._shown[what] = now
         return True
 
     def tick(self, progress: Progress, now: float) -> None:
-        pass
+        if self._redraw is not None and self._is_due("table", now, _REDRAWN_S):
+            self._redraw(self._table(progress, now))
 
     def close(self, progress: Progress, now: float) -> None:
-        self._print(f"search ended: {progress.summary(now)}")
+        if self._stop is not None:
+            self._stop()
+        self._write(one_line(f"search ended: {progress.summary(now)}"))
 
-    def _print(self, line: str) -> None:
-        print(one_line(line), file=self._stream, flush=True)
-
-
-class LiveView:
-    """A table at the terminal's foot, redrawn at most four times a second; other output scrolls above it."""
-
-    every_s = 0.25
-
-    def __init__(self, stream: Any):
-        try:
-            from rich.console import Console
-            from rich.live import Live
-        except ImportError as error:
-            raise ImportError("live progress needs rich: pip install 'horovod_tune[analysis]'") from error
-        self._console = Console(file=stream, force_terminal=True, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._live.start()
-        atexit.register(self._live.stop)  # an error must not leave the cursor hidden
-        self._drawn = -math.inf
-
-    def show(self, event: str, trial: TrialProgress, progress: Progress, now: float) -> None:
-        if event == "failed":
-            self._console.print(one_line(trial.text(progress.metric, now)), markup=False)
-        elif event.startswith("continues"):
-            self._console.print(one_line(f"{trial.trial_id} {event}"), markup=False)
-        self.tick(progress, now)
-
-    def tick(self, progress: Progress, now: float) -> None:
-        if now - self._drawn >= self.every_s:
-            self._drawn = now
-            self._live.update(self.render(progress, now), refresh=True)
-
-    def close(self, progress: Progress, now: float) -> None:
-        self._live.stop()
-        atexit.unregister(self._live.stop)
-        self._console.print(one_line(f"search ended: {progress.summary(now)}"), markup=False)
-
-    def render(self, progress: Progress, now: float) -> Any:
+    def _table(self, progress: Progress, now: float) -> Any:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, show_header=False)
-        shown, more = progress.newest_running(max(1, min(_ROWS, self._console.height - 5)))
-        for trial in shown:
-            name, *middle, config = trial.cells(now)
-            styles = ["", "", "cyan", "dim"]
-            table.add_row(
-                Text(name, style="bold" if trial.trial_id == progress.best_trial else ""),
-                *(Text(cell, style=style) for cell, style in zip(middle, styles, strict=True)),
-                Text(config, style="dim", overflow="ellipsis", no_wrap=True),
-            )
-        below = [Text(f"and {more} more running", style="dim")] if more else []
+        running = [trial for trial in progress.trials.values() if trial.state in ("running", "restarting")]
+        for trial in running[-self._rows :]:
+            cells = [Text(cell, style=style) for cell, style in zip(trial.cells(now), _STYLES, strict=True)]
+            cells[0].style = "bold" if trial.trial_id == progress.best_trial else ""
+            cells[-1].overflow, cells[-1].no_wrap = "ellipsis", True
+            table.add_row(*cells)
+        more = len(running) - self._rows
+        below = [Text(f"and {more} more running", style="dim")] if more > 0 else []
         return Group(table, *below, Text(one_line(progress.summary(now)), style="bold"))
 
 
-class NotebookView:
-    """The same table as one output of a notebook's cell, redrawn at most twice a second."""
-
-    every_s = 0.5  # every drawing is a message to the browser
-
-    def __init__(self) -> None:
-        from IPython.display import HTML, display
-
-        self._html, self._drawn = HTML, -math.inf
-        self._output: Any = display(HTML("<div></div>"), display_id=True)
-
-    def show(self, event: str, trial: TrialProgress, progress: Progress, now: float) -> None:
-        self.tick(progress, now)
-
-    def tick(self, progress: Progress, now: float) -> None:
-        if now - self._drawn < self.every_s:
-            return
-        self._drawn = now
-        shown, more = progress.newest_running(_ROWS)
-        rows = [[f"<td>{_html(cell[:200])}</td>" for cell in trial.cells(now)] for trial in shown]
-        table = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-        left = f"<div>and {more} more running</div>" if more else ""
-        summary = f"<div><strong>{_html(progress.summary(now))}</strong></div>"
-        self._output.update(self._html(f"<div><table><tbody>{table}</tbody></table>{left}{summary}</div>"))
-
-    def close(self, progress: Progress, now: float) -> None:
-        self._output.update(self._html(f"<div>search ended: {_html(progress.summary(now))}</div>"))
+def plain_view(stream: Any, every_s: float) -> View:
+    return View(lambda line: print(line, file=stream, flush=True), every_s)
 
 
-def _html(text: str) -> str:
-    return escape(one_line(text))
+def live_view(stream: Any) -> View:
+    """Return a table at the terminal's foot; other output, and lines on failures, scroll above it."""
+    try:
+        from rich.console import Console
+        from rich.live import Live
+    except ImportError as error:
+        raise ImportError("live progress needs rich: pip install 'horovod_tune[analysis]'") from error
+    console = Console(file=stream, force_terminal=True, highlight=False)
+    live = Live(console=console, auto_refresh=False, transient=True)
+    live.start()
+    atexit.register(live.stop)  # an error must not leave the cursor hidden
+
+    def stop() -> None:
+        live.stop()
+        atexit.unregister(live.stop)
+
+    return View(
+        lambda line: console.print(line, markup=False),
+        redraw=lambda table: live.update(table, refresh=True),
+        rows=max(1, min(_ROWS, console.height - 5)),
+        stop=stop,
+    )
 
 
-def _view(stream: Any, live: bool | None, every_s: float) -> PlainView | LiveView | NotebookView:
+def notebook_view() -> View:
+    """Return the same table as an output of a notebook's cell, which is empty at the end."""
+    from IPython.display import HTML, display
+
+    from horovod_tune.analysis.terminal import as_html
+
+    cell: Any = display(HTML("<div></div>"), display_id=True)
+    return View(
+        print,
+        redraw=lambda table: cell.update(HTML(as_html(table))),
+        stop=lambda: cell.update(HTML("<div></div>")),
+    )
+
+
+def _view(stream: Any, live: bool | None, every_s: float) -> View:
     # A notebook's kernel has IPython loaded; no other process should load it to find out.
     ipython = sys.modules.get("IPython")
     shell = type(ipython.get_ipython()).__name__ if ipython is not None else ""
     if live is not False and stream is None and shell == "ZMQInteractiveShell":
-        return NotebookView()
+        return notebook_view()
     stream = stream or sys.stdout
     live = live if live is not None else bool(getattr(stream, "isatty", lambda: False)())
-    return LiveView(stream) if live else PlainView(stream, every_s)
+    return live_view(stream) if live else plain_view(stream, every_s)
 
 
 @best_effort_callback("showing the progress")
@@ -367,19 +349,10 @@ class ProgressCallback(Callback):
         self._progress = Progress(metric=metric, mode=mode)
         self._view: Any = None
         self._started = self._metadata_written = False
-        # Tune's objects of running trials, whose status is looked at: no hook is called when one is paused.
-        self._running: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks, but not a screen and an open stream.
-        fresh: dict[str, Any] = {
-            "_view": None,
-            "_stream": None,
-            "_started": False,
-            "_metadata_written": False,
-            "_running": {},
-        }
-        return self.__dict__ | fresh
+        return self.__dict__ | {"_view": None, "_stream": None, "_started": False, "_metadata_written": False}
 
     def setup(
         self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any
@@ -408,14 +381,11 @@ class ProgressCallback(Callback):
         if not self._metadata_written:
             self._metadata_written = True
             write_metadata(trial, {"metric": self._metric, "mode": self._mode})
-        known = self._progress.trials.get(trial.trial_id)
+        state = getattr(self._progress.trials.get(trial.trial_id), "state", "")
         # A restored trial without a checkpoint begins again.
-        resumed = known is not None and (
-            known.state == "paused" or (known.state == "waiting" and trial.checkpoint is not None)
-        )
+        resumed = state == "paused" or (state == "waiting" and trial.checkpoint is not None)
         goal = (trial.stopping_criterion or {}).get("training_iteration")
         self._progress.started(trial.trial_id, time.time(), goal, trial.evaluated_params)
-        self._running[trial.trial_id] = trial
         self._show("resumed" if resumed else "started", trial.trial_id)
 
     def on_trial_result(
@@ -439,11 +409,9 @@ class ProgressCallback(Callback):
         self._end(trial.trial_id, "restarting")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        for trial_id, trial in list(self._running.items()):
-            if trial.status in _STATES:
-                del self._running[trial_id]
-                if trial.status == "PAUSED":
-                    self._progress.ended(trial_id, "paused", time.time())
+        for trial in trials:  # no hook is called when one is paused
+            if trial.status == "PAUSED":
+                self._progress.ended(trial.trial_id, "paused", time.time())
         if self._view is not None:
             self._view.tick(self._progress, time.time())
 

@@ -351,10 +351,10 @@ class Analysis:
 
     def _repr_html_(self) -> str:
         try:
-            from horovod_tune.analysis.terminal import as_html
+            from horovod_tune.analysis.terminal import as_html, view
         except ImportError:  # rich is an extra
             return f"<pre>{escape(repr(self))}</pre>"
-        return as_html(self)
+        return as_html(view(self, rows=10, width=140, with_summary=False))
 
     def errors(self) -> dict[str, str]:
         """Return the full text of each failed trial's error file, by trial_id."""

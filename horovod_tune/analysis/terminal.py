@@ -58,10 +58,10 @@ def view(analysis: Analysis, *, rows: int = 20, width: int = 100, with_summary: 
     return Group(*parts)
 
 
-def as_html(analysis: Analysis, *, rows: int = 10, width: int = 160) -> str:
-    """Return what `view` shows as HTML without scripts, for a notebook."""
-    screen = Console(record=True, file=io.StringIO(), width=width, force_jupyter=False)
-    screen.print(view(analysis, rows=rows, width=width - 20, with_summary=False))
+def as_html(shown: RenderableType) -> str:
+    """Return what rich would print as HTML without scripts, for a notebook."""
+    screen = Console(record=True, file=io.StringIO(), width=160, force_jupyter=False)
+    screen.print(shown)
     look = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
     return screen.export_html(inline_styles=True, code_format=look)
 

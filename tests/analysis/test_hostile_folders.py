@@ -17,7 +17,7 @@ from mutations import damage
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.export import escape_formula, write_csv, write_parquet
 from horovod_tune.analysis.printable import one_line, printable
-from horovod_tune.analysis.progress import LiveView, PlainView, Progress
+from horovod_tune.analysis.progress import Progress, live_view, plain_view
 from horovod_tune.analysis.reader.folders import UnusableFile, open_folder
 from horovod_tune.analysis.reader.plain_values import plain, read_json
 from horovod_tune.analysis.report import render
@@ -181,12 +181,10 @@ def test_no_text_of_an_experiment_steers_the_terminal(home, tmp_path):
     assert r"\x1b]0;title" in shown
 
 
-@pytest.mark.parametrize("view", [PlainView, LiveView])
+@pytest.mark.parametrize("view", [lambda stream: plain_view(stream, 0.0), live_view])
 def test_no_text_of_a_search_steers_the_terminal_while_it_runs(view):
-    if view is LiveView:
-        pytest.importorskip("rich")
     stream, progress = io.StringIO(), Progress(metric=EVIL, mode="min")
-    shown = view(stream, 0.0) if view is PlainView else view(stream)
+    shown = view(stream)
     progress.started(EVIL, 0.0, config={EVIL: EVIL})
     progress.reported(EVIL, {EVIL: 1.0}, 1.0)
     for event in ("started", "better", "failed"):

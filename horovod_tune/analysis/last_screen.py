@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from horovod_tune.analysis.reader.folders import has_uri, shown_place
 from horovod_tune.analysis.reader.metadata import searcher_metadata
 from horovod_tune.analysis.reader.records import Metadata
-from horovod_tune.analysis.scoring import Score, best_index, kept, non_dominated, value_of
+from horovod_tune.analysis.scoring import kept, non_dominated, value_of
 from horovod_tune.analysis.trial_details import error_line
 
 if TYPE_CHECKING:
@@ -78,16 +79,13 @@ def _front(trials: Sequence[Any], among: int, modes: dict[str, str], within: str
 
 
 def _best(trials: Sequence[Any], progress: Progress, within: str) -> list[tuple[str, str]]:
-    metric, mode = progress.metric, progress.mode
-    index, values = None, []
-    if metric is not None and mode is not None:
-        values = [value_of(_last_known(trial), metric) for trial in trials]
-        scores = [Score(math.nan if value is None else value) for value in values]
-        index = best_index(scores, mode, "last")
-    if index is None:
+    metric = progress.metric
+    known = [(value_of(_last_known(trial), metric), trial) for trial in trials] if metric is not None else []
+    finite = [(value, trial) for value, trial in known if value is not None and math.isfinite(value)]
+    if not finite:
         of = f" has a finite {metric} and" if metric else ""
         return [("best trial", f"none: no trial's last report{of} meets {within}")] if within else []
-    best, value = trials[index], values[index]
+    value, best = (max if progress.mode == "max" else min)(finite, key=itemgetter(0))
     text = f"{best.trial_id}, {metric} {value:.6g} at its last report"
     rows = [("best trial", f"{text}, within {within}" if within else text)]
     if not within and progress.best_value != value:

@@ -47,7 +47,7 @@ def analyze(
         raise ValueError(f'mode must be "min" or "max", got {mode!r}')
     if scope not in SCOPES:
         raise ValueError(f'scope must be "last" or "all", got {scope!r}')
-    given = None
+    given: list[Limit] | None = None
     if limits is not None:
         given = [parse_limit(limit) if isinstance(limit, str) else limit for limit in limits]
     known: tuple[str | None, str | None] = (None, None)
@@ -55,12 +55,8 @@ def analyze(
     if isinstance(experiment, (str, os.PathLike)):
         folder = open_folder(experiment, filesystem)
     else:
-        result = result_of(experiment)
-        if result is None:
-            got = type(experiment).__name__
-            raise TypeError(f"experiment must be a path, or what tune.run or Tuner.fit returned; got {got}")
-        folder, known = result.folder, (result.metric, result.mode)
-        trial_ids = result.trial_ids if run is None else None
+        folder, known, trial_ids = result_of(experiment)
+        trial_ids = trial_ids if run is None else None
     record = read_experiment(folder, run=run, trial_ids=trial_ids)
     if run is None and trial_ids is None and len(record.runs) > 1:
         warnings.warn(f"{record.path}: {several_runs(record)}", stacklevel=2)

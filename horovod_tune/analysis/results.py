@@ -21,7 +21,7 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.scoring import Limit, Score, best_index, kept, score, value_of
+from horovod_tune.analysis.scoring import Limit, Score, kept, score, value_of
 from horovod_tune.analysis.trial_details import config_changes, plain_text
 from horovod_tune.errors import HorovodTuneError
 
@@ -117,7 +117,7 @@ class Analysis:
         if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
             return "finished" if self.run is not None else "unknown"
         last = self.record.last_write
-        if last is not None and time.time() - last < _QUIET_S and not self.record.is_copy:
+        if last is not None and time.time() - last < _QUIET_S:
             return "running"
         return "interrupted" if self.run is not None else "unknown"
 
@@ -184,13 +184,13 @@ class Analysis:
         """Return a trial's reports; if its result.json is lost, the last one that Tune's state has."""
         return trial.rows or ((trial.last_result,) if trial.last_result else ())
 
-    @cached_property
+    @property
     def _best(self) -> int:
-        winner = best_index(self.scores, self.require_metric()[1], self.scope)
-        if winner is None:
+        self.require_metric()
+        if self.best_number is None:
             value = f"{'last ' if self.scope == 'last' else ''}value of {self.metric!r}{self._within}"
             raise ValueError(f"no trial of {self.name!r} has a finite {value}")
-        return winner
+        return self.best_number
 
     @property
     def _within(self) -> str:
@@ -199,8 +199,7 @@ class Analysis:
     @property
     def has_best(self) -> bool:
         """Return True if any trial has a finite value to be compared by."""
-        reported = all(limit.metric in self.reported_numbers for limit in self.limits)
-        return self._scored and reported and best_index(self.scores, str(self.mode), self.scope) is not None
+        return self.best_number is not None
 
     @property
     def is_scored(self) -> bool:
@@ -213,19 +212,23 @@ class Analysis:
         values = [scored.last if self.scope == "last" else scored.best for scored in self.scores]
         return np.array([value if math.isfinite(value) else math.nan for value in values])
 
+    @cached_property
+    def _costs(self) -> np.ndarray:
+        """`values` with lower being better, and NaN where a trial does not keep the limits."""
+        if not self._scored or not {limit.metric for limit in self.limits} <= set(self.reported_numbers):
+            return np.full(len(self.trials), math.nan)
+        allowed = [self.scope == "all" or scored.allowed for scored in self.scores]
+        return np.where(allowed, self.values if self.mode == "min" else -self.values, math.nan)
+
     @property
     def best_number(self) -> int | None:
         """The best trial's place in `trials`; None if there is none."""
-        return self._best if self.has_best else None
+        return int(np.nanargmin(self._costs)) if np.isfinite(self._costs).any() else None
 
     @property
     def ranked(self) -> list[int]:
         """The trials' places in `trials`, best first; in their order if there is no best one."""
-        if not self.has_best:
-            return list(range(len(self.trials)))
-        allowed = [self.scope == "all" or scored.allowed for scored in self.scores]
-        costs = np.where(allowed, self.values if self.mode == "min" else -self.values, math.nan)
-        return np.argsort(costs, kind="stable").tolist()  # NaN is last
+        return np.argsort(self._costs, kind="stable").tolist()  # NaN is last
 
     @property
     def no_best_reason(self) -> str:

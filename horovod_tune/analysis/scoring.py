@@ -82,21 +82,6 @@ def score(
     return Score(last, best, iteration, best_row, allowed=not kept or kept[-1])
 
 
-def best_index(scores: Sequence[Score], mode: str, scope: str) -> int | None:
-    """Return the position of the best of trials in the order of their creation; None if none has a value.
-
-    `scope` is "last" (trials are compared by their last value, as Tune does) or "all" (by their best one).
-    """
-    winner, winning = None, math.nan
-    for index, scored in enumerate(scores):
-        value = scored.best
-        if scope == "last":
-            value = scored.last if scored.allowed else math.nan
-        if is_better(value, winning, mode):
-            winner, winning = index, value
-    return winner
-
-
 _SENSES = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 _LIMIT = re.compile(r"\s*(?P<metric>[^<>=]+?)\s*(?P<sense><=|>=|<|>)\s*(?P<bound>[^<>=]+?)\s*")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+import pandas as pd
 
 from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.results import Analysis, cached
@@ -105,30 +106,16 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One bar of the timeline: the time for which a trial occupied a row.
-
-    Times are in seconds since the experiment's start. From `begin` to `trained` it started up (0 s if the
-    reports do not record it), from there to `end` it trained. `rank` is which of the trial's ranks it is,
-    None if their number is not known.
-    """
-
-    trial: int
-    row: int
-    begin: float
-    trained: float
-    end: float
-    rank: int | None
-
-
-@dataclass(frozen=True)
 class Timeline:
     """Which trial held which ranks when. `rows` names each row: a host's, a rank's, or a trial's slot.
 
-    `gaps` are the times, in seconds since the experiment's start, in which no driver ran it.
+    `bars` has one row per time for which a trial held a row, in the order in which they began; its columns
+    are trial, row, rank (None if their number is not known), begin, trained and end. From `begin` to
+    `trained` the trial started up (no time if the reports do not record it), from there to `end` it trained.
+    In `gaps` no driver ran. Times are in seconds since the experiment's start.
     """
 
-    bars: tuple[Bar, ...]
+    bars: pd.DataFrame
     rows: tuple[str, ...]
     unit: str
     gaps: tuple[tuple[float, float], ...] = ()
@@ -141,7 +128,6 @@ def timeline(analysis: Analysis) -> Timeline:
     number of ranks, a row is a place for one whole trial.
     """
     zero, now = start_time(analysis), analysis.record.last_write
-    known = any(ranks_of(trial) for trial in analysis.trials)
     sessions = analysis.record.sessions
     held = []
     for index, trial in enumerate(analysis.trials):
@@ -150,24 +136,23 @@ def timeline(analysis: Analysis) -> Timeline:
             found[-1] = (*found[-1][:2], max(now, found[-1][2]))
         held += [(begin - zero, trained - zero, end - zero, index) for begin, trained, end in found]
     free: dict[str, list[float]] = {}
-    bars: list[tuple[str, Bar]] = []
-    for begin, trained, until, index in sorted(held):
+    bars = []
+    for begin, trained, end, index in sorted(held):
         hosts, ranks = hosts_of(analysis.trials[index]), ranks_of(analysis.trials[index])
         # The ranks of a host get its free rows.
         for rank, host in enumerate(sorted(hosts, key=hosts.index) if hosts else [""] * (ranks or 1)):
-            rows = free.setdefault(host, [])
-            row = next((r for r, ends in enumerate(rows) if ends <= begin + 1e-3), len(rows))
-            rows[row : row + 1] = [until]
-            bars.append((host, Bar(index, row, begin, trained, until, rank if ranks else None)))
-    first: dict[str, int] = {}
-    names: list[str] = []
-    for host in sorted(free):
-        first[host] = len(names)
-        names += [f"{host} {slot}" if host else str(slot + 1) for slot in range(len(free[host]))]
+            slots = free.setdefault(host, [])
+            slot = next((s for s, ends in enumerate(slots) if ends <= begin + 1e-3), len(slots))
+            slots[slot : slot + 1] = [end]
+            bars.append((index, (host, slot), rank if ranks else None, begin, trained, end))
+    places = [(host, slot) for host in sorted(free) for slot in range(len(free[host]))]
+    table = pd.DataFrame(bars, columns=["trial", "row", "rank", "begin", "trained", "end"])
+    table["row"] = table["row"].map({place: row for row, place in enumerate(places)})
+    names = tuple(f"{host} {slot}" if host else str(slot + 1) for host, slot in places)
+    known = any(ranks_of(trial) for trial in analysis.trials)
     unit = "hosts' slots" if any(free) and "" not in free else "ranks" if known else "trials at once"
-    placed = tuple(replace(bar, row=first[host] + bar.row) for host, bar in bars)
     gaps = tuple((one - zero, two - zero) for one, two in session_gaps(analysis.trials, sessions))
-    return Timeline(placed, tuple(names), unit, gaps)
+    return Timeline(table, names, unit, gaps)
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:

@@ -59,7 +59,7 @@ def test_a_distributed_trials_ranks_start_and_metrics_arrive_everywhere(tune_run
         assert {row.rpartition(" ")[0] for row in drawn.rows} == {socket.gethostname()}
         assert drawn.unit == "hosts' slots"
         assert len(drawn.bars) == 4, "two ranks a trial"
-        assert all(bar.begin < bar.trained <= bar.end for bar in drawn.bars), "the start-up is known"
+        assert drawn.bars["begin"].lt(drawn.bars["trained"]).all(), "the start-up is known"
     for trial in result.trials:
         assert scalars(Path(trial.path))["ray/tune/loss"][:3] == pytest.approx(
             [trial.config["lr"], trial.config["lr"] / 2, trial.config["lr"] / 3]

@@ -62,6 +62,25 @@ def test_without_metric_and_mode_the_error_says_what_may_be_passed(experiments):
 
 
 @pytest.mark.parametrize(
+    ("values", "mode", "scope", "winner"),
+    [
+        ([[2], [1], [1]], "min", "last", 1),
+        ([[2], [2], [1]], "max", "last", 0),
+        ([[math.nan], [3], [-math.inf]], "min", "last", 1),
+        ([[math.nan], [math.inf]], "max", "last", None),
+        ([[1, 9], [5, 5]], "min", "last", 1),
+        ([[1, 9], [5, 5]], "min", "all", 0),
+    ],
+)
+def test_nan_never_wins_and_of_equals_the_earlier_does(values, mode, scope, winner):
+    made = made_experiment(len(values))
+    reports = [tuple({"loss": each, "training_iteration": n} for n, each in enumerate(one)) for one in values]
+    trials = tuple(replace(t, rows=rows) for t, rows in zip(made.trials, reports, strict=True))
+    record = replace(made.record, trials=trials)
+    assert Analysis(record, made.folder, metric="loss", mode=mode, scope=scope).best_number == winner
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"mode": "minimum"}, r'mode must be "min" or "max", got \'minimum\''),

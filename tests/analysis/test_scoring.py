@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from horovod_tune.analysis.frames import clock, flatten, frame, typed
-from horovod_tune.analysis.scoring import best_index, score, value_of
+from horovod_tune.analysis.scoring import score, value_of
 from horovod_tune.analysis.trial_details import attempts, error_line
 
 NAN, INF = math.nan, math.inf
@@ -40,27 +40,6 @@ def test_the_score_of_a_trial(values, mode, last, best, iteration):
 def test_reports_without_the_metric_are_passed_over():
     rows = [{"loss": 1.0, "training_iteration": 1}, {"other": 2, "training_iteration": 2}]
     assert score(rows, "loss", "min").last == 1.0
-
-
-@pytest.mark.parametrize(
-    ("lasts", "mode", "winner"),
-    [
-        ([2, 1, 1], "min", 1),
-        ([2, 2, 1], "max", 0),
-        ([NAN, 3, -INF], "min", 1),
-        ([NAN, INF], "max", None),
-        ([], "min", None),
-    ],
-)
-def test_nan_never_wins_and_ties_go_to_the_earlier(lasts, mode, winner):
-    scores = [score(reports(value), "loss", mode) for value in lasts]
-    assert best_index(scores, mode, "last") == winner
-
-
-def test_scopes_differ():
-    scores = [score(reports(1, 9), "loss", "min"), score(reports(5, 5), "loss", "min")]
-    assert best_index(scores, "min", "last") == 1
-    assert best_index(scores, "min", "all") == 0
 
 
 def test_a_metric_may_be_nested_or_hold_a_slash():

@@ -27,47 +27,37 @@ def timeline(analysis: Analysis) -> Figure:
     """
     found = series.timeline(analysis)
     title = "Which trial held which ranks when" if found.unit != "trials at once" else "Which trial ran when"
-    if not found.bars:
+    bars = found.bars
+    if bars.empty:
         return style.figure(title, empty="no trial has begun")
-    x_axis, length = style.time_axis(max(bar.end for bar in found.bars))
-    best = analysis.best_number
-    kinds: dict[str, list[tuple[series.Bar, float, float]]] = {}
-    drawn = [0] * len(found.rows)
-    for bar in found.bars:
-        drawn[bar.row] += 1
-        kind = "best trial" if bar.trial == best else "training" if drawn[bar.row] % 2 else "training "
-        if analysis.trials[bar.trial].status == "ERROR":
-            kind = "failed"
-        kinds.setdefault(kind, []).append((bar, bar.trained, bar.end))
-        if bar.trained > bar.begin:
-            kinds.setdefault("starting up", []).append((bar, bar.begin, bar.trained))
+    x_axis, length = style.time_axis(bars["end"].max())
+    turn = bars.groupby("row").cumcount() % 2
+    failed = bars["trial"].map(lambda trial: analysis.trials[trial].status == "ERROR")
+    best = bars["trial"] == analysis.best_number
     height = int(np.clip(150 + _ROW_PX * len(found.rows), 240, _HIGHEST_PX))
-    known = "start-up time is not recorded" if "starting up" not in kinds else ""
-    made = style.figure(title, known, height=height)
-    for kind, colour in (
-        ("training", style.OKABE_ITO[0]),
-        ("training ", style.OKABE_ITO[4]),
-        ("failed", style.INK),
-        ("best trial", style.BEST),
-        ("starting up", _START),
+    starts = bars["trained"] > bars["begin"]
+    made = style.figure(title, "" if starts.any() else "start-up time is not recorded", height=height)
+    for name, colour, chosen, (begin, end) in (
+        ("training", style.OKABE_ITO[0], ~failed & ~best & (turn == 0), ("trained", "end")),
+        ("training", style.OKABE_ITO[4], ~failed & ~best & (turn == 1), ("trained", "end")),
+        ("failed", style.INK, failed, ("trained", "end")),
+        ("best trial", style.BEST, best & ~failed, ("trained", "end")),
+        ("starting up", _START, starts, ("begin", "trained")),
     ):
-        if kind not in kinds:
+        shown = bars[chosen]
+        if shown.empty:
             continue
-        bars, begins, ends = zip(*kinds[kind], strict=True)
         made.add_bar(
-            base=(np.array(begins) / length).astype(np.float32),
-            x=(np.subtract(ends, begins) / length).astype(np.float32),
-            y=np.array([bar.row for bar in bars], np.int16),
-            text=style.trial_names(analysis)[[bar.trial for bar in bars]],
+            base=(shown[begin] / length).to_numpy(np.float32),
+            x=((shown[end] - shown[begin]) / length).to_numpy(np.float32),
+            y=shown["row"].to_numpy(np.int16),
+            text=style.trial_names(analysis)[shown["trial"]],
             textposition="none",
             orientation="h",
-            name=kind.strip(),
-            showlegend=kind != "training ",
-            marker={
-                "color": colour,
-                "line": {"color": "white", "width": 0.5 if len(found.bars) < 400 else 0},
-            },
-            hovertemplate=f"%{{text}}, {kind.strip()}<br>%{{base:.4g}} + %{{x:.3g}}<extra></extra>",
+            name=name,
+            showlegend=colour != style.OKABE_ITO[4],
+            marker={"color": colour, "line": {"color": "white", "width": 0.5 if len(bars) < 400 else 0}},
+            hovertemplate=f"%{{text}}, {name}<br>%{{base:.4g}} + %{{x:.3g}}<extra></extra>",
         )
     for begin, end in found.gaps:
         grey = {"fillcolor": style.faded(style.QUIET, 0.2), "line_width": 0, "layer": "below"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,20 +14,11 @@ from horovod_tune.analysis.varying_parameters import text_of
 NOT_KNOWN = "not written down"
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What the trials held, in hours: `cpu` and `gpu` are None if no trial's resources are known.
+def usage(analysis: Analysis) -> tuple[float, float, int]:
+    """Return the hours of CPU and GPU that trials held, and of how many trials they are known.
 
-    They are the sums over `counted` trials.
+    A trial's resources count for its start-up and its training.
     """
-
-    cpu: float | None
-    gpu: float | None
-    counted: int
-
-
-def usage(analysis: Analysis) -> Usage:
-    """Return the hours of CPU and GPU that trials held: their resources times start-up and training time."""
     cpu = gpu = 0.0
     counted = 0
     for trial in analysis.trials:
@@ -39,7 +29,7 @@ def usage(analysis: Analysis) -> Usage:
         cpu += hours * sum(bundle.get("CPU", 0.0) for bundle in trial.resources)
         gpu += hours * sum(bundle.get("GPU", 0.0) for bundle in trial.resources)
         counted += 1
-    return Usage(cpu if counted else None, gpu if counted else None, counted)
+    return cpu, gpu, counted
 
 
 def wall_time_s(analysis: Analysis) -> float | None:
@@ -86,7 +76,7 @@ def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
         ("Machines", _machines_text(analysis)),
         ("Started", moment(record.start_time) if record.start_time else NOT_KNOWN),
         ("Wall time", (wall_text(analysis) or NOT_KNOWN) + budget),
-        ("CPU and GPU time", _usage_text(usage(analysis), len(analysis.trials))),
+        ("CPU and GPU time", _usage_text(analysis)),
         ("Versions", _joined(written.get("versions")) or NOT_KNOWN),
         ("Cluster", _joined(written.get("cluster")) or NOT_KNOWN),
     ]
@@ -142,11 +132,13 @@ def _machines_text(analysis: Analysis) -> str:
     return listed + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _usage_text(used: Usage, trials: int) -> str:
-    if used.cpu is None or used.gpu is None:
+def _usage_text(analysis: Analysis) -> str:
+    cpu, gpu, counted = usage(analysis)
+    trials = len(analysis.trials)
+    if not counted:
         return NOT_KNOWN
-    text = f"{hours(used.cpu)} of CPU, {hours(used.gpu)} of GPU"
-    return text if used.counted == trials else f"{text} ({used.counted} of {trials} trials counted)"
+    text = f"{hours(cpu)} of CPU, {hours(gpu)} of GPU"
+    return text if counted == trials else f"{text} ({counted} of {trials} trials counted)"
 
 
 def _joined(pairs: Any) -> str:

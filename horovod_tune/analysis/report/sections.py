@@ -33,13 +33,12 @@ _GROUPS, _TRACEBACK, _PROBLEMS, _FRONT = 100, 20_000, 200, 100
 
 def header_section(analysis: Analysis) -> str:
     counts = ", ".join(f"{count:,} {status.lower()}" for status, count in statuses(analysis).items())
-    used, wall = usage(analysis), wall_text(analysis)
+    (cpu, gpu, counted), wall = usage(analysis), wall_text(analysis)
     tiles = [("trials", f"{len(analysis.trials):,}", counts)]
     if wall is not None:
         tiles.append(("wall time", wall, moment(analysis.record.start_time or 0.0)))
-    if used.cpu is not None and used.gpu is not None:
-        gpu = f"{hours(used.gpu)} of GPU" if used.gpu else "no GPU"
-        tiles.append(("CPU time", hours(used.cpu), gpu))
+    if counted:
+        tiles.append(("CPU time", hours(cpu), f"{hours(gpu)} of GPU" if gpu else "no GPU"))
     cells = "".join(
         f'<div class="tile"><div class="tile-name">{escape(name)}</div>'
         f'<div class="tile-value">{escape(value)}</div>'

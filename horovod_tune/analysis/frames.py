@@ -16,6 +16,7 @@ from horovod_tune.analysis.trial_details import (
     attempts,
     error_line,
     hosts_of,
+    iterations_of,
     ranks_of,
     report_times,
     start_seconds,
@@ -100,9 +101,6 @@ _TRIAL_COLUMNS: tuple[str, ...] = (
 
 def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> dict[str, Any]:
     """Return one flat dictionary per trial."""
-    iterations = [iteration_of(row) for row in trial.rows]
-    if not iterations and trial.last_result:
-        iterations = [iteration_of(trial.last_result)]
     start, end = trial.start_time, trial.end_time
     row: dict[str, Any] = {"trial_id": trial.trial_id, "status": trial.status}
     if scored is not None and metric is not None:
@@ -110,7 +108,7 @@ def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> d
         row[f"last_{metric}" if metric in _TRIAL_COLUMNS else metric] = scored.last
         row |= {f"best_{metric}": scored.best, "best_iteration": scored.best_iteration}
     row |= {
-        "iterations": max((n for n in iterations if n is not None), default=0),
+        "iterations": iterations_of(trial),
         "start": start if start is not None else math.nan,
         "end": end if end is not None else math.nan,
         "duration_s": end - start if start is not None and end is not None else math.nan,

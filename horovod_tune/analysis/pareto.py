@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -52,7 +52,7 @@ class ParetoFront:
         made = []
         for place in self.members:
             trial = self.analysis.trials[self.trials[place]]
-            row = self.analysis.reports(trial)[self.rows[place]]
+            row = trial.reports[self.rows[place]]
             values = {name: float(self.points[place, n]) for n, name in enumerate(self.metrics)}
             config = row["config"] if isinstance(row.get("config"), dict) else trial.config
             known = {"trial_id": trial.trial_id, "training_iteration": iteration_of(row)}
@@ -94,16 +94,15 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
         if mode not in ("min", "max"):
             raise ValueError(f'the mode of {name!r} must be "min" or "max", got {mode!r}')
         analysis.require_reported(name)
-    points: list[tuple[float, ...]] = []
+    points: list[tuple[float | None, ...]] = []
     trials, places = [], []
     for index, trial in enumerate(analysis.trials):
-        rows: Sequence[Mapping[str, Any]] = analysis.reports(trial)
+        rows = trial.reports
         allowed = kept(rows, analysis.limits)
         at_each = list(known_values(rows, list(metrics)))
         for place in range(len(rows)) if analysis.scope == "all" else range(len(rows))[-1:]:
-            values = at_each[place]
-            if allowed[place] and all(value is not None for value in values):
-                points.append(tuple(value for value in values if value is not None))
+            if allowed[place] and None not in at_each[place]:
+                points.append(at_each[place])
                 trials.append(index)
                 places.append(place)
     array = np.array(points, dtype=float).reshape(len(points), len(metrics))

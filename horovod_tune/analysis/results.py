@@ -176,13 +176,8 @@ class Analysis:
     def scores(self) -> tuple[Score, ...]:
         """Each trial's last and best value of the metric, in the order of `trials`."""
         metric, mode = self.require_metric()
-        every = map(self.reports, self.trials)
+        every = (trial.reports for trial in self.trials)
         return tuple(score(rows, metric, mode, kept(rows, self.limits)) for rows in every)
-
-    @staticmethod
-    def reports(trial: TrialRecord) -> tuple[Mapping[str, Any], ...]:
-        """Return a trial's reports; if its result.json is lost, the last one that Tune's state has."""
-        return trial.rows or ((trial.last_result,) if trial.last_result else ())
 
     @property
     def _best(self) -> int:
@@ -252,9 +247,8 @@ class Analysis:
     @property
     def best_result(self) -> dict[str, Any]:
         """The best trial's last report; with scope "all" its best one."""
-        rows = self.reports(self.best_trial)
         row = self.scores[self._best].best_row if self.scope == "all" else None
-        return dict(rows[row if row is not None else -1])
+        return dict(self.best_trial.reports[row if row is not None else -1])
 
     @property
     def best_config(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import io
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rich import box
@@ -145,48 +146,18 @@ def watch(
 ) -> Analysis:
     """Show a running experiment again every `interval_s` seconds until it is finished or interrupted.
 
-    Where the console is not a terminal, a plain line is printed whenever something has changed. Ctrl-C ends
-    it; the last view stays on the screen. Returns the experiment as it was seen last.
+    Ctrl-C ends it; the last view stays on the screen. Where the console is not a terminal, only that is
+    printed. Returns the experiment as it was seen last.
     """
-    try:
-        if not screen.is_terminal:
-            return _watch_lines(analysis, screen, interval_s, sleep)
 
-        def fitting(seen: Analysis) -> Group:
-            fit = max(3, min(rows, screen.height - 18))
-            return view(seen, rows=fit, width=screen.width, with_summary=False)
+    def fitting(seen: Analysis) -> Group:
+        fit = max(3, min(rows, screen.height - 18))
+        return view(seen, rows=fit, width=screen.width, with_summary=False)
 
-        with Live(fitting(analysis), console=screen, auto_refresh=False) as live:
-            while analysis.state == "running":
-                sleep(interval_s)
-                analysis = _again(analysis)
-                live.update(fitting(analysis), refresh=True)
-    except KeyboardInterrupt:
-        pass
+    with suppress(KeyboardInterrupt), Live(fitting(analysis), console=screen, auto_refresh=False) as live:
+        while analysis.state == "running":
+            sleep(interval_s)
+            with suppress(ValueError, OSError):  # a file that Tune is replacing is read the next time
+                analysis = analysis.reload()
+            live.update(fitting(analysis), refresh=True)
     return analysis
-
-
-def _watch_lines(
-    analysis: Analysis, screen: Console, interval_s: float, sleep: Callable[[float], None]
-) -> Analysis:
-    before = ""
-    while True:
-        best = f", best {analysis.metric} {analysis.best_value:.6g}" if analysis.has_best else ""
-        reports = sum(len(trial.rows) for trial in analysis.trials)
-        line = f"{analysis.name}: {trials_text(analysis)}, {reports} reports{best}"
-        if line != before:
-            screen.print(_safe(line), soft_wrap=True)
-        before = line
-        if analysis.state != "running":
-            screen.print(_safe(f"{analysis.name}: {analysis.state}"), soft_wrap=True)
-            return analysis
-        sleep(interval_s)
-        analysis = _again(analysis)
-
-
-def _again(analysis: Analysis) -> Analysis:
-    """Read again; a file that Tune is replacing at this moment is read the next time."""
-    try:
-        return analysis.reload()
-    except (ValueError, OSError):
-        return analysis

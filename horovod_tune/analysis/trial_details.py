@@ -56,6 +56,11 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     return numbers
 
 
+def iterations_of(trial: TrialRecord) -> int:
+    """Return the number of the trial's last iteration; 0 if there is none."""
+    return max((iteration_of(row) or 0 for row in trial.reports), default=0)
+
+
 def config_changes(trial: TrialRecord) -> bool:
     """Return True if a trial's hyperparameters changed while it ran, as under PopulationBasedTraining."""
     return any(row.get("config") != trial.rows[0].get("config") for row in trial.rows[1:])

@@ -153,23 +153,6 @@ def running(home: Path, monkeypatch: pytest.MonkeyPatch, looks: int) -> tuple[An
     return analyze(home, mode="min"), slept
 
 
-def test_watching_in_a_pipe_prints_a_line_when_something_changed(home, monkeypatch):
-    analysis, slept = running(home, monkeypatch, 3)
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 2:
-            result = home / "train_abcd1_00000" / "result.json"
-            result.write_text(result.read_text() + result.read_text().splitlines()[-1] + "\n")
-
-    stream = io.StringIO()
-    terminal.watch(analysis, terminal.Console(file=stream, width=200), interval_s=2.0, sleep=sleep)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 3, lines
-    assert "best loss" in lines[0] and lines[2] == "made: finished"
-    assert slept == [2.0, 2.0, 2.0]
-
-
 def test_watching_in_a_terminal_redraws_until_the_end(home, monkeypatch):
     analysis, slept = running(home, monkeypatch, 2)
     stream = io.StringIO()

@@ -55,6 +55,11 @@ class TrialRecord:
     resources: tuple[dict[str, float], ...] = ()
 
     @property
+    def reports(self) -> tuple[dict[str, Any], ...]:
+        """Its rows; if its result.json is lost, the last report that Tune's state has."""
+        return self.rows or ((self.last_result,) if self.last_result else ())
+
+    @property
     def folder_name(self) -> str:
         """The trial's folder without its place; empty if it has none."""
         place = self.directory.partition("?")[0] if "://" in self.directory else self.directory

@@ -6,15 +6,13 @@ Everything that came from the user is escaped here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import metadata
 from typing import Any
 
 from horovod_tune.analysis.pareto import ParetoFront
 from horovod_tune.analysis.printable import python_text, yaml_text
-from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.report.run_summary import (
     duration,
     hours,
@@ -25,7 +23,7 @@ from horovod_tune.analysis.report.run_summary import (
     wall_text,
 )
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_details import error_line, ranks_of, spans
+from horovod_tune.analysis.trial_details import error_line, iterations_of, ranks_of, spans
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 _GROUPS, _TRACEBACK, _PROBLEMS, _FRONT = 100, 20_000, 200, 100
@@ -172,41 +170,35 @@ def _space(analysis: Analysis) -> str:
     return f"<h3>Search space</h3>{_facts(rows, 'code')}"
 
 
-@dataclass(frozen=True)
-class _Column:
-    """One column: `value` of a trial's number; numbers sort as such, and `shown` writes one out."""
-
-    name: str
-    value: Callable[[int], Any]
-    number: bool = False
-    shown: Callable[[Any], str] = text_of
+# A column's name, a value for each trial, and how to write one that sorts as a number; None for text.
+_Column = tuple[str, Sequence[Any], Callable[[Any], str] | None]
 
 
 def trials_table(analysis: Analysis) -> str:
     """Return the table as HTML. `sort.js` sorts it; without scripts it stays as it is, best first."""
-    columns = _columns(analysis)
-    best = analysis.best_number
+    columns, best = _columns(analysis), analysis.best_number
     heads = "".join(
-        f"<th scope=col{' class=n' if column.number else ''} aria-sort=none>"
-        f"<button type=button>{escape(column.name)}</button>"
-        for column in columns
+        f"<th scope=col{' class=n' if shown else ''} aria-sort=none>"
+        f"<button type=button>{escape(name)}</button>"
+        for name, _, shown in columns
     )
     rows = "\n".join(
-        f"<tr{' class=best-row' if trial == best else ''}>{''.join(_cell(c, trial) for c in columns)}"
+        f"<tr{' class=best-row' if trial == best else ''}>"
+        f"{''.join(_cell(values[trial], shown) for _, values, shown in columns)}"
         for trial in analysis.ranked
     )
     return f"<table id=table><thead><tr>{heads}</thead><tbody>{rows}</tbody></table>"
 
 
-def _cell(column: _Column, trial: int) -> str:
-    value = column.value(trial)
+def _cell(value: Any, shown: Callable[[Any], str] | None) -> str:
     if value is None or value != value:
         return "<td>"
-    shown = column.shown(value)
-    exact = f"{value:.9g}" if isinstance(value, float) and column.number else shown
     # Without the closing tags, which HTML leaves to the writer: 5,000 trials have 60,000 cells.
-    sorts_by = f' data-v="{escape(exact)}"' if exact != shown else ""
-    return f"<td{' class=n' if column.number else ''}{sorts_by}>{escape(shown)}"
+    if shown is None:
+        return f"<td>{escape(text_of(value)[:300])}"
+    text, exact = shown(value), f"{value:.9g}" if isinstance(value, float) else str(value)
+    sorts_by = f' data-v="{escape(exact)}"' if exact != text else ""
+    return f"<td class=n{sorts_by}>{escape(text)}"
 
 
 def _short(value: Any) -> str:
@@ -215,35 +207,25 @@ def _short(value: Any) -> str:
 
 def _columns(analysis: Analysis) -> list[_Column]:
     trials, metric = analysis.trials, analysis.metric or ""
-    found = [_Column("trial", lambda trial: trials[trial].trial_id)]
-    found.append(_Column("status", lambda trial: trials[trial].status.lower()))
-    if analysis.is_scored:
-        scores = analysis.scores
-        found += [
-            _Column(metric, lambda trial: scores[trial].last, True, _short),
-            _Column(f"best {metric}", lambda trial: scores[trial].best, True, _short),
-            _Column("at iteration", lambda trial: scores[trial].best_iteration, True),
-        ]
-    found += [
-        _Column("iterations", lambda trial: _iterations(analysis, trial), True),
-        _Column("time", lambda trial: _seconds(analysis, trial), True, duration),
+    found: list[_Column] = [
+        ("trial", [trial.trial_id for trial in trials], None),
+        ("status", [trial.status.lower() for trial in trials], None),
     ]
+    if analysis.is_scored:
+        found += [
+            (metric, [score.last for score in analysis.scores], _short),
+            (f"best {metric}", [score.best for score in analysis.scores], _short),
+            ("at iteration", [score.best_iteration for score in analysis.scores], str),
+        ]
+    held = [spans(trial, analysis.record.sessions) for trial in trials]
+    times = [sum(end - trained for _, trained, end in one) if one else None for one in held]
+    found += [("iterations", list(map(iterations_of, trials)), str), ("time", times, duration)]
     ranks = [ranks_of(trial) for trial in trials]
     if any(ranks):
-        found.append(_Column("ranks", ranks.__getitem__, True))
+        found.append(("ranks", ranks, str))
     for one in varying_parameters(analysis):
         numeric = one.kind == "numeric" or all(isinstance(v, (int, float, type(None))) for v in one.values)
-        shown = _short if numeric else lambda value: text_of(value)[:80]
-        found.append(_Column(one.name, lambda trial, one=one: one.values[trial], numeric, shown))  # type: ignore[misc]
+        found.append((one.name, one.values, _short if numeric else None))
     if any(trial.error is not None for trial in trials):
-        found.append(_Column("error", lambda trial: (error_line(trials[trial].error) or "")[:300]))
+        found.append(("error", [error_line(trial.error) for trial in trials], None))
     return found
-
-
-def _iterations(analysis: Analysis, trial: int) -> int:
-    return max((iteration_of(row) or 0 for row in analysis.reports(analysis.trials[trial])), default=0)
-
-
-def _seconds(analysis: Analysis, trial: int) -> float | None:
-    held = spans(analysis.trials[trial], analysis.record.sessions)
-    return sum(end - trained for _, trained, end in held) if held else None

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from horovod_tune.analysis.frames import clock, flatten, frame, typed
+from horovod_tune.analysis.frames import clock, frame, typed
 from horovod_tune.analysis.scoring import score, value_of
 from horovod_tune.analysis.trial_details import attempts, error_line
 
@@ -71,10 +71,6 @@ def test_columns_of_rows_with_different_keys_keep_whole_numbers_whole():
     made = frame([{"a": 1}, {"b": 2}])
     assert str(made["a"].dtype) == "Int64"
     assert made["b"].tolist()[1] == 2
-
-
-def test_flattening_names_what_is_nested():
-    assert flatten({"a": {"b": 1, "c": {}}, "d": [1, {"e": 2}]}) == {"a/b": 1, "a/c": {}, "d": [1, {"e": 2}]}
 
 
 def test_attempts_are_counted_where_iterations_fall_back():

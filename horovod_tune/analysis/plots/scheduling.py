@@ -37,7 +37,7 @@ def timeline(analysis: Analysis) -> Figure:
     height = int(np.clip(150 + _ROW_PX * len(found.rows), 240, _HIGHEST_PX))
     starts = bars["trained"] > bars["begin"]
     made = style.figure(title, "" if starts.any() else "start-up time is not recorded", height=height)
-    for name, colour, chosen, (begin, end) in (
+    for name, colour, chosen, (since, until) in (
         ("training", style.OKABE_ITO[0], ~failed & ~best & (turn == 0), ("trained", "end")),
         ("training", style.OKABE_ITO[4], ~failed & ~best & (turn == 1), ("trained", "end")),
         ("failed", style.INK, failed, ("trained", "end")),
@@ -48,8 +48,8 @@ def timeline(analysis: Analysis) -> Figure:
         if shown.empty:
             continue
         made.add_bar(
-            base=(shown[begin] / length).to_numpy(np.float32),
-            x=((shown[end] - shown[begin]) / length).to_numpy(np.float32),
+            base=(shown[since] / length).to_numpy(np.float32),
+            x=((shown[until] - shown[since]) / length).to_numpy(np.float32),
             y=shown["row"].to_numpy(np.int16),
             text=style.trial_names(analysis)[shown["trial"]],
             textposition="none",

@@ -24,7 +24,7 @@ from horovod_tune.search import state_file
 from horovod_tune.search.blas import one_thread
 from horovod_tune.search.gp.acquisition import acquisition_of
 from horovod_tune.search.gp.fitted_model import FitState
-from horovod_tune.search.gp.gp_options import check_kernel, model_options
+from horovod_tune.search.gp.gp_options import model_options
 from horovod_tune.search.history import Ending, History, Trial, as_number
 from horovod_tune.search.initial_points import QueuedPoint, queue_points
 from horovod_tune.search.objectives import Objectives, check_metrics, parse_limits
@@ -282,20 +282,11 @@ class BayesOptSearch(Searcher):
         """Change the Gaussian process.
 
         `alpha` fixes the noise variance (in standardised units), which is estimated otherwise;
-        `n_restarts_optimizer` adds starting points (0 to 3) to the fit. `kernel` is a kernel of scikit-learn
-        to use instead of the search's own. Then there are no priors on the hyperparameters and no estimate of
-        the noise: scikit-learn fits the kernel by maximum marginal likelihood, and the noise is `alpha`
-        (default 1e-6) plus that of a `WhiteKernel`, if the kernel has one. Its inputs are numbers scaled to
-        [0, 1], on a log scale for log domains and wide ranges (a factor of 1,000 or more), and one column per
-        category of a choice, with any two categories at distance 1.
+        `n_restarts_optimizer` adds starting points (0 to 3) to the fit.
 
-        Raises `ValueError` for an unknown name, a value out of bounds, or a kernel that does not fit the
-        space.
+        Raises `ValueError` for an unknown name or a value out of bounds.
         """
-        options = model_options(params, self._optimizer.options)
-        if self._space is not None:
-            check_kernel(options, self._space)
-        self._optimizer.options = options
+        self._optimizer.options = model_options(params, self._optimizer.options)
 
     def save(self, checkpoint_path: str) -> None:
         """Save the search to a JSON file."""
@@ -370,7 +361,6 @@ class BayesOptSearch(Searcher):
 
     def _set_space(self, space: SearchSpace) -> None:
         points, rewards = self._given
-        check_kernel(self._optimizer.options, space)
         queue, scored = queue_points(space, points, rewards)
         self._space = space
         if self._unread_state is not None:

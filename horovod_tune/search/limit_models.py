@@ -27,7 +27,7 @@ class LimitModels:
     ) -> JointFeasibility | None:
         """Return the probability that all limits are kept; None if too little is known about each."""
         # The scale has the limit at 0, and no part of it may be warped.
-        plain = replace(options, kernel=None, fixed_noise=None, linear_depth=math.inf, softnesses=())
+        plain = replace(options, fixed_noise=None, linear_depth=math.inf, softnesses=())
         feasibilities = []
         for limit in objectives.limits:
             reported = [(trial, objectives.latest(trial, limit.metric)) for trial in trials]

@@ -17,11 +17,9 @@ from bayes_opt.acquisition import (
 from conformance import METRIC, Loop, loss, mixed_space
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter
-from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from horovod_tune.search import BayesOptSearch, SpaceError
-from horovod_tune.search.gp.kernels import KernelCovariance
 
 
 def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
@@ -355,7 +353,7 @@ def test_without_space_metric_or_mode_it_says_what_is_missing() -> None:
         ({"verbose": 1}, TypeError, "verbose is gone"),
         ({"nonsense": 1}, TypeError, "no argument 'nonsense'"),
         ({"gp_params": {"alpha": 0}}, ValueError, "'alpha'.* must be a positive number, got 0"),
-        ({"gp_params": {"kernel": "rbf"}}, ValueError, "'kernel'.* must be a kernel .*, got 'rbf'"),
+        ({"gp_params": {"kernel": None}}, ValueError, "knows alpha and n_restarts_optimizer, got 'kernel'"),
         ({"gp_params": {"n_restarts_optimizer": 9}}, ValueError, "must be 0, 1, 2 or 3, got 9"),
         ({"max_t": float("inf")}, ValueError, "max_t must be a finite number above 0, got inf"),
         ({"max_t": "10"}, ValueError, "max_t must be a finite number above 0, got '10'"),
@@ -440,32 +438,6 @@ def test_a_fixed_noise_is_used() -> None:
     Loop(search, mixed_space()).run(12)
     _, fitted = search._optimizer._fitted[METRIC]
     assert fitted.covariance.noise == 0.5
-
-
-def test_a_kernel_of_scikit_learn_takes_the_place_of_ours() -> None:
-    kernel = RBF(0.5) + WhiteKernel(1e-3)
-    search = searcher(gp_params={"kernel": kernel})
-    # The same points on every machine: a search would go another way after the first rounding difference.
-    losses = add_random_points(search, 60)
-    suggested = [loss(search.suggest(f"trial{i}")) for i in range(3)]
-    _, fitted = search._optimizer._fitted[METRIC]
-    assert isinstance(fitted.covariance, KernelCovariance)
-    assert fitted.covariance.kernel != kernel == RBF(0.5) + WhiteKernel(1e-3), "the user's object stays"
-    assert np.median(suggested) < 0.5 * np.median(losses)
-    search.set_gp_params(kernel=None)
-    assert search.suggest("t")
-    assert not isinstance(search._optimizer._fitted[METRIC][1].covariance, KernelCovariance)
-
-
-def test_a_kernel_for_another_number_of_features_is_refused_with_theirs() -> None:
-    message = r"has 5 features \('lr' 1, 'momentum' 1, 'layers' 1, 'model/activation' 2; .* same number"
-    with pytest.raises(SpaceError, match=message):
-        searcher(gp_params={"kernel": RBF([1.0, 1.0])}).set_search_properties(METRIC, "min", mixed_space())
-    search = searcher(gp_params={"kernel": RBF([1.0] * 5)})
-    search.set_search_properties(METRIC, "min", mixed_space())
-    with pytest.raises(SpaceError, match=message):
-        search.set_gp_params(kernel=RBF([1.0] * 4))
-    assert len(Loop(search, None).run(10)) == 10
 
 
 def test_a_thousand_results_are_no_trouble() -> None:

@@ -2,28 +2,24 @@
 
 The hyperparameters maximise the marginal likelihood times log-normal priors; the length scales' prior grows
 with the dimension as in Hvarfner et al. (2024), without which a maximum-likelihood fit to a few dozen points
-is overconfident. A kernel of the user's own is fitted by scikit-learn, only to the marginal likelihood.
+is overconfident.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dpotrf, dpotri, dtrtrs
 from scipy.optimize import minimize
-from sklearn.base import clone
-from sklearn.gaussian_process import GaussianProcessRegressor
 
 from horovod_tune.search.gp.kernels import (
     SQRT5,
     FloatArray,
     Hyperparameters,
-    KernelCovariance,
     matern52,
     squared_distances,
     trend,
@@ -255,30 +251,3 @@ class MarginalLikelihood:
                 rows @ (own * moved) - np.einsum("ij,ij->j", moved, across[:, self._warped_columns])
             )
         return float(value), gradient + standard / self.stds
-
-
-def fit_kernel(
-    kernel: Any, features: FloatArray, targets: FloatArray, alpha: float, restarts: int
-) -> KernelCovariance:
-    """Return a kernel of scikit-learn with the hyperparameters of the largest marginal likelihood.
-
-    It starts from the kernel's own hyperparameters, and from `restarts` random places within its bounds where
-    these are finite; always the same ones.
-
-    Raises `ValueError` for a kernel that is not a covariance function.
-    """
-    finite = bool(np.all(np.isfinite(kernel.bounds))) if kernel.n_dims else False
-    process = GaussianProcessRegressor(
-        clone(kernel), alpha=alpha, n_restarts_optimizer=restarts if finite else 0, random_state=0
-    )
-    with warnings.catch_warnings():
-        # It warns of every hyperparameter that ends at a bound.
-        warnings.simplefilter("ignore")
-        try:
-            process.fit(features, targets)
-        except np.linalg.LinAlgError as error:
-            raise ValueError(
-                f"gp_params['kernel'] gives no positive definite matrix for {len(features)} results and "
-                f"alpha={alpha:g}: {kernel!r}"
-            ) from error
-    return KernelCovariance(process.kernel_, alpha, features)

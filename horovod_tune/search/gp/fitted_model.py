@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,7 @@ from horovod_tune.search.gp.process import Conditioned
 class ModelOptions:
     """How the Gaussian process is built; the defaults are what the benchmark chose."""
 
-    #: None is ours, with `Priors` and a noise that is estimated unless it is fixed. A kernel of
-    #: scikit-learn comes without both.
-    kernel: Any = None
+    #: The noise's variance; None to estimate it.
     fixed_noise: float | None = None
     starts: int = 2
     #: More points than this are thinned out for the process.
@@ -40,7 +38,7 @@ class ModelOptions:
     #: How far below the median, in units of median to best, targets are taken as they are.
     linear_depth: float = 3.0
     #: The warped scales that are tried besides the results' own, see `warping`; not for acquisition functions
-    #: that have a number on the objective's scale. A `kernel` and `fixed_noise` have one too: none are tried.
+    #: that have a number on the objective's scale. `fixed_noise` has one too: none are tried.
     softnesses: tuple[float, ...] = ()
 
 
@@ -56,8 +54,6 @@ def thin(targets: FloatArray, limit: int) -> NDArray[np.int_]:
 
 #: More points than this are thinned out for the fit of the hyperparameters.
 _FIT_POINTS = 150
-#: The noise added to a kernel of the user's own, bayesian-optimization's default.
-_KERNEL_ALPHA = 1e-6
 
 
 class FitState(NamedTuple):
@@ -117,22 +113,13 @@ class FittedModel:
         #: Hyperparameters without warps: the length scales, the signal and the noise.
         self._without_warps = (int(groups.max()) + 1 if len(groups) else 0) + 2
         self._task = None if task is None else task(self.features)
-        own = options.kernel is None and options.fixed_noise is None
-        found = list(scales(targets[kept], options.linear_depth, options.softnesses if own else ()))
+        softnesses = options.softnesses if options.fixed_noise is None else ()
+        found = list(scales(targets[kept], options.linear_depth, softnesses))
         # Each scale keeps the order, so these are the same points on all.
         few = thin(found[0].targets, _FIT_POINTS)
-        if options.kernel is not None:
-            alpha = _KERNEL_ALPHA if options.fixed_noise is None else options.fixed_noise
-            own_scale, chosen = found[0].targets[few], found[0]
-            self.covariance: Covariance = gp_fit.fit_kernel(
-                options.kernel, self.features[few], own_scale, alpha, options.starts - 1
-            )
-            if task is not None:
-                self.covariance = TransferCovariance(self.covariance, task)
-        else:
-            number, fitted = self._fit(found, few, earlier)
-            chosen = found[number]
-            self.covariance = self._covariance_of(fitted, task)
+        number, fitted = self._fit(found, few, earlier)
+        chosen = found[number]
+        self.covariance = self._covariance_of(fitted, task)
         self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
 
     def _fit(
@@ -225,9 +212,10 @@ class FittedModel:
 
     def drawn(self, number: int, seed: int) -> list[FittedModel]:
         """Return models of the same results: this one, and others whose hyperparameters are drawn from
-        their posterior, `number` in all. With a `kernel` of the user's only this one.
+        their posterior, `number` in all.
         """
-        if self.state is None or number < 2:
+        assert self.state is not None
+        if number < 2:
             return [self]
         few = thin(self.targets, _FIT_POINTS)
         features, theta = self.features[few], np.asarray(self.state.theta)
@@ -253,6 +241,4 @@ class FittedModel:
     def condition(self) -> Conditioned:
         """Return the process given only the results, its targets standardised."""
         noise = np.full(len(self.features), self.covariance.noise)
-        # A user's kernel is fitted without a mean, as scikit-learn does it.
-        mean = None if self.options.kernel is None else 0.0
-        return Conditioned(self.features, self.targets[:, None], noise, self.covariance, mean)
+        return Conditioned(self.features, self.targets[:, None], noise, self.covariance)

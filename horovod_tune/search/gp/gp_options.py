@@ -7,15 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from sklearn.base import clone
-from sklearn.gaussian_process.kernels import Kernel
-
 from horovod_tune.search.gp.fitted_model import ModelOptions
-from horovod_tune.search.space.domains import SpaceError
-from horovod_tune.search.space.search_space import SearchSpace
-
-_KNOWN = "alpha, kernel and n_restarts_optimizer"
 
 
 def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -> ModelOptions:
@@ -33,29 +25,6 @@ def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -
             if not isinstance(value, int) or not 0 <= value <= 3:
                 raise ValueError(f"gp_params['n_restarts_optimizer'] must be 0, 1, 2 or 3, got {value!r}")
             options = replace(options, starts=1 + value)
-        elif name == "kernel":
-            if value is not None and not isinstance(value, Kernel):
-                raise ValueError(
-                    "gp_params['kernel'] must be a kernel of sklearn.gaussian_process.kernels, or None for "
-                    f"the search's own, got {value!r}"
-                )
-            options = replace(options, kernel=None if value is None else clone(value))
         else:
-            raise ValueError(f"gp_params knows {_KNOWN}, got {name!r}")
+            raise ValueError(f"gp_params knows alpha and n_restarts_optimizer, got {name!r}")
     return options
-
-
-def check_kernel(options: ModelOptions, space: SearchSpace) -> None:
-    """Raise `SpaceError` if a user's kernel does not fit the features of `space`."""
-    if options.kernel is None or space.dimension == 0:
-        return
-    features = space.features(space.from_quantiles(np.full((1, space.dimension), 0.5)))
-    try:
-        options.kernel(features, features)
-    except ValueError as error:
-        widths = np.bincount(space.feature_groups)
-        names = ", ".join(f"'{name}' {w}" for name, w in zip(space.names(), widths, strict=True))
-        raise SpaceError(
-            f"gp_params['kernel'] does not fit the search space, which has {features.shape[1]} features "
-            f"({names}; a choice has one for each category): {error}"
-        ) from None

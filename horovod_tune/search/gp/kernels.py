@@ -1,4 +1,4 @@
-r"""Covariance functions: our ARD Matérn-5/2, and any kernel of scikit-learn behind the same interface.
+r"""The covariance function: an ARD Matérn-5/2.
 
 .. math::
 
@@ -206,42 +206,3 @@ class MaternCovariance:
             # Queries are climbed at one time, so the slope by the time is never used.
             found = found + trend(query[-1:], points[:, -1])[0]
         return found, jacobian, self._prior, np.zeros(len(query))
-
-
-#: Kernels of scikit-learn have no slopes by their points; they are measured over twice this distance.
-_STEP = 1e-5
-
-
-class KernelCovariance:
-    """A fitted kernel of scikit-learn; `alpha` is the noise variance in addition to the kernel's own.
-
-    A `WhiteKernel` in it is noise, not a part of the objective. `points`, shape (points, features), are some
-    places at which the two are distinguished.
-    """
-
-    def __init__(self, kernel: Any, alpha: float, points: FloatArray) -> None:
-        self.kernel = kernel
-        # With a second argument a kernel of scikit-learn leaves its white noise out.
-        free = np.diag(kernel(points, points))
-        self._white = float(np.median(kernel.diag(points) - free))
-        self.noise, self.signal = alpha + self._white, float(np.mean(free))
-
-    def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        return self.kernel(left, right)
-
-    def variance(self, queries: FloatArray) -> FloatArray:
-        return self.kernel.diag(queries) - self._white
-
-    def slopes(
-        self, query: FloatArray, points: FloatArray
-    ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
-        steps = _STEP * np.eye(len(query))
-        around = np.concatenate([query[None, :], query + steps, query - steps])
-        covariances, variances = self.between(around, points), self.variance(around)
-        ahead, behind = slice(1, len(query) + 1), slice(len(query) + 1, None)
-        return (
-            covariances[0],
-            (covariances[ahead] - covariances[behind]).T / (2 * _STEP),
-            float(variances[0]),
-            (variances[ahead] - variances[behind]) / (2 * _STEP),
-        )

@@ -31,7 +31,7 @@ from horovod_tune.search.objectives import Objectives, check_metrics, parse_limi
 from horovod_tune.search.optimizer import Optimizer
 from horovod_tune.search.search_arguments import check_arguments, refuse_removed
 from horovod_tune.search.seeds import seed_for, seed_of
-from horovod_tune.search.space.domains import SpaceError, from_mixed, to_pbounds
+from horovod_tune.search.space.domains import SpaceError, from_mixed
 from horovod_tune.search.space.sampled import seeded
 from horovod_tune.search.space.search_space import SearchSpace
 from horovod_tune.search.warm_start import PreviousResults, read_previous
@@ -269,7 +269,8 @@ class BayesOptSearch(Searcher):
         """
         if isinstance(self._metric, list):
             raise ValueError(f"add_evaluated_point takes one value, but the metrics are {self._metric}")
-        point = PreviousResults.nested_point(self._ready(), parameters)
+        space = self._ready()
+        point = space.point(space.nested(parameters))
         self._history.add_known("evaluated", point, as_number(value), error=error)
 
     def on_pause(self, trial_id: str) -> None:
@@ -292,7 +293,7 @@ class BayesOptSearch(Searcher):
         """Save the search to a JSON file."""
         if self._space is None:
             # Ray saves before the first suggestion too.
-            state_file.write(checkpoint_path, self._unread_state or state_file.empty())
+            state_file.write(checkpoint_path, self._unread_state or state_file.EMPTY)
             return
         state_file.write(
             checkpoint_path,
@@ -322,14 +323,6 @@ class BayesOptSearch(Searcher):
             self._space_is_restored = True
         if self._space is not None:
             self._load_state(self._space)
-
-    @staticmethod
-    def convert_search_space(spec: Mapping[str, Any], join: bool = False) -> dict[str, Any]:
-        """Convert a Tune search space to the form of this class's `space`; with `join` its constants too.
-
-        Nested names are joined with `/`; plain ranges of floats become `(low, high)`.
-        """
-        return to_pbounds(spec, join)
 
     def _ready(self) -> SearchSpace:
         if self._space is None:
@@ -381,7 +374,7 @@ class BayesOptSearch(Searcher):
     def _load_state(self, space: SearchSpace) -> None:
         state, self._unread_state = self._unread_state, None
         assert state is not None
-        if state_file.is_empty(state):
+        if state.get("empty"):
             return
         limits = [str(limit) for limit in self._limits]
         state_file.check_same_search(state, space.describe(), self._metric, self._mode, limits)
@@ -401,7 +394,7 @@ class BayesOptSearch(Searcher):
         if self._space is None or not config:
             return False
         try:
-            point = PreviousResults.nested_point(self._space, config)
+            point = self._space.point(self._space.nested(config))
         except SpaceError as error:
             logger.info("the search ignores trial %s: %s", trial_id, error)
             return False

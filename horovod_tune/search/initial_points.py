@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from horovod_tune.search.history import as_number
-from horovod_tune.search.space.domains import Path, SpaceError, nested
+from horovod_tune.search.space.domains import Path, SpaceError
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
 
@@ -73,7 +73,7 @@ def queue_points(
         if not isinstance(config, Mapping):
             raise SpaceError(f"{where} must be a dictionary, got {config!r}")
         try:
-            queued = QueuedPoint(*space.partial(_nested(config, space)))
+            queued = QueuedPoint(*space.partial(space.nested(config)))
         except SpaceError as error:
             raise SpaceError(f"{where}: {error}") from None
         try:
@@ -100,9 +100,3 @@ def queue_points(
             raise SpaceError(f"points_to_evaluate[{number}] has a reward, so it must give every parameter")
         known.append((queued.complete(space, 0), value))
     return to_run, known
-
-
-def _nested(config: Mapping[str, Any], space: SearchSpace) -> Mapping[str, Any]:
-    """Return a configuration with its flat keys, such as `model/depth`, nested as the space is."""
-    flat = [key for key in config if isinstance(key, str) and "/" in key and not space.has_key(key)]
-    return nested(config) if flat else config

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,32 +19,13 @@ class StateFileError(HorovodTuneError, ValueError):
     """A file is not a saved search, or belongs to another search; the message has the difference."""
 
 
-def empty() -> dict[str, Any]:
-    """Return the state of a search that has no space yet."""
-    return {"empty": True}
-
-
-def is_empty(state: Mapping[str, Any]) -> bool:
-    return bool(state.get("empty"))
+#: The state of a search that has no space yet.
+EMPTY = {"empty": True}
 
 
 def write(path: str, state: Mapping[str, Any]) -> None:
-    """Write `state` to `path`, whole or not at all."""
-    target = Path(path)
-    text = json.dumps({"format": FORMAT, "version": VERSION, **state})
-    if target.name.startswith(".") and "-tmp-" in target.name:
-        # Tune's own temporary file, which it renames. Another one next to it, gone a moment later, makes
-        # Tune's upload of the folder fail.
-        target.write_text(text, encoding="utf-8")
-        return
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Write `state` to `path`. Tune writes to a temporary file, and renames it."""
+    Path(path).write_text(json.dumps({"format": FORMAT, "version": VERSION, **state}), encoding="utf-8")
 
 
 def read(path: str) -> dict[str, Any]:
@@ -69,7 +48,7 @@ def read(path: str) -> dict[str, Any]:
         raise StateFileError(
             f"{path} has version {state.get('version')!r}; this horovod_tune reads version {VERSION}"
         )
-    missing = set() if is_empty(state) else _FIELDS - set(state)
+    missing = set() if state.get("empty") else _FIELDS - set(state)
     if missing:
         raise StateFileError(f"{path} is damaged: it lacks {sorted(missing)}")
     return state

@@ -12,7 +12,7 @@ from typing import Any
 from ray.tune.result import TRAINING_ITERATION
 
 from horovod_tune.search.history import as_number
-from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, value_at
+from horovod_tune.search.space.domains import SpaceError, value_at
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
 
@@ -35,27 +35,13 @@ class PreviousResults:
                 reasons[f"no finite {metric!r}"] += 1
                 continue
             try:
-                used.append((self.nested_point(space, config), value, _number(metrics, time_attr)))
+                used.append((space.point(space.nested(config)), value, _number(metrics, time_attr)))
             except SpaceError as error:
                 reasons[str(error).split(", got ")[0]] += 1
         message = f"{len(used)} of {len(self.rows)} earlier results are used"
         if reasons:
             message += "; left out: " + ", ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
         return used, message
-
-    @staticmethod
-    def nested_point(space: SearchSpace, config: Mapping[str, Any]) -> Point:
-        """Return the point of a configuration, nested or flat. Raises `SpaceError` if it has none."""
-        nested: dict[Any, Any] = {}
-        for node in space.nodes:
-            if node.conditions:
-                continue  # It is inside the value of the choice that it depends on.
-            value = value_at(config, node.path, MISSING)
-            if value is MISSING:
-                value = _flat_value(config, node.path)
-            if value is not MISSING:
-                _put(nested, node.path, value)
-        return space.point(nested)
 
 
 def read_previous(source: Any) -> PreviousResults:
@@ -108,21 +94,3 @@ def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _number(metrics: Mapping[str, Any], name: str) -> float | None:
     value = metrics.get(name)
     return as_number(value_at(metrics, tuple(name.split("/")), None) if value is None else value)
-
-
-def _flat_value(config: Mapping[str, Any], path: Path) -> Any:
-    """Find a value under its name with slashes; a dictionary was flattened to several such names."""
-    name = path_name(path)
-    if name in config:
-        return config[name]
-    nested: dict[str, Any] = {}
-    for key, value in config.items():
-        if key.startswith(name + "/"):
-            _put(nested, tuple(key[len(name) + 1 :].split("/")), value)
-    return nested or MISSING
-
-
-def _put(nested: dict[Any, Any], path: Path, value: Any) -> None:
-    for part in path[:-1]:
-        nested = nested.setdefault(part, {})
-    nested[path[-1]] = value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -208,20 +207,3 @@ def test_choices_that_are_dictionaries_are_found_in_a_flat_table() -> None:
     search = searcher(analysis=frame)
     search.set_search_properties(METRIC, "min", space)
     assert [trial.point for trial in search._history.earlier] == [(1.0,)]
-
-
-def test_beside_tunes_own_temporary_file_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tune uploads the folder meanwhile, and fails at a file that is gone."""
-    loop, _ = half_done(tmp_path)
-    folder = tmp_path / "experiment"
-    folder.mkdir()
-    seen: list[str] = []
-    replaced = os.replace
-    monkeypatch.setattr(os, "replace", lambda *a: (seen.extend(os.listdir(folder)), replaced(*a))[1])
-    search = loop.searcher.searcher
-    assert isinstance(search, BayesOptSearch)
-    search.save_to_dir(str(folder), "session")
-    assert len(seen) == 1 and "-tmp-" in seen[0]
-    searcher().restore_from_dir(str(folder))

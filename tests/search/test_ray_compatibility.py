@@ -111,17 +111,6 @@ def test_evaluated_points_may_have_flat_keys() -> None:
         search.add_evaluated_point({"model/lr": 0.5, "a/b": 0.25}, 1.0)
 
 
-def test_convert_search_space_gives_what_space_takes() -> None:
-    spec = {"a": 1, "b": {"x": tune.uniform(0.0, 2.0), "n": tune.lograndint(1, 100)}}
-    converted = BayesOptSearch.convert_search_space(spec)
-    assert list(converted) == ["b/x", "b/n"] and converted["b/x"] == (0.0, 2.0)
-    config = BayesOptSearch(converted, metric="m", mode="min").suggest("1")
-    assert 0.0 <= config["b"]["x"] <= 2.0 and config["b"]["n"] in range(1, 100)
-    assert BayesOptSearch.convert_search_space(spec, join=True)["a"] == 1
-    with pytest.raises(ValueError, match="grid_search at 'a' cannot be converted"):
-        BayesOptSearch.convert_search_space({"a": tune.grid_search([1, 2])})
-
-
 def test_the_numbers_of_a_choice_have_an_order_and_distances() -> None:
     from horovod_tune.search.space.search_space import SearchSpace
 

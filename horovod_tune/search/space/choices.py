@@ -7,7 +7,8 @@ those of `dimensions`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,6 @@ from numpy.typing import NDArray
 from ray.tune.search.sample import Categorical, Domain
 
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange, Grid
-
-# The most options that a message lists.
-_SHOWN = 10
 
 
 class Choice:
@@ -73,41 +71,33 @@ class Choice:
         return re.sub(r" at 0x[0-9a-fA-F]+", "", f"choice{self._given!r}")
 
 
+class _Readable(reprlib.Repr):
+    """Shows domains as their bounds, and of many options the first ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = 10
+        self.maxstring = self.maxother = 200
+
+    def repr_Float(self, domain: Domain, level: int) -> str:
+        return f"{type(domain).__name__}{domain.domain_str}"
+
+    repr_Integer = repr_Float
+
+    def repr_Categorical(self, domain: Categorical, level: int) -> str:
+        return f"Categorical{self.repr1(list(domain.categories), level)}"
+
+
 def readable(options: Sequence[Any]) -> str:
-    """Return options for a message: domains inside as their bounds, and of many options the first ones.
+    """Return options for a message.
 
     >>> from ray import tune
     >>> readable([{"lr": tune.uniform(0, 1)}, "none"])
     "[{'lr': Float(0, 1)}, 'none']"
     >>> readable(range(100, 200))
-    '[100, 101, 102, 103, 104, 105, 106, 107, 108, 109, and 90 more]'
+    '[100, 101, 102, 103, 104, 105, 106, 107, 108, 109, ...]'
     """
-    shown = [repr(_with_readable_domains(option)) for option in options[:_SHOWN]]
-    if len(options) > _SHOWN:
-        shown.append(f"and {len(options) - _SHOWN} more")
-    return f"[{', '.join(shown)}]"
-
-
-def _with_readable_domains(option: Any) -> Any:
-    if isinstance(option, Domain):
-        return _Readable(option)
-    if isinstance(option, Mapping):
-        return {key: _with_readable_domains(inner) for key, inner in option.items()}
-    if type(option) in (list, tuple):
-        return type(option)(map(_with_readable_domains, option))
-    return option
-
-
-class _Readable:
-    """A domain whose repr is its kind and its bounds."""
-
-    def __init__(self, domain: Domain) -> None:
-        self._domain = domain
-
-    def __repr__(self) -> str:
-        domain = self._domain
-        bounds = readable(domain.categories) if isinstance(domain, Categorical) else domain.domain_str
-        return f"{type(domain).__name__}{bounds}"
+    return _Readable().repr(list(options))
 
 
 def _is_plain(value: Any) -> bool:

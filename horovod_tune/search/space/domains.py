@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from bayes_opt.parameter import CategoricalParameter, FloatParameter, IntParameter
-from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized, Uniform
+from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
 from ray.tune.search.variant_generator import parse_spec_vars
 
 from horovod_tune.errors import HorovodTuneError
@@ -102,24 +102,6 @@ def _with_ranges(name: str, value: Any) -> Any:
         return {key: _with_ranges(f"{name}/{key}", inner) for key, inner in value.items()}
     is_range = isinstance(value, tuple) and len(value) in (2, 3) and _is_range(value)
     return _domain_of_bounds(name, value) if is_range or isinstance(value, _BOUNDS) else value
-
-
-def to_pbounds(spec: Mapping[str, Any], join: bool = False) -> dict[str, Any]:
-    """Return a flat space of `pbounds`; what these cannot express stays a Tune domain.
-
-    >>> to_pbounds({"model": {"lr": Float(0.0, 0.1).uniform()}, "epochs": 3})
-    {'model/lr': (0.0, 0.1)}
-    """
-    constants, domains, grids = parse_spec_vars(dict(spec))
-    if grids:
-        raise SpaceError(
-            f"grid_search at '{path_name(grids[0][0])}' cannot be converted; use tune.choice there"
-        )
-    flat = {path_name(path): value for path, value in constants} if join else {}
-    for path, domain in domains:
-        plain = isinstance(domain, Float) and isinstance(domain.get_sampler(), Uniform)
-        flat[path_name(path)] = (domain.lower, domain.upper) if plain else domain
-    return flat
 
 
 def nested(flat: Mapping[str, Any]) -> dict[Any, Any]:

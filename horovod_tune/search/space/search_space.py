@@ -23,7 +23,7 @@ from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.space.choices import Categories, Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
-from horovod_tune.search.space.domains import MISSING, Path, SpaceError, path_name, put_at, value_at
+from horovod_tune.search.space.domains import MISSING, Path, SpaceError, nested, path_name, put_at, value_at
 from horovod_tune.search.space.encoding import decode, encode
 from horovod_tune.search.space.sampled import draw_sampled
 
@@ -115,9 +115,14 @@ class SearchSpace:
             for option in range(int(self._columns[column].cardinality))
         )
 
-    def has_key(self, key: str) -> bool:
-        """Return True if the space has the key, which may contain a `/`, at its top level."""
-        return key in self._spec
+    def nested(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a configuration with its flat keys, such as `model/depth`, nested as the space is."""
+        flat = {
+            key: value
+            for key, value in config.items()
+            if isinstance(key, str) and key not in self._spec and key.split("/")[0] in self._spec
+        }
+        return {**{key: value for key, value in config.items() if key not in flat}, **nested(flat)}
 
     def column(self, index: int) -> Parameter:
         return self._columns[index]

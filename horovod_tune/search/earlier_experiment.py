@@ -38,7 +38,7 @@ class EarlierExperiment:
     ) -> None:
         points = np.asarray([trial.point for trial in trials])
         scores = np.asarray([objectives.score(trial, objectives.metrics[0]) for trial in trials], dtype=float)
-        features, groups, axes = space.features(points), space.feature_groups, space.axes
+        features, groups, powers = space.features(points), space.feature_groups, space.powers
         self._context = np.empty(0)
         timed = len({time for trial in trials for time in trial.curve}) > 1
         if timed:
@@ -46,9 +46,9 @@ class EarlierExperiment:
             self._context = np.asarray([rows.target])
             features, scores = features[rows.trials], scores[rows.trials]
             features = np.concatenate([features, rows.times[:, None]], axis=1)
-            groups, axes = np.append(groups, space.dimension), axes.with_time()
+            groups, powers = np.append(groups, space.dimension), np.append(powers, 0.0)
         options = replace(options, process_points=_POINTS)
-        self._model = FittedModel(features, scores, groups, options, axes, timed=timed)
+        self._model = FittedModel(features, scores, groups, options, powers, timed=timed)
         self.task = EarlierTask(self._model.condition(), len(space.feature_groups), self._context)
         #: The points that were the best, in the model's view.
         self.best: FloatArray = points[np.argsort(-self.task(space.features(points)), kind="stable")[:5]]

@@ -26,7 +26,7 @@ class LimitModels:
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives, options: ModelOptions
     ) -> JointFeasibility | None:
         """Return the probability that all limits are kept; None if too little is known about each."""
-        # The scale has the limit at 0, and no part of it may be warped.
+        # The scale has the limit at 0.
         plain = replace(options, fixed_noise=None, linear_depth=math.inf, softnesses=())
         feasibilities = []
         for limit in objectives.limits:
@@ -42,7 +42,7 @@ class LimitModels:
             values = np.asarray([value for _, value in known])
             left = slack(values, limit.bound, upwards=limit.sense.startswith(">"))
             earlier = self.states.get(str(limit))
-            model = FittedModel(features, left, space.feature_groups, plain, space.axes, earlier)
+            model = FittedModel(features, left, space.feature_groups, plain, space.powers, earlier)
             assert model.state is not None
             self.states[str(limit)] = model.state
             feasibilities.append(LimitFeasibility(model))

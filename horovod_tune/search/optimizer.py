@@ -17,7 +17,6 @@ from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
 from horovod_tune.search.gp.averaged_acquisition import AveragedAcquisition
-from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.earlier_task import EarlierTask
 from horovod_tune.search.gp.feasibility import Feasibility, FeasibilityOnly, JointFeasibility
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
@@ -159,7 +158,7 @@ class Optimizer:
             state.space.features(points),
             scores,
             state.space.feature_groups,
-            state.space.axes,
+            state.space.powers,
             task=state.earlier,
         )
         pending = features_of(state.space, running(state.usable))
@@ -181,7 +180,7 @@ class Optimizer:
         features, pending = space.features(points), features_of(space, running(state.usable))
         drawn = [
             PosteriorDraws(
-                self._fit(metric, features, scores[kept], space.feature_groups, space.axes, scales=False),
+                self._fit(metric, features, scores[kept], space.feature_groups, space.powers, scales=False),
                 pending,
                 state.draws + number,
             )
@@ -207,7 +206,7 @@ class Optimizer:
             np.concatenate([points[rows.trials], rows.times[:, None]], axis=1),
             gains,
             np.append(space.feature_groups, space.dimension),
-            space.axes.with_time(),
+            np.append(space.powers, 0.0),
             timed=True,
             task=state.earlier,
         )
@@ -265,7 +264,7 @@ class Optimizer:
         features: FloatArray,
         scores: FloatArray,
         groups: NDArray[np.int_],
-        axes: Axes,
+        powers: FloatArray,
         timed: bool = False,
         scales: bool = True,
         task: EarlierTask | None = None,
@@ -274,7 +273,7 @@ class Optimizer:
         key = (features.tobytes(), scores.tobytes(), options)
         if metric not in self._fitted or self._fitted[metric][0] != key:
             model = FittedModel(
-                features, scores, groups, options, axes, self.fit_states.get(metric), timed, task=task
+                features, scores, groups, options, powers, self.fit_states.get(metric), timed, task=task
             )
             self._fitted[metric] = (key, model)
             if model.state is not None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_tune.search.gp.acquisition import log_ndtr_slope, log_probability_below
-from horovod_tune.search.gp.fit import Priors, fit
+from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance
 from horovod_tune.search.gp.process import Conditioned
 
@@ -106,14 +106,13 @@ def _lengths(scored: FloatArray, failed: FloatArray, groups: NDArray[np.int_]) -
     unit = math.sqrt(_SIGNAL)
     labels = np.concatenate([np.zeros(len(scored)), np.ones(len(failed))])
     noise = _NOISE / _SIGNAL
-    found = fit(
+    likelihood = MarginalLikelihood(
         np.concatenate([scored, failed]),
         (labels - labels.mean()) / unit,
         groups,
         # The signal is kept.
         Priors(length_mean=math.log(_LENGTH), length_std=_LENGTH_STD, signal_std=1e-3),
         fixed_noise=noise,
-        warm=np.concatenate([np.full(count, usual), [0.0, math.log(noise)]]),
-        iterations=_STEPS,
     )
+    found = fit(likelihood, [np.append(np.full(count, usual), [0.0, math.log(noise)])], _STEPS)
     return np.maximum(found.hyperparameters.lengths, _LEAST_LENGTH * math.exp(usual))

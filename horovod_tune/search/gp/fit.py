@@ -8,6 +8,7 @@ is overconfident.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,11 +24,8 @@ from horovod_tune.search.gp.kernels import (
     matern52,
     squared_distances,
     trend,
-    warp,
 )
 
-#: How far an axis may be warped: about as if it were logarithmic over six powers of ten.
-_MAX_WARP = 14.0
 #: Added to the diagonal, relative to the signal, so that close points do not make it singular.
 JITTER = 1e-8
 
@@ -44,8 +42,6 @@ class Priors:
     signal_std: float = 0.7
     noise_mean: float = -7.0
     noise_std: float = 2.5
-    #: Of the warps of the axes themselves, which are 0 where nothing is known; see `kernels.warp`.
-    warp_std: float = 1.5
 
 
 class Fit(NamedTuple):
@@ -57,44 +53,13 @@ class Fit(NamedTuple):
     theta: FloatArray
 
 
-def fit(
-    features: FloatArray,
-    targets: FloatArray,
-    groups: NDArray[np.int_],
-    priors: Priors | None = None,
-    fixed_noise: float | None = None,
-    starts: range = range(2),
-    warpable: NDArray[np.bool_] | None = None,
-    warm: FloatArray | None = None,
-    iterations: int = 60,
-    timed: bool = False,
-    task: FloatArray | None = None,
-) -> Fit:
-    """Return the MAP hyperparameters for standardised `targets`, shape (points,).
-
-    `features` has the shape (points, features), `groups` names the parameter of each feature. `starts` are
-    the numbers of the places to start from, of 4; `warm`, the `theta` of an earlier fit, is the only one
-    if it is given. `warpable`, shape (parameters,), are the parameters whose axes may be warped.
-    `task`, shape (points,), is an earlier task there, whose weight is integrated out (see `earlier_task`).
-    """
-    objective = MarginalLikelihood(
-        features, targets, groups, priors or Priors(), fixed_noise, warpable, timed, task
-    )
-    places = objective.starts(starts.stop)[starts.start :] if warm is None else [warm]
-    options = {"maxiter": iterations}
-    found = [
-        minimize(objective, place, jac=True, method="L-BFGS-B", bounds=objective.bounds, options=options)
-        for place in places
-    ]
-    best = min(found, key=lambda result: result.fun)
-    return Fit(objective.hyperparameters(best.x), -float(best.fun), best.x)
-
-
 class MarginalLikelihood:
-    """The negative log posterior of the hyperparameters' logarithms and of the warps, and its gradient.
+    """The negative log posterior of the hyperparameters' logarithms, and its gradient.
 
-    The hyperparameters are, in this order: a length scale for each parameter, the signal, the noise, and a
-    warp for each parameter whose axis may be warped.
+    The hyperparameters are, in this order: a length scale for each parameter, the signal, the noise.
+    `features` has the shape (points, features), `targets`, standardised, (points,); `groups` names the
+    parameter of each feature. If `timed`, the last feature is the time of a report. `task`, shape (points,),
+    is an earlier task there, whose weight is integrated out (see `earlier_task`).
     """
 
     def __init__(
@@ -102,9 +67,8 @@ class MarginalLikelihood:
         features: FloatArray,
         targets: FloatArray,
         groups: NDArray[np.int_],
-        priors: Priors,
-        fixed_noise: float | None,
-        warpable: NDArray[np.bool_] | None = None,
+        priors: Priors | None = None,
+        fixed_noise: float | None = None,
         timed: bool = False,
         task: FloatArray | None = None,
     ) -> None:
@@ -116,64 +80,34 @@ class MarginalLikelihood:
             self._fixed += np.outer(task, task)
         self._targets, self._features, self._groups = targets, features, groups
         count = int(groups.max()) + 1 if len(groups) else 0
-        self._warped = np.flatnonzero(warpable) if warpable is not None else np.empty(0, dtype=int)
-        #: A parameter whose axis may be warped has one feature.
-        self._warped_columns = np.asarray(
-            [int(np.flatnonzero(groups == g)[0]) for g in self._warped], dtype=int
-        )
+        priors = priors or Priors()
         #: Adds up what belongs to one parameter, shape (features, parameters).
         self._by_group = np.equal.outer(groups, np.arange(count)).astype(float)
         self._fixed_noise = fixed_noise
         growth = 0.5 * math.log(max(count, 1)) * priors.length_growth
-        warps = len(self._warped)
         self._count = count
         #: Of the normal priors on the numbers of `theta`.
-        self.means = np.concatenate(
-            [
-                np.full(count, priors.length_mean + growth),
-                [priors.signal_mean, priors.noise_mean],
-                np.zeros(warps),
-            ]
+        self.means = np.append(
+            np.full(count, priors.length_mean + growth), [priors.signal_mean, priors.noise_mean]
         )
-        self.stds = np.concatenate(
-            [
-                np.full(count, priors.length_std),
-                [priors.signal_std, priors.noise_std],
-                np.full(warps, priors.warp_std),
-            ]
-        )
-        self.bounds = (
-            [(math.log(5e-3), math.log(1e3))] * count
-            + [(-5.0, 5.0), (math.log(1e-8), math.log(2.0))]
-            + [(-_MAX_WARP, _MAX_WARP)] * warps
-        )
+        self.stds = np.append(np.full(count, priors.length_std), [priors.signal_std, priors.noise_std])
+        lengths, signal, noise = (math.log(5e-3), math.log(1e3)), (-5.0, 5.0), (math.log(1e-8), math.log(2.0))
+        self.bounds = [lengths] * count + [signal, noise]
 
-    def starts(self, number: int) -> list[FloatArray]:
-        lengths = [0.5, 2.0, 0.1, 8.0][:number]
-        noises = [1e-4, 1e-2, 1e-2, 1e-1]
-        unwarped = np.zeros(len(self._warped))
+    def starts(self) -> list[FloatArray]:
+        """Return four places to start from."""
         return [
-            np.concatenate([np.full(self._count, math.log(length)), [0.0, math.log(noise)], unwarped])
-            for length, noise in zip(lengths, noises, strict=False)
+            np.append(np.full(self._count, math.log(length)), [0.0, math.log(noise)])
+            for length, noise in ((0.5, 1e-4), (2.0, 1e-2), (0.1, 1e-2), (8.0, 1e-1))
         ]
 
     def hyperparameters(self, theta: FloatArray) -> Hyperparameters:
         count = self._count
         noise = self._fixed_noise if self._fixed_noise is not None else math.exp(theta[count + 1])
-        warps = None
-        if len(self._warped):
-            warps = np.zeros(count)
-            warps[self._warped] = theta[count + 2 :]
-        return Hyperparameters(np.exp(theta[:count]), math.exp(theta[count]), noise, warps)
+        return Hyperparameters(np.exp(theta[:count]), math.exp(theta[count]), noise)
 
-    def _on_axes(self, theta: FloatArray, h: Hyperparameters) -> tuple[FloatArray, FloatArray | None]:
-        """Return the features on warped and scaled axes, and the slopes of the warped ones by their warps."""
-        features, slopes = self._features, None
-        if len(self._warped):
-            warped, _, slopes = warp(features[:, self._warped_columns], theta[self._count + 2 :])
-            features = features.copy()
-            features[:, self._warped_columns] = warped
-        return (features / h.lengths[self._groups] if self._count else features), slopes
+    def _scaled(self, h: Hyperparameters) -> FloatArray:
+        return self._features / h.lengths[self._groups] if self._count else self._features
 
     def log_likelihood(self, theta: FloatArray) -> float:
         """Return the log marginal likelihood up to a constant; -inf beyond the bounds."""
@@ -181,7 +115,7 @@ class MarginalLikelihood:
         if np.any(theta < low) or np.any(theta > high):
             return -math.inf
         h = self.hyperparameters(theta)
-        scaled, _ = self._on_axes(theta, h)
+        scaled = self._scaled(h)
         covariance = h.signal * matern52(squared_distances(scaled, scaled))
         covariance += self._fixed
         covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
@@ -197,7 +131,7 @@ class MarginalLikelihood:
     def __call__(self, theta: FloatArray) -> tuple[float, FloatArray]:
         count = self._count
         h = self.hyperparameters(theta)
-        scaled, slopes = self._on_axes(theta, h)
+        scaled = self._scaled(h)
         squared = squared_distances(scaled, scaled)
         root = np.sqrt(squared)
         root *= SQRT5
@@ -244,10 +178,21 @@ class MarginalLikelihood:
         gradient[:count] = -2.0 * by_feature @ self._by_group
         gradient[count] = np.vdot(outer, correlation) * h.signal + JITTER * h.signal * trace
         gradient[count + 1] = 0.0 if self._fixed_noise is not None else trace * h.noise
-        if slopes is not None:
-            own = scaled[:, self._warped_columns]
-            moved = slopes / h.lengths[self._warped]
-            gradient[count + 2 :] = 4.0 * (
-                rows @ (own * moved) - np.einsum("ij,ij->j", moved, across[:, self._warped_columns])
-            )
         return float(value), gradient + standard / self.stds
+
+
+def fit(objective: MarginalLikelihood, starts: Sequence[FloatArray], iterations: int) -> Fit:
+    """Return the MAP hyperparameters, the best that is reached from one of `starts`."""
+    found = [
+        minimize(
+            objective,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=objective.bounds,
+            options={"maxiter": iterations},
+        )
+        for start in starts
+    ]
+    best = min(found, key=lambda result: result.fun)
+    return Fit(objective.hyperparameters(best.x), -float(best.fun), best.x)

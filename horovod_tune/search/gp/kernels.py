@@ -81,38 +81,11 @@ class Covariance(Protocol):
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Length scales by parameter, the signal's variance and the noise's, for standardised targets.
-
-    `warps` are those of the parameters' axes (see `warp`); None leaves all as they are.
-    """
+    """Length scales by parameter, the signal's variance and the noise's, for standardised targets."""
 
     lengths: FloatArray
     signal: float
     noise: float
-    warps: FloatArray | None = None
-
-
-def warp(values: FloatArray, warps: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    r"""Return values in [0, 1] on warped axes, with the slopes by the values and by the warps.
-
-    .. math:: w_c(x) = \log\big(1 + (e^c - 1)x\big) / c, \qquad w_{-c}(x) = 1 - w_c(1 - x)
-
-    A warp of 0 leaves an axis as it is. At c = ln(1000) an axis from 0 to 1 is as if it were logarithmic from
-    about 0.001; a negative warp spreads the values near 1 in the same way.
-
-    >>> warp(np.array([0.0, 0.001, 1.0]), np.array(6.9))[0].round(2).tolist()
-    [0.0, 0.1, 1.0]
-    """
-    values, warps = np.broadcast_arrays(np.asarray(values, dtype=float), np.asarray(warps, dtype=float))
-    mirrored = warps < 0
-    c = np.maximum(np.abs(warps), 1e-4)
-    x = np.clip(np.where(mirrored, 1.0 - values, values), 0.0, 1.0)
-    growth = np.expm1(c)
-    inner = 1.0 + growth * x
-    warped = np.log(inner) / c
-    by_value = growth / (inner * c)
-    by_warp = (np.exp(c) * x / inner - warped) / c
-    return np.where(mirrored, 1.0 - warped, warped), by_value, by_warp
 
 
 def linear(features: FloatArray, powers: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -158,8 +131,6 @@ class MaternCovariance:
         self.hyperparameters = hyperparameters
         self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
-        warps = hyperparameters.warps
-        self._warps = warps[groups] if warps is not None and np.any(warps) else None
         #: The points of the latest call, and the same on their scaled axes: a climb repeats them.
         self._latest: tuple[FloatArray, FloatArray] | None = None
 
@@ -171,7 +142,7 @@ class MaternCovariance:
     def _scaled(self, features: FloatArray) -> FloatArray:
         if self._powers is not None:
             features = linear(features, self._powers)[0]
-        return (features if self._warps is None else warp(features, self._warps)[0]) * self._scale
+        return features * self._scale
 
     def between(self, left: FloatArray, right: FloatArray) -> FloatArray:
         found = matern52(squared_distances(self._scaled(left), self._scaled_points(right)))
@@ -194,12 +165,9 @@ class MaternCovariance:
     ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
         difference = self._scaled(query) - self._scaled_points(points)
         squared = np.square(difference).sum(1)
-        stretch, place = self._scale, query
+        stretch = self._scale
         if self._powers is not None:
-            place, slope = linear(query, self._powers)
-            stretch = stretch * slope
-        if self._warps is not None:
-            stretch = stretch * warp(place, self._warps)[1]
+            stretch = stretch * linear(query, self._powers)[1]
         jacobian = (2.0 * self.signal * matern52_slope(squared))[:, None] * difference * stretch
         found = self.signal * matern52(squared)
         if self._timed:

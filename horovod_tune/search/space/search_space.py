@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
 
-from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.space.choices import Categories, Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
@@ -31,8 +30,6 @@ Point = tuple[float, ...]
 
 #: Where the model sees an inactive parameter: the same place for every point at which it is inactive.
 _INACTIVE_FEATURE = 0.5
-#: The axis of a parameter with no more values than this is not warped.
-_MOST_UNWARPED = 16
 
 
 class SearchSpace:
@@ -60,14 +57,9 @@ class SearchSpace:
         # Each parameter has one length scale, which all columns of a one-hot category share.
         widths = [int(p.cardinality) if isinstance(p, Categories) else 1 for p in self._columns]
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
-        #: The parameters' axes; the model may warp those of many numbers.
-        self.axes = Axes(
-            np.array(
-                [not isinstance(p, Categories) and p.cardinality > _MOST_UNWARPED for p in self._columns],
-                bool,
-            ),
-            np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self._columns], float),
-        )
+        #: For a parameter whose axis is logarithmic although its domain is linear, the logarithm of the upper
+        #: end over the lower one; 0 for all others.
+        self.powers = np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self._columns], float)
         self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
 
     @classmethod

@@ -26,7 +26,6 @@ from horovod_tune.function.shipping import ShippedFunction
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
 from horovod_tune.function.with_parameters import ShippedParameters
 from horovod_tune.messages import TrialRequest
-from horovod_tune.ray_compat.preemption import HostPreempted
 from horovod_tune.ray_compat.training_result import TrainingResult
 from horovod_tune.spec.placement import fits
 from horovod_tune.spec.resizing import request_for, resized, resized_request
@@ -124,13 +123,15 @@ class DistributedTrainable(FunctionTrainable):
         """Return rank 0's next report; after the last one a result that is marked as duplicate."""
         if self._restarts_elsewhere:
             self._coordinator.close()
-            raise HostPreempted("preempted: the trial's node is draining; the trial restarts on another node")
+            raise ray_compat.HostPreempted(
+                "preempted: the trial's node is draining; the trial restarts on another node"
+            )
         try:
             result = self._coordinator.next_result()
         except TrainingFailed as failed:
             if ray_compat.is_preempted(failed.lost_nodes):
                 # Tune must not count it as a failure if the cloud took a machine away.
-                raise HostPreempted(f"preempted: {failed}") from failed
+                raise ray_compat.HostPreempted(f"preempted: {failed}") from failed
             raise
         if result is None:
             self._store_artifacts()
@@ -250,15 +251,11 @@ class DistributedTrainable(FunctionTrainable):
 
 def patch_tune(reuse_workers: bool) -> None:
     """Apply the patches of Tune that distributed trials need to this process; harmless if repeated."""
-    ray_compat.keep_longer_results()
-    ray_compat.end_waits_of_paused_trials()
-    ray_compat.write_down_ends_of_paused_trials()
+    ray_compat.mend_paused_trials()
     if reuse_workers:
         ray_compat.reuse_actors_of(keeps_actors)
     ray_compat.start_in_idle_processes(is_distributed)
-    ray_compat.count_each_death_once(is_distributed)
-    ray_compat.shorten_errors(is_distributed)
-    ray_compat.name_missing_metric(is_distributed)
+    ray_compat.explain_failures(is_distributed)
     ray_compat.check_resized_trials(_placement_in, is_elastic)
 
 

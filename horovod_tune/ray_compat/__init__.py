@@ -2,10 +2,9 @@
 
 - `queries`: which node the driver runs on, whether this host reaches the trial's storage, what a
   trial has reported, whether the cluster can grow, which nodes were preempted, this job's processes and its
-  directory on a host, how large a function may be,
+  directory on a host, how large a function may be; the error that Tune does not count as a failure,
 - `schedules`: a scheduler's metric, time attribute and rungs,
 - `tune_session`: the module-level session behind ``ray.tune.report`` and ``ray.tune.get_context``,
-- `preemption`: the error that Tune does not count as a failure of the trial,
 - `training_result`: what a trainable returns when it is saved; not imported here, since it imports Ray
   Data and pandas, which a rank does not need,
 - `patches/`: one file for each part of Tune that is changed.
@@ -16,25 +15,20 @@ Each checks the shape that it was written for (`compatibility`).
 
 from horovod_tune.ray_compat.patches.actor_reuse import reuse_actors_of
 from horovod_tune.ray_compat.patches.drawn_values import draw_with
-from horovod_tune.ray_compat.patches.failure_count import count_each_death_once
+from horovod_tune.ray_compat.patches.failures import explain_failures
 from horovod_tune.ray_compat.patches.idle_processes import start_in_idle_processes
-from horovod_tune.ray_compat.patches.paused_trials import (
-    end_waits_of_paused_trials,
-    write_down_ends_of_paused_trials,
-)
+from horovod_tune.ray_compat.patches.paused_trials import mend_paused_trials
 from horovod_tune.ray_compat.patches.resized_trials import check_resized_trials
-from horovod_tune.ray_compat.patches.result_files import keep_longer_results
 from horovod_tune.ray_compat.patches.tune_run import (
     Prepare,
     metric_and_mode,
-    name_missing_metric,
     prepare_runs,
-    shorten_errors,
     shows_tunes_own_output,
     trainables_of,
     without_reporter,
 )
 from horovod_tune.ray_compat.queries import (
+    HostPreempted,
     announce_end,
     check_cluster_holds,
     cluster_size,

@@ -25,48 +25,39 @@ class Part:
     """One module, class, function or value of another library.
 
     Attributes:
-        path: its module and, after a colon, its name there: ``"ray.tune.tune:run"``.
-        parameters: a function's, in this order and no others; None compares nothing.
-        uses: names in the source of a function, or in the modules of a class and of its bases.
+        signature: its module and, after a colon, its name there; in brackets a function's parameters, in this
+            order and no others: ``"ray.tune.logger:LoggerCallback.log_trial_start(self, trial)"``.
+        uses: names, separated by spaces, in the source of a function, or in the modules of a class and of its
+            bases.
     """
 
-    path: str
-    parameters: tuple[str, ...] | None = None
-    uses: tuple[str, ...] = ()
-
-    def find(self) -> Any:
-        """Return it. Raises ImportError or AttributeError if the library lacks it."""
-        module, _, names = self.path.partition(":")
-        return functools.reduce(getattr, filter(None, names.split(".")), importlib.import_module(module))
+    signature: str
+    uses: str = ""
 
     def difference(self) -> str:
         """Return what is not as expected; "" if everything is."""
-        name = self.path.replace(":", ".")
+        path, _, parameters = self.signature.rstrip(")").partition("(")
+        module, _, names = path.partition(":")
+        name = path.replace(":", ".")
         try:
-            found = self.find()
+            found: Any = importlib.import_module(module)
+            found = functools.reduce(getattr, filter(None, names.split(".")), found)
         except (ImportError, AttributeError) as error:
             return f"there is no {name} ({error})"
         # Of what we have wrapped ourselves, the original is checked.
         found = inspect.unwrap(found) if callable(found) else found
-        if self.parameters is not None:
+        if parameters:
             try:
-                parameters = tuple(inspect.signature(found).parameters)
+                takes = ", ".join(inspect.signature(found).parameters)
             except (TypeError, ValueError):
                 return f"{name} has no signature"
-            if parameters != self.parameters:
-                return f"{name} takes ({', '.join(parameters)}), not ({', '.join(self.parameters)})"
-        unused = [each for each in self.uses if not re.search(rf"\b{each}\b", _source(found))]
+            if takes != parameters:
+                return f"{name} takes ({takes}), not ({parameters})"
+        unused = [each for each in self.uses.split() if not re.search(rf"\b{each}\b", _source(found))]
         return f"{name} does not use {', '.join(unused)}" if unused else ""
 
 
-def part(signature: str, uses: str = "") -> Part:
-    """Return a `Part` from its path, with a function's parameters after it, and names separated by spaces.
-
-    >>> part("json:dump(obj, fp)", uses="write").parameters
-    ('obj', 'fp')
-    """
-    path, _, parameters = signature.rstrip(")").partition("(")
-    return Part(path, tuple(parameters.split(", ")) if parameters else None, tuple(uses.split()))
+part = Part  # as it is written in a patch's list
 
 
 def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
@@ -120,7 +111,7 @@ class Patch:
             differences = [difference for part in self.parts if (difference := part.difference())]
             _decided[self.name] = not differences
             if differences:
-                library = self.parts[0].path.partition(":")[0].partition(".")[0]
+                library = re.split("[.:]", self.parts[0].signature)[0]
                 logger.warning(
                     "%s %s differs from what horovod_tune was checked against, so %s. (%s)",
                     library.capitalize(),

@@ -13,6 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray.exceptions import RayActorError
+
+from horovod_tune.errors import TrainingFailed
 from horovod_tune.ray_compat.compatibility import Patch, part
 from horovod_tune.spec.placement import Placement, check_fits
 
@@ -83,7 +87,6 @@ def driver_node_id() -> str | None:
     """Return the id of the Ray node that this job's driver runs on, None if Ray does not know."""
     if not _DRIVERS_NODE.fits:
         return None
-    import ray
     from ray._private.state import state
 
     job = ray.get_runtime_context().get_job_id()
@@ -127,7 +130,6 @@ def cluster_can_grow() -> bool:
     """
     if not _GROWTH.fits:
         return True
-    import ray
     from ray._private import worker
     from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
     from ray.experimental.internal_kv import _internal_kv_get
@@ -155,15 +157,11 @@ def most_bytes_of_a_function() -> float:
 
 def resources_of_nodes() -> list[dict[str, float]]:
     """Return the resources of each live node."""
-    import ray
-
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def cluster_size() -> str | None:
     """Return the cluster's nodes and resources as text; None if this driver has no cluster yet."""
-    import ray
-
     if not ray.is_initialized():
         return None
     nodes = resources_of_nodes()
@@ -174,16 +172,12 @@ def cluster_size() -> str | None:
 
 def check_cluster_holds(placement: Placement) -> None:
     """Raise ResourcesUnavailable if this driver is connected to a cluster that can never hold it."""
-    import ray
-
     if ray.is_initialized() and not cluster_can_grow():
         check_fits(placement, resources_of_nodes())
 
 
 def draining_nodes() -> set[str]:
     """Return the ids of the draining nodes: those that Ray drains, or all (`announce_end`)."""
-    import ray
-
     if _ANNOUNCED_END.fits:
         from ray.experimental.internal_kv import _internal_kv_get
 
@@ -217,14 +211,27 @@ def is_preempted(node_ids: Iterable[str]) -> bool:
     wanted = set(node_ids)
     if not wanted or not _PREEMPTION.fits:
         return False
-    import ray
-
     if wanted & draining_nodes():
         return True
     common_pb2: Any = importlib.import_module("ray.core.generated.common_pb2")  # compiled, without types
     taken_away = common_pb2.NodeDeathInfo.Reason.Value("AUTOSCALER_DRAIN_PREEMPTED")
     dead = [node for node in ray.nodes() if node["NodeID"] in wanted and not node["Alive"]]
     return any(node.get("DeathReason") == taken_away for node in dead)
+
+
+class HostPreempted(TrainingFailed, RayActorError):
+    """A rank's host was preempted: Tune starts the trial again without counting this as a failure.
+
+    Tune (2.60) does not count a failure against `max_failures` when what ends the trial's step is a
+    `RayActorError` whose `preempted` is true; this holds for one that the trainable raises as well.
+    """
+
+    def __init__(self, message: str) -> None:
+        RayActorError.__init__(self, error_msg=message, preempted=True)
+        self.args = (message,)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def announce_end(address: str) -> None:
@@ -253,8 +260,6 @@ def private_directory() -> Path | None:
     """
     if not _SESSION_DIRECTORY.fits:
         return None
-    import ray
-
     node = ray._private.worker._global_node
     session = Path(node.get_session_dir_path()) if node is not None else None
     if session is None or not session.is_dir():

@@ -1,17 +1,31 @@
-"""Tune's class for a result with its checkpoint, which a trainable's `save` must return."""
+"""What trials require of Tune: its class for a result with its checkpoint, and their storage.
+
+A trainable's `save` must return the one; `trainable.py` and `coordinator/trial_storage.py` use the other.
+"""
 
 from __future__ import annotations
 
+import ray
+
 from horovod_tune.errors import UnsupportedRay
+from horovod_tune.ray_compat.compatibility import part
 
-try:
-    from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult
-except ImportError as error:
-    import ray
-
+_REQUIRED = (
+    part("ray.train._internal.checkpoint_manager:_TrainingResult(checkpoint, metrics)"),
+    part("ray.tune.trainable:Trainable", uses="_storage"),
+    part(
+        "ray.train._internal.storage:StorageContext",
+        uses="storage_filesystem experiment_dir_name experiment_fs_path trial_fs_path sync_config "
+        "trial_driver_staging_path trial_working_directory checkpoint_fs_path checkpoint_dir_name "
+        "current_checkpoint_index persist_current_checkpoint persist_artifacts",
+    ),
+)
+if differences := [difference for each in _REQUIRED if (difference := each.difference())]:
     raise UnsupportedRay(
-        f"Ray {ray.__version__} does not keep Tune's results where horovod_tune knows them ({error}). "
-        "Install a release of Ray that the README lists, or a newer horovod_tune."
-    ) from error
+        f"Ray {ray.__version__} does not keep Tune's results or storage as horovod_tune knows them "
+        f"({'; '.join(differences)}). Install a release that the README lists, or a newer horovod_tune."
+    )
+
+from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult  # noqa: E402
 
 __all__ = ["TrainingResult"]

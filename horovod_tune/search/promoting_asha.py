@@ -12,7 +12,7 @@ from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT, TRAINING_ITERATIO
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
-from horovod_tune.ray_compat import reports_of, write_down_ends_of_paused_trials
+from horovod_tune.ray_compat import mend_paused_trials, reports_of
 from horovod_tune.ray_compat.concurrency_slots import acquire_slot, release_slot
 from horovod_tune.search.history import as_number
 from horovod_tune.search.rungs import Rungs
@@ -61,7 +61,7 @@ class PromotingASHA(TrialScheduler):
         reduction_factor: float = 3,
     ) -> None:
         super().__init__()
-        write_down_ends_of_paused_trials()
+        mend_paused_trials()
         if mode not in (None, "min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
         if not isinstance(time_attr, str) or not time_attr:

@@ -48,14 +48,6 @@ def test_the_ray_and_the_horovod_in_place_have_the_shapes(patch: compatibility.P
     assert not any(part.difference() for part in patch.parts)
 
 
-def test_each_patch_leaves_ray_alone_with_one_warning_where_any_of_its_parts_has_another_name() -> None:
-    driver = run_python(HERE / "drivers" / "renamed_parts.py", timeout_s=280)
-    told = json.loads(driver.stdout.splitlines()[-1])
-    assert told["problems"] == {}
-    assert set(told["modules"]) == set(told["with_patches"])
-    assert told["parts"] >= 50
-
-
 def test_a_search_runs_under_a_ray_in_which_everything_private_has_changed(tmp_path: Path) -> None:
     driver = run_python(
         HERE / "drivers" / "changed_ray.py",

@@ -78,7 +78,7 @@ def hyper_band():
 @pytest.fixture
 def trials_of(ray_session, tmp_path):
     """Run one trial for each `strong`, and return them."""
-    ray_compat.end_waits_of_paused_trials()
+    ray_compat.mend_paused_trials()
 
     def run(trainable, strong, **arguments):
         began_s = time.monotonic()
@@ -131,9 +131,8 @@ def slowly_saved(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("is_saved_while", ["exploited", "the strong one has not reported"])
-def test_a_trial_goes_on_from_the_strong_ones_checkpoint(trials_of, slowly_saved, is_saved_while):
-    member, tells = slowly_saved(2 if is_saved_while == "exploited" else 0)
+def test_a_trial_that_is_being_saved_goes_on_from_the_strong_ones_checkpoint(trials_of, slowly_saved):
+    member, tells = slowly_saved(2)
 
     class Remembers(member):
         came_from = None
@@ -189,7 +188,6 @@ def test_the_others_go_on_without_one_that(trials_of, tmp_path, scheduler, stop,
 
 
 def test_paused_trials_that_are_stopped_have_ended_in_the_files(trials_of, tmp_path):
-    ray_compat.write_down_ends_of_paused_trials()
     trials = trials_of(Member, [0, 1, 2, 3, 4, 5], scheduler=hyper_band(), name="ended")
     assert {trial.status for trial in trials} == {"TERMINATED"} and len(set(iterations(trials))) > 1
     assert {trial.status for trial in analyze(tmp_path / "ended").trials} == {"TERMINATED"}

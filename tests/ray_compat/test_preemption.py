@@ -10,8 +10,7 @@ import cloudpickle
 import pytest
 from sessions import drain_node
 
-from horovod_tune.ray_compat import is_preempted
-from horovod_tune.ray_compat.preemption import HostPreempted
+from horovod_tune.ray_compat import HostPreempted, is_preempted
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

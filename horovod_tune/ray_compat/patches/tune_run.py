@@ -1,26 +1,21 @@
-"""Patches `ray.tune.run`, which every search goes through, and how it reports a failed trial.
+"""Patches `ray.tune.run`, which every search goes through, and what it prints.
 
 Without `prepare_runs` a search of distributed trials prints every result as a table (1,700 lines for the
 README's example), and accepts arguments that do not apply to it. Without `without_reporter` Tune prints a
-box and a table even at ``verbose=0``, and Ray a paragraph for each rank that dies. Without `shorten_errors`
-a rank's error is below 35 frames of Ray and of this package.
+box and a table even at ``verbose=0``, and Ray a paragraph for each rank that dies.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from horovod_tune.errors import HorovodTuneError, MetricNotReported, TrainingFailed
 from horovod_tune.ray_compat.compatibility import Patch, part, wrap
-
-logger = logging.getLogger(__name__)
 
 Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]
 
@@ -62,29 +57,6 @@ _DEATHS = Patch(
 _DEATH = re.compile("^A worker died or was killed while executing a task by an unexpected system error")
 # True while this thread runs a search that prints nothing of Tune's.
 _IS_SILENT: ContextVar[bool] = ContextVar("is_silent", default=False)
-_CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
-_ERRORS = Patch(
-    "errors of trials",
-    "the error of a failed trial begins with frames of Ray and not with its cause",
-    (
-        part(
-            f"{_CONTROLLER}._trial_task_failure(self, trial, exception)",
-            uses="_fail_fast RAISE _print_trial_errors _process_trial_failure",
-        ),
-        part("ray.exceptions:RayTaskError", uses="proctitle pid ip"),
-        part("ray.exceptions:RayTaskError.as_instanceof_cause(self)"),
-        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
-    ),
-)
-_METRICS = Patch(
-    "missing metrics",
-    "the error of a metric that no trial reports is Ray's, with the whole result",
-    (
-        part(f"{_CONTROLLER}._validate_result_metrics(self, result)", uses="_metric"),
-        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
-        part("ray.tune.result:AUTO_RESULT_KEYS"),
-    ),
-)
 _KNOW_RUN = ("ray.tune.tune", "ray.tune", "ray.tune.impl.tuner_internal")
 
 
@@ -208,66 +180,3 @@ def _allow_silent_reporter() -> None:
         if _IS_SILENT.get():
             return SilentReporter(verbosity, num_samples=num_samples)
         return original(verbosity, num_samples, *args, **keywords)
-
-
-def name_missing_metric(is_ours: Callable[[type], bool]) -> None:
-    """Name the metrics that a distributed trial reports if the requested one is not among them."""
-    if not _METRICS.is_due:
-        return
-    from ray.tune.execution.tune_controller import TuneController
-    from ray.tune.registry import get_trainable_cls
-    from ray.tune.result import AUTO_RESULT_KEYS
-
-    unasked = {*AUTO_RESULT_KEYS, "done", "trial_id", "experiment_tag", "should_checkpoint"}
-    unasked |= {"world_size", "hosts", "start_s"}
-
-    @wrap(TuneController, "_validate_result_metrics")
-    def validate(original: Any, self: Any, result: dict[str, Any]) -> None:
-        try:
-            original(self, result)
-        except ValueError as error:
-            asked = re.search(r"specified metric\(s\) `(.+?)` that", str(error))
-            trials = self.get_trials()
-            if not asked or not trials or not is_ours(get_trainable_cls(trials[0].trainable_name)):
-                raise
-            names = [name for name in result if name not in unasked and not name.startswith("config/")]
-            reported = ", ".join(map(repr, names)) or "no metrics"
-            raise MetricNotReported(f"trials report {reported}; metric={asked[1]!r} was asked for") from None
-
-
-def shorten_errors(is_ours: Callable[[type], bool]) -> None:
-    """Make a distributed trial's error begin with its cause, in the log and error.txt; once per process."""
-    if not _ERRORS.is_due:
-        return
-    from ray.tune.execution.tune_controller import TuneController
-    from ray.tune.registry import get_trainable_cls
-
-    @wrap(TuneController, "_trial_task_failure")
-    def fail(original: Any, self: Any, trial: Any, exception: Exception) -> None:
-        cause = getattr(exception, "cause", None)
-        if not isinstance(cause, HorovodTuneError) or not is_ours(get_trainable_cls(trial.trainable_name)):
-            original(self, trial, exception)
-            return
-        short = _begin_with_cause(exception, cause)
-        if self._fail_fast == self.RAISE:
-            raise short
-        if self._print_trial_errors:
-            logger.error("Trial %s failed: %s", trial, short)
-        self._process_trial_failure(trial, exception=short)
-
-
-def _begin_with_cause(error: Any, cause: HorovodTuneError) -> Exception:
-    """Return Ray's ``error`` of an actor's method with a text that begins with ``cause``."""
-    from ray.exceptions import RayTaskError
-
-    text = f"{type(cause).__module__}.{type(cause).__name__}: {cause}"
-    if not isinstance(cause, TrainingFailed):  # which has the traceback that counts, that of its rank
-        text += f"\n\nRaised in the trial's coordinator:\n{error}"
-
-    class CauseFirst(RayTaskError):
-        def __str__(self) -> str:
-            return text
-
-    first = CauseFirst("train", text, cause, proctitle="train", pid=1, ip="-")
-    shown: Exception = first.as_instanceof_cause()
-    return shown

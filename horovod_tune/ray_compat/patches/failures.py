@@ -1,0 +1,128 @@
+"""Patches how Tune counts and reports a trial's failure.
+
+Without them the death of an actor that is reset for its next trial counts as two failures, a rank's error is
+below 35 frames of Ray and of this package, and one of a missing metric has the whole result.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from horovod_tune.errors import HorovodTuneError, MetricNotReported, TrainingFailed
+from horovod_tune.ray_compat.compatibility import Patch, part, wrap
+
+logger = logging.getLogger(__name__)
+
+_CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
+_FAILURES = Patch(
+    "failures of trials",
+    "the death of a kept coordinator may count as two failures of its trial, and the error of a failed trial "
+    "begins with frames of Ray and not with its cause",
+    (
+        part(_CONTROLLER, uses="_resetting_trials"),
+        part(
+            f"{_CONTROLLER}._trial_task_failure(self, trial, exception)",
+            uses="_fail_fast RAISE _print_trial_errors _process_trial_failure",
+        ),
+        part("ray.exceptions:RayTaskError", uses="proctitle pid ip"),
+        part("ray.exceptions:RayTaskError.as_instanceof_cause(self)"),
+        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
+    ),
+)
+_METRICS = Patch(
+    "missing metrics",
+    "the error of a metric that no trial reports is Ray's, with the whole result",
+    (
+        part(f"{_CONTROLLER}._validate_result_metrics(self, result)", uses="_metric"),
+        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
+        part("ray.tune.result:AUTO_RESULT_KEYS"),
+    ),
+)
+
+
+def explain_failures(is_ours: Callable[[type], bool]) -> None:
+    """Count each failure of a distributed trial once, and make its error begin with the cause."""
+    if _FAILURES.is_due:
+        _count_once_with_cause_first(is_ours)
+    if _METRICS.is_due:
+        _name_missing_metric(is_ours)
+
+
+def _count_once_with_cause_first(is_ours: Callable[[type], bool]) -> None:
+    """In the log and in error.txt the cause comes first.
+
+    Tune is notified twice of the death of a coordinator that takes its next trial, by the actor's death and
+    by the failed call that should have reset it, counts both, and abandons the trial at the second, whatever
+    ``max_failures`` is.
+    """
+    from ray.exceptions import RayActorError
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+
+    counted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @wrap(TuneController, "_trial_task_failure")
+    def fail(original: Any, self: Any, trial: Any, exception: Exception) -> None:
+        if not is_ours(get_trainable_cls(trial.trainable_name)):
+            original(self, trial, exception)
+            return
+        cause = getattr(exception, "cause", None)
+        if not isinstance(cause, HorovodTuneError):
+            if isinstance(exception, RayActorError):
+                # An actor that is gone has nothing to reset: the trial's next one starts as any other.
+                self._resetting_trials.discard(trial)
+                if counted.get(trial) is exception:
+                    return
+                counted[trial] = exception
+            original(self, trial, exception)
+            return
+        short = _begin_with_cause(exception, cause)
+        if self._fail_fast == self.RAISE:
+            raise short
+        if self._print_trial_errors:
+            logger.error("Trial %s failed: %s", trial, short)
+        self._process_trial_failure(trial, exception=short)
+
+
+def _begin_with_cause(error: Any, cause: HorovodTuneError) -> Exception:
+    """Return Ray's ``error`` of an actor's method with a text that begins with ``cause``."""
+    from ray.exceptions import RayTaskError
+
+    text = f"{type(cause).__module__}.{type(cause).__name__}: {cause}"
+    if not isinstance(cause, TrainingFailed):  # which has the traceback that counts, that of its rank
+        text += f"\n\nRaised in the trial's coordinator:\n{error}"
+
+    class CauseFirst(RayTaskError):
+        def __str__(self) -> str:
+            return text
+
+    first = CauseFirst("train", text, cause, proctitle="train", pid=1, ip="-")
+    shown: Exception = first.as_instanceof_cause()
+    return shown
+
+
+def _name_missing_metric(is_ours: Callable[[type], bool]) -> None:
+    """Name the metrics that a distributed trial reports if the requested one is not among them."""
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.registry import get_trainable_cls
+    from ray.tune.result import AUTO_RESULT_KEYS
+
+    unasked = {*AUTO_RESULT_KEYS, "done", "trial_id", "experiment_tag", "should_checkpoint"}
+    unasked |= {"world_size", "hosts", "start_s"}
+
+    @wrap(TuneController, "_validate_result_metrics")
+    def validate(original: Any, self: Any, result: dict[str, Any]) -> None:
+        try:
+            original(self, result)
+        except ValueError as error:
+            asked = re.search(r"specified metric\(s\) `(.+?)` that", str(error))
+            trials = self.get_trials()
+            if not asked or not trials or not is_ours(get_trainable_cls(trials[0].trainable_name)):
+                raise
+            names = [name for name in result if name not in unasked and not name.startswith("config/")]
+            reported = ", ".join(map(repr, names)) or "no metrics"
+            raise MetricNotReported(f"trials report {reported}; metric={asked[1]!r} was asked for") from None

@@ -78,7 +78,7 @@ def examine_cluster(address: str) -> int:
 
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     try:
-        report = check([], num_hosts=2)
+        report = check([])
     finally:
         ray.shutdown()
     if not report.nodes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +15,6 @@ MIN_FREE_DISK = 1 * GIB
 # Ray's object store takes this part of the memory, in /dev/shm (`ray.init`, `object_store_memory`).
 RAY_OBJECT_STORE_SHARE = 0.3
 MIN_OPEN_FILES = 4096
-# Clocks further apart than this make time stamps, and Tune's resumes, hard to read.
-CLOCK_TOLERANCE_S = 5.0
 INSTALL = "horovod-tune install-horovod"
 
 
@@ -45,9 +42,6 @@ class Node:
     interface: str | None = None
     interface_address: str | None = None
     interface_failure: str | None = None
-    # How far its clock is ahead of the driver's; known to within `clock_error_s`.
-    clock_ahead_s: float | None = None
-    clock_error_s: float = 0.0
     # The nodes that accepted no connection from this one, and why.
     unreached: dict[str, str] = field(default_factory=dict)
 
@@ -59,7 +53,7 @@ def can_run_trials(findings: Iterable[Finding]) -> bool:
 
 def diagnose(info: NodeInfo) -> list[Finding]:
     """Return what is wrong with a machine, problems first."""
-    return _sorted([*_packages(info), *_torch(info), *_horovod(info), *_host_name(info), *_room(info)])
+    return _sorted([*_packages(info), *_torch(info), *_horovod(info), *_room(info)])
 
 
 def diagnose_nodes(nodes: Sequence[Node], *, backend: str = "horovod") -> list[Finding]:
@@ -74,15 +68,6 @@ def diagnose_nodes(nodes: Sequence[Node], *, backend: str = "horovod") -> list[F
     ]
     infos = {node.label: node.info for node in nodes if node.info is not None}
     return _sorted([*found, *_versions(infos, backend), *_reach(nodes)])
-
-
-def is_loopback(address: str) -> bool:
-    """Return True if only its own host reaches an address.
-
-    >>> is_loopback("127.0.1.1"), is_loopback("::1"), is_loopback("10.0.0.3")
-    (True, True, False)
-    """
-    return ipaddress.ip_address(address.split("%")[0]).is_loopback
 
 
 def _sorted(findings: Iterable[Finding]) -> list[Finding]:
@@ -163,24 +148,10 @@ def _working_horovod(info: NodeInfo, horovod: HorovodInfo) -> Iterator[Finding]:
         what = (
             f"Horovod {horovod.version} lacks patches of {INSTALL} (it has {horovod.patch_level or 'none'}; "
             f"newest: {PATCH_LEVEL}): it may start slowly, use another network interface than configured, "
-            "wait for a lost rank forever, or be aborted by an unauthenticated client of its ports."
+            "fail where a host's name resolves to a loopback address, wait for a lost rank forever, or be "
+            "aborted by an unauthenticated client of its ports."
         )
         yield warning("horovod", what, INSTALL)
-
-
-def _host_name(info: NodeInfo) -> Iterator[Finding]:
-    if info.horovod is None or info.horovod.patch_level is not None:
-        return  # A patched Horovod uses the configured interface and looks up no name.
-    own = {address for addresses in info.interfaces.values() for address in addresses}
-    usable = [address for address in info.host_addresses if is_loopback(address) or address in own]
-    name = f"The host's name, {info.host}, resolves to {(*info.host_addresses, 'no address')[0]}"
-    cure = f"{INSTALL}, or correct the line of {info.host} in /etc/hosts"
-    if not usable:
-        what = f"{name}: not on any of its interfaces, and unpatched Horovod takes its address from it."
-        yield problem("host name", what, cure)
-    elif is_loopback(info.host_addresses[0]):
-        what = f"{name}, which other hosts cannot reach; unpatched Horovod takes its address from it."
-        yield warning("host name", what, cure)
 
 
 def _room(info: NodeInfo) -> Iterator[Finding]:
@@ -216,30 +187,20 @@ def _failed(node: Node) -> Iterator[Finding]:
 def _of_node(node: Node, info: NodeInfo, backend: str) -> Iterator[Finding]:
     has_horovod = backend == "horovod"
     for finding in diagnose(info):
-        is_missing = finding.subject == "horovod" and info.horovod is None
-        if has_horovod and (finding.subject == "host name" or is_missing):
-            yield replace(finding, level="problem")  # a loopback address works on one machine only
-        elif has_horovod or finding.subject not in ("horovod", "host name"):
+        if finding.subject != "horovod":
             yield finding
-    patched = info.horovod is not None and info.horovod.patch_level is not None
-    if patched and has_horovod and info.host_addresses and is_loopback(info.host_addresses[0]):
-        what = f"Its name resolves to {info.host_addresses[0]}. Horovod uses {node.interface} anyway"
-        cure = f"Correct its line in /etc/hosts: {node.address}"
-        yield warning("host name", f"{what}; other programs may not.", cure)
+        elif has_horovod:
+            yield finding if info.horovod else replace(finding, level="problem")
     if ":" in node.address and has_horovod:
         what = f"Ray knows it by {node.address}; Horovod's rendezvous and Gloo speak IPv4 only."
         cure = "Start Ray there with --node-ip-address and an IPv4 address."
         yield problem("interface", what, f"{cure} Hosts without one cannot take part.")
     elif node.interface_failure is not None:
         yield problem("interface", node.interface_failure, "Name an interface that each node has: nics=[...]")
-    elif node.interface_address is not None and is_loopback(node.interface_address):
+    elif (node.interface_address or "").startswith("127."):
         what = f"Ray knows it by {node.interface_address}, which no other machine reaches."
         cure = "Start Ray there with --node-ip-address and the address of its network interface."
         yield problem("interface", what, cure)
-    ahead = node.clock_ahead_s
-    if ahead is not None and abs(ahead) > CLOCK_TOLERANCE_S + node.clock_error_s:
-        what = f"Its clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the driver's."
-        yield warning("clock", what, f"Set it by the network: timedatectl set-ntp true on {node.label}")
 
 
 def _versions(infos: dict[str, NodeInfo], backend: str) -> Iterator[Finding]:

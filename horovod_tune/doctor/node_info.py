@@ -31,16 +31,23 @@ IMPORT_TIMEOUT_S = 120.0
 # Ray hides the GPUs this way from tasks that request none, such as the one that examines a node.
 HIDES_GPUS = {("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "")}
 GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
-# The program of each process, by package; it prints JSON last.
+# What each process imports, by package, and the expression of what is then known of it: a dict.
 PROBES = {
-    "torch": "import json, torch; gpus = range(torch.cuda.device_count()); print(json.dumps({'cuda': "
-    "torch.version.cuda, 'gpus': [torch.cuda.get_device_name(number) for number in gpus]}))",
-    "horovod": "import json, horovod.torch as hvd; print(json.dumps({name: bool(getattr(hvd, name + "
-    "'_built')()) for name in ('gloo', 'nccl', 'mpi')}))",
-    "ray": "import ray.tune; print('{}')",
-    "bayesian-optimization": "import bayes_opt; print('{}')",
-    "pandas": "import pandas; print('{}')",
+    "torch": (
+        "import torch",
+        "{'cuda': torch.version.cuda,"
+        " 'gpus': [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]}",
+    ),
+    "horovod": (
+        "import horovod.torch as hvd",
+        "{'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}",
+    ),
+    "ray": ("import ray.tune", "{}"),
+    "bayesian-optimization": ("import bayes_opt", "{}"),
+    "pandas": ("import pandas", "{}"),
 }
+# Stands before the facts that a process prints: libraries print lines of their own when they are imported.
+MARK = "horovod_tune facts: "
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,6 @@ class HorovodInfo:
     built_for_torch: str | None = None
     gloo: bool = False
     nccl: bool = False
-    mpi: bool = False
     error: str | None = None  # why it cannot be imported
 
 
@@ -88,7 +94,6 @@ class NodeInfo:
     torch: TorchInfo | None = None
     horovod: HorovodInfo | None = None
     gpu_devices: tuple[str, ...] = ()  # the GPUs' device files, whether or not torch can use them
-    host_addresses: tuple[str, ...] = ()  # what the host's own name resolves to
     # The addresses of the network interfaces that are up.
     interfaces: dict[str, tuple[str, ...]] = field(default_factory=dict)
     temporary_folder: str = "/tmp"
@@ -109,9 +114,13 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     packages, unmet = requirements()
     there = {"torch": torch, "horovod": horovod}
     probes = {name: program for name, program in PROBES.items() if there.get(name) or packages.get(name)}
-    probes |= {name: f"import {name}; print('{{}}')" for name in modules if name not in probes}
+    probes |= {
+        name: (f"import importlib; importlib.import_module({name!r})", "{}")
+        for name in modules
+        if name not in probes
+    }
     with ThreadPoolExecutor(max_workers=8) as pool:
-        answers = pool.map(lambda program: probe(program, end - time.monotonic()), probes.values())
+        answers = pool.map(lambda each: probe(*each, end - time.monotonic()), probes.values())
         found = dict(zip(probes, answers, strict=True))
     slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
     of_torch = {**found.get("torch", {}), "gpus": tuple(found.get("torch", {}).get("gpus", ()))}
@@ -132,7 +141,6 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         torch=TorchInfo(torch.version, **of_torch) if torch else None,
         horovod=None if horovod is None else HorovodInfo(*of_horovod, **found["horovod"]),
         gpu_devices=tuple(sorted(path for pattern in GPU_DEVICES for path in glob.glob(pattern))),
-        host_addresses=host_addresses(),
         interfaces=interfaces(),
         temporary_folder=temporary,
         temporary_free=shutil.disk_usage(temporary).free,
@@ -141,8 +149,9 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
     )
 
 
-def probe(program: str, timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Any]:
-    """Run `program`, which prints JSON last; return that, ``{"error": why}``, or ``{"slow_s": seconds}``."""
+def probe(imports: str, facts: str = "{}", timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Any]:
+    """Return what `facts` is after `imports`, ``{"error": why}``, or ``{"slow_s": seconds}``."""
+    program = f"import json\n{imports}\nprint('\\n{MARK}' + json.dumps({facts}))"
     environment = {key: value for key, value in os.environ.items() if (key, value) not in HIDES_GPUS}
     # What Ray put on this process's path (the driver's folder, py_modules) counts for the ranks too.
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -152,8 +161,9 @@ def probe(program: str, timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Any]:
         ran = subprocess.run(command, env=environment, timeout=limit_s, **quiet)
     except subprocess.TimeoutExpired:
         return {"slow_s": limit_s}
-    if ran.returncode == 0:
-        return dict(json.loads(ran.stdout.strip().splitlines()[-1]))
+    _, has_facts, after = ran.stdout.rpartition(MARK)
+    if ran.returncode == 0 and has_facts:
+        return dict(json.loads(after.splitlines()[0]))
     if ran.returncode < 0:
         return {"error": f"the import was ended by signal {-ran.returncode}"}
     # Horovod prints why its library does not load, continues, and fails because of something else.
@@ -189,15 +199,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def host_addresses() -> tuple[str, ...]:
-    """Return what the host's own name resolves to; nothing if it does not resolve."""
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:
-        return ()
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def interfaces() -> dict[str, tuple[str, ...]]:

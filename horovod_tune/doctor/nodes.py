@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 import time
@@ -18,14 +17,10 @@ from horovod_tune.doctor.report import Report
 
 DEFAULT_TIMEOUT_S = 180.0
 CONNECT_TIMEOUT_S = 5.0
-MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class NodeProbe:
     """Examines one node. A plain class: `check` makes a Ray actor without resources of it."""
-
-    def clock_s(self) -> float:
-        return time.time()
 
     def facts(self, modules: Sequence[str], timeout_s: float) -> NodeInfo:
         return collect_info(modules, timeout_s=timeout_s)
@@ -61,7 +56,6 @@ class NodeProbe:
 def check(
     modules: Sequence[str],
     *,
-    num_hosts: int,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     nics: Sequence[str] = (),
     backend: str | None = None,
@@ -69,23 +63,16 @@ def check(
     """Examine each machine of the Ray cluster that this process is connected to.
 
     Machines are distinguished by address: simulated nodes on one machine count once. A cluster of one
-    machine, or `num_hosts` below 2, gives an empty report, since nothing goes between hosts then.
+    machine gives an empty report, since nothing goes between hosts then.
 
     Args:
         modules: of the training function; imported on each machine, in processes of their own.
-        num_hosts: on how many hosts a trial runs.
         timeout_s: for everything. A machine that has not answered by then is a problem.
         nics: as for `DistributedTrainableCreator`.
         backend: the `TrialSpec.backend_name` of a trial; only "horovod" needs Horovod. None: "horovod" if
             any machine has it.
-
-    Raises:
-        ValueError: `modules` contains something other than module names.
     """
-    for name in modules:
-        if not MODULE_NAME.fullmatch(name):
-            raise ValueError(f"modules must be dotted module names, got {name!r}")
-    nodes = _machines() if num_hosts > 1 else {}
+    nodes = _machines()
     if len(nodes) < 2:
         return Report()
     probes = _Probes(nodes, deadline=time.monotonic() + timeout_s)
@@ -137,11 +124,6 @@ class _Probes:
         infos = self._ask(lambda label, actor: actor.facts.remote(modules, limit_s))
         for label, info in infos.items():
             self._set(label, info=info, **_interface(info, self._nodes[label].address, nics))
-        for label in list(infos):
-            asked_s = time.time()
-            for ahead_of_1970_s in self._ask(lambda _, actor: actor.clock_s.remote(), [label]).values():
-                error_s = (time.time() - asked_s) / 2
-                self._set(label, clock_ahead_s=ahead_of_1970_s - asked_s - error_s, clock_error_s=error_s)
         self._connect()
         return list(self._nodes.values())
 

@@ -44,12 +44,7 @@ class Preflight(Callback):
         # A cluster that grows may not have enough yet.
         if len(nodes) < (self._spec.num_hosts or 1) or fits_one_node(self._placement, nodes):
             return
-        report = check(
-            self._shipped.modules(),
-            num_hosts=self._spec.num_hosts or 2,
-            nics=self._spec.nics,
-            backend=self._spec.backend_name,
-        )
+        report = check(self._shipped.modules(), nics=self._spec.nics, backend=self._spec.backend_name)
         if not report.ok:
             raise PreflightFailed(f"a trial on several machines cannot run here:\n{report}")
         if report.findings:

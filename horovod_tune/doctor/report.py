@@ -27,15 +27,14 @@ class Report:
 
     def __str__(self) -> str:
         worst = {finding.node: finding.level for finding in reversed(self.findings)}
-        rows = [("", "node", "collectives", "torch", "horovod", "clock")]
+        rows = [("", "node", "collectives", "torch", "horovod")]
         for node in self.nodes:
             mark, info = MARKS.get(worst.get(node.label, ""), "ok"), node.info
             address = node.interface_address or node.address
             collectives = f"{node.interface or '?'} {address}" if info else node.address
             torch = info.torch.version if info and info.torch else ""
             horovod = info.horovod.version if info and info.horovod else ""
-            clock = "" if node.clock_ahead_s is None else f"{node.clock_ahead_s:+.1f} s"
-            rows.append((mark, node.label, collectives, torch, horovod, clock))
+            rows.append((mark, node.label, collectives, torch, horovod))
         return table(rows, self.findings)
 
 
@@ -62,7 +61,6 @@ def machine_table(info: NodeInfo, findings: Sequence[Finding]) -> str:
         "disk": f"{info.temporary_free / GIB:.1f} GiB free in {info.temporary_folder}",
         "shared memory": "no /dev/shm" if info.shared_memory is None else shared,
         "open files": f"{info.open_files} at most" if info.open_files >= 0 else "no limit",
-        "host name": f"resolves to {', '.join(info.host_addresses) or 'nothing'}",
         "interfaces": "; ".join(f"{name} {' '.join(own)}" for name, own in info.interfaces.items()),
     }
     marks = {subject: MARKS.get(worst.get(subject, ""), "ok") for subject in rows}
@@ -82,9 +80,8 @@ def _horovod(info: NodeInfo) -> str:
         return "not installed"
     torch = horovod.built_for_torch
     built = f"compiled for torch {torch}" if torch else "compiled without torch"
-    has = [name for name, there in (("Gloo", horovod.gloo), ("MPI", horovod.mpi)) if there]
     operations = "on CPU and GPU (NCCL)" if horovod.nccl else "on the CPU"
-    works = f"controllers: {', '.join(has) or 'none'}; operations {operations}"
+    works = f"with{'' if horovod.gloo else 'out'} Gloo; operations {operations}"
     return f"{horovod.version}  {built}; {'broken' if horovod.error else works}"
 
 

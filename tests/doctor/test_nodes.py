@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from horovod_tune.doctor import HorovodInfo, Node, NodeInfo, Report, TorchInfo, check, diagnose_nodes
+from horovod_tune.doctor import HorovodInfo, Node, NodeInfo, Report, TorchInfo, diagnose_nodes
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 GIB = 1024**3
@@ -20,7 +20,6 @@ FACTS = NodeInfo(
     packages={"horovod_tune": "0.1.0", "ray": "2.60.0"},
     torch=TorchInfo("2.13.0+cpu"),
     horovod=HorovodInfo("0.28.1", PATCH_LEVEL, "2.13.0+cpu", gloo=True),
-    host_addresses=("10.0.0.1",),
     interfaces={"lo": ("127.0.0.1",), "eth0": ("10.0.0.1",)},
     temporary_free=100 * GIB,
     shared_memory=4 * GIB,
@@ -35,7 +34,6 @@ def machine(number: int, **changes: object) -> Node:
         info=FACTS,
         interface="eth0",
         interface_address=f"10.0.0.{number}",
-        clock_ahead_s=0.01,
     )
     return replace(look, **changes)
 
@@ -59,7 +57,6 @@ def test_sound_machines_have_no_problem() -> None:
         ),
         ({"info": replace(FACTS, shared_memory=GIB // 8)}, "/dev/shm", True),
         ({"info": replace(FACTS, temporary_free=GIB // 8)}, "GiB left", True),
-        ({"info": replace(FACTS, host_addresses=("127.0.1.1",))}, "resolves to 127.0.1.1", True),
         ({"info": None, "failure": "it did not answer in time"}, "did not answer in time", False),
         (
             {"info": None, "failure": "ModuleNotFoundError: No module named 'horovod_tune'"},
@@ -79,8 +76,6 @@ def test_sound_machines_have_no_problem() -> None:
         ({"interface": "lo", "interface_address": "127.0.0.1"}, "no other machine reaches", False),
         ({"info": replace(FACTS, slow={"mymodel": 60.0})}, "mymodel had not ended after 60 s: slow", True),
         ({"address": "fd00::2"}, "Ray knows it by fd00::2; Horovod's rendezvous and Gloo speak IPv4", False),
-        ({"clock_ahead_s": 75.0}, "75 s ahead of", True),
-        ({"clock_ahead_s": -75.0}, "75 s behind", True),
     ],
 )
 def test_what_is_wrong_with_one_machine_is_said_of_it(
@@ -94,20 +89,6 @@ def test_what_is_wrong_with_one_machine_is_said_of_it(
     report = Report(looks, tuple(problems))
     assert report.ok is ok
     assert ("Problem: n2: " if not ok else "Warning: n2: ") in str(report)
-
-
-def test_an_unpatched_horovod_makes_127_0_1_1_a_problem() -> None:
-    old = replace(
-        FACTS,
-        horovod=HorovodInfo("0.28.1", None, "2.13.0+cpu", gloo=True),
-        host_addresses=("127.0.1.1",),
-    )
-    report = Report(
-        (),
-        diagnose_nodes((machine(1, info=replace(old, host_addresses=("10.0.0.1",))), machine(2, info=old))),
-    )
-    assert not report.ok
-    assert [problem.node for problem in report.findings if problem.level == "problem"] == ["n2"]
 
 
 def test_a_machine_that_nobody_reaches_is_blamed_once_and_a_pair_by_itself() -> None:
@@ -126,9 +107,3 @@ def test_a_machine_that_nobody_reaches_is_blamed_once_and_a_pair_by_itself() -> 
 def test_a_torch_trial_needs_no_horovod() -> None:
     facts = replace(FACTS, horovod=None)
     assert Report((), diagnose_nodes((machine(1, info=facts), machine(2, info=facts)), backend="torch")).ok
-
-
-def test_what_is_no_module_name_is_refused_before_anybody_is_asked() -> None:
-    with pytest.raises(ValueError, match="modules must be dotted module names, got 'os; import x'"):
-        check(["os; import x"], num_hosts=2)
-    assert check([], num_hosts=1).nodes == ()

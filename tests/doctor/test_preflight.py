@@ -59,9 +59,7 @@ TWO_HOSTS = make_spec(num_hosts=2, num_slots=2, nics=["eth1"])
 def test_the_machines_are_examined_once_a_cluster(cluster: Cluster) -> None:
     search(TWO_HOSTS)
     search(TWO_HOSTS)
-    assert cluster.looks == [
-        {"modules": ["json"], "num_hosts": 2, "nics": TWO_HOSTS.nics, "backend": "horovod"}
-    ]
+    assert cluster.looks == [{"modules": ["json"], "nics": TWO_HOSTS.nics, "backend": "horovod"}]
     cluster.gcs_address = "10.0.0.2:6379"
     search(TWO_HOSTS)
     assert len(cluster.looks) == 2

@@ -43,7 +43,10 @@ def test_help_needs_no_library() -> None:
     [
         ((), "COMMAND"),
         (("nothing",), "invalid choice: 'nothing'"),
-        (("install-horovod", "--jobs", "0"), "must be at least 1, got 0"),
+        (
+            ("install-horovod", "--jobs", "0"),
+            "--jobs/-j: the number of compilers must be an integer of at least 1, got 0",
+        ),
         (("install-horovod", "--gpu", "rocm"), "invalid choice: 'rocm'"),
     ],
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from horovod_tune.horovod_build import BuildError
-from horovod_tune.horovod_build.installed import Nccl
+from horovod_tune.horovod_build.installed import Tools
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
 # The newest release, and the one that the patches were written for.
@@ -58,8 +59,6 @@ class Plan:
     gpu: str = "none"
     python: str = f"{sys.implementation.cache_tag}"
     machine: str = "unknown"
-    cuda_home: Path | None = None
-    nccl: Nccl | None = None
 
     @property
     def local_version(self) -> str:
@@ -97,17 +96,14 @@ def machine_tag(cpuinfo: str) -> str:
     return f"{sysconfig.get_platform()}-{libc or 'libc'}{release}-{instructions}"
 
 
-def max_jobs(cpus: int, meminfo: str) -> int:
-    """Return how many compilers may run at once: one per CPU, with 1.5 GB of available memory for each.
-
-    >>> max_jobs(8, "MemTotal: 9000000 kB\\nMemAvailable:    4000000 kB")
-    2
-    """
-    available = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
-    return max(1, min(cpus, (int(available[1]) if available else 0) // 1_500_000))
+def max_jobs() -> int:
+    """Return how many compilers may run at once: one per CPU, with 1.5 GB of available memory for each."""
+    return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 1_500_000_000))
 
 
-def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, cmake: str) -> dict[str, str]:
+def compile_environment(
+    plan: Plan, environ: Mapping[str, str], *, jobs: int, cmake: str, tools: Tools
+) -> dict[str, str]:
     """Return the environment in which Horovod's setup runs.
 
     The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
@@ -131,12 +127,11 @@ def compile_environment(plan: Plan, environ: Mapping[str, str], *, jobs: int, cm
         kept["HOROVOD_GPU_OPERATIONS"] = "NCCL"
         # Shared, as torch uses it: then both have one copy of NCCL in the process.
         kept.setdefault("HOROVOD_NCCL_LINK", "SHARED")
-        if plan.cuda_home is not None:
-            kept |= {"HOROVOD_CUDA_HOME": str(plan.cuda_home), "CUDA_HOME": str(plan.cuda_home)}
-            kept["PATH"] = f"{plan.cuda_home / 'bin'}{os.pathsep}{kept.get('PATH', os.defpath)}"
-        if plan.nccl is not None:
-            kept["HOROVOD_NCCL_INCLUDE"] = str(plan.nccl.include)
-            kept["HOROVOD_NCCL_LIB"] = str(plan.nccl.library.parent)
+        assert tools.cuda_home is not None and tools.nccl is not None, "find_tools has found both"
+        kept |= {"HOROVOD_CUDA_HOME": str(tools.cuda_home), "CUDA_HOME": str(tools.cuda_home)}
+        kept["PATH"] = f"{tools.cuda_home / 'bin'}{os.pathsep}{kept.get('PATH', os.defpath)}"
+        kept["HOROVOD_NCCL_INCLUDE"] = str(tools.nccl.include)
+        kept["HOROVOD_NCCL_LIB"] = str(tools.nccl.library.parent)
     return kept
 
 
@@ -263,14 +258,6 @@ def fetch_cmake(folder: Path) -> str:
     run_pip("install", "--no-deps", "--target", str(folder), "cmake")
     # The program itself: the script next to it would look for its module in the environment.
     return str(folder / "cmake" / "data" / "bin" / "cmake")
-
-
-def link_nccl(nccl: Nccl, folder: Path) -> Nccl:
-    """Return `nccl` with a library that the linker finds: torch's package has only `libnccl.so.2`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    (folder / "libnccl.so").symlink_to(nccl.library)
-    return Nccl(nccl.include, folder / "libnccl.so")
 
 
 def run_pip(*arguments: str) -> None:

@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"the number of compilers must be an integer of at least 1, got {text}"
+        )
+    return int(text)

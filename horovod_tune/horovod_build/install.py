@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -10,7 +11,8 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,7 +75,7 @@ def install_horovod(request: Request) -> None:
     if torch is None:
         cure = "Horovod is compiled for the installed torch: install torch first."
         raise BuildError(f"There is no torch in {sys.prefix}. {cure}")
-    plan = Plan(torch.version, gpu=request.gpu, machine=build.machine_tag(_text("/proc/cpuinfo")))
+    plan = Plan(torch.version, gpu=request.gpu, machine=build.machine_tag(Path("/proc/cpuinfo").read_text()))
     if request.install and not request.force and request.wheel_dir is None and is_installed(plan):
         _check_installed(plan)
         return
@@ -84,8 +86,11 @@ def install_horovod(request: Request) -> None:
     else:
         building = request.cache / "building"
         building.mkdir(parents=True, exist_ok=True)
+        for leftover in building.iterdir():
+            with suppress(OSError), _locked(leftover):  # its build was killed: no process holds the lock
+                shutil.rmtree(leftover)
         # A folder for each: two builds may run at once, also on hosts that share the cache.
-        with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work:
+        with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work, _locked(work):
             wheel = _build(plan, torch, request, Path(work))
     if request.wheel_dir is not None:
         request.wheel_dir.mkdir(parents=True, exist_ok=True)
@@ -96,6 +101,17 @@ def install_horovod(request: Request) -> None:
         _check_installed(plan)
 
 
+@contextmanager
+def _locked(folder: str | Path) -> Iterator[None]:
+    """Lock a folder, until this process ends at the latest. Raises OSError if another process has."""
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
+
+
 def is_installed(plan: Plan) -> bool:
     """Return True if this environment has the Horovod that `plan` would make."""
     present = installed_horovod()
@@ -104,21 +120,22 @@ def is_installed(plan: Plan) -> bool:
 
 
 def _build(plan: Plan, torch: InstalledTorch, request: Request, work: Path) -> Path:
-    machine = installed.find_machine(os.environ)
-    installed.check(machine, torch, request.gpu)
+    tools = installed.find_tools(torch, request.gpu, os.environ)
     logs = request.cache / "logs"
     logs.mkdir(exist_ok=True)
     log = logs / f"{work.name}_{time.strftime('%Y%m%d-%H%M%S')}.log"
     _pip_install_missing()
-    cmake = machine.cmake or build.fetch_cmake(work / "cmake")
-    if machine.nvcc and machine.nccl and plan.gpu == "nccl":
-        cuda_home = installed.cuda_home_of(machine.nvcc, os.environ)
-        plan = replace(plan, cuda_home=cuda_home, nccl=build.link_nccl(machine.nccl, work / "nccl"))
+    cmake = tools.cmake or build.fetch_cmake(work / "cmake")
+    if tools.nccl is not None:
+        # Where the linker finds it: torch's package has only `libnccl.so.2`.
+        library = work / "libnccl.so"
+        library.symlink_to(tools.nccl.library)
+        tools = replace(tools, nccl=replace(tools.nccl, library=library))
     print(f"Fetching Horovod {build.HOROVOD_VERSION} ...", flush=True)
     source = build.fetch_source(request.source, work)
     apply(patches.patches_for(torch.release, plan.gpu), source)
-    jobs = request.jobs or build.max_jobs(len(os.sched_getaffinity(0)), _text("/proc/meminfo"))
-    environment = build.compile_environment(plan, os.environ, jobs=jobs, cmake=cmake)
+    jobs = request.jobs or build.max_jobs()
+    environment = build.compile_environment(plan, os.environ, jobs=jobs, cmake=cmake, tools=tools)
     # Horovod's log lines begin with the source file: a short path, not that of a folder which is gone.
     environment["CXXFLAGS"] = f"{environment.get('CXXFLAGS', '')} -ffile-prefix-map={source}/=".strip()
     what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
@@ -174,7 +191,3 @@ def _pip_install_missing(without: tuple[str, ...] = ()) -> None:
     if missing:
         print(f"Installing {', '.join(missing)} ...", flush=True)
         run_pip("install", *missing)
-
-
-def _text(path: str) -> str:
-    return Path(path).read_text() if Path(path).is_file() else ""

@@ -116,76 +116,65 @@ class Nccl:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What was found on this machine."""
+class Tools:
+    """What a build takes from this machine."""
 
-    compiler: str | None
-    make: str | None
     cmake: str | None  # a CMake that is new enough; None means that pip's is fetched for the build
-    python_header: bool
-    pip: bool
-    nvcc: Path | None = None
-    nvcc_release: str | None = None
+    cuda_home: Path | None = None
     nccl: Nccl | None = None
 
 
-def find_machine(environ: Mapping[str, str]) -> Machine:
-    """Return what this machine has."""
-    compilers = (*environ.get("CXX", "").split()[:1], "c++", "g++", "clang++")
-    nvcc = find_nvcc(environ)
-    release = re.search(r"release (\d+\.\d+)", output_of(str(nvcc), "--version") or "") if nvcc else None
-    return Machine(
-        compiler=next(filter(None, map(shutil.which, compilers)), None),
-        make=shutil.which("make"),
-        cmake=find_cmake(environ),
-        python_header=(Path(sysconfig.get_path("include")) / "Python.h").is_file(),
-        pip=output_of(sys.executable, "-m", "pip", "--version") is not None,
-        nvcc=nvcc,
-        nvcc_release=release[1] if release else None,
-        nccl=find_nccl(environ, [Path(entry) for entry in sys.path if entry]),
-    )
+def find_tools(torch: InstalledTorch, gpu: str, environ: Mapping[str, str]) -> Tools:
+    """Return what a build with `gpu` operations uses.
 
-
-def check(machine: Machine, torch: InstalledTorch, gpu: str) -> None:
-    """Raise BuildError that lists all that is missing for a build with `gpu` operations."""
-    missing = [*_missing_tools(machine), *(_missing_for_nccl(machine, torch) if gpu == "nccl" else ())]
+    Raises:
+        BuildError: something is missing; the message lists all of it, with the cures.
+    """
+    missing = list(_missing_tools(environ))
+    if gpu != "nccl":
+        tools = Tools(find_cmake(environ))
+    else:
+        nvcc, nccl = find_nvcc(environ), find_nccl(environ, [Path(entry) for entry in sys.path if entry])
+        release = re.search(r"release (\d+\.\d+)", (nvcc and output_of(str(nvcc), "--version")) or "")
+        missing += _missing_for_nccl(torch, nvcc, release[1] if release else None, nccl)
+        tools = Tools(find_cmake(environ), cuda_home_of(nvcc, environ) if nvcc else None, nccl)
     if missing:
         raise BuildError("Horovod cannot be compiled here:\n" + "\n".join(f"- {line}" for line in missing))
+    return tools
 
 
-def _missing_tools(machine: Machine) -> Iterator[str]:
-    if machine.compiler is None:
+def _missing_tools(environ: Mapping[str, str]) -> Iterator[str]:
+    if not any(map(shutil.which, (*environ.get("CXX", "").split()[:1], "c++", "g++", "clang++"))):
         cure = "Debian, Ubuntu: apt-get install g++. Fedora: dnf install gcc-c++."
         yield f"No C++ compiler (c++, g++ or clang++). {cure}"
-    if machine.make is None:
+    if shutil.which("make") is None:
         yield "No make. Debian, Ubuntu: apt-get install make. Fedora: dnf install make."
-    if not machine.python_header:
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         cure = "Debian, Ubuntu: apt-get install python3-dev. Fedora: dnf install python3-devel."
         yield f"Python's header file Python.h is not in {sysconfig.get_path('include')}. {cure}"
-    if not machine.pip:
+    if importlib.util.find_spec("pip") is None:
         yield f"{sys.executable} has no pip. Run: {sys.executable} -m ensurepip"
 
 
-def _missing_for_nccl(machine: Machine, torch: InstalledTorch) -> Iterator[str]:
-    def major(release: str) -> str:
-        return release.split(".")[0]
-
+def _missing_for_nccl(
+    torch: InstalledTorch, nvcc: Path | None, nvcc_release: str | None, nccl: Nccl | None
+) -> Iterator[str]:
     if torch.cuda is None:
         yield (
             f"torch {torch.version} is not a CUDA build, so its tensors are never on a GPU. "
             "Install a CUDA build of torch first, or leave out --gpu nccl."
         )
-    if machine.nvcc is None:
+    if nvcc is None:
         yield (
             "No nvcc in $HOROVOD_CUDA_HOME, $CUDA_HOME, $PATH or /usr/local/cuda. Install the CUDA toolkit"
             f"{'' if torch.cuda is None else ' ' + torch.cuda}, or set HOROVOD_CUDA_HOME to its folder."
         )
-    elif torch.cuda and machine.nvcc_release and major(machine.nvcc_release) != major(torch.cuda):
+    elif torch.cuda and nvcc_release and nvcc_release.split(".")[0] != torch.cuda.split(".")[0]:
         yield (
-            f"{machine.nvcc} is CUDA {machine.nvcc_release}, but torch {torch.version} was built for CUDA "
-            f"{torch.cuda}. Set HOROVOD_CUDA_HOME to a CUDA {major(torch.cuda)} toolkit."
+            f"{nvcc} is CUDA {nvcc_release}, but torch {torch.version} was built for CUDA "
+            f"{torch.cuda}. Set HOROVOD_CUDA_HOME to a CUDA {torch.cuda.split('.')[0]} toolkit."
         )
-    if machine.nccl is None:
+    if nccl is None:
         yield (
             "No NCCL (nccl.h and libnccl) in $HOROVOD_NCCL_HOME, in torch's packages, in the CUDA toolkit "
             "or in the system. pip install nvidia-nccl-cu12 (the number as in torch's CUDA); Debian, Ubuntu "

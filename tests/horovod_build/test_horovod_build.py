@@ -13,54 +13,47 @@ from horovod_tune.horovod_build import BuildError, build, installed, patches
 from horovod_tune.horovod_build.build import Plan, first_error, percent_done
 from horovod_tune.horovod_build.installed import InstalledHorovod, InstalledTorch, installed_torch
 
-
-def machine(**changes: object) -> installed.Machine:
-    given: dict[str, object] = {
-        "compiler": "/usr/bin/c++",
-        "make": "/usr/bin/make",
-        "cmake": "/usr/bin/cmake",
-        "python_header": True,
-        "pip": True,
-        "nvcc": Path("/cuda/bin/nvcc"),
-        "nvcc_release": "12.8",
-        "nccl": installed.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
-    }
-    return installed.Machine(**(given | changes))  # type: ignore[arg-type]
-
-
 CUDA_TORCH = InstalledTorch("2.13.0+cu128", "12.8")
 CPU_TORCH = InstalledTorch("2.13.0+cpu", None)
+NCCL = installed.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "torch", "gpu", "said"),
+    ("name", "found", "said"),
     [
-        ({"compiler": None}, CPU_TORCH, "none", "apt-get install g"),
-        ({"make": None}, CPU_TORCH, "none", "apt-get install make"),
-        ({"python_header": False}, CPU_TORCH, "none", "apt-get install python3-dev"),
-        ({"pip": False}, CPU_TORCH, "none", "ensurepip"),
-        ({}, CPU_TORCH, "nccl", "not a CUDA build"),
-        ({"nvcc": None, "nvcc_release": None}, CUDA_TORCH, "nccl", "No nvcc"),
-        ({"nvcc_release": "13.0"}, CUDA_TORCH, "nccl", "built for CUDA 12.8"),
-        ({"nccl": None}, CUDA_TORCH, "nccl", "No NCCL"),
+        ("shutil.which", lambda name: None if name.endswith("++") else name, "apt-get install g"),
+        ("shutil.which", lambda name: None if name == "make" else name, "apt-get install make"),
+        ("sysconfig.get_path", lambda name: "/nowhere", "apt-get install python3-dev"),
+        ("importlib.util.find_spec", lambda name: None, "ensurepip"),
     ],
 )
-def test_what_is_missing_is_named_with_its_cure(
-    changes: dict[str, object], torch: InstalledTorch, gpu: str, said: str
+def test_a_missing_tool_is_named_with_its_cure(
+    monkeypatch: pytest.MonkeyPatch, name: str, found: object, said: str
 ) -> None:
-    with pytest.raises(BuildError, match=said):
-        installed.check(machine(**changes), torch, gpu)
+    with monkeypatch.context() as without:
+        without.setattr(name, found)
+        with pytest.raises(BuildError, match=said):
+            installed.find_tools(CPU_TORCH, "none", {"CXX": "no-such-compiler++"})
 
 
-def test_a_complete_machine_may_build_and_a_cpu_build_needs_no_cuda() -> None:
-    installed.check(machine(), CUDA_TORCH, "nccl")
-    installed.check(machine(nvcc=None, nccl=None), CPU_TORCH, "none")
-
-
-def test_all_that_is_missing_is_named_at_once() -> None:
-    with pytest.raises(BuildError) as caught:
-        installed.check(machine(compiler=None, nvcc=None, nccl=None), CUDA_TORCH, "nccl")
-    assert len(str(caught.value).splitlines()) == 4
+@pytest.mark.parametrize(
+    ("torch", "nvcc", "release", "nccl", "said"),
+    [
+        (CUDA_TORCH, Path("/cuda/bin/nvcc"), "12.8", NCCL, []),
+        (CPU_TORCH, Path("/cuda/bin/nvcc"), "12.8", NCCL, ["not a CUDA build"]),
+        (CUDA_TORCH, None, None, None, ["No nvcc", "No NCCL"]),
+        (CUDA_TORCH, Path("/cuda/bin/nvcc"), "13.0", NCCL, ["built for CUDA 12.8"]),
+    ],
+)
+def test_what_nccl_needs_is_named(
+    torch: InstalledTorch,
+    nvcc: Path | None,
+    release: str | None,
+    nccl: installed.Nccl | None,
+    said: list[str],
+) -> None:
+    missing = list(installed._missing_for_nccl(torch, nvcc, release, nccl))
+    assert len(missing) == len(said) and all(map(str.__contains__, missing, said))
 
 
 def test_nccl_is_taken_from_torchs_own_packages_before_the_system(tmp_path: Path) -> None:
@@ -80,7 +73,8 @@ def test_an_old_cmake_counts_as_none(tmp_path: Path) -> None:
 
 
 def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
-    environment = build.compile_environment(Plan("2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake")
+    tools = installed.Tools("/c/cmake")
+    environment = build.compile_environment(Plan("2.13.0+cpu"), {}, jobs=2, cmake="/c/cmake", tools=tools)
     assert environment == {
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_MPI": "1",
@@ -95,13 +89,8 @@ def test_a_cpu_build_asks_for_gloo_and_torch_alone() -> None:
 
 
 def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
-    built = Plan(
-        "2.13.0+cu128",
-        gpu="nccl",
-        cuda_home=Path("/cuda"),
-        nccl=installed.Nccl(Path("/nccl/include"), Path("/nccl/lib/libnccl.so")),
-    )
-    environment = build.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, cmake="cmake")
+    built, tools = Plan("2.13.0+cu128", gpu="nccl"), installed.Tools("cmake", Path("/cuda"), NCCL)
+    environment = build.compile_environment(built, {"PATH": "/usr/bin"}, jobs=1, cmake="cmake", tools=tools)
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert environment["HOROVOD_CUDA_HOME"] == environment["CUDA_HOME"] == "/cuda"
     assert environment["HOROVOD_NCCL_INCLUDE"] == "/nccl/include"
@@ -112,7 +101,8 @@ def test_a_nccl_build_is_told_where_cuda_and_nccl_are() -> None:
 
 def test_the_users_variables_cannot_make_another_wheel_than_the_plan_says() -> None:
     theirs = {"HOROVOD_WITH_MPI": "1", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_BUILD_ARCH_FLAGS": "-mavx2"}
-    environment = build.compile_environment(Plan("2.13.0"), theirs, jobs=1, cmake="cmake")
+    tools = installed.Tools("cmake")
+    environment = build.compile_environment(Plan("2.13.0"), theirs, jobs=1, cmake="cmake", tools=tools)
     assert "HOROVOD_WITH_MPI" not in environment and "HOROVOD_GPU_OPERATIONS" not in environment
     assert environment["HOROVOD_BUILD_ARCH_FLAGS"] == "-mavx2"
 

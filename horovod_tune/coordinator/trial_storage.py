@@ -61,7 +61,9 @@ class TrialStorage:
         if here is None:
             return driver
         # This host's own disk may have a directory of this name too, from an earlier experiment.
-        there = node_transfer.fingerprint_on(driver, path, timeout_s=host_copies.PROBE_TIMEOUT_S)
+        there = node_transfer.call_on(
+            driver, directories.fingerprint, path, timeout_s=host_copies.PROBE_TIMEOUT_S
+        )
         return None if here == there else driver
 
     def begin(self) -> None:
@@ -107,12 +109,11 @@ class TrialStorage:
         if self._has_removed_parts:
             return
         self._has_removed_parts = True
+        folder, timeout_s = self._context.trial_fs_path, host_copies.PROBE_TIMEOUT_S
         if self.is_local and self.reached_through is None:
-            directories.remove_parts(self._context.trial_fs_path)
+            directories.remove_parts(folder)
         elif self.reached_through is not None:
-            node_transfer.remove_parts(
-                self.reached_through, self._context.trial_fs_path, timeout_s=host_copies.PROBE_TIMEOUT_S
-            )
+            node_transfer.call_on(self.reached_through, directories.remove_parts, folder, timeout_s=timeout_s)
 
     def place(self, checkpoint: Checkpoint) -> CheckpointPlace:
         """Return where ranks find a checkpoint that this host or the driver's can read."""
@@ -156,7 +157,9 @@ class TrialStorage:
 
     def _store_log(self, path: str, text: bytes) -> None:
         if self.reached_through is not None:
-            node_transfer.append_to_log(self.reached_through, path, text, timeout_s=LOG_TIMEOUT_S)
+            node_transfer.call_on(
+                self.reached_through, log_files.append, Path(path), text, timeout_s=LOG_TIMEOUT_S
+            )
             return
         filesystem = self._context.storage_filesystem
         if filesystem.get_file_info(path).is_file:

@@ -120,7 +120,7 @@ def collect_info(modules: Sequence[str] = (), *, timeout_s: float = IMPORT_TIMEO
         if name not in probes
     }
     with ThreadPoolExecutor(max_workers=8) as pool:
-        answers = pool.map(lambda each: probe(*each, timeout_s=end - time.monotonic()), probes.values())
+        answers = pool.map(lambda each: probe(each[0], each[1], end - time.monotonic()), probes.values())
         found = dict(zip(probes, answers, strict=True))
     slow = {name: answer.pop("slow_s") for name, answer in found.items() if "slow_s" in answer}
     of_torch = {**found.get("torch", {}), "gpus": tuple(found.get("torch", {}).get("gpus", ()))}

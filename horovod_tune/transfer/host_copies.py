@@ -171,8 +171,8 @@ def readable_here(place: CheckpointPlace, node_id: str) -> bool:
     if place.node_id in (None, node_id):
         return True
     here = fingerprint(place.path)
-    return here is not None and here == node_transfer.fingerprint_on(
-        str(place.node_id), place.path, timeout_s=PROBE_TIMEOUT_S
+    return here is not None and here == node_transfer.call_on(
+        str(place.node_id), fingerprint, place.path, timeout_s=PROBE_TIMEOUT_S
     )
 
 
@@ -183,7 +183,7 @@ def hold_copy(copies: HostCopies, place: CheckpointPlace) -> Copy:
         FileNotFoundError: there is no such directory on its node.
     """
     node = str(place.node_id)
-    original = node_transfer.fingerprint_on(node, place.path, timeout_s=PROBE_TIMEOUT_S)
+    original = node_transfer.call_on(node, fingerprint, place.path, timeout_s=PROBE_TIMEOUT_S)
     # A trial that starts again may write another checkpoint where this one is.
     name = hashlib.sha256(repr((node, place.path, original)).encode()).hexdigest()[:20]
     return copies.hold(

@@ -16,15 +16,14 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from horovod_tune.files import directories, log_files
-from horovod_tune.files.directories import Entry, Piece
+from horovod_tune.files import directories
+from horovod_tune.files.directories import Piece
 
 CHUNK_BYTES = 8 << 20
 # Chunks that may be on their way: bounds the object store's share.
@@ -41,35 +40,14 @@ Result = TypeVar("Result")
 class NodeFiles:
     """The files of one node, for the job's processes on other nodes. Runs in its own actor."""
 
-    def fingerprint(self, path: str) -> tuple[int, int] | None:
-        return directories.fingerprint(path)
-
-    def entries(self, root: str) -> list[Entry]:
-        return directories.entries(root)
-
-    def read(self, root: str, chunk: list[Piece]) -> list[bytes]:
-        return directories.read(root, chunk)
-
-    def make(self, root: str, found: list[Entry]) -> None:
-        directories.make(root, found)
-
-    def write(self, root: str, chunk: list[Piece], contents: list[bytes]) -> None:
-        directories.write(root, chunk, contents)
-
-    def put_in_place(self, part: str, target: str) -> None:
-        directories.put_in_place(part, target)
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
     def discard(self, part: str, begun: list[Any]) -> None:
         """Remove a part once the calls that write to it have ended: several calls run here at a time."""
         if begun:
             ray.wait(begun, num_returns=len(begun), timeout=DISCARD_TIMEOUT_S)
         shutil.rmtree(part, ignore_errors=True)
-
-    def remove_parts(self, directory: str) -> None:
-        directories.remove_parts(directory)
-
-    def append_to_log(self, path: str, text: bytes) -> None:
-        log_files.append(Path(path), text)
 
 
 def begin(node: str) -> Any:
@@ -131,7 +109,7 @@ def send_directory(source: str, node: str, target: str, *, timeout_s: float) -> 
 
     def send(files: Any, deadline: _Deadline) -> None:
         part = f"{target}.{uuid.uuid4().hex}.part"
-        begun = deque([files.make.remote(part, found)])
+        begun = deque([files.call.remote(directories.make, part, found)])
 
         def wait_for_first() -> None:
             deadline.get(begun[0])
@@ -140,12 +118,13 @@ def send_directory(source: str, node: str, target: str, *, timeout_s: float) -> 
         try:
             wait_for_first()
             for chunk in directories.pieces(found, CHUNK_BYTES):
-                begun.append(files.write.remote(part, chunk, directories.read(source, chunk)))
+                contents = directories.read(source, chunk)
+                begun.append(files.call.remote(directories.write, part, chunk, contents))
                 if len(begun) == IN_FLIGHT:
                     wait_for_first()
             while begun:
                 wait_for_first()
-            begun.append(files.put_in_place.remote(part, target))
+            begun.append(files.call.remote(directories.put_in_place, part, target))
             wait_for_first()
         except BaseException:
             files.discard.remote(part, list(begun))
@@ -166,11 +145,11 @@ def fetch_directory(node: str, source: str, target: str, *, timeout_s: float) ->
     def fetch(files: Any, deadline: _Deadline) -> None:
         part = f"{target}.{uuid.uuid4().hex}.part"
         try:
-            found = deadline.get(files.entries.remote(source))
+            found = deadline.get(files.call.remote(directories.entries, source))
             directories.make(part, found)
             waiting: deque[tuple[list[Piece], Any]] = deque()
             for chunk in directories.pieces(found, CHUNK_BYTES):
-                waiting.append((chunk, files.read.remote(source, chunk)))
+                waiting.append((chunk, files.call.remote(directories.read, source, chunk)))
                 if len(waiting) == IN_FLIGHT:
                     first, ref = waiting.popleft()
                     directories.write(part, first, deadline.get(ref))
@@ -184,16 +163,8 @@ def fetch_directory(node: str, source: str, target: str, *, timeout_s: float) ->
     _with_actor(node, timeout_s, fetch)
 
 
-def fingerprint_on(node: str, path: str, *, timeout_s: float) -> tuple[int, int] | None:
-    """Return `directories.fingerprint` of a path as ``node`` sees it."""
-    return _with_actor(node, timeout_s, lambda files, deadline: deadline.get(files.fingerprint.remote(path)))
-
-
-def append_to_log(node: str, path: str, text: bytes, *, timeout_s: float) -> None:
-    """Append to a log on ``node``, see `log_files.append`."""
-    _with_actor(node, timeout_s, lambda files, deadline: deadline.get(files.append_to_log.remote(path, text)))
-
-
-def remove_parts(node: str, directory: str, *, timeout_s: float) -> None:
-    """Call `directories.remove_parts` on ``node``."""
-    _with_actor(node, timeout_s, lambda files, deadline: deadline.get(files.remove_parts.remote(directory)))
+def call_on(node: str, function: Callable[..., Result], *arguments: Any, timeout_s: float) -> Result:
+    """Return what a function of `files` returns on ``node``."""
+    return _with_actor(
+        node, timeout_s, lambda files, deadline: deadline.get(files.call.remote(function, *arguments))
+    )

@@ -143,7 +143,7 @@ def test_a_directory_crosses_nodes_whole(worker_node, tmp_path):
         assert (target / "inner" / "empty").is_dir()
         assert {(target / f"small {n}").read_text() for n in range(1500)} == {str(n) for n in range(1500)}
     assert list(tmp_path.rglob("*.part")) == []
-    stamp = node_transfer.fingerprint_on(worker_node, str(there), timeout_s=60)
+    stamp = node_transfer.call_on(worker_node, directories.fingerprint, str(there), timeout_s=60)
     assert stamp == directories.fingerprint(str(there))
 
 
@@ -166,16 +166,17 @@ def test_copying_goes_on_when_the_process_that_owned_the_actor_has_ended(worker_
 def test_a_node_that_is_lost_is_an_error_in_time(cluster, tmp_path):
     import ray
 
+    from horovod_tune.files import directories
     from horovod_tune.transfer import node_transfer
 
     extra = cluster.add_node(num_cpus=0, resources={"extra": 1})
     (node,) = [each["NodeID"] for each in cluster_nodes() if each["Resources"].get("extra")]
-    assert node_transfer.fingerprint_on(node, str(tmp_path), timeout_s=120)
+    assert node_transfer.call_on(node, directories.fingerprint, str(tmp_path), timeout_s=120)
     cluster.remove_node(extra, allow_graceful=False)
 
     def is_an_error():
         try:
-            node_transfer.fingerprint_on(node, str(tmp_path), timeout_s=60)
+            node_transfer.call_on(node, directories.fingerprint, str(tmp_path), timeout_s=60)
         except ray.exceptions.RayError:
             return True
         return False  # its processes take a moment to follow the node

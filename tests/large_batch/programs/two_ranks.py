@@ -160,7 +160,7 @@ def curvature() -> dict[str, float]:
         lambda: (rows @ weights).square().mean(), [weights], max_products=200, tolerance=1e-12
     )
     dense = 2 * INPUTS[:, :3].T @ INPUTS[:, :3] / len(INPUTS)
-    return {"found": found.eigenvalue, "dense": torch.linalg.eigvalsh(dense).max().item()}
+    return {"found": found, "dense": torch.linalg.eigvalsh(dense).max().item()}
 
 
 def configured() -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from horovod_tune.large_batch import bounds
-from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, State, Tensor, Tensors, norm
+from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, Norms, State, Tensor, norm
 
 
 class Lamb(LayerWiseOptimizer):
@@ -64,11 +64,7 @@ class Lamb(LayerWiseOptimizer):
     def first_state(self, parameter: Tensor) -> State:
         return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
 
-    def prepare(self, group: Group, params: Tensors, grads: Tensors) -> list[float]:
-        """Return each layer's norm of weights."""
-        return [of_weight for of_weight, _ in self.finite_norms(params, grads)]
-
-    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
+    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, norms: Norms) -> None:
         beta1, beta2 = group["betas"]
         state["step"] += 1
         first, second = (1 - beta ** state["step"] for beta in (beta1, beta2))
@@ -85,6 +81,6 @@ class Lamb(LayerWiseOptimizer):
             update_norm = float(norm(update))
             if not math.isfinite(update_norm):
                 self.refuse(weight, f"update norm {update_norm:g} with eps={group['eps']:g}")
-            if prepared and update_norm:  # A layer that starts at 0 has to leave it.
-                rate *= prepared / update_norm
+            if norms[0] and update_norm:  # a layer has to leave weights of 0
+                rate *= norms[0] / update_norm
         weight.sub_(update, alpha=rate)

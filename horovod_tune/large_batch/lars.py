@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from horovod_tune.large_batch import bounds
-from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, State, Tensor, Tensors
+from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, Norms, State, Tensor
 
 
 class Lars(LayerWiseOptimizer):
@@ -71,19 +71,12 @@ class Lars(LayerWiseOptimizer):
         # Also without momentum, which a changed configuration may bring later.
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
-    def prepare(self, group: Group, params: Tensors, grads: Tensors) -> list[float]:
-        """Return each layer's trust ratio; 1 where the weights are 0, as a layer has to leave that."""
-        if not group["layer_wise"]:
-            return [1.0] * len(params)
-        ratios = []
-        for of_weight, of_gradient in self.finite_norms(params, grads):
-            denominator = of_gradient + group["weight_decay"] * of_weight + group["eps"]
-            ratios.append(group["trust"] * of_weight / denominator if of_weight and denominator else 1.0)
-        return ratios
-
-    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
+    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, norms: Norms) -> None:
         buffer, momentum = state["momentum_buffer"], group["momentum"]
-        rate, decay = float(group["lr"]) * prepared, group["weight_decay"]
+        rate, decay = float(group["lr"]), group["weight_decay"]
+        denominator = norms[1] + decay * norms[0] + group["eps"]
+        if norms[0] and denominator:  # a layer has to leave weights of 0
+            rate *= group["trust"] * norms[0] / denominator
         buffer.mul_(momentum).add_(gradient, alpha=rate)
         if decay:
             buffer.add_(weight, alpha=rate * decay)

@@ -16,6 +16,7 @@ Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
 Group = dict[str, Any]
 State = dict[str, Any]
+Norms = tuple[float, float]
 
 
 class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
@@ -70,27 +71,23 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         """Return a parameter's state before its first step."""
 
     @abstractmethod
-    def prepare(self, group: Group, params: Tensors, grads: Tensors) -> list[float]:
-        """Return what a step has to know of each layer beforehand, from `finite_norms`; changes nothing."""
-
-    @abstractmethod
-    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, prepared: float) -> None:
-        """Step one layer."""
+    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, norms: Norms) -> None:
+        """Step one layer; ``norms`` are those of weight and gradient, (0, 0) without ``layer_wise``."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
         with torch.enable_grad():
             loss = closure() if closure is not None else None
-        work = [(*each, self.prepare(*each)) for each in self.with_gradients()]
-        for group, params, grads, prepared in work:
-            states = [self.state[parameter] for parameter in params]
-            for each in zip(params, grads, states, prepared, strict=True):
-                self.step_one(group, *each)
+        # All norms before the first step: an error changes nothing.
+        for group, *layers in [(*each, self._finite_norms(*each)) for each in self._with_gradients()]:
+            for parameter, gradient, norms_of in zip(*layers, strict=True):
+                self.step_one(group, parameter, gradient, self.state[parameter], norms_of)
         return loss
 
-    def finite_norms(self, params: Tensors, grads: Tensors) -> list[tuple[float, float]]:
-        """Return the norms of each weight and gradient; raises TrustRatioError if one is not finite."""
+    def _finite_norms(self, group: Group, params: Tensors, grads: Tensors) -> list[Norms]:
+        if not group["layer_wise"]:
+            return [(0.0, 0.0)] * len(params)
         found = list(zip(norms(params), norms(grads), strict=True))
         for parameter, (of_weight, of_gradient) in zip(params, found, strict=True):
             if not math.isfinite(of_weight + of_gradient):
@@ -101,7 +98,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         """Raise TrustRatioError with the values that the ratio was to be made of."""
         raise TrustRatioError(f"the trust ratio of {self.name_of(parameter)} must be finite, got {values}")
 
-    def with_gradients(self) -> Iterator[tuple[Group, Tensors, Tensors]]:
+    def _with_gradients(self) -> Iterator[tuple[Group, Tensors, Tensors]]:
         """Yield each group with its parameters that have gradients, and those."""
         for group in self.param_groups:
             params = [parameter for parameter in group["params"] if parameter.grad is not None]

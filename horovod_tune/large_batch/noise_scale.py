@@ -23,38 +23,19 @@ class NoiseEstimate(NamedTuple):
     trace: float
 
 
-def unbiased_moments(
-    mean_small_square: float, mean_inverse_small: float, big_square: float, big_batch_size: float
-) -> tuple[float, float]:
-    r"""Return unbiased estimates of :math:`|G|^2` and :math:`\mathrm{tr}\,\Sigma` from one optimiser step.
+class NoiseScale:
+    r"""Runs in each rank: :math:`B_{simple} = \mathrm{tr}\,\Sigma / |G|^2` from moving averages of both.
 
     The gradient of a batch of b samples has :math:`E|g_b|^2 = |G|^2 + \mathrm{tr}\,\Sigma / b`; two batch
-    sizes give both (arXiv:1812.06162, appendix A.1, there for small batches of one size):
+    sizes give unbiased estimates of both (appendix A.1, there for small batches of one size):
 
     .. math::
         \mathrm{tr}\,\Sigma \approx \frac{\overline{|g_i|^2} - |g_B|^2}{\overline{1/b_i} - 1/B}, \quad
         |G|^2 \approx |g_B|^2 - \mathrm{tr}\,\Sigma / B
 
-    Args:
-        mean_small_square: Mean of the squared norms of the small batches' gradients.
-        mean_inverse_small: Mean of 1 / their sizes.
-        big_square: Squared norm of the gradient of all of them together.
-        big_batch_size: Their samples together.
-
-    >>> unbiased_moments(5.0, 1 / 4, 2.0, 16)  # a variance of 16, a gradient of norm 1
-    (1.0, 16.0)
-    """
-    trace = (mean_small_square - big_square) / (mean_inverse_small - 1 / big_batch_size)
-    return big_square - trace / big_batch_size, trace
-
-
-class NoiseScale:
-    r"""Runs in each rank: :math:`B_{simple} = \mathrm{tr}\,\Sigma / |G|^2` from moving averages of both.
-
-    A batch much smaller than it averages too little, one much larger hardly gains by its size. The ratio
-    of the averages is taken, not the average of the ratios, which is biased. The interval is Fieller's for
-    a ratio of means, with the averages' own (co)variances and Student's t for their effective number of
-    steps; it is open upwards if the gradient cannot be distinguished from 0.
+    The ratio of the averages is taken, not the average of the ratios, which is biased. The interval is
+    Fieller's for a ratio of means, with the averages' own (co)variances and Student's t for their effective
+    number of steps; it is open upwards if the gradient cannot be distinguished from 0.
 
     Give one to `GradientAccumulator`, which updates it from what Horovod averages anyway: the gradients of
     each rank's first pass, and of the whole batch. On one rank that takes two passes or more. Reading all
@@ -69,7 +50,7 @@ class NoiseScale:
     >>> noise.estimate() is None
     True
     >>> for _ in range(3):
-    ...     noise.update(5.0, 1 / 4, 2.0, 16)
+    ...     noise.update(5.0, 1 / 4, 2.0, 16)  # a variance of 16, a gradient of norm 1
     >>> noise.estimate().noise_scale
     16.0
     """
@@ -84,7 +65,13 @@ class NoiseScale:
     def update(
         self, mean_small_square: float, mean_inverse_small: float, big_square: float, big_batch_size: float
     ) -> None:
-        """Take in one optimiser step; the arguments are those of `unbiased_moments`.
+        """Take in one optimiser step.
+
+        Args:
+            mean_small_square: Mean of the squared norms of the small batches' gradients.
+            mean_inverse_small: Mean of 1 / their sizes.
+            big_square: Squared norm of the gradient of all of them together.
+            big_batch_size: Their samples together.
 
         Raises:
             HyperparameterError: A number is not finite, or the small batches are not smaller than the big
@@ -94,7 +81,8 @@ class NoiseScale:
         bounds.at_least("big_square", big_square, 0)
         bounds.more_than("big_batch_size", big_batch_size, 0)
         bounds.more_than("mean_inverse_small", mean_inverse_small, 1 / big_batch_size)
-        square, trace = unbiased_moments(mean_small_square, mean_inverse_small, big_square, big_batch_size)
+        trace = (mean_small_square - big_square) / (mean_inverse_small - 1 / big_batch_size)
+        square = big_square - trace / big_batch_size
         keep = [self.decay, self.decay**2] + [self.decay] * 5
         new = [1.0, 1.0, square, trace, square * square, square * trace, trace * trace]
         self._sums = [factor * old + each for factor, old, each in zip(keep, self._sums, new, strict=True)]

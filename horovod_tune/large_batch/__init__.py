@@ -18,7 +18,7 @@ _MODULES = {
     "accumulation": "GradientAccumulator StepResult",
     "batches": "BatchSplit GlobalBatch rank_passes split_batch steps_per_epoch",
     "bounds": "HyperparameterError",
-    "curves": "Constant Cosine CosineRestarts InverseSqrt MultiStep OneCycle Polynomial Schedule Warmup",
+    "curves": "Constant Cosine InverseSqrt MultiStep OneCycle Polynomial Schedule Warmup",
     "growth": "BatchGrowth CurvatureGrowth FixedGrowth GrowthPolicy NoiseScaleGrowth largest_eigenvalue",
     "lamb": "Lamb",
     "lars": "Lars",

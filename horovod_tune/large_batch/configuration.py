@@ -19,7 +19,7 @@ from horovod_tune.large_batch.lr_scheduler import RULE_OF_OPTIMIZER, RULES
 # that a layer moves in a step.
 USUAL_RATE = {"sgd": 0.1, "lars": 0.1, "adamw": 1e-3, "lamb": 5e-3}
 
-SCHEDULES = ("constant", "multi_step", "polynomial", "cosine", "restarts", "one_cycle", "inverse_sqrt")
+SCHEDULES = ("constant", "multi_step", "polynomial", "cosine", "one_cycle", "inverse_sqrt")
 
 _REQUIRED = {"epochs", "base_batch_size"}
 _OPTIONAL: dict[str, Any] = {
@@ -43,7 +43,6 @@ _OPTIONAL: dict[str, Any] = {
     "milestones": None,
     "gamma": 0.1,
     "power": 2.0,
-    "cycle_epochs": None,
     "max_norm": None,
     "max_micro_batch_size": None,
 }
@@ -137,23 +136,19 @@ def schedule_of(values: dict[str, Any], scale: float, steps: int) -> curves.Sche
     epochs, warmup, kind = float(values["epochs"]), float(values["warmup_epochs"]), values["schedule"]
     start = values["warmup_start"]
     start = min(1.0, 1 / scale) if start is None else bounds.between("warmup_start", start, 0, 1)
-    needed = {"multi_step": "milestones", "restarts": "cycle_epochs"}.get(kind)
-    if needed is not None and values[needed] is None:
-        raise bounds.HyperparameterError(f"config must have {needed} with {kind}, got None")
     if kind == "one_cycle":
         if warmup == 0:
             return curves.OneCycle(epochs)
         return curves.OneCycle(epochs, rise=warmup / epochs, start=start)
     if kind == "multi_step":
+        if values["milestones"] is None:
+            raise bounds.HyperparameterError("config must have milestones with multi_step, got None")
         decay = curves.MultiStep(values["milestones"], gamma=values["gamma"])
         return curves.Warmup(warmup, decay, start, overlap=True)
     after: dict[str, Callable[[], curves.Schedule]] = {
         "constant": curves.Constant,
         "polynomial": lambda: curves.Polynomial(epochs - warmup, power=values["power"]),
         "cosine": lambda: curves.Cosine(epochs - warmup),
-        "restarts": lambda: curves.CosineRestarts(
-            bounds.more_than("cycle_epochs", values["cycle_epochs"], 0)
-        ),
         "inverse_sqrt": lambda: curves.InverseSqrt(max(warmup, 1 / steps)),
     }
     return curves.Warmup(warmup, after[kind](), start)

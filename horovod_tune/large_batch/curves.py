@@ -75,7 +75,7 @@ class Polynomial:
 class Cosine:
     r"""From 1 to `end` in `length`: :math:`e + (1-e)(1+\cos(\pi t/T))/2`, then `end`.
 
-    (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts.)
+    (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts.)
 
     >>> [round(Cosine(90)(time), 12) for time in (0, 30, 45, 90)]
     [1.0, 0.75, 0.5, 0.0]
@@ -90,25 +90,6 @@ class Cosine:
 
     def __call__(self, time: float) -> float:
         return self.end + (1 - self.end) * _half_cosine(min(time / self.length, 1.0))
-
-
-@dataclass(frozen=True)
-class CosineRestarts:
-    r"""`Cosine` again and again (SGDR: arXiv:1608.03983, eq. 5).
-
-    >>> [round(CosineRestarts(10)(time), 12) for time in (0, 5, 10, 15, 20)]
-    [1.0, 0.5, 1.0, 0.5, 1.0]
-    """
-
-    length: float
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        bounds.more_than("length", self.length, 0)
-        bounds.at_least("end", self.end, 0)
-
-    def __call__(self, time: float) -> float:
-        return self.end + (1 - self.end) * _half_cosine(time % self.length / self.length)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class LargeBatchLR(LRScheduler):
         # The time is `_anchor` epochs and `_since` steps of the present length.
         self._anchor = Fraction(0)
         self._since = -1  # The base class's constructor makes the first step.
-        self._reductions = [1.0] * len(optimizer.param_groups)
+        self._reduction = 1.0
         super().__init__(optimizer)
 
     @property
@@ -116,10 +116,8 @@ class LargeBatchLR(LRScheduler):
             raise bounds.HyperparameterError(f"schedule must be finite and at least 0, got {got}")
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # Added since, with a base rate.
             self.base_lrs.append(copy.copy(group["lr"]))
-            self._reductions.append(1.0)
-        factor = self.scale * part
-        groups = zip(self.base_lrs, self._reductions, strict=True)
-        return [base * (factor * reduction) for base, reduction in groups]
+        factor = self.scale * part * self._reduction
+        return [base * factor for base in self.base_lrs]
 
     def change_batch(self, global_batch_size: int | None = None, *, steps_per_epoch: int) -> None:
         """Continue at the same epoch with another global batch; the rate follows by the scaling rule.
@@ -151,7 +149,7 @@ class LargeBatchLR(LRScheduler):
         """
         bounds.between("factor", factor, 0, 1)
         bounds.more_than("factor", factor, 0)
-        self._reductions = [reduction * factor for reduction in self._reductions]
+        self._reduction *= factor
         self._set_rates()
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,27 +162,21 @@ class LargeBatchLR(LRScheduler):
             "steps_per_epoch": self.steps_per_epoch,
             "global_batch_size": self.global_batch_size,
             "base_batch_size": self.base_batch_size,
-            "reductions": list(self._reductions),
+            "reduction": self._reduction,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`, and set the optimiser's rates, before or after it is loaded.
 
         If the world or the batch has changed, call `change_batch` afterwards.
-
-        Raises:
-            HyperparameterError: The state is that of another number of parameter groups.
         """
-        groups, got = len(self._reductions), len(state_dict["reductions"])
-        if got != groups:
-            raise bounds.HyperparameterError(f"state_dict must have {groups} parameter groups, got {got}")
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["_step_count"]
         self._anchor, self._since = Fraction(*state_dict["anchor"]), state_dict["since"]
         self.steps_per_epoch = state_dict["steps_per_epoch"]
         self.global_batch_size = state_dict["global_batch_size"]
         self.base_batch_size = state_dict["base_batch_size"]
-        self._reductions = list(state_dict["reductions"])
+        self._reduction = state_dict["reduction"]
         self._set_rates()
 
     def _set_rates(self) -> None:

@@ -135,7 +135,7 @@ def from_config(
     * ``optimizer``: ``sgd``, ``lars``, ``adamw`` or ``lamb``; with ``momentum`` and ``nesterov`` (SGD, LARS),
       ``trust`` (LARS), ``betas`` and ``eps`` (AdamW, LAMB), ``weight_decay``, ``max_norm``
     * ``schedule``: ``constant``, ``multi_step`` (with ``milestones`` in epochs of the training, ``gamma``),
-      ``polynomial`` (``power``), ``cosine``, ``restarts`` (``cycle_epochs``), ``one_cycle``, ``inverse_sqrt``
+      ``polynomial`` (``power``), ``cosine``, ``one_cycle``, ``inverse_sqrt``
     * ``warmup_epochs``, and ``warmup_start``, a fraction of the peak rate; by default the base rate, as in
       Goyal et al. (2017)
 

@@ -35,7 +35,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "milestones": {"schedule": "multi_step"},
     "gamma": {"schedule": "multi_step", "milestones": [2, 4]},
     "power": {"schedule": "polynomial"},
-    "cycle_epochs": {"schedule": "restarts"},
 }
 
 

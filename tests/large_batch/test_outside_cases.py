@@ -31,20 +31,6 @@ from horovod_tune.large_batch import (
 )
 
 
-def test_groups_with_and_without_momentum_do_not_mix() -> None:
-    """bitsandbytes #2079: without momentum a step crashed, or made that of the parameter before again."""
-    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
-    groups = [{"params": params[:1], "momentum": 0.9}, {"params": params[1:], "momentum": 0.0}]
-    optimizer = Lars(groups, lr=0.1, trust=1.0)
-    for _ in range(2):
-        for parameter, sign in zip(params, (1.0, -1.0), strict=True):
-            parameter.grad = torch.full((2,), sign)
-        optimizer.step()
-    # Each step is a tenth of the weights' norm, as the gradient's is 2 ** 0.5.
-    assert params[1].tolist() == pytest.approx([1.21, 1.21])
-    assert params[0].tolist() == pytest.approx([1 - 0.1 - (0.09 + 0.09)] * 2)
-
-
 def test_the_minute_long_imagenet_recipe() -> None:
     """Goyal et al. 2017: 8192 images a step, 0.1 for 256; five epochs from 0.1 to 3.2, then steps of 0.1."""
     weight = torch.nn.Parameter(torch.zeros(1))

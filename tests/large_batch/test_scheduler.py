@@ -110,18 +110,6 @@ def test_many_changes_of_the_batch_lose_no_time() -> None:
         assert restored.epoch == time
 
 
-def test_milestones_are_hit_after_changes_by_thirds_and_sevenths() -> None:
-    optimizer = sgd(1.0)
-    scheduler = LargeBatchLR(optimizer, MultiStep([1]), steps_per_epoch=3)
-    list(walk(optimizer, scheduler, 1))
-    scheduler.change_batch(steps_per_epoch=49)
-    list(walk(optimizer, scheduler, 7))
-    scheduler.change_batch(steps_per_epoch=21)
-    # 1/3 + 1/7 + 11/21 = 1, which no sum of floats gives.
-    list(walk(optimizer, scheduler, 11))
-    assert optimizer.param_groups[0]["lr"] == 0.1
-
-
 def test_a_reduction_holds_for_the_rest_of_the_schedule() -> None:
     optimizer = sgd(1.0)
     scheduler = LargeBatchLR(optimizer, Constant(), steps_per_epoch=1)
@@ -198,9 +186,3 @@ def test_a_refused_change_changes_nothing() -> None:
     with pytest.raises(HyperparameterError, match=r"factor must be at least 0 and at most 1, got 2"):
         scheduler.reduce(2)
     assert scheduler.state_dict() == before
-
-
-def test_a_state_of_other_groups_is_refused() -> None:
-    state = LargeBatchLR(sgd(0.1, 0.2), Constant(), steps_per_epoch=1).state_dict()
-    with pytest.raises(HyperparameterError, match="state_dict must have 1 parameter groups, got 2"):
-        LargeBatchLR(sgd(0.1), Constant(), steps_per_epoch=1).load_state_dict(state)

@@ -13,7 +13,6 @@ from torch.optim import lr_scheduler
 
 from horovod_tune.large_batch import (
     Cosine,
-    CosineRestarts,
     HyperparameterError,
     InverseSqrt,
     MultiStep,
@@ -71,11 +70,6 @@ def one_cycle_of_torch(steps: int) -> Schedule:
     ("schedule", "make"),
     [
         (Cosine(40, end=0.1), lambda o: lr_scheduler.CosineAnnealingLR(o, 40, eta_min=0.1)),
-        (CosineRestarts(10), lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 10)),
-        (
-            CosineRestarts(3, end=0.2),
-            lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, eta_min=0.2),
-        ),
         (MultiStep([5, 11, 30], gamma=0.3), lambda o: lr_scheduler.MultiStepLR(o, [5, 11, 30], gamma=0.3)),
         (Polynomial(40, power=2), lambda o: lr_scheduler.PolynomialLR(o, 40, power=2)),
         (Warmup(8, start=0.25), lambda o: lr_scheduler.LinearLR(o, 0.25, 1.0, total_iters=8)),
@@ -104,12 +98,6 @@ def test_schedules_can_be_compared_and_pickled() -> None:
     schedule = Warmup(5, MultiStep([30, 60]), start=0.1)
     assert pickle.loads(pickle.dumps(schedule)) == schedule
     assert schedule != Warmup(5, MultiStep([30, 61]), start=0.1)
-
-
-def test_a_million_restarts_take_no_time() -> None:
-    assert CosineRestarts(1)(1e9 + 0.5) == pytest.approx(0.5)
-    # Cycles that are shorter than what a float can add to this time.
-    assert 0 <= CosineRestarts(1e-9)(1e9) <= 1
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,6 @@ def both(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["sgd", *LAYER_WISE])
-def test_ranks_with_a_part_each_do_what_one_rank_with_the_batch_does(ranks, kind: str) -> None:
-    assert max(rank["plain"][kind] for rank in ranks) < 1e-12
-
-
-@pytest.mark.parametrize("kind", ["sgd", *LAYER_WISE])
 def test_unequal_passes_on_unequal_ranks_give_the_gradient_of_all_samples(both, kind: str) -> None:
     for rank in both:
         found = rank["accumulated"][kind]
@@ -59,21 +54,6 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_and_in_the_schedule(both)
 @pytest.mark.parametrize("kind", LAYER_WISE)
 def test_horovods_own_backward_passes_per_step_are_one_batch(ranks, kind: str) -> None:
     assert max(rank["own_passes"][kind] for rank in ranks) < 1e-12
-
-
-@pytest.mark.parametrize("kind", LAYER_WISE)
-def test_a_grad_scaler_as_in_horovods_guide_skips_on_all_ranks(ranks, kind: str) -> None:
-    for rank in ranks:
-        assert rank["scaled"][kind]["distance"] < 1e-12 and rank["scaled"][kind]["scale"] == 32.0
-
-
-@pytest.mark.parametrize("kind", LAYER_WISE)
-@pytest.mark.parametrize("option", ["sparse", "sparse_as_dense"])
-def test_sparse_gradients_of_several_ranks_are_refused_by_name(ranks, option: str, kind: str) -> None:
-    for rank in ranks:
-        assert rank[option][kind] == (
-            "parameter 'weight' must have a dense gradient, got a sparse one; use nn.Embedding(sparse=False)"
-        )
 
 
 @pytest.mark.parametrize("kind", LAYER_WISE)

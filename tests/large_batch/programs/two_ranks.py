@@ -40,22 +40,6 @@ from horovod_tune.large_batch import (
 )
 
 
-def plain(kind: str, **options) -> float:
-    """Each rank half of the batch, in one pass."""
-    model, whole = new_model(), new_model()
-    optimizer = distributed(model, kind, **options)
-    reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
-    for step in range(6):
-        rows = [(step * 5 + row) % 24 for row in range(12)]
-        optimizer.zero_grad()
-        loss_of(model, rows[RANK::SIZE]).backward()
-        optimizer.step()
-        reference.zero_grad()
-        loss_of(whole, rows).backward()
-        reference.step()
-    return distance(model, whole)
-
-
 def accumulated(kind: str, *, clip: float | None = None, op=hvd.Average) -> dict[str, object]:
     """Passes of random sizes, as many and as large as it comes on each rank, against one batch of all."""
     model, whole = in_world(new_model()), new_model()
@@ -217,12 +201,8 @@ results = {
 }
 if not IS_TORCH:
     results |= {
-        "plain": {kind: plain(kind) for kind in OPTIMIZERS},
         "summed": accumulated("sgd", op=hvd.Sum),
-        **{
-            check.__name__: {kind: check(kind) for kind in ("lars", "lamb")}
-            for check in (wrapped.own_passes, wrapped.scaled, wrapped.sparse, wrapped.sparse_as_dense)
-        },
+        "own_passes": {kind: wrapped.own_passes(kind) for kind in ("lars", "lamb")},
         "adasum": wrapped.adasum(),
         "broadcast": {kind: wrapped.broadcast(kind) for kind in ("lars", "lamb")},
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import horovod.torch as hvd
-import torch
 from small_training import OPTIMIZERS, RANK, SIZE, distance, distributed, loss_of, new_model
 
 from horovod_tune.large_batch import GradientAccumulator, HyperparameterError, parameter_groups
@@ -27,46 +26,6 @@ def own_passes(kind: str) -> float:
         loss_of(whole, rows).backward()
         reference.step()
     return distance(model, whole)
-
-
-def scaled(kind: str) -> dict[str, object]:
-    """A ``torch.amp.GradScaler`` as in Horovod's guide; rank 0 overflows in the second of four steps."""
-    model, whole = new_model(), new_model()
-    optimizer = distributed(model, kind)
-    reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    for step in range(4):
-        rows = [(step * 5 + row) % 24 for row in range(8)]
-        loss = loss_of(model, rows[RANK::SIZE])
-        optimizer.zero_grad()
-        scaler.scale(loss * float("inf") if step == 1 and RANK == 0 else loss).backward()
-        optimizer.synchronize()
-        scaler.unscale_(optimizer)
-        with optimizer.skip_synchronize():
-            scaler.step(optimizer)
-        scaler.update()
-        if step != 1:
-            reference.zero_grad()
-            loss_of(whole, rows).backward()
-            reference.step()
-    return {"distance": distance(model, whole), "scale": scaler.get_scale()}
-
-
-def sparse(kind: str, **options: bool) -> str:
-    """What is said to a gradient of some rows of an embedding."""
-    table = torch.nn.Embedding(6, 3, sparse=True)
-    optimizer = distributed(table, kind, **options)
-    table(torch.tensor([1, 4, 4, 2])[RANK::SIZE]).square().mean().backward()
-    try:
-        optimizer.step()
-    except HyperparameterError as error:
-        return str(error)
-    return ""
-
-
-def sparse_as_dense(kind: str) -> str:
-    """The same where Horovod sends it dense: it makes the average sparse again."""
-    return sparse(kind, sparse_as_dense=True)
 
 
 def adasum() -> str:

@@ -11,10 +11,10 @@ from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.gloo import gloo_backend
 from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.torch_dist import torch_backend
-from horovod_tune.xla import xla_backend
+from horovod_tune.xla import xla_launcher
 
 # By `TrialSpec.backend_name`.
-_BACKENDS: dict[str, Any] = {"horovod": gloo_backend, "torch": torch_backend, "xla": xla_backend}
+_BACKENDS: dict[str, Any] = {"horovod": gloo_backend, "torch": torch_backend, "xla": xla_launcher}
 
 
 def require_installed(spec: TrialSpec) -> None:
@@ -25,9 +25,7 @@ def require_installed(spec: TrialSpec) -> None:
 def placement_of(spec: TrialSpec) -> Any:
     """Return the `Placement` of a trial's workers."""
     if spec.use_tpu:
-        from horovod_tune.xla.xla_launcher import placement
-
-        return placement(spec)
+        return xla_launcher.placement(spec)
     return spec.placement()
 
 

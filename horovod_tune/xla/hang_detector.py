@@ -1,87 +1,124 @@
-"""Runs in the host actor: detects that ranks hang, and where; `inactivity.py` has the rules."""
+"""Runs in the host actor: decides from their activity if a host's ranks hang, and writes the error. Pure.
+
+Nothing on a TPU reports that a collective waits for a rank that never enters it. From outside, only
+inactivity can be observed: no report, no torch_xla operation, no computation on the host. A compilation
+computes, and a step on the device is an operation, so a slow start is no hang.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection
-from typing import Generic, TypeVar
-
-from horovod_tune.xla import inactivity
-from horovod_tune.xla.inactivity import Inactivity, StackDump
-from horovod_tune.xla.supervisor import Supervisor
-
-Reply = TypeVar("Reply")
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 # How often the activity of ranks that send nothing is measured; a host has many processes.
 CHECK_INTERVAL_S = 5.0
-# How long inactive ranks may take to send their stacks.
-STACKS_TIMEOUT_S = 5.0
+# The share of one CPU that all ranks of a host together may use and still count as inactive.
+BUSY_SHARE = 0.01
+# The share is of this time, so that a step which computes for a second every few minutes is seen.
+WINDOW_S = 60.0
+# CPU time in a window that does not count as activity: heartbeats take some, and the kernel counts in 0.01 s.
+LEAST_CPU_S = 0.1
 
 
-class Replies(Generic[Reply]):
-    """Replies by rank. One thread puts them; another clears them, sends a request and waits."""
+@dataclass(frozen=True)
+class Activity:
+    """What the ranks of a host have done so far, counted from any start.
 
-    def __init__(self) -> None:
-        self._by_rank: dict[int, Reply] = {}
-        self._changed = threading.Condition()
+    ``messages`` counts what ranks sent, without heartbeats; ``operations`` what torch_xla counts;
+    ``cpu_s`` is the time of their processes and of the processes below them.
+    """
 
-    def clear(self) -> None:
-        """Forget the replies to the previous request."""
-        with self._changed:
-            self._by_rank = {}
-
-    def put(self, rank: int, answer: Reply) -> None:
-        with self._changed:
-            self._by_rank[rank] = answer
-            self._changed.notify_all()
-
-    def wait_for(self, count: int, *, timeout_s: float) -> dict[int, Reply]:
-        """Return the replies as soon as there are ``count``, or those that arrived within ``timeout_s``."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._by_rank) == count, timeout=timeout_s)
-            return dict(self._by_rank)
+    messages: int
+    operations: int
+    cpu_s: float
 
 
-class HangDetector:
-    """Measures how long the ranks are inactive while the coordinator listens, and collects their stacks."""
+class Inactivity:
+    """Measures for how long the ranks of a host have done nothing.
 
-    def __init__(self, supervisor: Supervisor, *, limit_s: float) -> None:
-        self._supervisor = supervisor
+    >>> ranks = Inactivity(limit_s=30)
+    >>> [ranks.update(10, Activity(messages=1, operations=5, cpu_s=0.01 * i)) for i in range(5)]
+    [False, False, False, True, True]
+    >>> ranks.update(10, Activity(messages=2, operations=5, cpu_s=0.05))
+    False
+    """
+
+    def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._inactivity = Inactivity(limit_s)
-        self._listened_s = 0.0
-        self._stacks: Replies[StackDump] = Replies()
+        self._before: Activity | None = None
+        self._window_s = 0.0
+        self._inactive_s = 0.0
 
     def restart(self) -> None:
         """Start counting again."""
-        self._listened_s = 0.0
-        self._inactivity.restart()
+        self._before = None
 
-    def add_time(self, for_s: float) -> None:
-        """Add ``for_s`` to the time that the coordinator has listened."""
-        self._listened_s += for_s
+    def update(self, listened_s: float, work: Activity) -> bool:
+        """Record the activity so far; return True if the ranks have been inactive for the whole limit.
 
-    @property
-    def is_due(self) -> bool:
-        """True if it is time for a `check`."""
-        return self._listened_s >= min(CHECK_INTERVAL_S, self._limit_s / 6)
+        Args:
+            listened_s: seconds that the coordinator has listened since the last call. While Tune decides, it
+                does not listen, and the ranks rightly wait.
+        """
+        before = self._before  # `restart` may come from another thread
+        if before is None or self._has_moved(before, work, self._window_s + listened_s):
+            self._before, self._window_s, self._inactive_s = work, 0.0, 0.0
+            return False
+        self._inactive_s += listened_s
+        self._window_s += listened_s
+        if self._window_s >= WINDOW_S:
+            self._before, self._window_s = work, 0.0
+        return self._inactive_s >= self._limit_s
 
-    def check(self, running: Collection[int]) -> tuple[int, str] | None:
-        """Return which of the ``running`` ranks hangs and the error's text; None if none does."""
-        listened_s, self._listened_s = self._listened_s, 0.0
-        if not self._inactivity.update(listened_s, self._supervisor.activity()):
-            return None
-        self._inactivity.restart()
-        return inactivity.explain(self._collect_stacks(running), self._limit_s)
+    @staticmethod
+    def _has_moved(before: Activity, now: Activity, window_s: float) -> bool:
+        if (before.messages, before.operations) != (now.messages, now.operations):
+            return True
+        # Less than before is movement too: a process below a rank has ended.
+        return abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * window_s)
 
-    def _collect_stacks(self, running: Collection[int]) -> dict[int, StackDump | None]:
-        self._stacks.clear()
-        for rank in self._supervisor.ranks:
-            if rank.ordinal in running:
-                rank.send("dump_stack")
-        stacks = self._stacks.wait_for(len(running), timeout_s=STACKS_TIMEOUT_S)
-        return {ordinal: stacks.get(ordinal) for ordinal in running}
 
-    def add_stack(self, ordinal: int, stack: StackDump) -> None:
-        """Add a rank's stack. Runs in the supervisor's thread."""
-        self._stacks.put(ordinal, stack)
+@dataclass(frozen=True)
+class StackDump:
+    """The stack of a rank's training function; ``in_report`` is True if it waits in a report."""
+
+    stack: str
+    in_report: bool
+
+
+def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int, str] | None:
+    """Return which rank hangs and the error's text, or None if every rank waits in its report.
+
+    A rank that has reported waits for rank 0, which is on another host then, or for Tune. Of the others,
+    the one at the least common place is named: usually the others wait for it.
+
+    Args:
+        where: by rank; None for one that did not answer.
+        limit_s: for how long they have been inactive.
+
+    >>> at_sync = StackDump("sync()", in_report=False)
+    >>> rank, text = explain({0: at_sync, 1: at_sync, 2: StackDump("queue.get()", in_report=False)}, 1800)
+    >>> print(rank, text)
+    2 nothing happened for stall_timeout_s=1800 s: no report, no torch_xla operation, no computation.
+    rank 2 is at:
+    queue.get()
+    ranks 0, 1 are at:
+    sync()
+    """
+    groups: dict[StackDump | None, list[int]] = {}
+    for rank in sorted(where):
+        groups.setdefault(where[rank], []).append(rank)
+    ordered = sorted(groups, key=lambda at: (at is not None and at.in_report, len(groups[at]), groups[at]))
+    first = ordered[0] if ordered else None
+    if not ordered or (first is not None and first.in_report):
+        return None
+    nothing = "no report, no torch_xla operation, no computation."
+    lines = [f"nothing happened for stall_timeout_s={limit_s:g} s: {nothing}"]
+    for at in ordered:
+        ranks = groups[at]
+        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        if at is None:
+            lines.append(f"{who} did not send a stack")
+        else:
+            lines += [f"{who} {'are' if len(ranks) > 1 else 'is'} at:", at.stack.rstrip()]
+    return groups[first][0], "\n".join(lines)

@@ -9,10 +9,14 @@ coordinator (`coordinator/worker_group.py`).
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import socket
+import sys
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -35,12 +39,9 @@ from horovod_tune.messages import (
     WorkerInfo,
 )
 from horovod_tune.rank.outbox import Outbox
-from horovod_tune.xla.checkpoint_cache import CheckpointCache
-from horovod_tune.xla.hang_detector import HangDetector, Replies
-from horovod_tune.xla.inactivity import StackDump
-from horovod_tune.xla.rank_output import RankOutput
+from horovod_tune.transfer.host_copies import Copy, HostCopies, hold_copy, readable_here
+from horovod_tune.xla.hang_detector import CHECK_INTERVAL_S, Inactivity, StackDump, explain
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
-from horovod_tune.xla.shared_parameters import SharedParameters
 from horovod_tune.xla.supervisor import RankProcess, Supervisor
 
 METHODS_AT_ONCE = 5
@@ -48,6 +49,8 @@ METHODS_AT_ONCE = 5
 HEARTBEAT_S = 5.0
 # How long the ranks may take to reset their processes.
 RESET_S = 6.0
+# How long inactive ranks may take to send their stacks.
+STACKS_TIMEOUT_S = 5.0
 
 
 class HostActor:
@@ -62,19 +65,28 @@ class HostActor:
         self._rank_infos: dict[int, RankInfo] = {}
         self._running: set[int] = set()
         self._lost: dict[int, tuple[FailureKind, str]] = {}
-        self._logs = RankOutput(lambda chunk: self._outbox.put(chunk))
-        self._reset_replies: Replies[list[str]] = Replies()
-        self._parameters = SharedParameters()
+        # What the ranks have printed since the last reply to `poll` in which nothing else was to be sent.
+        self._logs: queue.SimpleQueue[LogChunk] = queue.SimpleQueue()
+        # The ranks' answers to `_ask`, by kind and rank.
+        self._replies: dict[str, dict[int, Any]] = {"stack": {}, "reset_done": {}}
+        self._replied = threading.Condition()
+        self._inactivity = Inactivity(stall_timeout_s)
+        self._listened_s = 0.0
+        # The objects of `with_parameters`, in an anonymous file in memory that all ranks map. It is freed
+        # when this process and the ranks have ended.
+        self._parameters: tuple[Any, int] | None = None
         self._request: TrialRequest | None = None
-        self._checkpoints = CheckpointCache(self._node_id)
+        # The newest copy of a checkpoint that a rank requested; the ranks hold those that they use.
+        self._copies = HostCopies()
+        self._newest_copy: Copy | None = None
+        self._fetching = threading.Lock()
         self._supervisor = Supervisor(
             runtime_path,
             heartbeat_s=min(HEARTBEAT_S, timeout_s / 10, stall_timeout_s / 6),
             on_message=self._receive,
-            on_output=lambda rank, text: self._logs.take(rank.ordinal, text),
+            on_output=self._record_output,
             on_loss=self._lose,
         )
-        self._hang_detector = HangDetector(self._supervisor, limit_s=stall_timeout_s)
 
     def describe(self) -> WorkerInfo:
         chips = ray.get_runtime_context().get_accelerator_ids().get("TPU", [])
@@ -91,42 +103,52 @@ class HostActor:
         """Start this host's ranks; returns at once."""
         self._supervisor.launch(plan)
 
-    def wait_until_up(self, wait_s: float) -> list[Ordinals] | None:
-        """Return the ordinals of this host's ranks when all have started, None after ``wait_s``.
+    def wait_until_up(self, wait_s: float) -> tuple[list[Ordinals], list[tuple[int, float]]]:
+        """Return the ordinals of this host's ranks when all have started, and every process below this actor.
+
+        Of a process: its pid and start time in s since the epoch.
 
         Raises:
             RuntimeError: they did not start; the message has how they ended.
         """
         ranks = self._supervisor.wait_until_up(wait_s)
-        if ranks is None:
-            return None
-        return [
-            Ordinals(each.ordinal, each.world_size, each.local_ordinal, each.local_size) for each in ranks
-        ]
-
-    def processes(self) -> list[tuple[int, float]]:
-        """Return (pid, start time in s since the epoch) of every process below this actor."""
-        return self._supervisor.processes()
+        places = [(each.ordinal, each.world_size, each.local_ordinal, each.local_size) for each in ranks]
+        return [Ordinals(*each) for each in places], self._supervisor.processes()
 
     def assign(self, assignment: Assignment) -> None:
         self._rank_infos = {each.rank: each for each in assignment.rank_infos}
 
     def begin(self, request: TrialRequest) -> None:
         """Start a trial's training function on every rank; returns at once."""
-        self._outbox = Outbox()
-        self._logs.clear()
-        self._hang_detector.restart()
-        if request.checkpoint is not None:
-            self._checkpoints.add(request.checkpoint)
+        self._outbox, self._logs = Outbox(), queue.SimpleQueue()
+        self._restart_inactivity()
         self._request = request
         # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
-        packed = cloudpickle.dumps(replace(request, parameters=self._parameters.path_of(request.parameters)))
+        packed = cloudpickle.dumps(replace(request, parameters=self._share(request.parameters)))
         self._running = set(self._rank_infos)
         for rank in self._supervisor.ranks:
             if rank.ordinal in self._lost:
                 self._fail(rank, *self._lost[rank.ordinal])
                 continue
             rank.send("begin", pickled_request=packed, world=list(astuple(self._rank_infos[rank.ordinal])))
+
+    def _share(self, reference: Any) -> str | None:
+        """Return a path of this host with the bytes of ``reference``, a Ray ObjectRef; None for None.
+
+        They are fetched and written once: the next trial of the same function finds them there.
+        """
+        if reference is None:
+            return None
+        if self._parameters is None or self._parameters[0] != reference:
+            content = memoryview(ray.get(reference)).cast("B")
+            file = os.memfd_create("horovod_tune_parameters")
+            written = 0
+            while written < len(content):
+                written += os.write(file, content[written:])
+            if self._parameters is not None:
+                os.close(self._parameters[1])
+            self._parameters = reference, file
+        return f"/proc/{os.getpid()}/fd/{self._parameters[1]}"
 
     def _send_to_all(self, kind: str, **fields: Any) -> None:
         for rank in self._supervisor.ranks:
@@ -143,38 +165,63 @@ class HostActor:
                 text = f"no heartbeat for {self._timeout_s:g} s (timeout_s)"
                 self._fail(rank, FailureKind.UNRESPONSIVE, text)
         began = time.monotonic()
-        messages = self._wait_for_messages(min(wait_s, self._stall_timeout_s / 3))
-        self._hang_detector.add_time(time.monotonic() - began)
+        messages = self._outbox.take(min(wait_s, self._stall_timeout_s / 3))
+        if not messages:
+            self._send_output()
+        self._listened_s += time.monotonic() - began
         if any(not isinstance(message, LogChunk) for message in messages):
-            self._hang_detector.restart()
-        elif self._running and self._hang_detector.is_due:
+            self._restart_inactivity()
+        elif self._running and self._listened_s >= min(CHECK_INTERVAL_S, self._stall_timeout_s / 6):
             self._check_hang()
         return messages
 
-    def _wait_for_messages(self, wait_s: float) -> list[Message]:
-        messages = self._outbox.take(wait_s)
-        if not messages:
-            for rank in list(self._rank_infos):
-                self._logs.send(rank)
-        return messages
+    def _send_output(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._outbox.put(self._logs.get_nowait())
+
+    def _restart_inactivity(self) -> None:
+        self._listened_s = 0.0
+        self._inactivity.restart()
 
     def _check_hang(self) -> None:
-        if self._checkpoints.is_busy:
+        if self._fetching.locked():
             # This process is copying a checkpoint, for which a rank waits.
-            self._hang_detector.restart()
+            self._restart_inactivity()
             return
+        listened_s, self._listened_s = self._listened_s, 0.0
+        if not self._inactivity.update(listened_s, self._supervisor.activity()):
+            return
+        self._inactivity.restart()
         running = set(self._running)
-        found = self._hang_detector.check(running)
+        stacks = self._ask("dump_stack", "stack", running, STACKS_TIMEOUT_S)
+        found = explain({rank: stacks.get(rank) for rank in running}, self._stall_timeout_s)
         if found is None or running != self._running:
             return
         ordinal, text = found
         rank = next(each for each in self._supervisor.ranks if each.ordinal == ordinal)
         self._fail(rank, FailureKind.HUNG, f"process {rank.pid}: {text}")
 
+    def _ask(
+        self, request: str, reply: str, ordinals: Collection[int], timeout_s: float, **fields: Any
+    ) -> dict[int, Any]:
+        """Send ranks a request; return the replies of all but lost ranks, or those that came in time."""
+        with self._replied:
+            replies = self._replies[reply] = {}
+        for rank in self._supervisor.ranks:
+            if rank.ordinal in ordinals:
+                rank.send(request, **fields)
+        with self._replied:
+            self._replied.wait_for(lambda: {*replies, *self._lost} >= {*ordinals}, timeout=timeout_s)
+            return dict(replies)
+
+    def _reply(self, kind: str, rank: int, answer: Any) -> None:
+        with self._replied:
+            self._replies[kind][rank] = answer
+            self._replied.notify_all()
+
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
-        self._hang_detector.restart()
-        if checkpoint is not None:
-            self._checkpoints.add(checkpoint)
+        self._restart_inactivity()
         place, filesystem = None, None
         if checkpoint is not None:
             place = (checkpoint.path, checkpoint.node_id, checkpoint.report)
@@ -197,25 +244,22 @@ class HostActor:
         return None
 
     def send_logs(self) -> None:
+        self._send_output()
         for rank in list(self._rank_infos):
-            self._logs.send(rank)
             self._outbox.put(LogChunk(rank, b""))
 
     def reset(self, join_s: float) -> list[str]:
         """Reset every rank's process; return what keeps the next trial from using it."""
         ranks = tuple(self._rank_infos)
-        self._reset_replies.clear()
-        for rank in list(self._lost):
-            self._reset_replies.put(rank, [])
-        self._send_to_all("reset", join_s=join_s)
-        answers = self._reset_replies.wait_for(len(ranks), timeout_s=join_s + RESET_S)
+        answers = self._ask("reset", "reset_done", ranks, join_s + RESET_S, join_s=join_s)
         problems = [f"rank {rank}: {problem}" for rank, found in answers.items() for problem in found]
         for rank in ranks:
             if rank in self._lost:
                 problems.append(f"rank {rank}: {self._lost[rank][1]}")
             elif rank not in answers:
                 problems.append(f"rank {rank} did not reset its process in time")
-        self._checkpoints.forget()
+        self._newest_copy = None
+        self._copies.release_all()
         return problems
 
     # What follows runs in the supervisor's thread.
@@ -234,15 +278,23 @@ class HostActor:
             case {"kind": "failed", "failure_kind": kind, "traceback": text}:
                 self._fail(rank, FailureKind(kind), text)
             case {"kind": "reset_done", "problems": problems}:
-                self._reset_replies.put(rank.ordinal, [str(problem) for problem in problems])
+                self._reply("reset_done", rank.ordinal, [str(problem) for problem in problems])
             case {"kind": "stack", "stack": stack, "in_report": in_report}:
-                self._hang_detector.add_stack(rank.ordinal, StackDump(stack, in_report))
+                self._reply("stack", rank.ordinal, StackDump(stack, in_report))
             case {"kind": "fetch", "path": path, "node_id": node_id}:
                 # In its own thread: a copy from another host may take minutes.
-                threading.Thread(target=self._fetch, args=(rank, path, node_id), daemon=True).start()
+                place = CheckpointPlace(path, None, node_id)
+                threading.Thread(target=self._fetch, args=(rank, place), daemon=True).start()
+
+    def _record_output(self, rank: RankProcess, text: bytes) -> None:
+        # One write for each block, which Ray forwards to the driver.
+        lines = text.decode("utf-8", "replace").splitlines()
+        sys.stdout.write("".join(f"[rank {rank.ordinal}] {line}\n" for line in lines))
+        sys.stdout.flush()
+        self._logs.put(LogChunk(rank.ordinal, text))
 
     def _end(self, rank: RankProcess, message: Message) -> None:
-        self._logs.send(rank.ordinal)
+        self._send_output()
         self._running.discard(rank.ordinal)
         self._outbox.put(message)
 
@@ -251,17 +303,23 @@ class HostActor:
 
     def _lose(self, rank: RankProcess, text: str, own: bool) -> None:
         kind = FailureKind.DIED if own else FailureKind.DISCONNECTED
-        self._lost[rank.ordinal] = (kind, f"process {rank.pid}: {text}")
+        with self._replied:
+            self._lost[rank.ordinal] = (kind, f"process {rank.pid}: {text}")
+            self._replied.notify_all()
         if rank.ordinal in self._running:
             self._fail(rank, *self._lost[rank.ordinal])
-        else:
-            self._reset_replies.put(rank.ordinal, [])  # a reset need not wait for it
 
     # What follows runs in a thread for one fetch.
 
-    def _fetch(self, rank: RankProcess, path: str, node_id: str | None) -> None:
+    def _fetch(self, rank: RankProcess, place: CheckpointPlace) -> None:
         try:
-            local, error = self._checkpoints.fetch(path, node_id), ""
+            with self._fetching:  # copied here when the first rank requests it
+                local, error = place.path, ""
+                if not readable_here(place, self._node_id):
+                    copy = hold_copy(self._copies, place)
+                    if self._newest_copy is not None:
+                        self._newest_copy.release()
+                    self._newest_copy, local = copy, copy.path
         except Exception as problem:
             # Any error: the rank waits for an answer, and raises it in the training function.
             local, error = "", f"{type(problem).__name__}: {problem}"

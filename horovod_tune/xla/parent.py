@@ -25,6 +25,8 @@ from horovod_tune.xla.lifetime import die_with_parent
 from horovod_tune.xla.runtime import LaunchPlan, load_runtime
 
 _MAX_PLAN_BYTES = 1 << 17
+# Variables in which Ray names all chips of an actor. A rank has one; torch_xla or `LaunchPlan` names it.
+_SET_BY_RAY = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 _started: list[multiprocessing.process.BaseProcess] = []
 
 
@@ -40,7 +42,7 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
         runtime.load()
         ray_compat.prepare_rank_process()
         plan = _receive_plan(registry)
-        for name in plan.without:
+        for name in _SET_BY_RAY:
             os.environ.pop(name, None)
         os.environ.update(plan.environment)
         _remember_started_processes()

@@ -41,7 +41,7 @@ from horovod_tune.rank.training import Training
 from horovod_tune.session import session
 from horovod_tune.session.session import Session
 from horovod_tune.transfer.host_copies import HostCopies, open_copy
-from horovod_tune.xla.inactivity import StackDump
+from horovod_tune.xla.hang_detector import StackDump
 from horovod_tune.xla.lifetime import die_with_parent
 from horovod_tune.xla.runtime import Runtime, load_runtime
 

@@ -15,12 +15,10 @@ class LaunchPlan:
     """The environment of a host's ranks.
 
     ``environment`` is common to them; ``of_each`` holds the variables of each process, in the order of
-    processes on the host (empty: torch_xla works them out); ``without`` are variables that the ranks must not
-    inherit from their host's actor.
+    processes on the host (empty: torch_xla works them out).
     """
 
     environment: dict[str, str] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
     of_each: tuple[dict[str, str], ...] = ()
 
 

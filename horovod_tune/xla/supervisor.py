@@ -24,7 +24,7 @@ from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.schema import RANK_MESSAGES
 from horovod_tune.files.process_start import process_start
-from horovod_tune.xla.inactivity import Activity
+from horovod_tune.xla.hang_detector import Activity
 from horovod_tune.xla.lifetime import describe_exit, first_to_die
 from horovod_tune.xla.runtime import LaunchPlan
 
@@ -119,19 +119,17 @@ class Supervisor:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._registry.send(pickle.dumps(plan))
 
-    def wait_until_up(self, wait_s: float) -> list[RankProcess] | None:
-        """Return the host's ranks when all have started, None after ``wait_s``.
+    def wait_until_up(self, wait_s: float) -> list[RankProcess]:
+        """Return the host's ranks when all have started.
 
         Raises:
-            RuntimeError: they could not start; has the parent's own error.
+            RuntimeError: they did not start within ``wait_s``, or could not; has the parent's own error.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_up() or self._exits is not None, timeout=wait_s)
             if self._is_up():
                 return self.ranks
-            if self._exits is not None:
-                raise RuntimeError(self._exit_reason())
-            return None
+            raise RuntimeError(self._exit_reason() if self._exits is not None else f"not within {wait_s:g} s")
 
     def processes(self) -> list[tuple[int, float]]:
         """Return (pid, `process_start`) of the parent and of every rank."""

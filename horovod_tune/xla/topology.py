@@ -17,8 +17,7 @@ from horovod_tune.xla.slices import UNDIVIDED, is_undivided
 PROCESS_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 # A chip of v2 or v3 is two devices, and so two ranks, in one process.
 RANKS_OF_A_CHIP = (1, 2)
-# Variables in which Ray names all chips of an actor. A rank has one; torch_xla or `LaunchPlan` names it.
-SET_BY_RAY = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
+TPU = {"PJRT_DEVICE": "TPU"}
 # The first of the ports on which a host's TPU processes find each other; torch_xla's own default.
 FIRST_PORT = 8476
 
@@ -37,13 +36,12 @@ def plans_for_slice(
     '1'
     """
     if is_undivided(pod_type):
-        return [LaunchPlan(environment={"PJRT_DEVICE": "TPU"}, without=SET_BY_RAY)] * len(infos)
+        return [LaunchPlan(TPU)] * len(infos)
     ips = [info.node_ip for _, info in sorted(zip(workers, infos, strict=True), key=lambda pair: pair[0])]
     addresses = ",".join(f"{ip}:{FIRST_PORT + chip}" for ip in ips for chip in range(chips))
     return [
         LaunchPlan(
-            environment={"PJRT_DEVICE": "TPU"},
-            without=SET_BY_RAY,
+            TPU,
             of_each=tuple(
                 {
                     "TPU_PROCESS_ADDRESSES": addresses,
@@ -72,16 +70,14 @@ def plan_for_chips(chips: Sequence[str], chips_of_host: int, pod_type: str | Non
     >>> each["TPU_VISIBLE_CHIPS"], each["TPU_PROCESS_BOUNDS"], each["TPU_PROCESS_PORT"]
     ('3', '1,2,1', '8479')
     """
-    common = {"PJRT_DEVICE": "TPU"}
     if len(chips) >= chips_of_host:
-        return LaunchPlan(environment=common, without=SET_BY_RAY)
+        return LaunchPlan(TPU)
     if is_undivided(pod_type):
         raise StartFailed(UNDIVIDED.format(chips=len(chips)))
     addresses = ",".join(f"localhost:{FIRST_PORT + int(chip)}" for chip in chips)
     bounds = PROCESS_BOUNDS[len(chips)]
     return LaunchPlan(
-        environment=common,
-        without=SET_BY_RAY,
+        TPU,
         of_each=tuple(
             {
                 "TPU_VISIBLE_CHIPS": chip,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune import errors as error_text
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.errors import StartFailed
+from horovod_tune.errors import BackendMissing, StartFailed
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import TrialSpec
@@ -24,7 +24,17 @@ from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 
 # How long the ranks of a slice may take to start: minutes on a large one, where each waits for all.
 LAUNCH_TIMEOUT_S = 900.0
-POLL_S = 5.0
+
+
+def require_installed() -> None:
+    """Raise BackendMissing if no rank could start, with the cure; torch_xla is not imported for that."""
+    if importlib.util.find_spec("torch_xla") is None:
+        raise BackendMissing("torch_xla is not installed. Run `pip install 'horovod_tune[tpu]'`.")
+
+
+def launcher(spec: TrialSpec, placement_group: Any, *, node_id: str) -> XlaLauncher:
+    """Return what starts the ranks of a trial with torch_xla."""
+    return XlaLauncher(spec, placement_group, node_id=node_id)
 
 
 def placement(spec: TrialSpec) -> Placement:
@@ -103,7 +113,6 @@ class XlaLauncher:
         except (GetTimeoutError, RayActorError) as error:
             raise StartFailed(f"a host could not begin to launch its ranks: {error}") from error
         ordinals = self._wait_for_ranks(actors, infos)
-        self._record_processes(actors, infos)
         return topology.assignments_of(ordinals, num_slots=self._spec.num_slots)
 
     def _plans(self, infos: Sequence[WorkerInfo]) -> list[LaunchPlan]:
@@ -121,42 +130,25 @@ class XlaLauncher:
     def _wait_for_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
         """Wait until every rank of every host has started; the first host that fails ends the wait."""
         ordinals: dict[int, list[Ordinals]] = {}
-        asked = {actors[i].wait_until_up.remote(POLL_S): i for i in range(len(actors))}
-        end = time.monotonic() + LAUNCH_TIMEOUT_S
-        reply_timeout_s = POLL_S + self._spec.timeout_s
-        while len(ordinals) < len(actors):
-            ready, _ = ray.wait(list(asked), num_returns=1, timeout=reply_timeout_s)
-            waiting = ", ".join(infos[i].host for i in asked.values())
+        self._below = []
+        asked = {actor.wait_until_up.remote(LAUNCH_TIMEOUT_S): i for i, actor in enumerate(actors)}
+        while asked:
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=LAUNCH_TIMEOUT_S + self._spec.timeout_s)
             if not ready:
-                raise StartFailed(f"the host actor of {waiting} did not answer within {reply_timeout_s:g} s")
-            if time.monotonic() > end:
+                waiting = ", ".join(infos[i].host for i in asked.values())
                 raise StartFailed(f"the ranks of {waiting} did not start within {LAUNCH_TIMEOUT_S:g} s")
             i = asked.pop(ready[0])
+            info = infos[i]
             try:
-                found = ray.get(ready[0])
+                ordinals[i], processes = ray.get(ready[0])
             except RayTaskError as error:
-                raise StartFailed(f"the ranks of {infos[i].host} did not start:\n{error.cause}") from error
+                raise StartFailed(f"the ranks of {info.host} did not start:\n{error.cause}") from error
             except RayActorError as error:
                 why = error_text.death_text(error)
-                raise StartFailed(f"the host actor of {infos[i].host} died: {why}") from error
-            if found is None:
-                asked[actors[i].wait_until_up.remote(POLL_S)] = i
-            else:
-                ordinals[i] = found
+                raise StartFailed(f"the host actor of {info.host} died: {why}") from error
+            # So that the coordinator can wait for their end.
+            self._below += [WorkerInfo(info.node_id, info.node_ip, info.host, *each) for each in processes]
         return [ordinals[i] for i in range(len(actors))]
-
-    def _record_processes(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> None:
-        """Record every process below the host actors, so that the coordinator can wait for their end."""
-        try:
-            found = ray.get([actor.processes.remote() for actor in actors], timeout=self._spec.timeout_s)
-        except (GetTimeoutError, RayActorError) as error:
-            hosts = ", ".join(info.host for info in infos)
-            raise StartFailed(f"a host actor of {hosts} did not list its processes: {error}") from error
-        self._below = [
-            WorkerInfo(info.node_id, info.node_ip, info.host, pid, started)
-            for info, below in zip(infos, found, strict=True)
-            for pid, started in below
-        ]
 
     def processes_below(self) -> list[WorkerInfo]:
         """Return the ranks and their parents; one that outlived its actor would keep the chip locked."""

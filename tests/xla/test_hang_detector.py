@@ -13,7 +13,7 @@ from worker_kinds import Workers, skip_unless_installed
 
 from horovod_tune.errors import TrainingFailed
 from horovod_tune.messages import Report
-from horovod_tune.xla.inactivity import Activity, Inactivity, StackDump, explain
+from horovod_tune.xla.hang_detector import Activity, Inactivity, StackDump, explain
 
 pytestmark = pytest.mark.processes
 

@@ -269,16 +269,6 @@ def test_hosts_of_v7x_are_taken_whole_and_left_to_torch_xla() -> None:
     assert [plan.of_each for plan in plans] == [(), ()]
 
 
-def test_processes_do_not_inherit_which_chips_ray_gave_their_actor_as_a_whole() -> None:
-    # Ray 2.60, set_current_process_visible_accelerator_ids: TPU_VISIBLE_CHIPS=0,1,2,3 where Ray did not count
-    # the chips itself; torch_xla 2.9 sets its own by setdefault only.
-    whole = topology.plan_for_chips(("0", "1", "2", "3"), 4)
-    part = topology.plan_for_chips(("0", "1"), 4)
-    (of_slice, _) = topology.plans_for_slice(make_facts("a", "b"), [0, 1], 4)
-    for plan in (whole, part, of_slice):
-        assert set(plan.without) == {"TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS"}
-
-
 def test_the_cpu_device_is_one_rank_on_one_host() -> None:
     assert slices.cpu_placement(spec()).bundles == ({"CPU": 1.0},)
     with pytest.raises(SpecError, match="num_hosts=2"):

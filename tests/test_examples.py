@@ -29,7 +29,6 @@ SHARED = {"digits_mlp.py"}
 ELSEWHERE = {
     "bayesopt_digits.py": "../Makefile",
     "first_search.ipynb": "test_notebook.py",
-    "large_batch_digits.py": "large_batch/test_digits_example.py",
     "transformers_tpu.py": "xla/test_example.py",
 }
 # Run as a user types it; the others' `main` is called below, with settings of the test's.
@@ -44,6 +43,7 @@ CALLED = {
     "elastic_digits.py",
     "grid_random_digits.py",
     "hyperopt_asha_digits.py",
+    "large_batch_digits.py",
     "median_stopping_digits.py",
     "noise_scale_digits.py",
     "pb2_digits.py",
@@ -261,6 +261,18 @@ def test_an_elastic_trial_shrinks_and_grows(example: Any, tmp_path: Path) -> Non
     assert_all_trained(analysis)
     sizes = [report["world_size"] for report in reports_of(analysis.trials[0])]
     assert sizes[0] == 3 and 2 in sizes, "a rank was killed, and the trial went on without it"
+
+
+def test_a_search_over_batch_rate_warm_up_and_optimiser(example: Any, tmp_path: Path) -> None:
+    main = example("large_batch_digits").main
+    analysis = main(num_samples=3, epochs=4, storage_path=str(tmp_path))
+    assert_all_trained(analysis)
+    for trial in analysis.trials:
+        assert [report["epoch"] for report in reports_of(trial)] == [1, 2, 3, 4]
+        last = reports_of(trial)[-1]
+        assert last["noise_scale"] > 0 and abs(last["lr"]) < 1e-9
+        assert last["noise_scale_low"] <= last["noise_scale"] <= last["noise_scale_high"]
+        assert trial.checkpoint is not None
 
 
 def test_the_best_trial_takes_the_places_of_those_that_asha_ends(example: Any, tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from horovod_tune.messages import (
     Stopped,
     TrialRequest,
 )
-from horovod_tune.rank import training
 from horovod_tune.rank.streams import flush_streams
 from horovod_tune.rank.training import Training
 from horovod_tune.session import session
@@ -48,7 +47,6 @@ from horovod_tune.xla.runtime import Runtime, load_runtime
 if TYPE_CHECKING:
     from horovod_tune.rank.reset.baseline import Baseline
 
-_ABOVE_THE_FUNCTION = {threading.__file__, training.__file__}
 # How often a checkpoint is requested whose copy another rank's newer one has just replaced.
 FETCHES = 3
 # TPU v2 and v3 have two ranks in a process.
@@ -218,16 +216,10 @@ class _Rank:
         return FailureKind.DISCONNECTED if lost else FailureKind.RAISED, self._runtime.advice(error)
 
     def _stack_dump(self) -> StackDump:
-        """Return the training function's stack, without our own frames above it."""
-        thread = self._training.thread if self._training is not None else None
-        frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
-        if frame is None:
-            return StackDump("", in_report=False)
-        stack = traceback.extract_stack(frame)
-        while len(stack) > 1 and stack[0].filename in _ABOVE_THE_FUNCTION:
-            del stack[0]
-        reports = any(each.filename == session.__file__ and each.name == "report" for each in stack)
-        return StackDump("".join(traceback.format_list(stack)), reports)
+        stack = self._training.stack() if self._training is not None else ""
+        reporting = (f'File "{session.__file__}"', ", in report")
+        waits = any(all(part in line for part in reporting) for line in stack.splitlines())
+        return StackDump(stack, in_report=waits)
 
     def _fetch(self, place: CheckpointPlace) -> Any:
         """Return the checkpoint as one that this process can read; the host actor fetches it, once."""

@@ -175,15 +175,6 @@ def test_the_state_goes_through_a_checkpoint_to_a_world_of_any_size(world_size: 
     assert training.growth.batch.split.global_batch_size == 128
 
 
-def test_a_growth_in_the_middle_of_a_group_is_refused() -> None:
-    training = Training(FixedGrowth([1]))
-    training.epoch()
-    weight = training.optimizer.param_groups[0]["params"][0]
-    training.accumulator.backward(weight.sum(), samples=16)
-    with pytest.raises(HyperparameterError, match="must not change after it has begun"):
-        training.growth.update()
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

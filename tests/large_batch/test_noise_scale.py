@@ -60,21 +60,6 @@ def test_the_truth_is_in_the_interval_as_often_as_it_says(sizes: list[int], deca
     assert 0.83 <= inside / 200 <= 0.97
 
 
-def test_more_steps_narrow_the_interval_around_the_truth() -> None:
-    draw = np.random.default_rng(2)
-    meter = NoiseScale(decay=0.999)
-    widths = []
-    for step in range(3000):
-        meter.update(*norms(draw, [32, 32]))
-        if step in (50, 2999):
-            estimate = meter.estimate()
-            assert estimate is not None
-            widths.append(estimate.high - estimate.low)
-    assert widths[1] < widths[0] / 3
-    assert estimate.noise_scale == pytest.approx(TRACE / SQUARED_GRADIENT, rel=0.15)
-    assert estimate.trace == pytest.approx(TRACE, rel=0.15)
-
-
 def test_at_the_minimum_the_interval_is_open() -> None:
     draw = np.random.default_rng(3)
     still_open = 0

@@ -75,15 +75,6 @@ def test_frozen_parameters_are_left_out() -> None:
     assert group["names"] == ["bias"]
 
 
-def test_any_torch_optimiser_takes_the_groups() -> None:
-    model = nn.Linear(2, 2)
-    for kind in (torch.optim.SGD, torch.optim.AdamW):
-        optimizer = kind(parameter_groups(model, weight_decay=0.1), lr=0.1)
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
-
-
 def test_models_that_cannot_be_grouped_are_refused() -> None:
     with pytest.raises(HyperparameterError, match="'weight' has no shape yet"):
         parameter_groups(nn.LazyLinear(3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Iterator
 from fractions import Fraction
@@ -43,39 +42,6 @@ def test_every_group_keeps_its_own_base_rate() -> None:
     for step, rates in enumerate(walk(optimizer, scheduler, 100)):
         assert rates == [base * (4.0 * SCHEDULE(step / 10)) for base in (0.1, 0.7)]
     assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
-
-
-@pytest.mark.parametrize("stop", [0, 1, 13, 24, 25, 26, 60])
-@pytest.mark.parametrize("scheduler_first", [True, False])
-def test_a_round_trip_through_a_checkpoint_changes_no_bit(stop: int, scheduler_first: bool) -> None:
-    def make() -> tuple[torch.optim.Optimizer, LargeBatchLR]:
-        optimizer = sgd(0.3, 0.1)
-        options = {"steps_per_epoch": 10, "global_batch_size": 96, "base_batch_size": 32}
-        return optimizer, LargeBatchLR(optimizer, SCHEDULE, **options)
-
-    whole = list(walk(*make(), 100))
-    optimizer, scheduler = make()
-    halves = list(walk(optimizer, scheduler, stop))
-    saved = io.BytesIO()
-    torch.save([scheduler.state_dict(), optimizer.state_dict()], saved)
-    saved.seek(0)
-    states = torch.load(saved, weights_only=True)
-    optimizer, scheduler = make()
-    pairs = list(zip((scheduler, optimizer), states, strict=True))
-    for each, state in pairs if scheduler_first else reversed(pairs):
-        each.load_state_dict(state)
-    halves += walk(optimizer, scheduler, 100 - stop)
-    assert halves == whole
-
-
-def test_a_state_alone_sets_the_rates_and_a_new_base_rate_is_kept() -> None:
-    optimizer, other = sgd(0.3), sgd(0.6)
-    scheduler = LargeBatchLR(optimizer, SCHEDULE, steps_per_epoch=10)
-    list(walk(optimizer, scheduler, 17))
-    following = LargeBatchLR(other, SCHEDULE, steps_per_epoch=10)
-    following.load_state_dict(scheduler.state_dict())
-    # Population based training: the same time, another rate.
-    assert other.param_groups[0]["lr"] == 2 * optimizer.param_groups[0]["lr"]
 
 
 def test_a_changed_batch_goes_on_at_the_same_epoch_and_the_rate_follows() -> None:
@@ -131,15 +97,6 @@ def test_a_tensor_rate_stays_the_same_tensor() -> None:
     scheduler.change_batch(steps_per_epoch=2)
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == pytest.approx(0.5 * Cosine(10)(4))
-
-
-def test_torch_warns_of_no_wrong_order() -> None:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer = sgd(0.1)
-        list(walk(optimizer, LargeBatchLR(optimizer, SCHEDULE, steps_per_epoch=5), 20))
 
 
 def bad_schedule(value: float) -> Schedule:

@@ -31,22 +31,6 @@ def spec(**arguments: Any) -> Any:
     return make_spec(use_tpu=True, **arguments)
 
 
-def test_a_node_says_its_slice_as_ray_labels_it() -> None:
-    # Ray 2.60, TPUAcceleratorManager.get_current_node_accelerator_labels and _additional_resources:
-    # worker 0 of a slice has the resource TPU-<type>-head, every worker one of the slice's name.
-    node = {
-        "NodeID": "n",
-        "Resources": {"CPU": 8.0, "TPU": 4.0, "my-slice": 1.0},
-        "Labels": {
-            "ray.io/tpu-slice-name": "my-slice",
-            "ray.io/tpu-worker-id": "1",
-            "ray.io/tpu-pod-type": "v4-16",
-        },
-    }
-    assert slices.host_of(node) == TpuHost("n", 4, "my-slice", 1, "v4-16")
-    assert slices.host_of({"NodeID": "m", "Resources": {"CPU": 2.0}, "Labels": None}) == TpuHost("m", 0)
-
-
 def test_one_host_gives_all_its_chips_unless_told_otherwise() -> None:
     hosts = [TpuHost("head", 0), TpuHost("a", 8), TpuHost("b", 8)]
     assert slices.tpu_placement(spec(), hosts).bundles == ({"CPU": 8.0, "TPU": 8.0},)
@@ -102,11 +86,6 @@ def test_two_kinds_of_slices_of_one_size_are_ambiguous() -> None:
         slices.tpu_placement(spec(num_hosts=2), hosts)
 
 
-def test_a_whole_host_is_left_to_torch_xla() -> None:
-    plan = topology.plan_for_chips(("0", "1", "2", "3"), 4)
-    assert (plan.environment, plan.of_each) == ({"PJRT_DEVICE": "TPU"}, ())
-
-
 def test_one_chip_of_a_host_is_a_world_of_its_own() -> None:
     # torch_xla 2.9, tpu.configure_one_chip_topology: bounds 1,1,1 for the chips of a process and for the
     # processes; Ray 2.60 sets the older names to the same for one chip.
@@ -153,17 +132,6 @@ def test_hosts_of_two_slices_or_half_a_slice_are_no_world() -> None:
         slices.check_slice(make_facts("s-1", "s-1"), hosts)
     with pytest.raises(StartFailed, match=r"has 2 host\(s\) in Ray, num_hosts=3"):
         slices.rest_of_slice(spec(num_hosts=3), "s-0", hosts)
-
-
-def test_the_world_is_as_the_processes_say_not_as_hosts_were_listed() -> None:
-    # torch_xla 2.9, runtime.global_ordinal: "not guaranteed to have any predictable relationship to the TPU
-    # worker ID nor are they guaranteed to be contiguous on each host".
-    there = [[Ordinals(1, 4, 0, 2), Ordinals(2, 4, 1, 2)], [Ordinals(3, 4, 0, 2), Ordinals(0, 4, 1, 2)]]
-    first, second = topology.assignments_of(there, num_slots=None)
-    assert [each.rank for each in first.rank_infos] == [1, 2]
-    assert {each.cross_rank for each in first.rank_infos} == {1}
-    assert {each.cross_rank for each in second.rank_infos} == {0}
-    assert {(each.size, each.cross_size, each.local_size) for each in first.rank_infos} == {(4, 2, 2)}
 
 
 def test_processes_that_are_no_world_are_refused() -> None:

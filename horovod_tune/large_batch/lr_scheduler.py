@@ -13,6 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.curves import Schedule
 
+_STATE = (
+    *("last_epoch", "_step_count", "_since", "_reduction"),
+    *("steps_per_epoch", "global_batch_size", "base_batch_size"),
+)
+
 
 class LargeBatchLR(LRScheduler):
     r"""Sets each rate to its group's base rate, times the scaling rule's factor, times the schedule now.
@@ -154,29 +159,17 @@ class LargeBatchLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the time and the batch as plain numbers; base rates and schedule are not in it."""
-        return {
-            "last_epoch": self.last_epoch,
-            "_step_count": self._step_count,
-            "anchor": [self._anchor.numerator, self._anchor.denominator],
-            "since": self._since,
-            "steps_per_epoch": self.steps_per_epoch,
-            "global_batch_size": self.global_batch_size,
-            "base_batch_size": self.base_batch_size,
-            "reduction": self._reduction,
-        }
+        anchor = [self._anchor.numerator, self._anchor.denominator]
+        return {"anchor": anchor, **{name: getattr(self, name) for name in _STATE}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`, and set the optimiser's rates, before or after it is loaded.
 
         If the world or the batch has changed, call `change_batch` afterwards.
         """
-        self.last_epoch = state_dict["last_epoch"]
-        self._step_count = state_dict["_step_count"]
-        self._anchor, self._since = Fraction(*state_dict["anchor"]), state_dict["since"]
-        self.steps_per_epoch = state_dict["steps_per_epoch"]
-        self.global_batch_size = state_dict["global_batch_size"]
-        self.base_batch_size = state_dict["base_batch_size"]
-        self._reduction = state_dict["reduction"]
+        self._anchor = Fraction(*state_dict["anchor"])
+        for name in _STATE:
+            setattr(self, name, state_dict[name])
         self._set_rates()
 
     def _set_rates(self) -> None:

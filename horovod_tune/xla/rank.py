@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import pickle
+import queue
 import signal
 import socket
 import sys
@@ -126,8 +127,7 @@ class _Rank:
         self._rank = self._run = 0
         self._baseline: Baseline | None = None
         self._copies = HostCopies()
-        self._fetched: dict[str, Any] | None = None
-        self._fetch_answered = threading.Condition()
+        self._fetched: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def run(self, heartbeat_s: float) -> None:
         from horovod_tune.rank.reset.baseline import Baseline
@@ -163,9 +163,7 @@ class _Rank:
                 if self._training is not None:
                     self._training.session.stop()
             case {"kind": "fetched"}:
-                with self._fetch_answered:
-                    self._fetched = message
-                    self._fetch_answered.notify_all()
+                self._fetched.put(message)
             case {"kind": "dump_stack"}:
                 dump = self._stack_dump()
                 self._channel.send("stack", stack=encodable(dump.stack), in_report=dump.in_report)
@@ -234,16 +232,11 @@ class _Rank:
         raise RuntimeError(f"the copies of the checkpoint {place.path} on this host were removed at once")
 
     def _request(self, place: CheckpointPlace) -> str:
-        with self._fetch_answered:
-            self._fetched = None
-            self._channel.send("fetch", path=place.path, node_id=place.node_id)
-            # Without a limit: the actor answers whatever happens to the copy, whose own limit is in
-            # `host_copies.hold_copy`, and this process dies with the actor.
-            self._fetch_answered.wait_for(lambda: self._fetched is not None)
-            assert self._fetched is not None
-            answer = self._fetched
-        if answer["error"]:
-            why = answer["error"]
+        self._channel.send("fetch", path=place.path, node_id=place.node_id)
+        # Without a limit: the actor answers whatever happens to the copy, whose own limit is in
+        # `host_copies.hold_copy`, and this process dies with the actor.
+        answer = self._fetched.get()
+        if why := answer["error"]:
             raise RuntimeError(f"the checkpoint {place.path} could not be copied to this host:\n{why}")
         return str(answer["path"])
 

@@ -145,50 +145,40 @@ def slices_of(hosts: Sequence[TpuHost]) -> dict[str, list[TpuHost]]:
 
 
 def _slice_shape(spec: TrialSpec, hosts: Sequence[TpuHost]) -> tuple[str, int]:
-    slices = slices_of(hosts)
-    shapes = Counter(
-        (slice_hosts[0].pod_type, slice_hosts[0].chips)
-        for slice_hosts in slices.values()
-        if len(slice_hosts) == spec.num_hosts
-        and slice_hosts[0].pod_type is not None
-        and spec.tpu_type in (None, slice_hosts[0].pod_type)
-    )
-    if not shapes:
-        return _planned_shape(spec, slices)
+    """Return the type and the chips per host of the slice that a trial takes."""
+    slices, tpu_type = slices_of(hosts), spec.tpu_type
+    sizes = [(each[0].pod_type, len(each), each[0].chips) for each in slices.values()]
+    shapes = {
+        (pod_type, chips)
+        for pod_type, count, chips in sizes
+        if count == spec.num_hosts and pod_type is not None and tpu_type in (None, pod_type)
+    }
     if len(shapes) > 1:
         raise ResourcesUnavailable(
             f"the cluster has several kinds of TPU slices with {spec.num_hosts} hosts: "
-            f"{', '.join(str(kind) for kind, _ in shapes)}; pass tpu_type"
+            f"{', '.join(sorted(pod_type for pod_type, _ in shapes))}; pass tpu_type"
         )
-    ((pod_type, chips),) = shapes
-    _check_whole_hosts(spec, chips)
-    return str(pod_type), chips
-
-
-def _planned_shape(spec: TrialSpec, slices: Mapping[str, Sequence[TpuHost]]) -> tuple[str, int]:
-    """Return the shape of a slice that the cluster does not have, or whose hosts have not all joined."""
-    of_type = [slice_hosts for slice_hosts in slices.values() if slice_hosts[0].pod_type == spec.tpu_type]
-    count, chips = shape_of(spec.tpu_type) if spec.tpu_type is not None else (0, 0)
-    if spec.tpu_type is not None and all(len(slice_hosts) < count for slice_hosts in of_type):
-        if spec.num_hosts != count:
-            needed = f"{count} for tpu_type {spec.tpu_type!r}, or left out"
+    planned = shape_of(tpu_type) if tpu_type is not None else (0, 0)
+    if shapes:
+        ((pod_type, chips),) = shapes
+    elif tpu_type and all(count < planned[0] for pod_type, count, _ in sizes if pod_type == tpu_type):
+        # The cluster does not have such a slice, or not all of its hosts have joined.
+        if spec.num_hosts != planned[0]:
+            needed = f"{planned[0]} for tpu_type {tpu_type!r}, or left out"
             raise SpecError(f"num_hosts must be {needed}, got {spec.num_hosts}")
-        _check_whole_hosts(spec, chips)
-        return spec.tpu_type, chips
-    there = "; ".join(
-        f"{name}: {len(slice_hosts)} host(s) of type {slice_hosts[0].pod_type}"
-        for name, slice_hosts in slices.items()
-    )
-    raise ResourcesUnavailable(
-        f"no TPU slice of the cluster has num_hosts={spec.num_hosts} hosts"
-        f"{f' of tpu_type {spec.tpu_type!r}' if spec.tpu_type else ''}; there is {there or 'no slice'}"
-    )
-
-
-def _check_whole_hosts(spec: TrialSpec, chips: int) -> None:
+        pod_type, chips = tpu_type, planned[1]
+    else:
+        there = "; ".join(
+            f"{name}: {len(each)} host(s) of type {each[0].pod_type}" for name, each in slices.items()
+        )
+        raise ResourcesUnavailable(
+            f"no TPU slice of the cluster has num_hosts={spec.num_hosts} hosts"
+            f"{f' of tpu_type {tpu_type!r}' if tpu_type else ''}; there is {there or 'no slice'}"
+        )
     if spec.num_slots not in (None, chips):
         chosen = f"all {chips} chips of a host in a slice of several hosts"
         raise SpecError(f"num_slots must be {chosen}, got {spec.num_slots}")
+    return pod_type, chips
 
 
 def rest_of_slice(spec: TrialSpec, head_node: str, hosts: Sequence[TpuHost]) -> list[dict[str, float]]:

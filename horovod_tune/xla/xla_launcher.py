@@ -105,8 +105,6 @@ class XlaLauncher:
         return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
 
     def assign(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[Assignment]:
-        if len({info.node_id for info in infos}) != len(infos):
-            raise StartFailed(f"two host actors share a host: {', '.join(info.host for info in infos)}")
         plans = zip(actors, self._plans(infos), strict=True)
         try:
             ray.get([actor.launch.remote(plan) for actor, plan in plans], timeout=self._spec.timeout_s)

@@ -31,59 +31,92 @@ def spec(**arguments: Any) -> Any:
     return make_spec(use_tpu=True, **arguments)
 
 
-def test_one_host_gives_all_its_chips_unless_told_otherwise() -> None:
-    hosts = [TpuHost("head", 0), TpuHost("a", 8), TpuHost("b", 8)]
-    assert slices.tpu_placement(spec(), hosts).bundles == ({"CPU": 8.0, "TPU": 8.0},)
-    assert slices.tpu_placement(spec(num_slots=2), hosts).bundles == ({"CPU": 2.0, "TPU": 2.0},)
-    half = slices.tpu_placement(spec(num_cpus_per_slot=0.5), hosts).bundles
-    assert half == ({"CPU": 4.0, "TPU": 8.0},)
+LARGE = make_slice("large", 4, pod_type="v4-32")
+TWO_KINDS = [*make_slice("a", 2), *make_slice("b", 2, pod_type="v5p-16")]
+SINGLE = [*make_slice("a", 1, pod_type="v4-8"), *make_slice("b", 1, pod_type="v6e-8", chips=8)]
 
 
-def test_hosts_with_different_chips_need_to_be_told() -> None:
-    with pytest.raises(SpecError, match="4 and 8 chips: pass num_slots"):
-        slices.tpu_placement(spec(), [TpuHost("a", 4), TpuHost("b", 8)])
+@pytest.mark.parametrize(
+    ("arguments", "hosts", "chips", "head"),
+    [
+        ({}, [TpuHost("head", 0), TpuHost("a", 8), TpuHost("b", 8)], 8, {}),
+        ({"num_slots": 2}, [TpuHost("a", 8)], 2, {}),
+        # Ray's way to a whole slice: its head, then the others by the slice's name (ray.util.tpu).
+        ({"num_hosts": 2}, [*make_slice("small", 2), *LARGE], 4, {"TPU-v4-16-head": 1.0}),
+        ({"tpu_type": "v4-16"}, TWO_KINDS, 4, {"TPU-v4-16-head": 1.0}),
+        ({"tpu_type": "v5p-16"}, TWO_KINDS, 4, {"TPU-v5p-16-head": 1.0}),
+        ({"tpu_type": "v6e-8"}, SINGLE, 8, {"TPU-v6e-8-head": slices.PIN}),
+        ({"tpu_type": "v6e-8", "num_slots": 4}, SINGLE, 4, {"TPU-v6e-8-head": slices.PIN}),
+        # GKE offers v6e-8 as two machines of four chips as well (ct6e-standard-4t, topology 2x4).
+        (
+            {"tpu_type": "v6e-8", "num_hosts": 2},
+            make_slice("a", 2, pod_type="v6e-8"),
+            4,
+            {"TPU-v6e-8-head": 1.0},
+        ),
+        # An autoscaler brings it, or its last host.
+        ({"tpu_type": "v4-32"}, [], 4, {"TPU-v4-32-head": 1.0}),
+        ({"tpu_type": "v4-32"}, LARGE[:3], 4, {"TPU-v4-32-head": 1.0}),
+        ({"tpu_type": "v5litepod-8"}, [], 8, {"TPU-v5litepod-8-head": slices.PIN}),
+    ],
+)
+def test_a_trial_takes_chips_of_a_host_or_the_head_of_a_slice(
+    arguments: dict[str, Any], hosts: list[TpuHost], chips: int, head: dict[str, float]
+) -> None:
+    (bundle,) = slices.tpu_placement(spec(num_cpus_per_slot=0.5, **arguments), hosts).bundles
+    assert bundle == {"CPU": chips / 2, "TPU": chips, **head}
 
 
-def test_a_host_within_a_larger_slice_is_not_taken_alone() -> None:
-    with pytest.raises(ResourcesUnavailable, match="no TPU host that is a slice by itself"):
-        slices.tpu_placement(spec(), make_slice("s", 2))
-
-
-@pytest.mark.parametrize("chips", [3, 5, 16])
-def test_only_rays_chip_counts_can_be_asked_for(chips: int) -> None:
-    # Ray 2.60, TPU_VALID_CHIP_OPTIONS.
-    with pytest.raises(SpecError, match=rf"one of \(1, 2, 4, 8\) with use_tpu, got {chips}"):
-        slices.tpu_placement(spec(num_slots=chips), [TpuHost("a", 8)])
-
-
-def test_a_trial_on_several_hosts_takes_the_head_of_a_slice_of_that_size() -> None:
-    # Ray's way to a whole slice: its head, then the others by the slice's name (ray.util.tpu).
-    hosts = [*make_slice("small", 2), *make_slice("large", 4, pod_type="v4-32")]
-    assert slices.tpu_placement(spec(num_hosts=2), hosts).bundles == (
-        {"CPU": 4.0, "TPU": 4.0, "TPU-v4-16-head": 1.0},
-    )
-    rest = slices.rest_of_slice(spec(num_hosts=4), "large-0", hosts)
+def test_the_other_hosts_of_a_slice_are_requested_by_its_name() -> None:
+    rest = slices.rest_of_slice(spec(num_hosts=4), "large-0", [*make_slice("small", 2), *LARGE])
     assert rest == [{"CPU": 4.0, "TPU": 4.0, "large": 1.0}] * 3
 
 
-def test_a_slice_that_the_cluster_has_not_is_named_with_those_it_has() -> None:
-    with pytest.raises(
-        ResourcesUnavailable, match=r"num_hosts=8 hosts; there is s: 2 host\(s\) of type v4-16"
-    ):
-        slices.tpu_placement(spec(num_hosts=8), make_slice("s", 2))
-    with pytest.raises(ResourcesUnavailable, match="there is no slice"):
-        slices.tpu_placement(spec(num_hosts=8), [TpuHost("a", 4)])
-
-
-def test_part_of_a_host_in_a_slice_is_refused() -> None:
-    with pytest.raises(SpecError, match="all 4 chips of a host in a slice of several hosts, got 2"):
-        slices.tpu_placement(spec(num_hosts=2, num_slots=2), make_slice("s", 2))
-
-
-def test_two_kinds_of_slices_of_one_size_are_ambiguous() -> None:
-    hosts = [*make_slice("a", 2), *make_slice("b", 2, pod_type="v5p-16")]
-    with pytest.raises(ResourcesUnavailable, match="several kinds of TPU slices with 2 hosts"):
-        slices.tpu_placement(spec(num_hosts=2), hosts)
+@pytest.mark.parametrize(
+    ("arguments", "hosts", "error", "message"),
+    [
+        ({}, [TpuHost("a", 4), TpuHost("b", 8)], SpecError, "4 and 8 chips: pass num_slots"),
+        ({}, make_slice("s", 2), ResourcesUnavailable, "no TPU host that is a slice by itself"),
+        # Ray 2.60, TPU_VALID_CHIP_OPTIONS.
+        ({"num_slots": 3}, [TpuHost("a", 8)], SpecError, r"one of \(1, 2, 4, 8\) with use_tpu, got 3"),
+        (
+            {"num_hosts": 8},
+            make_slice("s", 2),
+            ResourcesUnavailable,
+            r"num_hosts=8 hosts; there is s: 2 host\(s\) of type v4-16",
+        ),
+        ({"num_hosts": 8}, [TpuHost("a", 4)], ResourcesUnavailable, "there is no slice"),
+        (
+            {"tpu_type": "v6e-8", "num_hosts": 3},
+            make_slice("a", 2, pod_type="v6e-8"),
+            ResourcesUnavailable,
+            r"num_hosts=3 hosts of tpu_type 'v6e-8'; there is a: 2",
+        ),
+        (
+            {"num_hosts": 2, "num_slots": 2},
+            make_slice("s", 2),
+            SpecError,
+            "all 4 chips of a host in a slice of several hosts, got 2",
+        ),
+        (
+            {"num_hosts": 2},
+            TWO_KINDS,
+            ResourcesUnavailable,
+            "kinds of TPU slices with 2 hosts: v4-16, v5p-16;",
+        ),
+        (
+            {"tpu_type": "v4-32", "num_hosts": 2},
+            [],
+            SpecError,
+            "num_hosts must be 4 for tpu_type 'v4-32', or left out, got 2",
+        ),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_refused(
+    arguments: dict[str, Any], hosts: list[TpuHost], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        slices.tpu_placement(spec(**arguments), hosts)
 
 
 def test_one_chip_of_a_host_is_a_world_of_its_own() -> None:
@@ -188,42 +221,6 @@ def test_what_is_no_type_is_refused_with_the_names_there_are(tpu_type: object) -
 def test_a_type_without_a_tpu_is_refused() -> None:
     with pytest.raises(SpecError, match="tpu_type requires use_tpu=True, got tpu_type='v4-8'"):
         make_spec(tpu_type="v4-8")
-
-
-def test_a_type_chooses_among_slices_of_one_size() -> None:
-    hosts = [*make_slice("a", 2), *make_slice("b", 2, pod_type="v5p-16")]
-    for tpu_type in ("v4-16", "v5p-16"):
-        (bundle,) = slices.tpu_placement(spec(tpu_type=tpu_type), hosts).bundles
-        assert bundle == {"CPU": 4.0, "TPU": 4.0, f"TPU-{tpu_type}-head": 1.0}
-
-
-def test_a_type_chooses_among_single_hosts_and_leaves_their_head_to_others() -> None:
-    hosts = [*make_slice("a", 1, pod_type="v4-8"), *make_slice("b", 1, pod_type="v6e-8", chips=8)]
-    (bundle,) = slices.tpu_placement(spec(tpu_type="v6e-8"), hosts).bundles
-    assert bundle == {"CPU": 8.0, "TPU": 8.0, "TPU-v6e-8-head": slices.PIN}
-    (bundle,) = slices.tpu_placement(spec(tpu_type="v6e-8", num_slots=4), hosts).bundles
-    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v6e-8-head": slices.PIN}
-
-
-def test_the_hosts_that_the_cluster_has_count_more_than_the_table() -> None:
-    # GKE offers v6e-8 as two machines of four chips as well (ct6e-standard-4t, topology 2x4).
-    hosts = make_slice("a", 2, pod_type="v6e-8")
-    (bundle,) = slices.tpu_placement(spec(tpu_type="v6e-8", num_hosts=2), hosts).bundles
-    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v6e-8-head": 1.0}
-    with pytest.raises(ResourcesUnavailable, match=r"num_hosts=3 hosts of tpu_type 'v6e-8'; there is a: 2"):
-        slices.tpu_placement(spec(tpu_type="v6e-8", num_hosts=3), hosts)
-
-
-def test_a_slice_that_an_autoscaler_is_to_bring_is_asked_for_by_its_type() -> None:
-    (bundle,) = slices.tpu_placement(spec(tpu_type="v4-32"), []).bundles
-    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v4-32-head": 1.0}
-    (bundle,) = slices.tpu_placement(spec(tpu_type="v5litepod-8"), []).bundles
-    assert bundle == {"CPU": 8.0, "TPU": 8.0, "TPU-v5litepod-8-head": slices.PIN}
-    joining = make_slice("s", 3, pod_type="v4-32")
-    (bundle,) = slices.tpu_placement(spec(tpu_type="v4-32"), joining).bundles
-    assert bundle == {"CPU": 4.0, "TPU": 4.0, "TPU-v4-32-head": 1.0}
-    with pytest.raises(SpecError, match="num_hosts must be 4 for tpu_type 'v4-32', or left out, got 2"):
-        slices.tpu_placement(spec(tpu_type="v4-32", num_hosts=2), [])
 
 
 def test_hosts_of_v7x_are_taken_whole_and_left_to_torch_xla() -> None:

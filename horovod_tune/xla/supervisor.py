@@ -74,8 +74,7 @@ def family_cpu_s(pid: int) -> float:
     used_s = 0.0
     for each in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            times = each.cpu_times()
-            used_s += times.user + times.system + times.children_user + times.children_system
+            used_s += sum(each.cpu_times()[:4])  # user and system, its own and of its children
     return used_s
 
 
@@ -304,11 +303,10 @@ class Supervisor:
             if rank.has_ended or now - rank.last_heard < 2 * self._heartbeat_s:
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
-                times = psutil.Process(rank.pid).cpu_times()
-                if times.user + times.system > rank.cpu_s:
-                    first, rank.cpu_s = rank.cpu_s < 0, times.user + times.system
-                    if not first:
-                        rank.last_heard = now
+                used_s = sum(psutil.Process(rank.pid).cpu_times()[:2])
+                if used_s > rank.cpu_s >= 0:
+                    rank.last_heard = now
+                rank.cpu_s = used_s
             if now - rank.last_heard > timeout_s:
                 unresponsive.append(rank)
         return unresponsive

@@ -1,35 +1,25 @@
 """Runs in each rank of test_worlds.py: what N ranks do, beside what one rank with the whole batch does.
 
-wrapped.py has the checks of Horovod's wrapper alone. Each check returns plain data; the last line printed
-is the JSON of all.
+Each check returns plain data; the last line printed is the JSON of all.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import os
 import random
 
 import horovod.torch as hvd
 import torch
-import wrapped
-from small_training import (
-    INPUTS,
-    IS_TORCH,
-    OPTIMIZERS,
-    RANK,
-    SIZE,
-    distance,
-    distributed,
-    in_world,
-    loss_of,
-    new_model,
-)
+import torch.distributed as dist
 
 from horovod_tune.large_batch import (
     Cosine,
     GradientAccumulator,
     HyperparameterError,
+    Lamb,
     LargeBatchLR,
     Lars,
     NoiseScale,
@@ -38,6 +28,49 @@ from horovod_tune.large_batch import (
     largest_eigenvalue,
     parameter_groups,
 )
+
+torch.set_num_threads(1)
+IS_TORCH = os.environ["BACKEND"] == "torch"
+if IS_TORCH:
+    dist.init_process_group("gloo")
+    RANK, SIZE = dist.get_rank(), dist.get_world_size()
+else:
+    hvd.init()
+    RANK, SIZE = hvd.rank(), hvd.size()
+INPUTS = torch.randn(24, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+ANSWERS = torch.randn(24, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    "lars": lambda groups: Lars(groups, lr=0.5, trust=0.1, nesterov=True),
+    "lamb": lambda groups: Lamb(groups, lr=0.05),
+}
+
+
+def new_model(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Tanh(), torch.nn.Linear(8, 2)]
+    return torch.nn.Sequential(*layers).double()
+
+
+def in_world(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model as this world's training functions have it."""
+    return torch.nn.parallel.DistributedDataParallel(model) if IS_TORCH else model
+
+
+def loss_of(model: torch.nn.Module, rows: list[int]) -> torch.Tensor:
+    return (model(INPUTS[rows]) - ANSWERS[rows]).square().mean()
+
+
+def distance(model: torch.nn.Module, other: torch.nn.Module) -> float:
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max((one - two).abs().max().item() for one, two in pairs)
+
+
+def distributed(model: torch.nn.Module, kind: str, **options):
+    optimizer = OPTIMIZERS[kind](parameter_groups(model, weight_decay=0.01))
+    if IS_TORCH:
+        return optimizer
+    return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
 
 
 def accumulated(kind: str, *, clip: float | None = None, op=hvd.Average) -> dict[str, object]:
@@ -190,6 +223,62 @@ def refusals() -> dict[str, str]:
     return {}
 
 
+def own_passes(kind: str) -> float:
+    """Horovod's own ``backward_passes_per_step``, whose sum the losses make a mean."""
+    model, whole = new_model(), new_model()
+    optimizer = distributed(model, kind, backward_passes_per_step=2)
+    reference = OPTIMIZERS[kind](parameter_groups(whole, weight_decay=0.01))
+    for step in range(6):
+        rows = [(step * 5 + row) % 24 for row in range(12)]
+        mine = rows[RANK::SIZE]
+        optimizer.zero_grad()
+        for part in (mine[:3], mine[3:]):
+            (loss_of(model, part) / 2).backward()
+        optimizer.step()
+        reference.zero_grad()
+        loss_of(whole, rows).backward()
+        reference.step()
+    return distance(model, whole)
+
+
+def adasum() -> str:
+    """What the accumulator says to Adasum's wrapper."""
+    try:
+        GradientAccumulator(distributed(new_model(), "lamb", op=hvd.Adasum), passes=2, local_batch_size=4)
+    except HyperparameterError as error:
+        return str(error)
+    return ""
+
+
+def broadcast(kind: str) -> dict[str, object]:
+    """Rank 0 has a state, rank 1 is new: the usual resumption from a checkpoint of rank 0."""
+    model = new_model(seed=RANK)
+    optimizer = OPTIMIZERS[kind](parameter_groups(model, weight_decay=0.5))
+    if RANK == 0:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model, list(range(12))).backward()
+            optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    # Horovod's wrapper starts with an empty state.
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    if RANK == 0:
+        optimizer.load_state_dict(state)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(model, list(range(12))).backward()
+        optimizer.step()
+    numbers = [float(parameter.detach().double().sum()) for parameter in model.parameters()]
+    state = [
+        value if isinstance(value, int) else float(value.double().sum())
+        for _, each in sorted(optimizer.state_dict()["state"].items())
+        for value in each.values()
+    ]
+    return {"weights": numbers, "state": state}
+
+
 results = {
     "accumulated": {kind: accumulated(kind) for kind in OPTIMIZERS},
     "clipped": accumulated("lars", clip=0.05),
@@ -202,9 +291,9 @@ results = {
 if not IS_TORCH:
     results |= {
         "summed": accumulated("sgd", op=hvd.Sum),
-        "own_passes": {kind: wrapped.own_passes(kind) for kind in ("lars", "lamb")},
-        "adasum": wrapped.adasum(),
-        "broadcast": {kind: wrapped.broadcast(kind) for kind in ("lars", "lamb")},
+        "own_passes": {kind: own_passes(kind) for kind in ("lars", "lamb")},
+        "adasum": adasum(),
+        "broadcast": {kind: broadcast(kind) for kind in ("lars", "lamb")},
     }
     hvd.shutdown()
 print(json.dumps(results), flush=True)

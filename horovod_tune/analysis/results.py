@@ -117,7 +117,7 @@ class Analysis:
         if over and self.trials and all(trial.status in ("TERMINATED", "ERROR") for trial in self.trials):
             return "finished" if self.run is not None else "unknown"
         last = self.record.last_write
-        if last is not None and time.time() - last < _QUIET_S:
+        if last is not None and time.time() - last < _QUIET_S and not self.record.is_copy:
             return "running"
         return "interrupted" if self.run is not None else "unknown"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ def written(analysis: Analysis, folder: Path) -> Path:
         place = home / Path(trial.directory).name
         place.mkdir(parents=True)
         (place / "params.json").write_text(json.dumps(trial.config))
+        os.utime(place / "params.json", (trial.start_time or START,) * 2)  # as old as the trial's start
         (place / "result.json").write_text("".join(json.dumps(row) + "\n" for row in trial.rows))
         if trial.error:
             (place / "error.txt").write_text(trial.error)

@@ -101,7 +101,8 @@ class ExperimentRecord(Metadata):
     """One search as Tune's files have it.
 
     `run` names it (None if its state file is lost), `runs` all searches of the same folder, oldest first.
-    `sessions` are the Unix times at which its drivers started: a resumed search has several.
+    `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` is
+    True if the folder was copied, so that its files' times are not those of the search.
     """
 
     name: str
@@ -113,4 +114,5 @@ class ExperimentRecord(Metadata):
     start_time: float | None = None
     last_write: float | None = None
     sessions: tuple[float, ...] = ()
+    is_copy: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)

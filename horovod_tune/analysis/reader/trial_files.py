@@ -1,11 +1,14 @@
 """Reads one trial: its entry in the state file (JSON within JSON) and its folder.
 
-The folder has `result.json` (one report per line), `params.json` and errors. A part of
+The folder has `result.json` (one report per line) or `progress.csv`, `params.json` and errors. A part of
 `tune_files.py`'s adapter to Tune's private files; checked against Ray 2.60.0.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +26,7 @@ from horovod_tune.analysis.reader.plain_values import (
 from horovod_tune.analysis.reader.records import TRAINING_ITERATION, Problem, TrialRecord
 from horovod_tune.analysis.reader.runs import folder_name_of, id_of
 
+_LONGEST_TEXT = 200_000
 _LARGEST_ERROR = 200_000  # bytes: a traceback's two ends
 
 
@@ -37,6 +41,7 @@ def with_files(
     files = _TrialFiles(folder.below(name), copied, trial.trial_id)
     results = files.longer("result.json")
     rows = _rows(results, files) if results is not None else []
+    rows = rows or _csv_rows(files)
     if not rows and trial.last_result is not None:
         files.add_problem("result.json is missing or empty; only its last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
@@ -112,6 +117,38 @@ def _rows(data: bytes, files: _TrialFiles) -> list[dict[str, Any]]:
         for what in cut:
             files.add_problem(f"result.json: line {number}: {what} is left out")
     return rows
+
+
+def _csv_rows(files: _TrialFiles) -> list[dict[str, Any]]:
+    """Return the reports in `progress.csv`, which Tune writes next to result.json, with nested names flat."""
+    data = files.longer("progress.csv")
+    if not data:
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in csv.DictReader(io.StringIO(data.decode("utf-8", "replace"), newline="")):
+        row: dict[str, Any] = {}
+        for name, text in line.items():
+            if name is None or text is None or text == "":
+                continue
+            if name.startswith("config/"):
+                row.setdefault("config", {})[name.removeprefix("config/")] = _csv_value(text)
+            else:
+                row[name] = _csv_value(text)
+        rows.append(row)
+    return rows
+
+
+def _csv_value(text: str) -> Any:
+    """
+    >>> [_csv_value(text) for text in ("3", "0.5", "True", "relu")]
+    [3, 0.5, True, 'relu']
+    """
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text) if len(text) < 300 and re.fullmatch(r"[+-]?\d+", text) else float(text)
+    except ValueError:
+        return text[:_LONGEST_TEXT]
 
 
 def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:

@@ -23,8 +23,9 @@ from horovod_tune.analysis.reader.trial_files import trials_of_state, with_files
 
 _STATE = f"{STATE_PREFIX}*{STATE_SUFFIX}"
 _UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
-_TRIAL_FILES = ("result.json", "params.json")
+_TRIAL_FILES = ("result.json", "params.json", "progress.csv")
 _EQUAL = 4  # so many trials with the same problem make one line
+_COPIED_S = 3600.0  # a file of a search is written at most so long after its trial has started
 _READERS = 16  # storage in a cloud answers each request late; on a local disk it makes no difference
 
 
@@ -205,7 +206,7 @@ def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[
     folders = [entry.name for entry in entries if entry.is_dir]
     inner = [name for name in folders if any(map(_is_state, folder.below(name).entries()))]
     hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
-    missing = f"neither {_STATE} nor a trial's folder with result.json"
+    missing = f"neither {_STATE} nor a trial's folder with result.json or progress.csv"
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
 
 
@@ -221,6 +222,8 @@ def _assemble(
     modified = [entry.modified for entry in files.listed if entry.modified and not entry.is_dir]
     if files.chosen is not None and files.chosen is not files.runs[-1]:
         modified = [files.chosen.last_write] if files.chosen.last_write else []
+    is_copy = _is_copy(files, trials)
+    modified = [] if is_copy else modified
     modified += [trial.end_time for trial in trials if trial.end_time]
     starts = [trial.start_time for trial in trials if trial.start_time]
     sessions = files.chosen.sessions if files.chosen is not None else ()
@@ -233,10 +236,24 @@ def _assemble(
         problems=tuple(problems),
         start_time=min((*sessions, *starts), default=None),
         sessions=sessions,
+        is_copy=is_copy,
         last_write=max(modified, default=None),
         metadata=written,
         **vars(replace(known, metric=metric, mode=mode)),
     )
+
+
+def _is_copy(files: RunFiles, trials: Iterable[TrialRecord]) -> bool:
+    """Return True if no file is as old as the search: the folder is a copy, with other file times."""
+    if files.chosen is None or files.chosen.newest.start_time is None or files.staged is not None:
+        return False
+    started = [trial for trial in trials if trial.status != "PENDING"][:3]
+    written = [entry.modified for entry in files.entries if not entry.is_dir]
+    for trial in started:
+        inside = files.folder.below(trial.folder_name).entries() if trial.folder_name else []
+        written += [entry.modified for entry in inside]
+    known = [moment for moment in written if moment is not None]
+    return bool(started and known) and min(known) > files.chosen.newest.start_time + _COPIED_S
 
 
 def _metric_and_mode(known: Metadata, runner_metric: str | None) -> tuple[str | None, str | None]:

@@ -1,9 +1,10 @@
-"""Experiment folders that others made: by older releases of Ray, incomplete, of two searches."""
+"""Experiment folders that others made: by older releases of Ray, incomplete, copied, of two searches."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,24 @@ def test_an_unreadable_state_file_is_named_where_nothing_else_is_there(tmp_path)
         read(tmp_path)
 
 
+@pytest.mark.parametrize("with_params", [True, False])
+def test_reports_are_read_from_progress_csv_where_result_json_is_missing(home, with_params):
+    trial = read(home).trials[2]
+    folder = home / trial.folder_name
+    (folder / "result.json").unlink()
+    if not with_params:
+        (folder / "params.json").unlink()
+    table = "loss,training_iteration,trial_id,done,config/lr\n"
+    table += f"1.5,1,{trial.trial_id},False,0.25\n-0.5,2,{trial.trial_id},True,0.25\n"
+    (folder / "progress.csv").write_text(table)
+    state_file(home).unlink()
+    analysis = read(home)
+    assert analysis.best_value == -0.5 and analysis.best_trial.trial_id == trial.trial_id
+    assert [row["loss"] for row in analysis.best_trial.rows] == [1.5, -0.5]
+    assert analysis.best_config["lr"] == (trial.config["lr"] if with_params else 0.25)
+    assert not analysis.problems
+
+
 def test_a_trial_of_an_earlier_search_that_never_reported_is_not_the_newest_ones(home):
     state = json.loads(state_file(home).read_text())
     trial = json.loads(state["trial_data"][0][0])
@@ -90,6 +109,22 @@ def test_a_trial_that_never_reported_has_no_last_report(home):
     analysis = read(home)
     assert analysis.trials[0].last_result is None
     assert [problem.what for problem in analysis.problems] == ["it has no reports"]
+
+
+def unfinished(home: Path) -> None:
+    state = json.loads(state_file(home).read_text())
+    trial = json.loads(state["trial_data"][0][0]) | {"status": "RUNNING"}
+    state["trial_data"][0][0] = json.dumps(trial)
+    state_file(home).write_text(json.dumps(state))
+
+
+def test_a_copied_folder_is_interrupted_and_one_that_is_written_now_runs(home, tmp_path):
+    unfinished(home)
+    assert read(home).state == "running"
+    copied = shutil.copytree(home, tmp_path / "copied", copy_function=shutil.copyfile)
+    analysis = read(copied)
+    assert analysis.state == "interrupted"
+    assert analysis.record.last_write == max(trial.end_time for trial in analysis.trials)
 
 
 def test_a_search_whose_state_file_is_lost_is_not_called_finished(home):

@@ -39,7 +39,7 @@ class ShippedParameters:
         """
         import ray
 
-        if self._reference is None or not _is_of_this_session(self._reference[0]):
+        if self._reference is None or self._reference[0] != _session():
             if not ray.is_initialized():
                 raise RuntimeError(
                     "with_parameters needs Ray when its function is shipped: call ray.init() first"
@@ -47,7 +47,7 @@ class ShippedParameters:
             import numpy
 
             packed = numpy.frombuffer(pack_values(self._values), dtype=numpy.uint8)
-            self._reference = (ray.get_runtime_context().get_job_id(), ray.put(packed))
+            self._reference = (_session(), ray.put(packed))
         return self._reference[1]
 
     def __reduce__(self) -> Any:
@@ -64,10 +64,14 @@ class _Arrived(ShippedParameters):
         return self._arrived
 
 
-def _is_of_this_session(job: str) -> bool:
+def _session() -> tuple[str, str] | None:
+    """Return what identifies the connected Ray (each one counts its jobs from 1); None if there is none."""
     import ray
 
-    return ray.is_initialized() and ray.get_runtime_context().get_job_id() == job
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return context.get_job_id(), context.get_node_id()
 
 
 _of_function: weakref.WeakKeyDictionary[Callable[..., Any], ShippedParameters] = weakref.WeakKeyDictionary()

@@ -95,10 +95,10 @@ class Rendezvous:
         self._listener.setblocking(False)
         # What HOROVOD_GLOO_RENDEZVOUS_ADDR has to be: address, port, and the secret that heads each path.
         self.address = f"{host}:{self._listener.getsockname()[1]}/{self._secret}"
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve()), name="horovod-tune-rendezvous", daemon=True
-        )
+        self._serves: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="horovod-tune-rendezvous", daemon=True)
         self._thread.start()
+        self._serves.result()
 
     def close(self) -> None:
         """Stop listening and drop every connection; twice is harmless."""
@@ -112,7 +112,15 @@ class Rendezvous:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except OSError as error:  # there is no file for the event loop
+            self._listener.close()
+            self._serves.set_exception(error)
+
     async def _serve(self) -> None:
+        self._serves.set_result(None)
         with self._listener:
             accepting = asyncio.create_task(self._accept())
             await asyncio.wrap_future(self._end)

@@ -9,15 +9,14 @@ import pytest
 from bayes_opt.acquisition import ConstantLiar, ExpectedImprovement, GPHedge, UpperConfidenceBound
 from scipy.optimize import check_grad
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import acquisition_of, log_h
-from horovod_tune.search.gp.axes import Axes
 from horovod_tune.search.gp.failure_model import FailureModel, diverged
-from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit, fit_kernel
+from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions, thin
-from horovod_tune.search.gp.kernels import Hyperparameters, KernelCovariance, MaternCovariance, warp
+from horovod_tune.search.gp.kernels import Hyperparameters, MaternCovariance
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.gp.posterior_draws import DRAWS
 from horovod_tune.search.gp.process import Conditioned
@@ -50,12 +49,8 @@ def test_the_joint_covariance_has_the_single_variances_on_its_diagonal() -> None
     np.testing.assert_allclose(np.diag(covariance), std**2, atol=1e-10)
 
 
-@pytest.mark.parametrize("own_kernel", [False, True])
-def test_slopes_are_those_of_finite_differences(own_kernel: bool) -> None:
+def test_slopes_are_those_of_finite_differences() -> None:
     process, query, step = conditioned(), np.array([0.3, 0.6, 0.5]), 1e-6
-    if own_kernel:
-        kernel = KernelCovariance(Matern(nu=2.5) + 0.3 * DotProduct(), 0.01, X)
-        process = Conditioned(X, Y[:, None], np.full(25, 0.01), kernel)
     _, _, mean_slope, std_slope = process.predict_with_slopes(query)
     for i in range(3):
         shift = step * np.eye(3)[i]
@@ -74,37 +69,10 @@ def test_the_likelihoods_gradient_is_that_of_finite_differences() -> None:
     targets = (Y - Y.mean()) / Y.std()
     categories = np.eye(2)[GENERATOR.integers(0, 2, 25)]
     features, groups = np.concatenate([X, categories], axis=1), np.array([0, 1, 2, 3, 3])
-    for warpable in (None, np.array([True, False, True, False])):
-        objective = MarginalLikelihood(features, targets, groups, Priors(), None, warpable)
-        for start in objective.starts(3):
-            start[6:] = [2.0, -3.0][: len(start) - 6]
-            error = check_grad(partial(part, objective, 0), partial(part, objective, 1), start)
-            assert error < 1e-3 * np.linalg.norm(objective(start)[1])
-
-
-def test_the_slopes_of_warped_axes_are_those_of_finite_differences() -> None:
-    values, step = np.linspace(0.05, 0.95, 7), 1e-6
-    for amount in (-9.0, -0.5, 0.3, 6.0):
-        _, by_value, by_warp = warp(values, np.array(amount))
-        up, down = warp(values + step, np.array(amount))[0], warp(values - step, np.array(amount))[0]
-        np.testing.assert_allclose(by_value, (up - down) / (2 * step), rtol=1e-5)
-        up, down = warp(values, np.array(amount + step))[0], warp(values, np.array(amount - step))[0]
-        np.testing.assert_allclose(
-            np.sign(amount) * by_warp, np.abs(up - down) / (2 * step) * np.sign(amount), atol=1e-6
-        )
-    warped = MaternCovariance(
-        Hyperparameters(H.lengths, H.signal, H.noise, np.array([5.0, 0.0, -4.0])), GROUPS
-    )
-    query = np.array([0.3, 0.6, 0.5])
-    value, jacobian, _, _ = warped.slopes(query, X)
-    np.testing.assert_allclose(value, warped.between(query[None, :], X)[0], atol=1e-12)
-    for i in range(3):
-        shift = step * np.eye(3)[i]
-        up, down = (
-            warped.between((query + shift)[None, :], X)[0],
-            warped.between((query - shift)[None, :], X)[0],
-        )
-        np.testing.assert_allclose(jacobian[:, i], (up - down) / (2 * step), atol=1e-5)
+    objective = MarginalLikelihood(features, targets, groups, Priors())
+    for start in objective.starts()[:3]:
+        error = check_grad(partial(part, objective, 0), partial(part, objective, 1), start)
+        assert error < 1e-3 * np.linalg.norm(objective(start)[1])
 
 
 def test_a_fit_goes_on_from_an_earlier_one_and_ends_as_well() -> None:
@@ -124,21 +92,13 @@ def test_a_fit_goes_on_from_an_earlier_one_and_ends_as_well() -> None:
     )
 
 
-def warps_of(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:
-    axes = Axes(np.array([True] * points.shape[1]), np.zeros(points.shape[1]))
-    model = FittedModel(points, values, np.arange(points.shape[1]), ModelOptions(), axes)
-    assert isinstance(model.covariance, MaternCovariance)
-    return model.covariance.hyperparameters.warps
-
-
 @pytest.mark.parametrize("is_linear", [True, False])
 def test_an_axis_over_powers_of_ten_becomes_linear_where_the_results_are(is_linear: bool) -> None:
     points = np.random.default_rng(5).random((25, 2))
     powers = np.array([np.log(1e4), 0.0])
     place = np.expm1(points[:, 0] * powers[0]) / np.expm1(powers[0]) if is_linear else points[:, 0]
     values = -np.square(place - 0.4) - 0.3 * np.square(points[:, 1] - 0.6)
-    axes = Axes(np.array([True, True]), powers)
-    model = FittedModel(points, values, np.arange(2), ModelOptions(), axes)
+    model = FittedModel(points, values, np.arange(2), ModelOptions(), powers)
     assert model.state is not None and model.state.linear is is_linear
     process = model.condition()
     query = np.array([0.93, 0.3])
@@ -149,16 +109,9 @@ def test_an_axis_over_powers_of_ten_becomes_linear_where_the_results_are(is_line
         means, stds = process.predict(np.stack([query - step, query + step]))
         assert mean_slope[i, 0] == pytest.approx((means[1, 0] - means[0, 0]) / 2e-5, rel=1e-3, abs=1e-5)
         assert std_slope[i] == pytest.approx((stds[1] - stds[0]) / 2e-5, rel=1e-2, abs=1e-5)
-    again = FittedModel(points, values, np.arange(2), ModelOptions(), axes, earlier=model.state)
+    again = FittedModel(points, values, np.arange(2), ModelOptions(), powers, earlier=model.state)
     queries = np.random.default_rng(6).random((9, 2))
     np.testing.assert_allclose(again.condition().predict(queries)[0], process.predict(queries)[0])
-
-
-def test_axes_are_warped_only_where_the_results_clearly_ask_for_it() -> None:
-    points = np.random.default_rng(5).random((30, 2))
-    forgotten = warps_of(-np.square(np.log10(1e-5 + points[:, 0]) + 3) + 0.3 * points[:, 1], points)
-    assert forgotten is not None and forgotten[0] > 2.0
-    assert warps_of(-np.square(points - 0.4).sum(axis=1), points) is None
 
 
 @pytest.mark.parametrize(
@@ -178,56 +131,16 @@ def test_losses_far_beyond_a_gap_count_as_diverged(losses: list[float], lost: in
     assert diverged(np.array(losses)).sum() == lost
 
 
-def test_our_kernel_is_scikit_learns_and_has_its_slopes() -> None:
-    ours = MaternCovariance(H, GROUPS)
-    theirs = KernelCovariance(ConstantKernel(H.signal) * Matern(H.lengths, nu=2.5), H.noise, X)
-    assert (theirs.signal, theirs.noise) == pytest.approx((ours.signal, ours.noise))
+def test_our_kernel_is_scikit_learns() -> None:
+    ours, theirs = MaternCovariance(H, GROUPS), ConstantKernel(H.signal) * Matern(H.lengths, nu=2.5)
     queries = GENERATOR.random((8, 3))
-    np.testing.assert_allclose(ours.between(queries, X), theirs.between(queries, X), atol=1e-10)
-    np.testing.assert_allclose(ours.variance(queries), theirs.variance(queries))
-    for mine, other in zip(ours.slopes(queries[0], X), theirs.slopes(queries[0], X), strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-6)
-
-
-KERNELS = [
-    ConstantKernel() * RBF([0.5, 0.5, 0.5]) + WhiteKernel(0.1),
-    Matern(nu=1.5) + DotProduct() + WhiteKernel(0.1),
-]
-
-
-@pytest.mark.parametrize("kernel", KERNELS, ids=["stationary", "not stationary"])
-def test_a_kernel_of_scikit_learn_predicts_as_there_and_its_white_noise_is_noise(kernel: Kernel) -> None:
-    targets = (Y - Y.mean()) / Y.std()
-    found = fit_kernel(kernel, X, targets, alpha=1e-4, restarts=1)
-    peer = GaussianProcessRegressor(kernel, alpha=1e-4, n_restarts_optimizer=1, random_state=0)
-    peer.fit(X, targets)
-    white = found.noise - 1e-4
-    assert white == pytest.approx(np.exp(peer.kernel_.theta[-1])) and white > 0
-    process = Conditioned(X, targets[:, None], np.full(25, found.noise), found, mean=0.0)
-    queries = GENERATOR.random((20, 3))
-    mean, std = process.predict(queries)
-    peer_mean, peer_std = peer.predict(queries, return_std=True)
-    np.testing.assert_allclose(mean[:, 0], peer_mean, atol=1e-5)
-    np.testing.assert_allclose(std**2 + white, peer_std**2, atol=1e-5)
-
-
-class Impossible(RBF):
-    """No covariance function: variances are negative."""
-
-    def __call__(self, left: object, right: object = None, eval_gradient: bool = False) -> object:
-        found = super().__call__(left, right, eval_gradient)
-        return (-found[0], -found[1]) if eval_gradient else -found
-
-
-def test_a_kernel_that_is_no_covariance_function_is_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"gp_params\['kernel'\] gives no positive definite matrix.*Impossible"
-    ):
-        fit_kernel(Impossible(), X, Y, alpha=1e-6, restarts=0)
+    np.testing.assert_allclose(ours.between(queries, X), theirs(queries, X), atol=1e-10)
+    np.testing.assert_allclose(ours.variance(queries), theirs.diag(queries))
 
 
 def test_the_fit_tells_relevant_parameters_from_idle_ones() -> None:
-    found = fit(X, (Y - Y.mean()) / Y.std(), GROUPS).hyperparameters
+    objective = MarginalLikelihood(X, (Y - Y.mean()) / Y.std(), GROUPS)
+    found = objective.hyperparameters(fit(objective, objective.starts(), 60).theta)
     assert found.lengths[2] > 2 * max(found.lengths[:2])
     assert found.noise < 0.05
 

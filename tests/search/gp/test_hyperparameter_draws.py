@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.special import logsumexp
-from sklearn.gaussian_process.kernels import Matern
 
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
 from horovod_tune.search.gp.averaged_acquisition import AveragedAcquisition
@@ -43,16 +42,12 @@ def test_a_chain_stays_where_it_is_when_nothing_near_is_as_probable() -> None:
 
 
 @pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("warped", [False, True])
 @pytest.mark.parametrize("noise", [None, 0.1])
-def test_the_likelihood_alone_is_the_posterior_without_the_prior(
-    timed: bool, warped: bool, noise: float | None
-) -> None:
+def test_the_likelihood_alone_is_the_posterior_without_the_prior(timed: bool, noise: float | None) -> None:
     generator = np.random.default_rng(3)
     features, targets = generator.random((20, 3)), generator.standard_normal(20)
-    warpable = np.array([True, False, False]) if warped else None
     task = generator.standard_normal(20)
-    objective = MarginalLikelihood(features, targets, np.arange(3), Priors(), noise, warpable, timed, task)
+    objective = MarginalLikelihood(features, targets, np.arange(3), Priors(), noise, timed, task)
     size = len(objective.bounds)
     differences = []
     for _ in range(5):
@@ -84,11 +79,6 @@ def test_drawn_models_are_the_most_probable_one_and_others_always_the_same() -> 
     many = [each.covariance.hyperparameters.lengths for each in model.drawn(40, seed=7)]  # type: ignore[attr-defined]
     spread = np.log(many).std(axis=0)
     assert spread[1] > spread[0]
-
-
-def test_a_kernel_of_the_users_is_not_drawn() -> None:
-    model = fitted(kernel=Matern(nu=2.5))
-    assert model.drawn(4, seed=7) == [model]
 
 
 def posteriors() -> list[Posterior]:

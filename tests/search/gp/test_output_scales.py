@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bayes_opt.acquisition import ExpectedImprovement, UpperConfidenceBound
-from sklearn.gaussian_process.kernels import Matern
 
 from horovod_tune.search import BayesOptSearch, LogExpectedImprovement
 from horovod_tune.search.gp.acquisition import is_scale_free
@@ -80,7 +79,6 @@ def test_numbers_on_the_objectives_scale_keep_results_on_it() -> None:
     results = -np.exp(-10.0 * BOWL)
     assert not is_warped(results, ModelOptions())
     assert not is_warped(results, ModelOptions(softnesses=SOFTNESSES, fixed_noise=1e-4))
-    assert not is_warped(results, ModelOptions(softnesses=SOFTNESSES, kernel=Matern(nu=2.5)))
 
 
 def test_only_the_logarithm_of_expected_improvement_without_a_margin_is_scale_free() -> None:

@@ -125,7 +125,7 @@ def test_sample_from_inside_an_option_sees_what_it_depends_on() -> None:
 
 
 def test_a_value_that_is_no_option_is_named() -> None:
-    message = r"'opt' must be one of \[\{'name': [^<]*\], got \{'name': 'adam', 'lr': 0.5\}"
+    message = r"'opt' must be one of \[\{'lr': [^<]*\], got \{'name': 'adam', 'lr': 0.5\}"
     with pytest.raises(SpaceError, match=message):
         SearchSpace(optimizers()).point({"opt": {"name": "adam", "lr": 0.5}, "width": 2})
 

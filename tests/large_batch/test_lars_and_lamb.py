@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import random
 from typing import Any
 
@@ -104,6 +105,22 @@ def test_lars_without_layers_is_torchs_sgd_and_lamb_torchs_adamw() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_does_not_depend_on_the_gradients_size(kind: str) -> None:
+    weights, gradients, rates = random_case(5)
+    small = [[1e-5 * gradient for gradient in grads] for grads in gradients]
+    options = {"eps": 0.0}
+    weights[5 % len(weights)] += 1.0
+    gradients[3] = [gradient + 1.0 for gradient in gradients[3]]
+    small[3] = [1e-5 * gradient for gradient in gradients[3]]
+    for one, other in zip(
+        trained(KINDS[kind], (weights, gradients, rates), **options),
+        trained(KINDS[kind], (weights, small, rates), **options),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-7)
+
+
 # Squares of gradients underflow in float16, with LAMB as with torch's Adam.
 @pytest.mark.parametrize(
     ("kind", "dtype"),
@@ -137,6 +154,38 @@ def test_norms_of_half_precision_do_not_overflow(kind: str) -> None:
     optimizer = KINDS[kind]([parameter], lr=1e-3)
     optimizer.step()
     assert torch.isfinite(parameter).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_trip_through_a_checkpoint_changes_no_bit(kind: str) -> None:
+    torch.manual_seed(0)
+    start = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
+    inputs = torch.randn(20, 9, 6)
+
+    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = copy.deepcopy(start)
+        return model, KINDS[kind](parameter_groups(model, weight_decay=0.1), lr=0.01)
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Tensor) -> None:
+        for batch in batches:
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+
+    whole, optimizer = make()
+    train(whole, optimizer, inputs)
+    model, optimizer = make()
+    train(model, optimizer, inputs[:7])
+    saved = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], saved)
+    saved.seek(0)
+    states = torch.load(saved, weights_only=True)
+    model, optimizer = make()
+    model.load_state_dict(states[0])
+    optimizer.load_state_dict(states[1])
+    train(model, optimizer, inputs[7:])
+    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)

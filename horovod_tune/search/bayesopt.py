@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,19 +19,23 @@ from ray.tune.result import DEFAULT_METRIC, TRAINING_ITERATION
 from ray.tune.search import Searcher
 from ray.tune.search.variant_generator import parse_spec_vars
 from ray.tune.utils import flatten_dict
+from threadpoolctl import ThreadpoolController
 
 from horovod_tune import ray_compat
 from horovod_tune.search import state_file
-from horovod_tune.search.blas import one_thread
-from horovod_tune.search.gp.acquisition import acquisition_of
 from horovod_tune.search.gp.fitted_model import FitState
-from horovod_tune.search.gp.gp_options import model_options
-from horovod_tune.search.history import Ending, History, Trial, as_number
+from horovod_tune.search.history import Ending, History, Trial, as_number, seed_for
 from horovod_tune.search.initial_points import QueuedPoint, queue_points
-from horovod_tune.search.objectives import Objectives, check_metrics, parse_limits
+from horovod_tune.search.objectives import Objectives, parse_limits
 from horovod_tune.search.optimizer import Optimizer
-from horovod_tune.search.search_arguments import check_arguments, refuse_removed
-from horovod_tune.search.seeds import seed_for, seed_of
+from horovod_tune.search.search_arguments import (
+    acquisition_of,
+    check_arguments,
+    check_metrics,
+    model_options,
+    refuse_removed,
+    seed_of,
+)
 from horovod_tune.search.space.domains import SpaceError, from_mixed
 from horovod_tune.search.space.sampled import seeded
 from horovod_tune.search.space.search_space import SearchSpace
@@ -188,7 +193,10 @@ class BayesOptSearch(Searcher):
             queued = self._queue.pop(0)
             point, given = queued.complete(space, self._seed + len(self._history.trials)), queued.exact
         else:
-            with one_thread():
+            # One thread for linear algebra: the driver shares its machine with the trials, and threads that
+            # wait for one another on busy cores make a suggestion of 40 ms take seconds. One thread also
+            # sums in the same order on any number of cores, so suggestions do not depend on it.
+            with _libraries().limit(limits=1, user_api="blas"):
                 point = self._optimizer.next_point(space, self._history, self._seed, self._objectives())
             if self._optimizer.learns_from_curves:
                 # A warning: messages at level INFO are not shown by default.
@@ -305,7 +313,6 @@ class BayesOptSearch(Searcher):
                 "seed": self._seed,
                 "limits": [str(limit) for limit in self._limits],
                 "fits": self._optimizer.fit_states,
-                "limit_fits": self._optimizer.limits.states,
                 "queue": [queued.as_json() for queued in self._queue],
                 **self._history.as_json(),
             },
@@ -382,8 +389,8 @@ class BayesOptSearch(Searcher):
         self._queue = [QueuedPoint.from_json(entry) for entry in state["queue"]]
         self._history = History.from_json(state)
         self._metric, self._mode = self._metric or state["metric"], self._mode or state["mode"]
-        self._optimizer.fit_states = _fit_states(state.get("fits", {}))
-        self._optimizer.limits.states = _fit_states(state.get("limit_fits", {}))
+        fits = state.get("fits", {})
+        self._optimizer.fit_states = {name: FitState(*saved) for name, saved in fits.items()}
         endings, self._unread_endings = self._unread_endings, []
         for trial_id, result, error in endings:
             self.on_trial_complete(trial_id, result, error)
@@ -420,8 +427,10 @@ def _reported(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
     return f"{', '.join(wrong)} besides {sorted(set(flat) - set(metrics))}" if wrong else str(sorted(flat))
 
 
-def _fit_states(saved: Mapping[str, Sequence[Any]]) -> dict[str, FitState]:
-    return {name: FitState(*state) for name, state in saved.items()}
+@cache
+def _libraries() -> ThreadpoolController:
+    # Looking for the loaded libraries takes milliseconds, so it is done once; NumPy's and SciPy's are there.
+    return ThreadpoolController()
 
 
 def _seeding(searcher: Any, tag: str) -> AbstractContextManager[None]:

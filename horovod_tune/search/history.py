@@ -145,3 +145,9 @@ def as_number(value: Any) -> float | None:
         (only,) = np.asarray(value, dtype=object).ravel()[:1]
         return math.inf if only > 0 else -math.inf
     return float(array.reshape(())) if array.size == 1 else None
+
+
+def seed_for(seed: int, history: History, purpose: str) -> int:
+    """Return a separate seed for each suggestion and each purpose in it."""
+    words = [seed, len(history.trials), *purpose.encode()]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])

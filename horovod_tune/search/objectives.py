@@ -50,20 +50,6 @@ class Objectives:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def check_metrics(metric: str | Sequence[str] | None, mode: str | Sequence[str] | None) -> None:
-    """Raise `ValueError` with the reason if metric and mode do not fit."""
-    if metric is None or isinstance(metric, str):
-        if mode not in (None, "min", "max"):
-            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
-        return
-    if len(metric) < 2 or len(set(metric)) < len(metric) or not all(isinstance(name, str) for name in metric):
-        raise ValueError(f"metric must be a name, or a list of two different names or more, got {metric!r}")
-    if mode is None or isinstance(mode, str) or len(mode) != len(metric) or set(mode) - {"min", "max"}:
-        raise ValueError(
-            f"mode must have 'min' or 'max' for each of the metrics {list(metric)}, got {mode!r}"
-        )
-
-
 def parse_limits(limits: Sequence[str]) -> tuple[Limit, ...]:
     """Read limits such as ``["latency_ms <= 20"]``; raises `TypeError` or `ValueError` for anything else."""
     if isinstance(limits, str):

@@ -6,30 +6,33 @@ keeps: not of the clock, or of the order in which trials ended.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
-from numpy.typing import NDArray
 
 from horovod_tune.analysis.scoring import non_dominated
 from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, trials_with_open_end
 from horovod_tune.search.earlier_experiment import EarlierExperiment
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
-from horovod_tune.search.gp.averaged_acquisition import AveragedAcquisition
 from horovod_tune.search.gp.earlier_task import EarlierTask
-from horovod_tune.search.gp.feasibility import Feasibility, FeasibilityOnly, JointFeasibility
+from horovod_tune.search.gp.feasibility import (
+    Feasibility,
+    FeasibilityOnly,
+    JointFeasibility,
+    LimitFeasibility,
+    slack,
+)
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
-from horovod_tune.search.gp.posterior import Posterior
-from horovod_tune.search.gp.posterior_draws import PosteriorDraws
+from horovod_tune.search.gp.posterior import AveragedAcquisition, Posterior, PosteriorDraws
 from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
-from horovod_tune.search.history import Ending, History
+from horovod_tune.search.history import Ending, History, Trial, seed_for
 from horovod_tune.search.initial_design import failure_model_of, quasi_random_point, remaining_point
-from horovod_tune.search.limit_models import LimitModels
 from horovod_tune.search.objectives import Objectives
-from horovod_tune.search.seeds import seed_for
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 from horovod_tune.search.suggest_state import SuggestState, features_of, running, split_failed
@@ -61,9 +64,8 @@ class Optimizer:
         self._acquisition, self._steps = acquisition, random_search_steps
         self._fitted: dict[str, tuple[object, FittedModel]] = {}
         self.learns_from_curves = False
-        #: Where the next fit of each metric starts; a part of a saved search, as that of the limits is.
+        #: Where the next fit of each metric and limit starts; a part of a saved search.
         self.fit_states: dict[str, FitState] = {}
-        self.limits = LimitModels()
         self._earlier: tuple[object, EarlierExperiment] | None = None
 
     def next_point(self, space: SearchSpace, history: History, seed: int, objectives: Objectives) -> Point:
@@ -92,9 +94,7 @@ class Optimizer:
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)
         self.learns_from_curves = by_curves
-        within_limits = (
-            self.limits.fit(space, usable, objectives, self.options) if objectives.limits else None
-        )
+        within_limits = self._within_limits(space, usable, objectives)
         feasibilities: list[Feasibility] = [
             feasibility for feasibility in (safety, within_limits) if feasibility is not None
         ]
@@ -157,8 +157,8 @@ class Optimizer:
             state.objectives.metrics[0],
             state.space.features(points),
             scores,
-            state.space.feature_groups,
-            state.space.powers,
+            state.space,
+            self._options_with_scales,
             task=state.earlier,
         )
         pending = features_of(state.space, running(state.usable))
@@ -180,7 +180,7 @@ class Optimizer:
         features, pending = space.features(points), features_of(space, running(state.usable))
         drawn = [
             PosteriorDraws(
-                self._fit(metric, features, scores[kept], space.feature_groups, space.powers, scales=False),
+                self._fit(metric, features, scores[kept], space, self.options),
                 pending,
                 state.draws + number,
             )
@@ -205,8 +205,8 @@ class Optimizer:
             metric,
             np.concatenate([points[rows.trials], rows.times[:, None]], axis=1),
             gains,
-            np.append(space.feature_groups, space.dimension),
-            np.append(space.powers, 0.0),
+            space,
+            self._options_with_scales,
             timed=True,
             task=state.earlier,
         )
@@ -258,27 +258,46 @@ class Optimizer:
             and has_curves(history.trials.values())
         )
 
+    def _within_limits(
+        self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives
+    ) -> JointFeasibility | None:
+        """Return the probability that all limits are kept; None if too little is known about each."""
+        # The scale has the limit at 0.
+        options = replace(self.options, fixed_noise=None, linear_depth=math.inf)
+        feasibilities = []
+        for limit in objectives.limits:
+            reported = [(trial.point, objectives.latest(trial, limit.metric)) for trial in trials]
+            known = [
+                (point, value) for point, value in reported if value is not None and math.isfinite(value)
+            ]
+            if len(known) < 2:
+                continue
+            features = space.features(np.asarray([point for point, _ in known]))
+            values = np.asarray([value for _, value in known])
+            left = slack(values, limit.bound, upwards=limit.sense.startswith(">"))
+            feasibilities.append(LimitFeasibility(self._fit(str(limit), features, left, space, options)))
+        return JointFeasibility(feasibilities) if feasibilities else None
+
     def _fit(
         self,
-        metric: str,
+        name: str,
         features: FloatArray,
         scores: FloatArray,
-        groups: NDArray[np.int_],
-        powers: FloatArray,
+        space: SearchSpace,
+        options: ModelOptions,
         timed: bool = False,
-        scales: bool = True,
         task: EarlierTask | None = None,
     ) -> FittedModel:
-        options = self._options_with_scales if scales else self.options
+        """Return the model of a metric or a limit; if `timed`, the last feature is the time."""
         key = (features.tobytes(), scores.tobytes(), options)
-        if metric not in self._fitted or self._fitted[metric][0] != key:
-            model = FittedModel(
-                features, scores, groups, options, powers, self.fit_states.get(metric), timed, task=task
-            )
-            self._fitted[metric] = (key, model)
-            if model.state is not None:
-                self.fit_states[metric] = model.state
-        return self._fitted[metric][1]
+        if name not in self._fitted or self._fitted[name][0] != key:
+            groups, powers = space.feature_groups, space.powers
+            if timed:
+                groups, powers = np.append(groups, space.dimension), np.append(powers, 0.0)
+            earlier = self.fit_states.get(name)
+            model = FittedModel(features, scores, groups, options, powers, earlier, timed, task)
+            self._fitted[name], self.fit_states[name] = (key, model), model.state
+        return self._fitted[name][1]
 
 
 def _at(time: float, features: FloatArray) -> FloatArray:

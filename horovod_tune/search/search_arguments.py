@@ -1,13 +1,25 @@
-"""Checks the arguments of `BayesOptSearch`, including those that only Ray's own class has."""
+"""Reads the arguments of `BayesOptSearch`, including those that only Ray's own class has."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from bayes_opt.acquisition import (
+    AcquisitionFunction,
+    ConstantLiar,
+    ExpectedImprovement,
+    GPHedge,
+    ProbabilityOfImprovement,
+    UpperConfidenceBound,
+)
+
+from horovod_tune.search.gp.acquisition import LogExpectedImprovement
+from horovod_tune.search.gp.fitted_model import ModelOptions
 
 logger = logging.getLogger("horovod_tune.search.bayesopt")
 
@@ -48,3 +60,113 @@ def check_arguments(random_search_steps: Any, time_attr: Any, max_t: Any) -> Non
         or random_search_steps < 0
     ):
         raise ValueError(f"random_search_steps must be an integer of 0 or more, got {random_search_steps!r}")
+
+
+def check_metrics(metric: str | Sequence[str] | None, mode: str | Sequence[str] | None) -> None:
+    """Raise `ValueError` with the reason if metric and mode do not fit."""
+    if metric is None or isinstance(metric, str):
+        if mode not in (None, "min", "max"):
+            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
+        return
+    if len(metric) < 2 or len(set(metric)) < len(metric) or not all(isinstance(name, str) for name in metric):
+        raise ValueError(f"metric must be a name, or a list of two different names or more, got {metric!r}")
+    if mode is None or isinstance(mode, str) or len(mode) != len(metric) or set(mode) - {"min", "max"}:
+        raise ValueError(
+            f"mode must have 'min' or 'max' for each of the metrics {list(metric)}, got {mode!r}"
+        )
+
+
+def seed_of(random_state: Any) -> int:
+    """Return the seed of a `random_state`; None gives a new one each time.
+
+    Raises `ValueError` for anything but an integer of 0 or more, a NumPy generator or None.
+    """
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1)[0])
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**32))
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31))
+    if (
+        isinstance(random_state, (int, np.integer))
+        and not isinstance(random_state, bool)
+        and random_state >= 0
+    ):
+        return int(random_state)
+    raise ValueError(
+        f"random_state must be an integer of 0 or more, a NumPy generator or None, got {random_state!r}"
+    )
+
+
+def model_options(params: Mapping[str, Any], base: ModelOptions | None = None) -> ModelOptions:
+    """Return `base` with the options that `params` set.
+
+    Raises `ValueError` for an unknown name or a value out of bounds.
+    """
+    options = base or ModelOptions()
+    for name, value in params.items():
+        if name == "alpha":
+            if not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
+                raise ValueError(f"gp_params['alpha'] must be a positive number, got {value!r}")
+            options = replace(options, fixed_noise=float(value))
+        elif name == "n_restarts_optimizer":
+            if not isinstance(value, int) or not 0 <= value <= 3:
+                raise ValueError(f"gp_params['n_restarts_optimizer'] must be 0, 1, 2 or 3, got {value!r}")
+            options = replace(options, starts=1 + value)
+        else:
+            raise ValueError(f"gp_params knows alpha and n_restarts_optimizer, got {name!r}")
+    return options
+
+
+def acquisition_of(
+    acquisition_function: AcquisitionFunction | None, utility_kwargs: dict | None
+) -> AcquisitionFunction:
+    """Return the acquisition function to use.
+
+    `utility_kwargs` is the argument of Ray's BayesOptSearch: `kind` (ucb, ei or poi), `kappa`, `xi`.
+
+    Raises:
+        ValueError: For both at once, or an unknown kind.
+        TypeError: For an object that cannot be used here.
+    """
+    if utility_kwargs is not None:
+        if acquisition_function is not None:
+            raise ValueError("give acquisition_function or utility_kwargs, not both")
+        return _from_utility(dict(utility_kwargs))
+    if acquisition_function is None:
+        return LogExpectedImprovement()
+    if isinstance(acquisition_function, ConstantLiar):
+        raise TypeError(
+            "acquisition_function cannot be a ConstantLiar: trials in flight are drawn from the model. "
+            "Pass only its base_acquisition"
+        )
+    if isinstance(acquisition_function, GPHedge):
+        raise TypeError("acquisition_function cannot be a GPHedge; give one of its functions")
+    if not isinstance(acquisition_function, AcquisitionFunction):
+        raise TypeError(
+            "acquisition_function must be one of bayes_opt.acquisition's UpperConfidenceBound, "
+            "ExpectedImprovement, ProbabilityOfImprovement, or an AcquisitionFunction with "
+            f"base_acq(mean, std); got {acquisition_function!r}"
+        )
+    return acquisition_function
+
+
+def _from_utility(kwargs: dict) -> AcquisitionFunction:
+    kind = kwargs.pop("kind", "ucb")
+    kappa, xi = kwargs.pop("kappa", 2.576), kwargs.pop("xi", 0.0)
+    decay = {
+        "exploration_decay": kwargs.pop("kappa_decay", None),
+        "exploration_decay_delay": kwargs.pop("kappa_decay_delay", None),
+    }
+    if kwargs:
+        raise ValueError(
+            "utility_kwargs knows kind, kappa, xi, kappa_decay and kappa_decay_delay; "
+            f"got also {sorted(kwargs)}"
+        )
+    if kind == "ucb":
+        return UpperConfidenceBound(kappa=kappa, **decay)
+    if kind == "ei":
+        return ExpectedImprovement(xi=xi, **decay)
+    if kind == "poi":
+        return ProbabilityOfImprovement(xi=xi, **decay)
+    raise ValueError(f"utility_kwargs['kind'] must be 'ucb', 'ei' or 'poi', got {kind!r}")

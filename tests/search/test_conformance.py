@@ -11,7 +11,7 @@ from conformance import METRIC, SearcherConformance, in_mixed_space, mixed_space
 from ray.tune.search import Searcher
 
 from horovod_tune import search as package
-from horovod_tune.search import BayesOptSearch, MissingExtra, optional
+from horovod_tune.search import BayesOptSearch, MissingExtra
 
 
 class TestBayesOptSearch(SearcherConformance):
@@ -53,7 +53,7 @@ class TestTuneBOHB(SearcherConformance):
 
 @pytest.mark.parametrize(("name", "extra"), [("TuneBOHB", "bohb"), ("HyperOptSearch", "hyperopt")])
 def test_a_missing_package_names_its_extra(monkeypatch: Any, name: str, extra: str) -> None:
-    monkeypatch.setattr(optional, "find_spec", lambda package: None)
+    monkeypatch.setattr(package, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=rf"{name} needs .* `pip install 'horovod_tune\[{extra}\]'`"):
         getattr(package, name)
 

@@ -18,7 +18,7 @@ from horovod_tune.search import BayesOptSearch
 from horovod_tune.search.gp.feasibility import JointFeasibility, LimitFeasibility, slack
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
-from horovod_tune.search.gp.posterior_draws import PosteriorDraws
+from horovod_tune.search.gp.posterior import PosteriorDraws
 
 SQUARE = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
 Told = list[tuple[dict[str, Any], dict[str, float]]]

@@ -7,14 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
-from bayes_opt.acquisition import (
-    AcquisitionFunction,
-    ConstantLiar,
-    ExpectedImprovement,
-    GPHedge,
-    ProbabilityOfImprovement,
-    UpperConfidenceBound,
-)
+from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement
 from numpy.typing import NDArray
 from scipy.special import erfcx, log_ndtr, ndtr
 
@@ -98,39 +91,6 @@ def is_scale_free(acquisition: AcquisitionFunction) -> bool:
     return type(acquisition) is LogExpectedImprovement and not acquisition.xi
 
 
-def acquisition_of(
-    acquisition_function: AcquisitionFunction | None, utility_kwargs: dict | None
-) -> AcquisitionFunction:
-    """Return the acquisition function to use.
-
-    `utility_kwargs` is the argument of Ray's BayesOptSearch: `kind` (ucb, ei or poi), `kappa`, `xi`.
-
-    Raises:
-        ValueError: For both at once, or an unknown kind.
-        TypeError: For an object that cannot be used here.
-    """
-    if utility_kwargs is not None:
-        if acquisition_function is not None:
-            raise ValueError("give acquisition_function or utility_kwargs, not both")
-        return _from_utility(dict(utility_kwargs))
-    if acquisition_function is None:
-        return LogExpectedImprovement()
-    if isinstance(acquisition_function, ConstantLiar):
-        raise TypeError(
-            "acquisition_function cannot be a ConstantLiar: trials in flight are drawn from the model. "
-            "Pass only its base_acquisition"
-        )
-    if isinstance(acquisition_function, GPHedge):
-        raise TypeError("acquisition_function cannot be a GPHedge; give one of its functions")
-    if not isinstance(acquisition_function, AcquisitionFunction):
-        raise TypeError(
-            "acquisition_function must be one of bayes_opt.acquisition's UpperConfidenceBound, "
-            "ExpectedImprovement, ProbabilityOfImprovement, or an AcquisitionFunction with "
-            f"base_acq(mean, std); got {acquisition_function!r}"
-        )
-    return acquisition_function
-
-
 def decayed(acquisition: AcquisitionFunction, suggestions: int) -> AcquisitionFunction:
     """Return a copy of `acquisition` whose exploration has decayed as it does over so many suggestions."""
     own = copy.deepcopy(acquisition)
@@ -138,24 +98,3 @@ def decayed(acquisition: AcquisitionFunction, suggestions: int) -> AcquisitionFu
         for own.i in range(1, suggestions + 1):
             own.decay_exploration()  # type: ignore[attr-defined]
     return own
-
-
-def _from_utility(kwargs: dict) -> AcquisitionFunction:
-    kind = kwargs.pop("kind", "ucb")
-    kappa, xi = kwargs.pop("kappa", 2.576), kwargs.pop("xi", 0.0)
-    decay = {
-        "exploration_decay": kwargs.pop("kappa_decay", None),
-        "exploration_decay_delay": kwargs.pop("kappa_decay_delay", None),
-    }
-    if kwargs:
-        raise ValueError(
-            "utility_kwargs knows kind, kappa, xi, kappa_decay and kappa_decay_delay; "
-            f"got also {sorted(kwargs)}"
-        )
-    if kind == "ucb":
-        return UpperConfidenceBound(kappa=kappa, **decay)
-    if kind == "ei":
-        return ExpectedImprovement(xi=xi, **decay)
-    if kind == "poi":
-        return ProbabilityOfImprovement(xi=xi, **decay)
-    raise ValueError(f"utility_kwargs['kind'] must be 'ucb', 'ei' or 'poi', got {kind!r}")

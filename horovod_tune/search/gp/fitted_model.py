@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_tune.search.gp.earlier_task import EarlierTask, TransferCovariance
-from horovod_tune.search.gp.fit import MarginalLikelihood, fit
-from horovod_tune.search.gp.hyperparameter_draws import draws
+from horovod_tune.search.gp.fit import MarginalLikelihood, draws, fit
 from horovod_tune.search.gp.kernels import (
     Covariance,
     FloatArray,

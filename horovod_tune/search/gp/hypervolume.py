@@ -12,7 +12,7 @@ from scipy.stats import norm, qmc
 from horovod_tune.analysis.scoring import non_dominated
 from horovod_tune.search.gp.feasibility import Feasibility
 from horovod_tune.search.gp.kernels import FloatArray
-from horovod_tune.search.gp.posterior_draws import PosteriorDraws
+from horovod_tune.search.gp.posterior import PosteriorDraws
 
 #: Pairs of a direction and of a draw at the query, for each draw of the results.
 _PAIRS = 16

@@ -12,14 +12,14 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from horovod_tune.search import LogExpectedImprovement
-from horovod_tune.search.gp.acquisition import acquisition_of, log_h
+from horovod_tune.search.gp.acquisition import log_h
 from horovod_tune.search.gp.failure_model import FailureModel, diverged
 from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.kernels import Hyperparameters, MaternCovariance
-from horovod_tune.search.gp.posterior import Posterior
-from horovod_tune.search.gp.posterior_draws import DRAWS
+from horovod_tune.search.gp.posterior import DRAWS, Posterior
 from horovod_tune.search.gp.process import Conditioned
+from horovod_tune.search.search_arguments import acquisition_of
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((25, 3))

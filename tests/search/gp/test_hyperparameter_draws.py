@@ -9,11 +9,9 @@ import pytest
 from scipy.special import logsumexp
 
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
-from horovod_tune.search.gp.averaged_acquisition import AveragedAcquisition
-from horovod_tune.search.gp.fit import MarginalLikelihood, Priors
+from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, draws
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
-from horovod_tune.search.gp.hyperparameter_draws import draws
-from horovod_tune.search.gp.posterior import Posterior
+from horovod_tune.search.gp.posterior import AveragedAcquisition, Posterior
 
 
 class Normal:

@@ -123,7 +123,8 @@ def parameter_axis(parameter: Parameter) -> dict[str, Any]:
     pad = 0.03 * (high - low)
     axis |= {"range": [low - pad, high + pad]}
     if parameter.log:
-        return axis | {"type": "log", "dtick": max(1, round((high - low) / 6)) if high - low > 1 else None}
+        # On little more than one decade Plotly 6 draws some whole decades at y = -Infinity.
+        return axis | {"type": "log", "dtick": max(1, round((high - low) / 6)) if high - low > 2 else None}
     return axis
 
 

@@ -213,7 +213,7 @@ class Lab:
 
     def check_out(self, host: str) -> None:
         """Give a host a checkout of its own in ~/checkout, with what the cluster files ship and examples."""
-        needed = "horovod_tune cluster examples pyproject.toml setup.py constraints.txt README.md"
+        needed = "horovod_tune cluster examples pyproject.toml setup.py LICENSE constraints.txt README.md"
         self.run(host, f"mkdir -p ~/checkout; cd {REPOSITORY}; cp -r {needed} ~/checkout/", timeout_s=60)
 
     def put(self, host: str, path: str, text: str, mode: str = "644") -> None:

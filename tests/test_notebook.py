@@ -67,9 +67,14 @@ def html(found: list) -> str:
     return "".join(out.get("data", {}).get("text/html", "") for out in found)
 
 
-def test_the_search_shows_its_progress_in_one_output(executed):
-    shown = html(outputs(executed, "tune.run("))
-    assert "search ended: 6 of 6 trials ended" in shown
+def printed(found: list) -> str:
+    return "".join(out.get("text", "") for out in found)
+
+
+def test_the_live_table_gives_way_to_the_last_screen(executed):
+    found = outputs(executed, "tune.run(")
+    assert html(found) == "<div></div>"
+    assert "search ended: 6 of 6 trials ended" in printed(found)
 
 
 def test_the_last_value_of_a_cell_is_the_analysis(executed):
@@ -84,7 +89,8 @@ def test_pictures_are_inline(executed, plot):
 
 def test_an_interrupted_cell_can_be_run_again(executed):
     first = next(cell for cell in executed.cells if "_Interrupt()" in cell.source)
-    assert "of 6 trials ended" in html(first.outputs) and "6 of 6" not in html(first.outputs)
+    said = printed(first.outputs)
+    assert "of 6 trials ended" in said and "6 of 6 trials ended" not in said
     (said,) = [out.text for out in outputs(executed, "print(len(results.trials)")]
     assert said.startswith("6 ('20") and said.rstrip().endswith("()"), said
     assert said.count("_") == 2, "two searches are in the folder, and the second one's trials were read"

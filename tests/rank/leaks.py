@@ -45,6 +45,9 @@ class _OwnDict(dict):
 yaml.SafeLoader.mine = _OwnDict(a=1)
 _OwnDict.__module__ = "yaml"
 
+yaml.SafeLoader.named = {"lr": 1}
+torch.nn.init.kaiming_normal_.setting = 1  # type: ignore[attr-defined]
+
 LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a new environment variable": (
         lambda: os.environ.get("LEAK"),
@@ -55,6 +58,15 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: os.environ.pop("PATH"),
     ),
     "the working directory": (lambda: os.path.basename(os.getcwd())[:6], lambda: os.chdir("/")),
+    "a key of a library's dict": (lambda: [*yaml.SafeLoader.named], lambda: _rename_a_key()),
+    "a new attribute of a function": (
+        lambda: hasattr(torch.nn.functional.softmax, "calls"),
+        lambda: setattr(torch.nn.functional.softmax, "calls", 1),
+    ),
+    "the value of a function's attribute": (
+        lambda: torch.nn.init.kaiming_normal_.setting,
+        lambda: setattr(torch.nn.init.kaiming_normal_, "setting", 2),
+    ),
     "the umask": (lambda: _umask(), lambda: os.umask(0o077)),
     "sys.path": (lambda: sys.path[:], lambda: sys.path.insert(0, "/leak")),
     "sys.argv": (lambda: sys.argv[:], lambda: sys.argv.append("--leak")),
@@ -201,10 +213,6 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: torch.nn.functional.relu(torch.tensor(-1.0)).item(),
         lambda: setattr(torch.nn.functional.relu, "__code__", (lambda input, inplace=False: input).__code__),
     ),
-    "an attribute of a function": (
-        lambda: hasattr(torch.nn.functional.softmax, "calls"),
-        lambda: setattr(torch.nn.functional.softmax, "calls", 1),
-    ),
     "constants of a class of torch": (
         lambda: len(torch.nn.Linear.__constants__),
         lambda: torch.nn.Linear.__constants__.append("mine"),
@@ -309,6 +317,10 @@ def _drawn() -> float:
     drawn = torch.rand(1).item()
     torch.set_rng_state(state)
     return drawn
+
+
+def _rename_a_key() -> None:
+    yaml.SafeLoader.named["other"] = yaml.SafeLoader.named.pop("lr")
 
 
 def _module_state() -> int:

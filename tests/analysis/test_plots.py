@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -97,11 +98,27 @@ def test_parallel_coordinates_have_every_trial_in_one_group():
     assert names(figure) == ["the rest", "to 50 %", "to 25 %", "best 10 %", "best"]
 
 
-def test_the_importances_name_their_method_and_warn_of_a_poor_model():
-    text = said(plots.importance(made_experiment(200)))
-    assert "permutation importance on a random forest (scikit-learn)" in text
-    assert "too low to trust" in said(plots.importance(made_experiment(10)))
-    assert "at least 10 trials" in said(plots.importance(made_experiment(4)))
+def test_the_importances_find_what_matters_and_name_their_method():
+    figure = plots.importance(made_experiment(200))
+    names, (bars,) = figure.layout.yaxis.ticktext, figure.data
+    assert names[0] == "lr" and bars.x[0] > 0.5 and bars.x[names.index("net/width")] < 0.05
+    assert "permutation importance on a random forest (scikit-learn)" in said(figure)
+    assert float(re.search(r"held-out trials: ([\d.]+)$", said(figure))[1]) > 0.8
+    assert figure == plots.importance(made_experiment(200)), "the same again"
+    assert "at least 10 trials with a value and a hyperparameter that varies; there are 4 and 5" in said(
+        plots.importance(made_experiment(4))
+    )
+
+
+def test_importances_of_noise_say_that_they_mean_nothing():
+    made = made_experiment(60, asha=False)
+    noise = np.random.default_rng(0).normal(size=60)
+    trials = tuple(
+        replace(t, rows=({"loss": float(each), "training_iteration": 1},))
+        for t, each in zip(made.trials, noise, strict=True)
+    )
+    blank = Analysis(replace(made.record, trials=trials), made.folder, metric="loss", mode="min")
+    assert "too low to trust" in said(plots.importance(blank))
 
 
 def test_start_up_is_drawn_as_such():

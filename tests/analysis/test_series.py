@@ -1,4 +1,4 @@
-"""The numbers behind the pictures: curves, best so far, timelines, hyperparameters, importances."""
+"""The numbers behind the pictures: curves, best so far, timelines, hyperparameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from made_experiments import START, made_experiment
 
 from horovod_tune.analysis import analyze, plots, series
-from horovod_tune.analysis.importance import TooFewTrials, importances
 from horovod_tune.analysis.report import render
 from horovod_tune.analysis.report.run_summary import run_summary, usage, wall_time_s
 from horovod_tune.analysis.results import Analysis
@@ -107,29 +106,6 @@ def test_a_hyperparameter_that_only_some_trials_have_is_missing_in_the_others():
     assert found["a"].values == (None, 1, None, 3)
     assert np.isnan(found["a"].positions[0])
     assert found["b"].categories == ("True",)
-
-
-def test_importances_find_what_matters():
-    found = importances(made_experiment(200))
-    assert found.names[0] == "lr"
-    assert found.drop[0] > 0.5
-    assert dict(zip(found.names, found.drop, strict=True))["net/width"] < 0.05
-    assert found.r2 > 0.8
-    assert found == importances(made_experiment(200)), "the same again"
-
-
-def test_importances_of_too_few_trials_are_refused():
-    with pytest.raises(TooFewTrials, match=r"at least 10 trials .* there are 4 and 5"):
-        importances(made_experiment(4))
-
-
-def test_importances_of_noise_say_that_they_mean_nothing():
-    analysis = made_experiment(60, asha=False)
-    rng = np.random.default_rng(0)
-    trials = [
-        replace(t, rows=({"loss": float(rng.normal()), "training_iteration": 1},)) for t in analysis.trials
-    ]
-    assert importances(changed(analysis, trials)).r2 < 0.2
 
 
 def test_the_experiments_clock_starts_with_its_first_trial_where_nothing_else_is_known():

@@ -23,26 +23,16 @@ class ParetoFront:
     """The results of an experiment that no other one beats in all of several metrics.
 
     `metrics` maps each to "min" or "max". `points` has all results that were compared, shape (points,
-    metrics); `trials` and `rows` are the indices of each one's trial and report, `on_front` which of
-    them are the front.
+    metrics); `places` are the indices of each one's trial and report, `on_front` which of them are the
+    front, and `members` the front's indices, the best of the first metric first.
     """
 
     analysis: Analysis
     metrics: dict[str, str]
     points: np.ndarray
-    trials: tuple[int, ...]
-    rows: tuple[int, ...]
+    places: list[tuple[int, int]]
     on_front: np.ndarray
-
-    @property
-    def modes(self) -> list[str]:
-        return list(self.metrics.values())
-
-    @property
-    def members(self) -> list[int]:
-        """The places in `points` of the front, the best of the first metric first."""
-        first = self.points[:, 0] * (1.0 if self.modes[0] == "min" else -1.0)
-        return sorted(np.flatnonzero(self.on_front).tolist(), key=lambda place: (first[place], place))
+    members: np.ndarray
 
     def dataframe(self) -> pd.DataFrame:
         """Return one row per result of the front, the best of the first metric first.
@@ -50,23 +40,23 @@ class ParetoFront:
         Columns: trial_id, training_iteration, the metrics, and the configuration as config/….
         """
         made = []
-        for place in self.members:
-            trial = self.analysis.trials[self.trials[place]]
-            row = trial.reports[self.rows[place]]
-            values = {name: float(self.points[place, n]) for n, name in enumerate(self.metrics)}
+        for point in self.members:
+            number, report = self.places[point]
+            trial = self.analysis.trials[number]
+            row = trial.reports[report]
+            values = dict(zip(self.metrics, self.points[point].tolist(), strict=True))
             config = row["config"] if isinstance(row.get("config"), dict) else trial.config
             known = {"trial_id": trial.trial_id, "training_iteration": iteration_of(row)}
             made.append(known | values | frames.flatten(config, "config/"))
         return frames.frame(made)
 
     @property
-    def reference(self) -> tuple[float, ...]:
+    def reference(self) -> dict[str, float]:
         """The worst value of each metric among all results that were compared: hypervolume's corner."""
         finite = self.points[np.isfinite(self.points).all(axis=1)]
-        if not len(finite):
-            return (math.nan,) * len(self.metrics)
-        pairs = zip(finite.T, self.modes, strict=True)
-        return tuple(float(column.max() if mode == "min" else column.min()) for column, mode in pairs)
+        modes = zip(self.metrics.items(), finite.T, strict=True)
+        worst = {"min": np.max, "max": np.min}
+        return {name: float(worst[mode](v)) if len(v) else math.nan for (name, mode), v in modes}
 
     def hypervolume(self, reference: Mapping[str, float] | None = None) -> float:
         """Return what the front dominates up to `reference`, a value for each metric; see `hypervolume`.
@@ -75,8 +65,9 @@ class ParetoFront:
         """
         if reference is not None and set(reference) != set(self.metrics):
             raise ValueError(f"reference must have {sorted(self.metrics)}, got {sorted(reference)}")
-        corner = self.reference if reference is None else [reference[name] for name in self.metrics]
-        return hypervolume(self.points[self.on_front], corner, self.modes)
+        corner = self.reference if reference is None else reference
+        modes = list(self.metrics.values())
+        return hypervolume(self.points[self.on_front], [corner[name] for name in self.metrics], modes)
 
     def __repr__(self) -> str:
         return f"<ParetoFront of {self.analysis.name!r}: {int(self.on_front.sum())} of {len(self.points)}>"
@@ -94,17 +85,17 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> ParetoFront:
         if mode not in ("min", "max"):
             raise ValueError(f'the mode of {name!r} must be "min" or "max", got {mode!r}')
         analysis.require_reported(name)
-    points: list[tuple[float | None, ...]] = []
-    trials, places = [], []
-    for index, trial in enumerate(analysis.trials):
-        rows = trial.reports
-        allowed = kept(rows, analysis.limits)
-        at_each = list(known_values(rows, list(metrics)))
-        for place in range(len(rows)) if analysis.scope == "all" else range(len(rows))[-1:]:
-            if allowed[place] and None not in at_each[place]:
-                points.append(at_each[place])
-                trials.append(index)
-                places.append(place)
+    points, places = [], []
+    for number, trial in enumerate(analysis.trials):
+        allowed = kept(trial.reports, analysis.limits)
+        results = list(enumerate(known_values(trial.reports, list(metrics))))
+        for report, values in results if analysis.scope == "all" else results[-1:]:
+            if allowed[report] and None not in values:
+                points.append(values)
+                places.append((number, report))
     array = np.array(points, dtype=float).reshape(len(points), len(metrics))
-    front = non_dominated(array, list(metrics.values()))
-    return ParetoFront(analysis, dict(metrics), array, tuple(trials), tuple(places), front)
+    on_front = non_dominated(array, list(metrics.values()))
+    members = np.flatnonzero(on_front)
+    first = array[members, 0] * (1.0 if next(iter(metrics.values())) == "min" else -1.0)
+    members = members[np.argsort(first, kind="stable")]
+    return ParetoFront(analysis, dict(metrics), array, places, on_front, members)

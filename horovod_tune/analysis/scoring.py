@@ -178,8 +178,6 @@ def hypervolume(values: np.ndarray, reference: Sequence[float], modes: Sequence[
     >>> hypervolume(np.array([[1.0, 2.0], [2.0, 1.0]]), [3.0, 3.0], ["min", "min"])
     3.0
     """
-    if len(reference) != len(modes):
-        raise ValueError(f"reference must have {len(modes)} values, got {len(reference)}")
     costs = _as_costs(values, modes)
     corner = _as_costs(np.asarray([reference], dtype=float), modes)[0]
     inside = np.isfinite(costs).all(axis=1) & (costs < corner).all(axis=1)
@@ -203,7 +201,4 @@ def _volume(costs: np.ndarray, corner: np.ndarray) -> float:
 
 
 def _as_costs(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:
-    values = np.asarray(values, dtype=float)
-    if values.ndim != 2 or values.shape[1] != len(modes):
-        raise ValueError(f"values must have the shape (points, {len(modes)}), got {values.shape}")
     return values * np.array([1.0 if mode == "min" else -1.0 for mode in modes])

@@ -84,15 +84,15 @@ def pareto_front(analysis: Analysis, metrics: Mapping[str, str]) -> Figure:
     finite = np.isfinite(found.points).all(axis=1)
     if not finite.any():
         return style.figure(title, empty=f"no trial has reported a finite {x} and {y}")
-    rest = np.flatnonzero(finite & ~found.on_front).tolist()
+    rest = np.flatnonzero(finite & ~found.on_front)
     made = style.figure(title, f"{len(found.members)} of {int(finite.sum()):,} results are not dominated")
     # The best of x comes first; until the next one's x is reached, its y is the best there is.
     dots = {"mode": "markers", "marker": {"color": style.QUIET, "size": 5, "opacity": 0.6}}
     steps = {"mode": "lines+markers", "line": {"color": style.BEST, "shape": "hv"}, "marker_size": 8}
-    for name, places, look in (("other results", rest, dots), ("front", found.members, steps)):
-        texts = style.trial_names(analysis)[[found.trials[place] for place in places]]
+    for name, chosen, look in (("other results", rest, dots), ("front", found.members, steps)):
+        texts = style.trial_names(analysis)[[found.places[point][0] for point in chosen]]
         told = "%{text}<br>%{x:.6g}, %{y:.6g}<extra></extra>"
-        x_values, y_values = found.points[places].T
+        x_values, y_values = found.points[chosen].T
         made.add_scatter(x=x_values, y=y_values, text=texts, name=name, hovertemplate=told, **look)
     return made.update_layout(
         xaxis_title_text=f"{style.label(x)} ({style.direction(x_mode)})",

@@ -98,8 +98,7 @@ def trade_offs(front: ParetoFront) -> str:
 def _summary(front: ParetoFront) -> str:
     words = {"min": "lower", "max": "higher"}
     aims = ", ".join(f"{name} ({words[mode]})" for name, mode in front.metrics.items())
-    worst = zip(front.metrics, front.reference, strict=True)
-    corner = ", ".join(f"{name} {value:.6g}" for name, value in worst)
+    corner = ", ".join(f"{name} {value:.6g}" for name, value in front.reference.items())
     return (
         f"Better is: {aims}. {int(front.on_front.sum())} of {len(front.points):,} results are beaten by no "
         f"other one in all of them; they dominate a hypervolume of {front.hypervolume():.6g} up to the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ import numpy as np
 
 from horovod_tune.analysis.reader.folders import has_uri, shown_place
 from horovod_tune.analysis.reader.metadata import searcher_metadata
-from horovod_tune.analysis.reader.records import Metadata
 from horovod_tune.analysis.scoring import kept, non_dominated, value_of
 from horovod_tune.analysis.trial_details import error_line
 
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
 _FAILURES = 5
 
 
-def running_search_metadata(state_folder: str) -> Metadata:
+def running_search_metadata(state_folder: str) -> dict[str, Any]:
     """Return the limits and metrics that `BayesOptSearch` has saved in a folder of the driver."""
     states = sorted(Path(state_folder).glob("searcher-state-*"), reverse=True)
     try:
-        return searcher_metadata(states[0].read_bytes()) if states else Metadata()
+        return searcher_metadata(states[0].read_bytes()) if states else {}
     except (OSError, ValueError):  # `analyze` names the problem
-        return Metadata()
+        return {}
 
 
-def last_screen(trials: Sequence[Any], progress: Progress, metadata: Metadata | None = None) -> str:
+def last_screen(trials: Sequence[Any], progress: Progress, metadata: Mapping[str, Any] | None = None) -> str:
     """Return the last lines of a search.
 
     The best trial is that which ``results.best_config`` and `analyze` select, by the last reports' values.
@@ -41,20 +40,20 @@ def last_screen(trials: Sequence[Any], progress: Progress, metadata: Metadata | 
     Args:
         trials: all of Tune's, including those that had ended before the search was resumed.
         progress: the metric, the mode, and the best value of any report.
-        metadata: the limits that the best result has to meet, and the metrics of a front.
+        metadata: the `limits` that the best result has to meet, and the metrics of a `front`.
     """
-    metadata = metadata or Metadata()
+    limits, front = (metadata or {}).get("limits", ()), (metadata or {}).get("front")
     filesystem = trials[0].storage.storage_filesystem
     folder = shown_place(filesystem, str(trials[0].storage.experiment_fs_path))
-    keeping = [trial for trial in trials if kept([_last_known(trial)], metadata.limits)[0]]
-    within = " and ".join(map(str, metadata.limits))
-    if metadata.front:
-        found = _front(keeping, len(trials), metadata.front, f" within {within}" if within else "")
+    keeping = [trial for trial in trials if kept([_last_known(trial)], limits)[0]]
+    within = " and ".join(map(str, limits))
+    if front:
+        found = _front(keeping, len(trials), front, f" within {within}" if within else "")
     else:
         found = _best(keeping, progress, within)
     rows = [*found, ("results", folder)]
     if filesystem.type_name == "local" or has_uri(filesystem):
-        more = "" if metadata.front or progress.metric else " --metric NAME --mode min|max"
+        more = "" if front or progress.metric else " --metric NAME --mode min|max"
         rows.append(("see more", f"horovod-tune show {shlex.quote(folder)}{more}"))
         rows.append(("", f"horovod-tune report {shlex.quote(folder)} -o report.html{more}"))
         rows.append(("", f"in Python: horovod_tune.analyze({folder!r})"))

@@ -76,7 +76,7 @@ def text_of(value: Any) -> str:
 @cached
 def varying_parameters(analysis: Analysis) -> list[Parameter]:
     """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
-    domains = analysis.record.domains or {}
+    domains = analysis.record.domains
     flat = [_options(flatten(trial.config), domains) for trial in analysis.trials]
     found = []
     for name in dict.fromkeys(name for config in flat for name in config):

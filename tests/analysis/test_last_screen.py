@@ -10,7 +10,6 @@ from pyarrow import fs as pafs
 
 from horovod_tune.analysis.last_screen import last_screen
 from horovod_tune.analysis.progress import Progress
-from horovod_tune.analysis.reader.records import Metadata
 from horovod_tune.analysis.scoring import parse_limit
 
 
@@ -107,7 +106,7 @@ def test_a_metric_keeps_its_value_until_it_is_reported_again() -> None:
     one, other = trial("a", {}, loss=1.0), trial("b", {}, loss=2.0)
     for each, latency in ((one, 50.0), (other, 10.0)):
         each.metric_analysis = {"cost/ms": {"last": latency}}
-    aims = Metadata(limits=(parse_limit("cost/ms <= 20"),))
+    aims: dict[str, Any] = {"limits": (parse_limit("cost/ms <= 20"),)}
     assert "best trial   b, loss 2" in last_screen([one, other], search("min", a=[1.0], b=[2.0]), aims)
-    aims = Metadata(front={"loss": "min", "cost/ms": "min"})
+    aims = {"front": {"loss": "min", "cost/ms": "min"}}
     assert "2 of 2 trials are on the Pareto front" in last_screen([one, other], search("min"), aims)

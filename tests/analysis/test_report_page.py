@@ -58,7 +58,7 @@ def evil_experiment(trials: int = 12) -> Analysis:
         for number, trial in enumerate(made.trials)
     )
     record = replace(
-        made.record, trials=hostile, name=EVIL, searcher=EVIL, constants={EVIL: EVIL}, domains=None
+        made.record, trials=hostile, name=EVIL, searcher=EVIL, constants={EVIL: EVIL}, domains={}
     )
     return Analysis(record, made.folder, metric="loss", mode="min")
 

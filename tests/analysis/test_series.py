@@ -90,7 +90,7 @@ def test_hyperparameters_know_their_axes():
 
 def test_without_a_written_space_axes_are_told_from_the_values():
     analysis = made_experiment(30)
-    found = {one.name: one for one in varying_parameters(changed(analysis, analysis.trials, domains=None))}
+    found = {one.name: one for one in varying_parameters(changed(analysis, analysis.trials, domains={}))}
     assert found["lr"].log, "two decades of positive numbers"
     assert not found["momentum"].log
     assert found["batch_size"].kind == "numeric"
@@ -102,7 +102,7 @@ def test_a_hyperparameter_that_only_some_trials_have_is_missing_in_the_others():
         replace(t, config={"a": n} if n % 2 else {"b": True, "a": None})
         for n, t in enumerate(analysis.trials)
     ]
-    found = {one.name: one for one in varying_parameters(changed(analysis, trials, domains=None))}
+    found = {one.name: one for one in varying_parameters(changed(analysis, trials, domains={}))}
     assert found["a"].values == (None, 1, None, 3)
     assert np.isnan(found["a"].positions[0])
     assert found["b"].categories == ("True",)

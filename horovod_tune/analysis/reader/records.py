@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from horovod_tune.analysis.scoring import Limit
@@ -66,43 +66,15 @@ class TrialRecord:
         return place.rsplit("/", 1)[-1]
 
 
-#: What Tune calls the number of a report.
-TRAINING_ITERATION = "training_iteration"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Metadata:
-    """What a search has written about itself; what is not written stays None or empty.
-
-    `domains` are the search space's. `limits`, and the metrics with their modes in `front`, are those that
-    `BayesOptSearch` was given.
-    """
-
-    metric: str | None = None
-    mode: str | None = None
-    num_samples: int | None = None
-    time_budget_s: float | None = None
-    searcher: str | None = None
-    scheduler: str | None = None
-    domains: dict[str, Domain] | None = None
-    constants: dict[str, Any] = field(default_factory=dict)
-    resources: tuple[dict[str, float], ...] = ()
-    limits: tuple[Limit, ...] = ()
-    front: dict[str, str] = field(default_factory=dict)
-
-    def filled_in(self, other: Metadata) -> Metadata:
-        """Return this with what only `other` knows."""
-        missing = {name: value for name, value in vars(other).items() if not getattr(self, name)}
-        return replace(self, **missing)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExperimentRecord(Metadata):
-    """One search as Tune's files have it.
+class ExperimentRecord:
+    """One search as Tune's files have it; what is not written down stays None or empty.
 
     `run` names it (None if its state file is lost), `runs` all searches of the same folder, oldest first.
     `sessions` are the Unix times at which its drivers started: a resumed search has several. `is_copy` is
-    True if the folder was copied, so that its files' times are not those of the search.
+    True if the folder was copied, so that its files' times are not those of the search. `domains` are the
+    search space's. `limits`, and the metrics with their modes in `front`, are those that `BayesOptSearch` was
+    given. `metadata` is all that the driver wrote.
     """
 
     name: str
@@ -116,3 +88,13 @@ class ExperimentRecord(Metadata):
     sessions: tuple[float, ...] = ()
     is_copy: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
+    metric: str | None = None
+    mode: str | None = None
+    num_samples: int | None = None
+    time_budget_s: float | None = None
+    searcher: str | None = None
+    scheduler: str | None = None
+    domains: dict[str, Domain] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    limits: tuple[Limit, ...] = ()
+    front: dict[str, str] = field(default_factory=dict)

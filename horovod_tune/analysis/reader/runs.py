@@ -89,15 +89,6 @@ class Run:
         """When each of its drivers started, in Unix time (seconds), the first one first."""
         return tuple(sorted({file.start_time for file in self.files if file.start_time is not None}))
 
-    @property
-    def start_time(self) -> float | None:
-        """When it began, in Unix time (seconds)."""
-        return min(self.sessions, default=None)
-
-    @property
-    def last_write(self) -> float | None:
-        return max((file.written for file in self.files if file.written is not None), default=None)
-
 
 def runs_of(files: Iterable[StateFile]) -> list[Run]:
     """Return the searches that have state files, the oldest first.

@@ -23,7 +23,7 @@ from horovod_tune.analysis.reader.plain_values import (
     seconds,
     text_or_none,
 )
-from horovod_tune.analysis.reader.records import TRAINING_ITERATION, Problem, TrialRecord
+from horovod_tune.analysis.reader.records import Problem, TrialRecord
 from horovod_tune.analysis.reader.runs import folder_name_of, id_of
 
 _LONGEST_TEXT = 200_000
@@ -218,7 +218,7 @@ def _trial_of_state(
     name = text_or_none(trial.get("custom_trial_name"))
     name = name or f"{text_or_none(trial.get('trainable_name')) or 'trial'}_{trial_id}"
     # Before its first report, Tune has only the trial's names in it.
-    last = run.get("last_result") if TRAINING_ITERATION in mapping(run.get("last_result")) else None
+    last = run.get("last_result") if "training_iteration" in mapping(run.get("last_result")) else None
     config = plain(trial.get("config") or {}, cut)
     tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1": the twelfth after the first
     failures = run.get("num_failures")

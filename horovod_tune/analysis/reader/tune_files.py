@@ -9,15 +9,18 @@ the record's problems.
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders, shown_place
-from horovod_tune.analysis.reader.metadata import RunFiles
-from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, parse_json, text_or_none
-from horovod_tune.analysis.reader.records import ExperimentRecord, Metadata, Problem, TrialRecord
+from horovod_tune.analysis.reader.metadata import metadata_of
+from horovod_tune.analysis.reader.plain_values import mapping, parse_json, text_or_none
+from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
 from horovod_tune.analysis.reader.runs import STATE_PREFIX, STATE_SUFFIX, Run, StateFile, choose, runs_of
 from horovod_tune.analysis.reader.trial_files import trials_of_state, with_files
 
@@ -64,7 +67,8 @@ def read_experiment(
     names = [chosen.newest.name] if chosen is not None else [e.name for e in entries if _is_state(e)][-1:]
     staged = _staged(folder, names, state)
     if staged is not None:
-        state = _later(state, staged, names[0])
+        with suppress(ValueError, OSError):
+            state = _state(staged, names[0])
     trials = trials_of_state(folder, state, problems)
     if chosen is None or chosen is runs[-1] or trial_ids is not None:
         taken = {trial.folder_name for trial in trials}.union(*(run.folder_names for run in runs))
@@ -85,8 +89,37 @@ def read_experiment(
         problems.extend(found)
     for missing in sorted(set(trial_ids or ()) - {trial.trial_id for trial in kept}):
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
-    files = RunFiles(folder, staged, entries, runs, chosen)
-    return _assemble(files, state, tuple(kept), _together(problems))
+    listed = [*entries, *(staged.entries() if staged is not None else ())]
+    folders = [folder] if staged is None else [folder, staged]
+    stamps = chosen.stamps if chosen is not None and len(runs) > 1 else {""}
+    known = metadata_of(folders, listed, stamps, {trial.trial_id for trial in kept}, problems)
+    # Tune's state has a metric only, and a mode counts only for its own metric.
+    metric = text_or_none(mapping(mapping(state).get("runner_data")).get("_metric")) or known.get("metric")
+    if known.get("mode") not in ("min", "max") or known.get("metric") not in (metric, None):
+        known["mode"] = None
+    if resources := known.pop("resources", ()):
+        kept = [replace(trial, resources=resources) for trial in kept]
+    is_copy = staged is None and chosen is not None and _is_copy(folder, entries, chosen, kept)
+    if is_copy:
+        modified = []
+    elif chosen is not None and chosen is not runs[-1]:
+        modified = [file.written for file in chosen.files]
+    else:
+        modified = [entry.modified for entry in listed if not entry.is_dir]
+    sessions = chosen.sessions if chosen is not None else ()
+    return ExperimentRecord(
+        name=folder.name,
+        path=folder.shown,
+        run=chosen.name if chosen is not None else None,
+        runs=tuple(run.name for run in runs),
+        trials=tuple(kept),
+        problems=tuple(_together(problems)),
+        start_time=min((*sessions, *(trial.start_time for trial in kept if trial.start_time)), default=None),
+        sessions=sessions,
+        is_copy=is_copy,
+        last_write=max(filter(None, (*modified, *(trial.end_time for trial in kept))), default=None),
+        **(known | {"metric": metric}),
+    )
 
 
 def _together(problems: Iterable[Problem]) -> list[Problem]:
@@ -163,18 +196,6 @@ def _unfinished(state: dict[str, Any]) -> bool:
     )
 
 
-def _later(state: dict[str, Any] | None, staged: Folder, name: str) -> dict[str, Any] | None:
-    try:
-        other = _state(staged, name)
-    except (ValueError, OSError):
-        return state
-    return other if state is None or _steps(other) >= _steps(state) else state
-
-
-def _steps(state: dict[str, Any]) -> float:
-    return number_or_none(mapping(state.get("runner_data")).get("_iteration")) or 0.0
-
-
 def _trials_without_state(
     folder: Folder, staged: Folder | None, entries: Iterable[Entry], taken: Collection[str]
 ) -> list[TrialRecord]:
@@ -195,8 +216,8 @@ def _trials_without_state(
 
 def _is_older(trial: TrialRecord, run: Run | None) -> bool:
     """Return True if a trial ended before the search began, so that it belongs to one whose state is lost."""
-    began = run.start_time if run is not None else None
-    return began is not None and trial.end_time is not None and trial.end_time < began - 1.0
+    began = run.sessions[0] if run is not None and run.sessions else -math.inf
+    return trial.end_time is not None and trial.end_time < began - 1.0
 
 
 def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[Problem]) -> str:
@@ -210,54 +231,10 @@ def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
 
 
-def _assemble(
-    files: RunFiles, state: dict[str, Any] | None, trials: tuple[TrialRecord, ...], problems: list[Problem]
-) -> ExperimentRecord:
-    runner = mapping(mapping(state).get("runner_data"))
-    written = files.written(trials, problems)
-    known = files.metadata(written, problems)
-    metric, mode = _metric_and_mode(known, text_or_none(runner.get("_metric")))
-    if known.resources:
-        trials = tuple(replace(trial, resources=known.resources) for trial in trials)
-    modified = [entry.modified for entry in files.listed if entry.modified and not entry.is_dir]
-    if files.chosen is not None and files.chosen is not files.runs[-1]:
-        modified = [files.chosen.last_write] if files.chosen.last_write else []
-    is_copy = _is_copy(files, trials)
-    modified = [] if is_copy else modified
-    modified += [trial.end_time for trial in trials if trial.end_time]
-    starts = [trial.start_time for trial in trials if trial.start_time]
-    sessions = files.chosen.sessions if files.chosen is not None else ()
-    return ExperimentRecord(
-        name=files.folder.name,
-        path=files.folder.shown,
-        run=files.chosen.name if files.chosen is not None else None,
-        runs=tuple(run.name for run in files.runs),
-        trials=trials,
-        problems=tuple(problems),
-        start_time=min((*sessions, *starts), default=None),
-        sessions=sessions,
-        is_copy=is_copy,
-        last_write=max(modified, default=None),
-        metadata=written,
-        **vars(replace(known, metric=metric, mode=mode)),
-    )
-
-
-def _is_copy(files: RunFiles, trials: Iterable[TrialRecord]) -> bool:
+def _is_copy(folder: Folder, entries: Sequence[Entry], run: Run, trials: Iterable[TrialRecord]) -> bool:
     """Return True if no file is as old as the search: the folder is a copy, with other file times."""
-    if files.chosen is None or files.chosen.newest.start_time is None or files.staged is not None:
-        return False
     started = [trial for trial in trials if trial.status != "PENDING"][:3]
-    written = [entry.modified for entry in files.entries if not entry.is_dir]
-    for trial in started:
-        inside = files.folder.below(trial.folder_name).entries() if trial.folder_name else []
-        written += [entry.modified for entry in inside]
-    known = [moment for moment in written if moment is not None]
-    return bool(started and known) and min(known) > files.chosen.newest.start_time + _COPIED_S
-
-
-def _metric_and_mode(known: Metadata, runner_metric: str | None) -> tuple[str | None, str | None]:
-    """Return metric and mode; Tune's state has a metric only, and a mode counts only for its own metric."""
-    metric = runner_metric or known.metric
-    mode = known.mode if known.mode in ("min", "max") and known.metric in (metric, None) else None
-    return metric, mode
+    inside = [folder.below(trial.folder_name).entries() for trial in started if trial.folder_name]
+    written = [entry.modified for entry in chain(*inside, entries) if entry.modified and not entry.is_dir]
+    began = run.newest.start_time
+    return began is not None and bool(started and written) and min(written) > began + _COPIED_S

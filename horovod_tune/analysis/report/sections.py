@@ -162,7 +162,7 @@ def _facts(rows: Iterable[tuple[str, str]], tag: str = "span") -> str:
 
 def _space(analysis: Analysis) -> str:
     domains, constants = analysis.record.domains, analysis.record.constants
-    if domains is None:
+    if not domains:
         return '<p class="said">The search space is not written down in this experiment.</p>'
     rows = [(name, domain.text) for name, domain in domains.items()]
     rows += [(name, f"{value!r} (constant)"[:300]) for name, value in constants.items()]

@@ -138,7 +138,7 @@ def test_a_search_whose_state_file_is_lost_is_not_called_finished(home):
 def configured(*configs: dict) -> Analysis:
     made = made_experiment(len(configs))
     trials = tuple(replace(t, config=config) for t, config in zip(made.trials, configs, strict=True))
-    record = replace(made.record, trials=trials, domains=None, start_time=START)
+    record = replace(made.record, trials=trials, domains={}, start_time=START)
     return Analysis(record, made.folder, metric="loss", mode="min")
 
 

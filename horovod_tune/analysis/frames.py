@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,11 +99,11 @@ _TRIAL_COLUMNS: tuple[str, ...] = (
 )
 
 
-def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> dict[str, Any]:
+def trial_row(trial: TrialRecord, scored: Score | None, metric: str) -> dict[str, Any]:
     """Return one flat dictionary per trial."""
     start, end = trial.start_time, trial.end_time
     row: dict[str, Any] = {"trial_id": trial.trial_id, "status": trial.status}
-    if scored is not None and metric is not None:
+    if scored is not None:
         # The metric's own name, unless another column has it.
         row[f"last_{metric}" if metric in _TRIAL_COLUMNS else metric] = scored.last
         row |= {f"best_{metric}": scored.best, "best_iteration": scored.best_iteration}
@@ -122,20 +122,12 @@ def trial_row(trial: TrialRecord, scored: Score | None, metric: str | None) -> d
     return row | flatten(trial.config, "config/")
 
 
-def trials_frame(
-    trials: Sequence[TrialRecord], scores: Sequence[Score | None], metric: str | None
-) -> pd.DataFrame:
+def trials_frame(trials: Sequence[TrialRecord], scores: Iterable[Score | None], metric: str) -> pd.DataFrame:
     """Return one row per trial: see `Analysis.dataframe`."""
-    made = frame([trial_row(trial, scored, metric) for trial, scored in zip(trials, scores, strict=True)])
-    for name in ("start", "end"):
-        if name in made:
-            made[name] = clock(made[name])
-    for name in ("ranks", "best_iteration"):
-        if name in made:
-            made[name] = made[name].astype("Int64")
-    if "start_s" in made:
-        made["start_s"] = made["start_s"].astype("float64")
-    return made
+    made = frame([trial_row(trial, scored, metric) for trial, scored in zip(trials, scores, strict=False)])
+    types = {"ranks": "Int64", "best_iteration": "Int64", "start_s": "float64"}
+    made = made.astype({name: dtype for name, dtype in types.items() if name in made})
+    return made.assign(**{name: clock(made[name]) for name in ("start", "end") if name in made})
 
 
 def history_frame(trials: Sequence[TrialRecord], start_time: float | None, with_config: bool) -> pd.DataFrame:

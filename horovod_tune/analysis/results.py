@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from html import escape
-from itertools import chain
-from typing import Any, TypeVar
+from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from horovod_tune.analysis.pareto import ParetoFront, pareto_front
 from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import TUNES_OWN
-from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
+from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
 from horovod_tune.analysis.scoring import Limit, Score, kept, score, value_of
 from horovod_tune.analysis.trial_details import config_changes, plain_text
@@ -30,21 +30,6 @@ _CHECKPOINT = re.compile(r"checkpoint_[A-Za-z0-9_-]+")
 _QUIET_S = 660.0  # Tune copies to its storage every 300 s; after two without a change the search has ended
 
 
-_Value = TypeVar("_Value")
-
-
-def cached(function: Callable[[Analysis], _Value]) -> Callable[[Analysis], _Value]:
-    """Make a function of an analysis keep what it returned: an analysis never changes."""
-
-    @wraps(function)
-    def cached_function(analysis: Analysis) -> _Value:
-        if function not in analysis.cache:
-            analysis.cache[function] = function(analysis)
-        return analysis.cache[function]
-
-    return cached_function
-
-
 class MetricUnknown(HorovodTuneError, ValueError):
     """Raised if trials are compared and the metric, or its mode, is not known."""
 
@@ -52,8 +37,10 @@ class MetricUnknown(HorovodTuneError, ValueError):
 class Analysis:
     """An experiment's results as they were when it was read; `reload()` reads a running one again.
 
-    `metric`, `mode` and `scope` are what trials are compared by, within `limits`; `problems` lists what could
-    not be read, and `record` has everything that was.
+    `metric`, `mode` and `scope` are what trials are compared by, within `limits`. `trials` has every trial,
+    in the order of creation; `problems` lists what could not be read, `record` has everything that was.
+    `run` is the start time of this search's driver, which identifies the search (None without a state file);
+    `runs` are all searches that wrote into the folder, the oldest first: what `analyze(…, run=…)` takes.
     """
 
     def __init__(
@@ -67,44 +54,16 @@ class Analysis:
         limits: Sequence[Limit] = (),
         trial_ids: frozenset[str] | None = None,
     ):
+        self.record, self.folder, self._trial_ids = record, folder, trial_ids
+        self.name, self.path, self.run, self.runs = record.name, record.path, record.run, record.runs
+        self.trials, self.problems = record.trials, record.problems
         self.limits = tuple(limits)
-        self.cache: dict[Callable[..., Any], Any] = {}
-        self._trial_ids = trial_ids
-        self.record = record
-        self.folder = folder
         self.metric = metric or record.metric
         self.mode = mode or (record.mode if self.metric == record.metric else None)
         self.scope = scope
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.name!r}: {len(self.trials)} trials, {self.state}>"
-
-    @property
-    def name(self) -> str:
-        return self.record.name
-
-    @property
-    def path(self) -> str:
-        return self.record.path
-
-    @property
-    def trials(self) -> tuple[TrialRecord, ...]:
-        """Every trial, in the order of creation."""
-        return self.record.trials
-
-    @property
-    def run(self) -> str | None:
-        """The start time of this search's driver, which identifies the search; None without a state file."""
-        return self.record.run
-
-    @property
-    def runs(self) -> tuple[str, ...]:
-        """All searches that wrote into the folder, the oldest first: what `analyze(…, run=…)` takes."""
-        return self.record.runs
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        return self.record.problems
 
     @property
     def state(self) -> str:
@@ -312,8 +271,8 @@ class Analysis:
         these three are NA if the reports lack them; error (its last line), num_failures, logdir, and the
         configuration as config/….
         """
-        scored: list[Score | None] = list(self.scores) if self._scored else [None] * len(self.trials)
-        return frames.trials_frame(self.trials, scored, self.metric)
+        scored = self.scores if self._scored else repeat(None)
+        return frames.trials_frame(self.trials, scored, self.metric or "")
 
     @property
     def _scored(self) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
 import pandas as pd
 
 from horovod_tune.analysis.reader.plain_values import iteration_of
-from horovod_tune.analysis.results import Analysis, cached
+from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.scoring import is_better, value_of
 from horovod_tune.analysis.trial_details import (
     attempts,
@@ -37,7 +38,7 @@ class Curve:
     sessions: np.ndarray
 
 
-@cached
+@lru_cache(maxsize=1)  # an analysis never changes
 def curves(analysis: Analysis) -> list[Curve]:
     """Return each trial's learning curve; trials without a report of the metric have an empty one."""
     metric, _ = analysis.require_metric()

@@ -6,13 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from horovod_tune.analysis.frames import flatten
 from horovod_tune.analysis.reader.records import Domain
-from horovod_tune.analysis.results import Analysis, cached
+from horovod_tune.analysis.results import Analysis
 
 _LOG_SPAN = 100.0  # without a written space, positive numbers over two decades may get a logarithmic axis
 _LOG_MEDIAN = 0.25  # … if half of them lie below this part of the largest, as evenly spread ones do not
@@ -73,7 +74,7 @@ def text_of(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-@cached
+@lru_cache(maxsize=1)  # an analysis never changes
 def varying_parameters(analysis: Analysis) -> list[Parameter]:
     """Return the hyperparameters with at least two values among the trials, in the configuration's order."""
     domains = analysis.record.domains

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from horovod_tune.analysis.plots import style
-from horovod_tune.analysis.results import Analysis, cached
+from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.varying_parameters import Parameter, varying_parameters
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def importance(analysis: Analysis) -> Figure:
     )
 
 
-@cached
+@lru_cache(maxsize=1)  # an analysis never changes
 def permuted(analysis: Analysis) -> tuple[np.ndarray, float, int]:
     """Return what permuting each hyperparameter costs a forest on trials that it has not seen.
 

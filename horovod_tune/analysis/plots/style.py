@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_tune.analysis.results import Analysis, cached
+from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.series import robust_limits
 from horovod_tune.analysis.varying_parameters import Parameter, text_of, varying_parameters
 
@@ -135,7 +136,7 @@ def on_axis(parameter: Parameter, seed: int = 0) -> np.ndarray:
     return 10.0**parameter.positions if parameter.log else parameter.positions
 
 
-@cached
+@lru_cache(maxsize=1)  # an analysis never changes
 def hover_texts(analysis: Analysis) -> np.ndarray:
     """Return the hover text of each trial: its id, status and first hyperparameters."""
     if len(analysis.trials) > _HOVER_TRIALS:
@@ -150,7 +151,7 @@ def hover_texts(analysis: Analysis) -> np.ndarray:
     return np.array(texts)
 
 
-@cached
+@lru_cache(maxsize=1)  # an analysis never changes
 def trial_names(analysis: Analysis) -> np.ndarray:
     """Return the trials' ids as Plotly shows them, shape (trials,): an array is much faster than a list."""
     return np.array([as_text(trial.trial_id) for trial in analysis.trials])

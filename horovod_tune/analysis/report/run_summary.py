@@ -50,9 +50,10 @@ def wall_text(analysis: Analysis) -> str | None:
     return duration(wall) + (f" in {sessions} sessions" if sessions > 1 else "")
 
 
-def statuses(analysis: Analysis) -> dict[str, int]:
+def statuses(analysis: Analysis) -> str:
     """Return how many trials have each status, the commonest first."""
-    return dict(Counter(trial.status for trial in analysis.trials).most_common())
+    counts = Counter(trial.status.lower() for trial in analysis.trials).most_common()
+    return ", ".join(f"{count:,} {status}" for status, count in counts)
 
 
 def run_summary(analysis: Analysis) -> list[tuple[str, str]]:
@@ -98,10 +99,10 @@ def comparison_text(analysis: Analysis) -> str:
 
 
 def trials_text(analysis: Analysis) -> str:
-    counts = ", ".join(f"{count} {status.lower()}" for status, count in statuses(analysis).items())
+    counts = statuses(analysis)
     asked = analysis.record.num_samples
     more = f" of {asked}" if asked and asked > len(analysis.trials) else ""
-    return f"{len(analysis.trials)}{more} ({counts})" if counts else "0"
+    return f"{len(analysis.trials):,}{more} ({counts})" if counts else "0"
 
 
 def _ranks_text(analysis: Analysis) -> str:

@@ -30,9 +30,8 @@ _GROUPS, _TRACEBACK, _PROBLEMS, _FRONT = 100, 20_000, 200, 100
 
 
 def header_section(analysis: Analysis) -> str:
-    counts = ", ".join(f"{count:,} {status.lower()}" for status, count in statuses(analysis).items())
     (cpu, gpu, counted), wall = usage(analysis), wall_text(analysis)
-    tiles = [("trials", f"{len(analysis.trials):,}", counts)]
+    tiles = [("trials", f"{len(analysis.trials):,}", statuses(analysis))]
     if wall is not None:
         tiles.append(("wall time", wall, moment(analysis.record.start_time or 0.0)))
     if counted:

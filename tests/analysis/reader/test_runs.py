@@ -58,7 +58,7 @@ def home(tmp_path: Path) -> Path:
         made = replace(trial, trial_id=f"new_{trial.number}", directory=f"/made/train_new_{trial.number}")
         trials.append(replace(made, rows=rows, last_result=rows[-1]))
     home = written(first, tmp_path)
-    second.record = replace(second.record, trials=tuple(trials))
+    second.trials = tuple(trials)
     written(second, tmp_path / "other")
     for path in (tmp_path / "other" / "made").iterdir():
         target = f"experiment_state-{SECOND}.json" if path.is_file() else path.name

@@ -11,7 +11,7 @@ from horovod_tune.analysis.reader.folders import open_folder
 from horovod_tune.analysis.reader.records import ExperimentRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment, result_of
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.scoring import SCOPES, Limit, parse_limit
+from horovod_tune.analysis.scoring import Limit, parse_limit
 
 
 def analyze(
@@ -45,7 +45,7 @@ def analyze(
     """
     if mode not in (None, "min", "max"):
         raise ValueError(f'mode must be "min" or "max", got {mode!r}')
-    if scope not in SCOPES:
+    if scope not in ("last", "all"):
         raise ValueError(f'scope must be "last" or "all", got {scope!r}')
     given: list[Limit] | None = None
     if limits is not None:

@@ -13,8 +13,6 @@ import numpy as np
 
 from horovod_tune.analysis.reader.plain_values import iteration_of
 
-SCOPES = ("last", "all")
-
 
 @dataclass(frozen=True)
 class Score:

@@ -42,7 +42,7 @@ class Curve:
 def curves(analysis: Analysis) -> list[Curve]:
     """Return each trial's learning curve; trials without a report of the metric have an empty one."""
     metric, _ = analysis.require_metric()
-    start, sessions = start_time(analysis), analysis.record.sessions
+    start, sessions = analysis.record.start_time or 0.0, analysis.record.sessions
     found = []
     for index, trial in enumerate(analysis.trials):
         values = [value_of(row, metric) for row in trial.rows]
@@ -72,14 +72,6 @@ def thinned(values: np.ndarray, most: int) -> np.ndarray:
         else:
             kept.add(int(stretch[0]))
     return np.array(sorted(kept))
-
-
-def start_time(analysis: Analysis) -> float:
-    """Return the experiment's start in Unix time (seconds): Tune's, else that of its first trial."""
-    if analysis.record.start_time is not None:
-        return analysis.record.start_time
-    starts = [trial.start_time for trial in analysis.trials if trial.start_time is not None]
-    return min(starts, default=0.0)
 
 
 def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +120,7 @@ def timeline(analysis: Analysis) -> Timeline:
     The start-up comes from `start_span` if the reports have its length (`start_s`). If no trial reports its
     number of ranks, a row is a place for one whole trial.
     """
-    zero, now = start_time(analysis), analysis.record.last_write
+    zero, now = analysis.record.start_time or 0.0, analysis.record.last_write
     sessions = analysis.record.sessions
     held = []
     for index, trial in enumerate(analysis.trials):

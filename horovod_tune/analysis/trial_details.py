@@ -40,10 +40,10 @@ def report_times(trial: TrialRecord) -> list[float]:
 
 
 def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the attempt of each report: 1, and one more whenever its iteration decreases.
+    """Return the attempt of each report: 1, and one more whenever its iteration does not increase.
 
-    >>> attempts([{"training_iteration": n} for n in (1, 2, 1, 2, 3)])
-    [1, 1, 2, 2, 2]
+    >>> attempts([{"training_iteration": n} for n in (1, 2, 2, 3, 1)])
+    [1, 1, 2, 2, 3]
     """
     numbers, number, before = [], 1, 0
     for row in rows:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,20 @@ def made_experiment(
         scheduler="AsyncHyperBandScheduler(max_t=27, reduction_factor=3)" if asha else "first in, first out",
     )
     return Analysis(record, Folder(pafs.LocalFileSystem(), "/made", "/made"), metric="loss", mode="min")
+
+
+def changed(analysis: Analysis, *, metric: str | None = "loss", mode: str = "min", **fields: Any) -> Analysis:
+    """The experiment with other fields of its record."""
+    return Analysis(replace(analysis.record, **fields), analysis.folder, metric=metric, mode=mode)
+
+
+def edit_state(home: Path, number: int, trial: dict[str, Any] | None = None, **run: Any) -> None:
+    """Change a trial's two parts in the state file of a written experiment."""
+    (state,) = home.glob("experiment_state-*.json")
+    whole = json.loads(state.read_text())
+    parts = zip(whole["trial_data"][number], (trial or {}, run), strict=True)
+    whole["trial_data"][number] = [json.dumps(json.loads(part) | change) for part, change in parts]
+    state.write_text(json.dumps(whole))
 
 
 def written(analysis: Analysis, folder: Path) -> Path:

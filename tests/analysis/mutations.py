@@ -11,35 +11,14 @@ import socket
 from pathlib import Path
 from typing import Any
 
+# fmt: off
 ODD: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        0,
-        -1,
-        1e308,
-        float("nan"),
-        float("inf"),
-        2**70,
-        10**400,
-        -(10**320),
-        "",
-        [],
-        {},
-        [[]],
-        {"": {}},
-    ),
-    *(
-        "=1+1",
-        "\x1b[2J\x1b]0;title\x07",
-        "<script>alert(1)</script>",
-        "\ud800",
-        "a\nb\tc",
-        "\u202eabc",
-        "$x^{$",
-    ),
-    *("../..", "x" * 300_000, {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}, 9e99, "1" * 400, "{{data}}"),
+    None, True, 0, -1, 1e308, float("nan"), float("inf"), 2**70, 10**400, -(10**320), 9e99,
+    "", [], {}, [[]], {"": {}}, {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"},
+    "=1+1", "\x1b[2J\x1b]0;title\x07", "<script>alert(1)</script>", "\ud800", "a\nb\tc", "\u202eabc", "$x^{$",
+    "../..", "x" * 300_000, "1" * 400, "{{data}}",
 )
+# fmt: on
 PICKLES = (
     b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",  # a list in a list in …
     b"\x80\x04)" + b"\x85" * 200_000 + b"N\x86.",  # a tuple in a tuple in …

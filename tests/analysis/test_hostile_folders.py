@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from made_experiments import made_experiment, written
+from made_experiments import edit_state, made_experiment, written
 from mutations import damage
 
 from horovod_tune.analysis import analyze
@@ -130,10 +130,7 @@ def test_a_file_beyond_any_size_is_named_and_not_read(home):
 
 
 def test_of_an_error_without_end_both_ends_are_kept(home):
-    (state,) = home.glob("experiment_state-*.json")
-    state.write_text(
-        state.read_text().replace('\\"error_filename\\": null', '\\"error_filename\\": \\"error.txt\\"')
-    )
+    edit_state(home, 0, error_filename="error.txt")
     (home / "train_abcd1_00000" / "error.txt").write_text("begins\n" + "x" * 10**7 + "\nValueError: ends")
     text = read(home).errors()["abcd1_00000"]
     assert text.startswith("begins") and text.endswith("ValueError: ends") and len(text) < 210_000
@@ -168,13 +165,7 @@ def test_a_checkpoint_that_was_never_finished_is_none(home):
 
 
 def test_no_text_of_an_experiment_steers_the_terminal(home, tmp_path):
-    (state,) = home.glob("experiment_state-*.json")
-    whole = json.loads(state.read_text())
-    trial, run = (json.loads(part) for part in whole["trial_data"][0])
-    trial |= {"trial_id": EVIL, "status": EVIL, "config": {EVIL: EVIL}}
-    run |= {"error_filename": EVIL}
-    whole["trial_data"][0] = [json.dumps(trial), json.dumps(run)]
-    state.write_text(json.dumps(whole))
+    edit_state(home, 0, {"trial_id": EVIL, "status": EVIL, "config": {EVIL: EVIL}}, error_filename=EVIL)
     (home / "train_abcd1_00000" / "error.txt").write_text(f"ValueError: {EVIL}")
     shown = every_way_out(read(home), tmp_path)
     assert "\x1b" not in shown and "\x07" not in shown

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_experiments import made_experiment
+from made_experiments import changed, made_experiment
 
 go = pytest.importorskip("plotly.graph_objects")
 
@@ -117,7 +117,7 @@ def test_importances_of_noise_say_that_they_mean_nothing():
         replace(t, rows=({"loss": float(each), "training_iteration": 1},))
         for t, each in zip(made.trials, noise, strict=True)
     )
-    blank = Analysis(replace(made.record, trials=trials), made.folder, metric="loss", mode="min")
+    blank = changed(made, trials=trials)
     assert "too low to trust" in said(plots.importance(blank))
 
 
@@ -143,7 +143,7 @@ def test_without_values_a_picture_says_so(name):
         replace(t, rows=({"loss": float("nan"), "training_iteration": 1},), last_result=None)
         for t in analysis.trials
     )
-    blank = Analysis(replace(analysis.record, trials=trials), analysis.folder, metric="loss", mode="min")
+    blank = changed(analysis, trials=trials)
     assert isinstance(getattr(plots, name)(blank), go.Figure)
 
 
@@ -153,7 +153,7 @@ def test_names_are_shown_as_they_are():
         replace(t, trial_id=f"<b>{t.number}</b>", config={"<i>a</i>%{x}": n})
         for n, t in enumerate(made.trials)
     )
-    hostile = Analysis(replace(made.record, trials=trials), made.folder, metric="loss", mode="min")
+    hostile = changed(made, trials=trials)
     figure = plots.parameter(hostile, "<i>a</i>%{x}")
     assert figure.layout.title.text == "&lt;i&gt;a&lt;/i&gt;%\u200b{x}"
     assert figure.data[0].text[0].startswith("&lt;b&gt;0&lt;/b&gt;")

@@ -134,12 +134,12 @@ def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was():
     stream = io.StringIO()
     view = live_view(stream)
     progress = Progress(metric="loss", mode="min", total=500, began=0.0)
-    for number in range(300):
+    for number in range(60):
         progress.started(f"trial{number}", 0.0, config={"[bold]": number})
         progress.reported(f"trial{number}", {"loss": float(number), "training_iteration": 1}, 1.0)
         view.show("reported", progress.trials[f"trial{number}"], progress, float(number))
     before = sys.stdout
-    view.close(progress, 300.0)
+    view.close(progress, 60.0)
     assert "more running" in stream.getvalue() and "search ended" in stream.getvalue()
     assert stream.getvalue().rstrip().count("\x1b[?25l") <= stream.getvalue().count("\x1b[?25h")
     assert sys.stdout is before or not isinstance(sys.stdout, io.StringIO)

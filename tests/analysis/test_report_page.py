@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 import yaml
-from made_experiments import made_experiment
+from made_experiments import changed, made_experiment
 
 from horovod_tune.analysis import analyze, plots
 from horovod_tune.analysis.printable import python_text, yaml_text
@@ -57,10 +57,7 @@ def evil_experiment(trials: int = 12) -> Analysis:
         )
         for number, trial in enumerate(made.trials)
     )
-    record = replace(
-        made.record, trials=hostile, name=EVIL, searcher=EVIL, constants={EVIL: EVIL}, domains={}
-    )
-    return Analysis(record, made.folder, metric="loss", mode="min")
+    return changed(made, trials=hostile, name=EVIL, searcher=EVIL, constants={EVIL: EVIL}, domains={})
 
 
 def test_the_answer_comes_first_and_can_be_copied():
@@ -137,8 +134,7 @@ def test_hours_are_resources_times_time():
     made = made_experiment(20)
     spent = sum(trial.end_time - trial.start_time for trial in made.trials) / 3600
     assert usage(made)[1] == pytest.approx(2 * spent)
-    blank = replace(made.record, trials=tuple(replace(t, resources=None) for t in made.trials))
-    assert usage(Analysis(blank, made.folder, metric="loss", mode="min")) == (0, 0, 0)
+    assert usage(changed(made, trials=tuple(replace(t, resources=()) for t in made.trials))) == (0, 0, 0)
 
 
 def test_what_could_not_be_read_is_on_the_page(experiments, tmp_path):
@@ -181,7 +177,7 @@ def test_the_noise_scale_that_large_batch_reports_is_drawn_like_any_metric():
         for trial in made.trials
     ]
     trials = tuple(replace(trial, rows=rows) for trial, rows in zip(made.trials, told, strict=True))
-    noise = Analysis(replace(made.record, trials=trials), made.folder, metric="noise_scale", mode="max")
+    noise = changed(made, metric="noise_scale", mode="max", trials=trials)
     figure = plots.learning_curves(noise)
     for trace, trial in zip(figure.data, trials, strict=True):
         assert [each for each in trace.y if math.isfinite(each)] == scales[2 : len(trial.rows)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_experiments import made_experiment
+from made_experiments import changed, made_experiment
 from pyarrow import fs as pafs
 
 from horovod_tune.analysis import analyze, results
@@ -164,8 +164,7 @@ def test_metrics_named_like_a_column_of_the_history_are_kept():
     analysis = made_experiment(2)
     told = {"time": 1.5, "attempt": "a", "elapsed_s": 2, "deep": {"time": 3}}
     trials = [replace(trial, rows=tuple(row | told for row in trial.rows)) for trial in analysis.trials]
-    record = replace(analysis.record, trials=tuple(trials))
-    history = Analysis(record, analysis.folder, metric="loss", mode="min").history()
+    history = changed(analysis, trials=tuple(trials)).history()
     assert (history["reported_time"] == 1.5).all() and (history["reported_attempt"] == "a").all()
     assert (history["reported_elapsed_s"] == 2).all() and (history["deep/time"] == 3).all()
     assert str(history["time"].dt.tz) == "UTC" and (history["attempt"] == 1).all()
@@ -178,8 +177,7 @@ def test_a_metric_of_some_reports_only_is_known():
         for trial in analysis.trials
         for rows in [list(enumerate(trial.rows))]
     ]
-    record = replace(analysis.record, trials=tuple(trials))
-    assert Analysis(record, analysis.folder, metric="bleu", mode="max").best_value == 0.5
+    assert changed(analysis, metric="bleu", mode="max", trials=tuple(trials)).best_value == 0.5
 
 
 def test_frames_by_trial_hold_the_same_reports(experiments):

@@ -9,7 +9,7 @@ import pytest
 
 from horovod_tune.analysis.frames import clock, frame, typed
 from horovod_tune.analysis.scoring import score, value_of
-from horovod_tune.analysis.trial_details import attempts, error_line
+from horovod_tune.analysis.trial_details import error_line
 
 NAN, INF = math.nan, math.inf
 
@@ -35,11 +35,6 @@ def test_the_score_of_a_trial(values, mode, last, best, iteration):
     assert found.last == pytest.approx(last, nan_ok=True)
     assert found.best == pytest.approx(best, nan_ok=True)
     assert found.best_iteration == iteration
-
-
-def test_reports_without_the_metric_are_passed_over():
-    rows = [{"loss": 1.0, "training_iteration": 1}, {"other": 2, "training_iteration": 2}]
-    assert score(rows, "loss", "min").last == 1.0
 
 
 def test_a_metric_may_be_nested_or_hold_a_slash():
@@ -71,11 +66,6 @@ def test_columns_of_rows_with_different_keys_keep_whole_numbers_whole():
     made = frame([{"a": 1}, {"b": 2}])
     assert str(made["a"].dtype) == "Int64"
     assert made["b"].tolist()[1] == 2
-
-
-def test_attempts_are_counted_where_iterations_fall_back():
-    assert attempts(reports(*"abc")) == [1, 1, 1]
-    assert attempts([{"training_iteration": n} for n in (1, 2, 2, 3, 1)]) == [1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_experiments import START, made_experiment
+from made_experiments import START, changed, made_experiment
 
 from horovod_tune.analysis import analyze, plots, series
 from horovod_tune.analysis.report import render
@@ -15,11 +15,6 @@ from horovod_tune.analysis.report.run_summary import run_summary, usage, wall_ti
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import spans, start_span
 from horovod_tune.analysis.varying_parameters import varying_parameters
-
-
-def changed(analysis: Analysis, trials, **more) -> Analysis:
-    record = replace(analysis.record, trials=tuple(trials), **more)
-    return Analysis(record, analysis.folder, metric="loss", mode="min")
 
 
 def test_the_best_so_far_only_gets_better_and_ends_with_the_search():
@@ -90,7 +85,7 @@ def test_hyperparameters_know_their_axes():
 
 def test_without_a_written_space_axes_are_told_from_the_values():
     analysis = made_experiment(30)
-    found = {one.name: one for one in varying_parameters(changed(analysis, analysis.trials, domains={}))}
+    found = {one.name: one for one in varying_parameters(changed(analysis, domains={}))}
     assert found["lr"].log, "two decades of positive numbers"
     assert not found["momentum"].log
     assert found["batch_size"].kind == "numeric"
@@ -102,16 +97,10 @@ def test_a_hyperparameter_that_only_some_trials_have_is_missing_in_the_others():
         replace(t, config={"a": n} if n % 2 else {"b": True, "a": None})
         for n, t in enumerate(analysis.trials)
     ]
-    found = {one.name: one for one in varying_parameters(changed(analysis, trials, domains={}))}
+    found = {one.name: one for one in varying_parameters(changed(analysis, trials=tuple(trials), domains={}))}
     assert found["a"].values == (None, 1, None, 3)
     assert np.isnan(found["a"].positions[0])
     assert found["b"].categories == ("True",)
-
-
-def test_the_experiments_clock_starts_with_its_first_trial_where_nothing_else_is_known():
-    analysis = made_experiment(3)
-    assert series.start_time(analysis) == START
-    assert series.start_time(changed(analysis, analysis.trials, start_time=None)) == START + 5.0 + 2.6
 
 
 def test_thinning_keeps_the_ends_and_the_extremes():
@@ -143,8 +132,7 @@ def resumed() -> Analysis:
         alone = {"world_size": 1, "hosts": "one:1", "start_s": 0.0}
         rows = tuple(row | one | alone for row, one in zip(trial.rows, told, strict=False))
         trials.append(replace(trial, rows=rows, last_result=rows[-1], start_time=START, end_time=times[-1]))
-    record = replace(made.record, trials=tuple(trials), sessions=(START, LATER), start_time=START)
-    return Analysis(record, made.folder, metric="loss", mode="min")
+    return changed(made, trials=tuple(trials), sessions=(START, LATER), start_time=START)
 
 
 def test_a_trial_trained_in_the_sessions_and_not_between_them(resumed):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_experiments import made_experiment, written
+from made_experiments import changed, made_experiment, written
 
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.analysis_commands import add_parsers
@@ -83,7 +83,7 @@ def test_where_no_trial_keeps_the_limits_it_says_so_and_shows_the_values():
 def test_what_looks_like_markup_is_text():
     made = made_experiment(3)
     trials = tuple(replace(t, config={"[red]x[/red]": "[bold]" + t.trial_id}) for t in made.trials)
-    text = shown(Analysis(replace(made.record, trials=trials), made.folder, metric="loss", mode="min"))
+    text = shown(changed(made, trials=trials))
     assert "[red]x[/red]" in text and "[bold]" in text
 
 
@@ -93,11 +93,6 @@ def test_a_narrow_terminal_leaves_out_hyperparameters_and_says_so():
     text = stream.getvalue()
     assert "abcd1_00000" in text and "4 more hyperparameters" in text
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_show_prints_an_experiment(home, capsys):
-    assert run("show", home, "--mode", "min", "-n", 3) == 0
-    assert analyze(home, mode="min").best_trial.trial_id in capsys.readouterr().out
 
 
 def test_a_number_of_rows_that_is_none_is_named(home, capsys):

@@ -143,9 +143,11 @@ def _group(name: str, group: list[tuple[np.ndarray, np.ndarray]], tint: str, len
     every = np.unique(np.concatenate([x for x, _ in group]))
     every = every[every >= max(x[0] for x, _ in group)]  # from there on each run has a value
     held = np.stack([y[np.searchsorted(x, every, side="right") - 1] for x, y in group])
-    quiet = {"x": every / length, "mode": "lines", "showlegend": False}
-    median = {"x": every / length, "y": np.median(held, axis=0), "name": f"{name} (median)", "mode": "lines"}
-    return [*style.band(held.min(axis=0), held.max(axis=0), tint, 0.18, quiet, shape="hv"), look | median]
+    line = {"x": every / length, "mode": "lines"}
+    edge = line | {"line": {"width": 0, "shape": "hv"}, "hoverinfo": "skip", "showlegend": False}
+    fill = {"fill": "tonexty", "fillcolor": style.faded(tint, 0.18)}
+    median = line | look | {"y": np.median(held, axis=0), "name": f"{name} (median)"}
+    return [edge | {"y": held.min(axis=0)}, edge | fill | {"y": held.max(axis=0)}, median]
 
 
 def _groups(

@@ -161,12 +161,6 @@ def direction(mode: str) -> str:
     return "lower is better" if mode == "min" else "higher is better"
 
 
-def band(low: np.ndarray, high: np.ndarray, tint: str, alpha: float, look: Any, **line: Any) -> list[Any]:
-    """Return the two traces of a filled band without border; `look` has what they share with its curve."""
-    edge = look | {"line": {"width": 0, **line}, "hoverinfo": "skip"}
-    return [edge | {"y": low}, edge | {"y": high, "fill": "tonexty", "fillcolor": faded(tint, alpha)}]
-
-
 def faded(colour: str, alpha: float) -> str:
     """
     >>> faded("#0072B2", 0.5)

@@ -23,9 +23,6 @@ LARGEST = 256 * 2**20  # bytes of one file: a million reports, which still fit i
 class UnusableFile(OSError):
     """Raised for an existing file that must not be read; the text has the reason."""
 
-    def __init__(self, why: str):
-        super().__init__(why)
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -36,7 +33,6 @@ class Entry:
 
     name: str
     is_dir: bool
-    size: int
     modified: float | None
     odd_name: bool = False
 
@@ -75,7 +71,7 @@ class Folder:
         for info in self.filesystem.get_file_info(selector):
             modified = info.mtime.timestamp() if info.mtime is not None else None
             is_dir = info.type == pafs.FileType.Directory
-            found.append(Entry(info.base_name, is_dir, info.size or 0, modified))
+            found.append(Entry(info.base_name, is_dir, modified))
         return sorted(found, key=lambda entry: entry.name)
 
     def _local_entries(self, local: str) -> list[Entry]:
@@ -83,17 +79,14 @@ class Folder:
         try:
             with os.scandir(local) as listed:
                 for item in listed:
-                    facts = item.stat(follow_symlinks=False)
                     stays = not item.is_symlink() or self._stays_inside(item.path)
                     is_dir = stays and os.path.isdir(item.path)
                     text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
-                    found.append(Entry(text, is_dir, facts.st_size, facts.st_mtime, text != item.name))
+                    modified = item.stat(follow_symlinks=False).st_mtime
+                    found.append(Entry(text, is_dir, modified, text != item.name))
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(found, key=lambda entry: entry.name)
-
-    def exists(self) -> bool:
-        return self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory
 
     def read(self, name: str, at_most: int = LARGEST) -> bytes | None:
         """Return a file's bytes, or None if there is no such file.
@@ -187,7 +180,7 @@ def open_folder(place: str | os.PathLike[str], filesystem: Any = None) -> Folder
     else:
         local = Path(re.sub(r"^(file|local)://", "", text)).expanduser().absolute()
         folder = Folder(pafs.LocalFileSystem(), local.as_posix(), local.as_posix())
-    if not folder.exists():
+    if folder.filesystem.get_file_info(folder.path).type != pafs.FileType.Directory:
         raise FileNotFoundError(f"there is no folder at {folder.shown!r}")
     return folder
 

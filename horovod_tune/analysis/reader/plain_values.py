@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 DEEPEST = 32
@@ -42,7 +43,7 @@ def read_json(data: bytes) -> tuple[Any, list[str]]:
         cut.append("text that is not UTF-8")
     value = parse_json(text)
     if len(text) > _LONGEST or text.count("{") + text.count("[") > DEEPEST or _NEEDS_CARE.search(text):
-        value = _Converter(cut).plain(value)
+        value = plain(value, cut)
     return value, cut
 
 
@@ -52,7 +53,44 @@ def plain(value: Any, cut: list[str] | None = None) -> Any:
     >>> plain({"model": {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}})
     {'model': '<object>'}
     """
-    return _Converter([] if cut is None else cut).plain(value)
+    left = _MOST
+
+    def report(what: str) -> str:
+        if cut is not None and what not in cut:
+            cut.append(what)
+        return f"<{what}>"
+
+    def text_of(text: str) -> str:
+        if len(text) > _LONGEST:
+            report(f"a text of more than {_LONGEST:,} characters")
+            text = text[:_LONGEST] + "…"
+        if not text.isascii() and _SURROGATE.search(text):
+            report("text that is not Unicode")
+            text = _unicode(text)
+        return text
+
+    def convert(value: Any, depth: int) -> Any:
+        nonlocal left
+        if value is None or isinstance(value, (bool, float)):
+            return value
+        if isinstance(value, str):
+            return text_of(value)
+        if isinstance(value, int):
+            return value if value.bit_length() < 1000 else report("a number of more than 300 digits")
+        left -= 1 + len(value) // 100
+        if depth >= DEEPEST:
+            return report(f"nested more than {DEEPEST} deep")
+        if left <= 0:
+            return report(f"more than {_MOST:,} lists and dictionaries")
+        if isinstance(value, list):
+            return [convert(inner, depth + 1) for inner in value]
+        if value.get("_type") == "CLOUDPICKLE_FALLBACK":
+            return OBJECT
+        if len(value) > _MOST:
+            report(f"more than {_MOST:,} entries of one dictionary")
+        return {text_of(key): convert(inner, depth + 1) for key, inner in islice(value.items(), _MOST)}
+
+    return convert(value, 0)
 
 
 def text_or_none(value: Any) -> str | None:
@@ -77,56 +115,6 @@ def mapping(value: Any) -> dict[str, Any]:
 
 def _unicode(text: str) -> str:
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-class _Converter:
-    def __init__(self, cut: list[str]):
-        self._cut = cut
-        self._left = _MOST
-
-    def _report(self, what: str) -> str:
-        if what not in self._cut:
-            self._cut.append(what)
-        return f"<{what}>"
-
-    def plain(self, value: Any, depth: int = 0) -> Any:
-        if value is None or isinstance(value, (bool, float)):
-            return value
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, int):
-            return value if value.bit_length() < 1000 else self._report("a number of more than 300 digits")
-        self._left -= 1 + (len(value) // 100 if hasattr(value, "__len__") else 0)
-        if depth >= DEEPEST:
-            return self._report(f"nested more than {DEEPEST} deep")
-        if self._left <= 0:
-            return self._report(f"more than {_MOST:,} lists and dictionaries")
-        if isinstance(value, dict):
-            return self._dictionary(value, depth)
-        if isinstance(value, (list, tuple)):
-            return [self.plain(inner, depth + 1) for inner in value]
-        return f"<{type(value).__name__}>"
-
-    def _dictionary(self, value: dict[Any, Any], depth: int) -> Any:
-        if value.get("_type") == "CLOUDPICKLE_FALLBACK":
-            return OBJECT
-        made: dict[str, Any] = {}
-        for number, (key, inner) in enumerate(value.items()):
-            if number >= _MOST:
-                self._report(f"more than {_MOST:,} entries of one dictionary")
-                break
-            name = key if isinstance(key, str) else str(self.plain(key, DEEPEST - 1))
-            made[self._text(name)] = self.plain(inner, depth + 1)
-        return made
-
-    def _text(self, text: str) -> str:
-        if len(text) > _LONGEST:
-            self._report(f"a text of more than {_LONGEST:,} characters")
-            text = text[:_LONGEST] + "…"
-        if not text.isascii() and _SURROGATE.search(text):
-            self._report("text that is not Unicode")
-            text = _unicode(text)
-        return text
 
 
 _LATEST = 9e9  # Unix time of the year 2255: pandas' clocks end a little later

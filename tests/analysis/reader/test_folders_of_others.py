@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_experiments import START, made_experiment, written
+from made_experiments import changed, edit_state, made_experiment, written
 
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.results import Analysis
@@ -101,25 +101,15 @@ def test_what_many_trials_have_in_common_is_one_line(home):
 
 
 def test_a_trial_that_never_reported_has_no_last_report(home):
-    state = json.loads(state_file(home).read_text())
-    run = json.loads(state["trial_data"][0][1]) | {"last_result": {"trial_id": "abcd1_00000", "pid": 3}}
-    state["trial_data"][0][1] = json.dumps(run)
-    state_file(home).write_text(json.dumps(state))
+    edit_state(home, 0, last_result={"trial_id": "abcd1_00000", "pid": 3})
     (home / "train_abcd1_00000" / "result.json").unlink()
     analysis = read(home)
     assert analysis.trials[0].last_result is None
     assert [problem.what for problem in analysis.problems] == ["it has no reports"]
 
 
-def unfinished(home: Path) -> None:
-    state = json.loads(state_file(home).read_text())
-    trial = json.loads(state["trial_data"][0][0]) | {"status": "RUNNING"}
-    state["trial_data"][0][0] = json.dumps(trial)
-    state_file(home).write_text(json.dumps(state))
-
-
 def test_a_copied_folder_is_interrupted_and_one_that_is_written_now_runs(home, tmp_path):
-    unfinished(home)
+    edit_state(home, 0, {"status": "RUNNING"})
     assert read(home).state == "running"
     copied = shutil.copytree(home, tmp_path / "copied", copy_function=shutil.copyfile)
     analysis = read(copied)
@@ -132,14 +122,16 @@ def test_a_search_whose_state_file_is_lost_is_not_called_finished(home):
     old = time.time() - 3600
     for path in home.rglob("*"):
         os.utime(path, (old, old))
-    assert read(home).state == "unknown"
+    analysis = read(home)
+    assert analysis.state == "unknown"
+    first = min(trial.start_time for trial in analysis.trials)
+    assert analysis.record.start_time == first, "nothing else is known of the search's start"
 
 
 def configured(*configs: dict) -> Analysis:
     made = made_experiment(len(configs))
     trials = tuple(replace(t, config=config) for t, config in zip(made.trials, configs, strict=True))
-    record = replace(made.record, trials=trials, domains={}, start_time=START)
-    return Analysis(record, made.folder, metric="loss", mode="min")
+    return changed(made, trials=trials, domains={})
 
 
 def test_a_list_is_one_option():

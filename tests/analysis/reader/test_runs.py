@@ -33,21 +33,6 @@ def test_an_earlier_search_that_was_restored_last_is_the_newest():
     assert choose(runs) is runs[1]
 
 
-def test_a_run_is_chosen_by_its_name_its_trials_or_as_the_newest():
-    runs = runs_of([state("1", "a", "b"), state("2", "c")])
-    assert choose(runs, "1") is runs[0]
-    assert choose(runs, trial_ids={"b"}) is runs[0]
-    assert choose(runs) is runs[1]
-    assert choose(runs, trial_ids={"nobody"}) is None
-    with pytest.raises(ValueError, match="there is no run '3' in this experiment; its runs: 1, 2"):
-        choose(runs, "3")
-
-
-def test_a_broken_trial_in_a_state_file_is_in_no_run():
-    file = StateFile("experiment_state-1.json", {"trial_data": [["{", "{}"], 5, ["[]", "{}"], None]})
-    assert runs_of([file])[0].trial_ids == frozenset()
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """Two searches of one name: the first, of three trials, has the lower losses."""
@@ -80,6 +65,8 @@ def test_another_search_can_be_chosen_and_stays_chosen(home, recwarn):
     assert len(analysis.trials) == len(analysis.reload().trials) == 3
     assert analysis.best_value < 100
     assert not recwarn.list
+    with pytest.raises(ValueError, match=f"no run '3' in this experiment; its runs: {FIRST}, {SECOND}"):
+        analyze(home, run="3")
 
 
 def test_a_trial_whose_state_is_lost_is_not_mixed_into_a_later_search(home):

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_experiments import made_experiment, written
+from made_experiments import edit_state, made_experiment, written
 
 from horovod_tune.analysis import analyze
 from horovod_tune.analysis.reader.records import Domain
@@ -85,6 +85,7 @@ def test_one_broken_trial_in_the_state_costs_that_trials_state_only(home):
     (state,) = home.glob("experiment_state-*.json")
     whole = json.loads(state.read_text())
     whole["trial_data"][4][0] = '{"trial_id": "abcd'
+    whole["trial_data"] += [["{", "{}"], 5, ["[]", "{}"], None]
     state.write_text(json.dumps(whole))
     analysis = read(home)
     assert len(analysis.trials) == 6, "its folder still speaks for it"
@@ -99,11 +100,8 @@ def test_the_newest_state_file_that_can_be_read_counts(home):
 
 
 def test_a_trial_that_has_not_begun_is_a_row_without_values(home):
-    (state,) = home.glob("experiment_state-*.json")
-    whole = json.loads(state.read_text())
-    trial = json.loads(whole["trial_data"][5][0]) | {"status": "PENDING"}
-    whole["trial_data"][5] = [json.dumps(trial), json.dumps({})]
-    state.write_text(json.dumps(whole))
+    nothing = dict.fromkeys(("start_time", "last_result", "last_result_time"))
+    edit_state(home, 5, {"status": "PENDING"}, **nothing)
     (folder_of(home, 5) / "result.json").unlink()
     row = read(home).dataframe().set_index("trial_id").loc["abcd1_00005"]
     assert row["status"] == "PENDING"
@@ -125,13 +123,8 @@ def test_no_pickle_in_an_experiment_is_ever_run(home, tmp_path, monkeypatch):
         (folder_of(home, number) / "params.pkl").write_bytes(pickle.dumps(Evil()))
         (folder_of(home, number) / "error.pkl").write_bytes(pickle.dumps(Evil()))
     (folder_of(home, 0) / "params.json").unlink()
-    (state,) = home.glob("experiment_state-*.json")
-    whole = json.loads(state.read_text())
     evil = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(Evil()).hex()}
-    trial = json.loads(whole["trial_data"][0][0])
-    trial |= {"placement_group_factory": evil["value"], "config": {"lr": 0.1, "evil": evil}}
-    whole["trial_data"][0][0] = json.dumps(trial)
-    state.write_text(json.dumps(whole))
+    edit_state(home, 0, {"placement_group_factory": evil["value"], "config": {"lr": 0.1, "evil": evil}})
     analysis = read(home)
     assert analysis.best_value == read_value(analysis)
     assert analysis.trials[0].config["evil"] == "<object>"
@@ -141,13 +134,9 @@ def test_no_pickle_in_an_experiment_is_ever_run(home, tmp_path, monkeypatch):
 
 
 def test_an_object_in_a_configuration_is_what_params_json_says_of_it(home):
-    (state,) = home.glob("experiment_state-*.json")
-    whole = json.loads(state.read_text())
-    trial = json.loads(whole["trial_data"][0][0])
-    trial["config"]["where"] = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(Path("/a")).hex()}
-    whole["trial_data"][0][0] = json.dumps(trial)
-    state.write_text(json.dumps(whole))
-    (folder_of(home, 0) / "params.json").write_text(json.dumps(trial["config"] | {"where": "/a"}))
+    where = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(Path("/a")).hex()}
+    edit_state(home, 0, {"config": {"lr": 0.1, "where": where}})
+    (folder_of(home, 0) / "params.json").write_text(json.dumps({"lr": 0.1, "where": "/a"}))
     assert read(home).trials[0].config["where"] == "/a"
 
 

@@ -93,25 +93,29 @@ def test_texts_and_numbers_of_json_can_always_be_written_out():
     assert cut == ["text that is not UTF-8", "text that is not Unicode", "a number of more than 300 digits"]
 
 
-@pytest.mark.parametrize("name", ["result.json", "error.txt", "params.json"])
 @pytest.mark.parametrize("kind", ["fifo", "device", "outside", "loop"])
-def test_what_is_no_file_of_the_experiment_is_not_opened(home, tmp_path, name, kind):
-    place = home / "train_abcd1_00001" / name
-    place.unlink(missing_ok=True)
+def test_what_is_no_file_of_the_experiment_is_not_opened(home, tmp_path, kind):
     secret = tmp_path / "secret"
     secret.write_text("TOP SECRET")
-    if kind == "fifo":
-        os.mkfifo(place)
-    else:
-        place.symlink_to({"device": "/dev/zero", "outside": secret, "loop": place}[kind])
-    with pytest.raises(OSError):
-        open_folder(home).below("train_abcd1_00001").read(name)
+    edit_state(home, 2, error_filename="error.txt")
+    for number, name in enumerate(("result.json", "error.txt", "params.json"), start=1):
+        place = home / f"train_abcd1_0000{number}" / name
+        place.unlink(missing_ok=True)
+        if kind == "fifo":
+            os.mkfifo(place)
+        else:
+            place.symlink_to({"device": "/dev/zero", "outside": secret, "loop": place}[kind])
+        with pytest.raises(OSError):
+            open_folder(home).below(place.parent.name).read(name)
     analysis = read(home)
     assert len(analysis.trials) == 4
     every_way_out(analysis, tmp_path)
     assert "TOP SECRET" not in (tmp_path / "page.html").read_text()
-    if name == "result.json":
-        assert f"abcd1_00001: {name} cannot be read" in str(analysis.problems[0])
+    problems = list(map(str, analysis.problems))
+    assert any(each.startswith("abcd1_00001: result.json cannot be read") for each in problems)
+    assert any(each.startswith("abcd1_00002: error.txt cannot be read") for each in problems)
+    next(home.glob("experiment_state-*.json")).unlink()  # now params.json is all that has a configuration
+    assert any("params.json cannot be read" in str(each) for each in read(home).problems)
 
 
 def test_a_link_within_the_experiment_is_followed(home):

@@ -23,6 +23,7 @@ from threadpoolctl import ThreadpoolController
 
 from horovod_tune import ray_compat
 from horovod_tune.search import state_file
+from horovod_tune.search.earlier_experiment import PreviousResults, read_previous
 from horovod_tune.search.gp.fitted_model import FitState
 from horovod_tune.search.history import Ending, History, Trial, as_number, seed_for
 from horovod_tune.search.initial_points import QueuedPoint, queue_points
@@ -39,7 +40,6 @@ from horovod_tune.search.search_arguments import (
 from horovod_tune.search.space.domains import SpaceError, from_mixed
 from horovod_tune.search.space.sampled import seeded
 from horovod_tune.search.space.search_space import SearchSpace
-from horovod_tune.search.warm_start import PreviousResults, read_previous
 
 logger = logging.getLogger(__name__)
 

@@ -1,64 +1,122 @@
-"""The results of an earlier experiment, modelled once, as what a new search begins with."""
+"""Results of an earlier experiment, and their model: a start for a search whose space may have changed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
-from bayes_opt.acquisition import AcquisitionFunction
+from ray.tune.result import TRAINING_ITERATION
 
-from horovod_tune.search.curve_rows import rows_of
-from horovod_tune.search.gp.earlier_task import EarlierTask
-from horovod_tune.search.gp.feasibility import Feasibility
-from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
-from horovod_tune.search.gp.posterior import Posterior
-from horovod_tune.search.history import Trial
-from horovod_tune.search.objectives import Objectives
-from horovod_tune.search.space.dimensions import FloatArray
-from horovod_tune.search.space.search_space import SearchSpace
-
-#: The earlier model is evaluated with every point, so it must be small.
-_POINTS = 150
+from horovod_tune.search.gp.fitted_model import FittedModel
+from horovod_tune.search.gp.kernels import FloatArray
+from horovod_tune.search.gp.process import Conditioned
+from horovod_tune.search.history import as_number
+from horovod_tune.search.space.domains import SpaceError, value_at
+from horovod_tune.search.space.search_space import Point, SearchSpace
 
 
-class EarlierExperiment:
-    """A model of an earlier experiment's results, over the points of a space.
+@dataclass(frozen=True)
+class EarlierModel:
+    """A model of the earlier results over the parameters, of which a new task's has a weight (see `kernels`).
 
-    If its trials ended at different times, the results are modelled as learning curves, at `horizon`.
+    `context` are features that all its queries have after the parameters': the time at which its learning
+    curves are looked at.
     """
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        trials: Sequence[Trial],
-        objectives: Objectives,
-        horizon: float | None,
-        options: ModelOptions,
-    ) -> None:
-        points = np.asarray([trial.point for trial in trials])
-        scores = np.asarray([objectives.score(trial, objectives.metrics[0]) for trial in trials], dtype=float)
-        features, groups, powers = space.features(points), space.feature_groups, space.powers
-        self._context = np.empty(0)
-        timed = len({time for trial in trials for time in trial.curve}) > 1
-        if timed:
-            rows = rows_of(list(trials), horizon)
-            self._context = np.asarray([rows.target])
-            features, scores = features[rows.trials], scores[rows.trials]
-            features = np.concatenate([features, rows.times[:, None]], axis=1)
-            groups, powers = np.append(groups, space.dimension), np.append(powers, 0.0)
-        options = replace(options, process_points=_POINTS)
-        self._model = FittedModel(features, scores, groups, options, powers, timed=timed)
-        self.task = EarlierTask(self._model.condition(), len(space.feature_groups), self._context)
-        #: The points that were the best, in the model's view.
-        self.best: FloatArray = points[np.argsort(-self.task(space.features(points)), kind="stable")[:5]]
+    model: FittedModel
+    process: Conditioned
+    context: FloatArray
 
-    def as_acquisition(
-        self, tried: FloatArray, feasibility: Feasibility | None, acquisition: AcquisitionFunction, draws: int
-    ) -> Posterior:
-        """Return what is believed as if this were the same task; `tried` are the features of new points."""
-        pending = np.concatenate([tried, np.tile(self._context, (len(tried), 1))], axis=1)
-        timed = len(self._context) > 0
-        return Posterior(
-            self._model, pending, feasibility, acquisition, draws, self._context, draw_results=not timed
+    def in_context(self, features: FloatArray) -> FloatArray:
+        """Return features of the parameters as this model's own."""
+        return np.concatenate([features, np.tile(self.context, (len(features), 1))], axis=1)
+
+    def __call__(self, features: FloatArray) -> FloatArray:
+        """Return the mean at `features`, without their columns after the parameters': shape (points,)."""
+        parameters = self.model.features.shape[1] - len(self.context)
+        return self.process.predict(self.in_context(features[:, :parameters]))[0][:, 0] - self.process.mean
+
+
+@dataclass
+class PreviousResults:
+    """Rows of an earlier experiment: configurations and metrics, both nested or with `/` in their names."""
+
+    rows: list[tuple[Mapping[str, Any], Mapping[str, Any]]]
+
+    def fit_into(
+        self, space: SearchSpace, metric: str | None, time_attr: str
+    ) -> tuple[list[tuple[Point, float, float | None]], str]:
+        """Return what fits `space`, as points, values and their times, and a message that counts what does
+        not."""
+        used: list[tuple[Point, float, float | None]] = []
+        reasons: Counter[str] = Counter()
+        for config, metrics in self.rows:
+            value = _number(metrics, metric) if metric else None
+            if value is None or value != value or abs(value) == float("inf"):
+                reasons[f"no finite {metric!r}"] += 1
+                continue
+            try:
+                used.append((space.point(space.nested(config)), value, _number(metrics, time_attr)))
+            except SpaceError as error:
+                reasons[str(error).split(", got ")[0]] += 1
+        message = f"{len(used)} of {len(self.rows)} earlier results are used"
+        if reasons:
+            message += "; left out: " + ", ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
+        return used, message
+
+
+def read_previous(source: Any) -> PreviousResults:
+    """Read an experiment's directory, an `ExperimentAnalysis`, a `ResultGrid` or a DataFrame.
+
+    Raises:
+        TypeError: For anything else.
+        ValueError: For a directory without an experiment.
+    """
+    import pandas as pd
+    from ray.tune import ExperimentAnalysis, ResultGrid
+
+    if isinstance(source, (str, os.PathLike)):
+        from horovod_tune.analysis import analyze
+
+        if not FilePath(source).expanduser().is_dir():
+            raise ValueError(
+                f"analysis must be an experiment's directory; {str(source)!r} is not a directory"
+            )
+        trials = analyze(FilePath(source).expanduser()).record.trials
+        return PreviousResults([(trial.config, trial.last_result or {}) for trial in trials])
+    if isinstance(source, ResultGrid):
+        return PreviousResults(
+            [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
         )
+    if isinstance(source, ExperimentAnalysis):
+        return PreviousResults([(dict(t.config), dict(t.last_result or {})) for t in source.trials])
+    if isinstance(source, pd.DataFrame):
+        return PreviousResults([_row(row) for row in source.to_dict("records")])
+    raise TypeError(
+        "analysis must be an experiment's directory, an ExperimentAnalysis, a ResultGrid or a DataFrame, "
+        f"got {type(source).__name__}"
+    )
+
+
+def _row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    metrics = {str(k): v for k, v in row.items()}
+    config = {k[len("config/") :]: v for k, v in metrics.items() if k.startswith("config/")}
+    if not config:
+        # The user's own table has the parameters' plain names.
+        config = metrics
+    elif "iterations" in metrics:
+        # As a frame of `horovod_tune.analyze` has it.
+        metrics.setdefault(TRAINING_ITERATION, metrics["iterations"])
+    # A table has every column in every row; NaN if a trial has no such parameter.
+    config = {k: v for k, v in config.items() if not (isinstance(v, float) and v != v)}
+    return config, metrics
+
+
+def _number(metrics: Mapping[str, Any], name: str) -> float | None:
+    value = metrics.get(name)
+    return as_number(value_at(metrics, tuple(name.split("/")), None) if value is None else value)

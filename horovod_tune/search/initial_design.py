@@ -11,7 +11,6 @@ from horovod_tune.search.gp.failure_model import FailureModel
 from horovod_tune.search.gp.proposal import Acquisition
 from horovod_tune.search.history import History, Trial
 from horovod_tune.search.space.search_space import Point, SearchSpace
-from horovod_tune.search.suggest_state import features_of
 
 #: A quasi-random point is passed over where the logarithm of the probability that it does not fail is less
 #: than this, up to so many times.
@@ -25,7 +24,8 @@ def failure_model_of(
 ) -> FailureModel | None:
     if not failed:
         return None
-    return FailureModel(features_of(space, safe), features_of(space, failed), space.feature_groups)
+    good, bad = (space.features([trial.point for trial in trials]) for trials in (safe, failed))
+    return FailureModel(good, bad, space.feature_groups)
 
 
 def quasi_random_point(
@@ -57,7 +57,7 @@ def quasi_random_point(
             continue
         if safety is None or not space.dimension:
             return point
-        log_p = float(safety.log_probability(space.features(np.asarray([point])))[0])
+        log_p = float(safety(space.features(np.asarray([point])))[0])
         if log_p > _SAFE_ENOUGH:
             return point
         best = max(best or (log_p, point), (log_p, point))

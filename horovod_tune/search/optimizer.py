@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction
+from numpy.typing import NDArray
 
 from horovod_tune.analysis.scoring import non_dominated
-from horovod_tune.search.curve_rows import axis, has_curves, is_unfinished, rows_of, trials_with_open_end
-from horovod_tune.search.earlier_experiment import EarlierExperiment
+from horovod_tune.search.curve_rows import axis, is_unfinished, rows_of, trials_with_open_end
+from horovod_tune.search.earlier_experiment import EarlierModel
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
-from horovod_tune.search.gp.earlier_task import EarlierTask
-from horovod_tune.search.gp.feasibility import (
-    Feasibility,
-    FeasibilityOnly,
-    JointFeasibility,
-    LimitFeasibility,
-    slack,
-)
+from horovod_tune.search.gp.failure_model import diverged
+from horovod_tune.search.gp.feasibility import Feasibility, JointFeasibility, LimitFeasibility, slack
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
@@ -35,7 +30,6 @@ from horovod_tune.search.initial_design import failure_model_of, quasi_random_po
 from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
-from horovod_tune.search.suggest_state import SuggestState, features_of, running, split_failed
 
 #: Suggestions of the quasi-random start if trials report several times: a curve has more information.
 _CURVES_START = 4
@@ -47,6 +41,54 @@ _MOST_EXPECTED = 200
 #: Hyperparameters that expected improvement is averaged over, the most probable ones and draws, and the most
 #: rows of the model with which it is; with more only the most probable ones are used.
 _HYPERPARAMETERS, _AVERAGED_ROWS = 4, 150
+#: Results of an earlier experiment that its model has, which is evaluated with every point.
+_EARLIER_POINTS = 150
+
+
+@dataclass(frozen=True)
+class SuggestState:
+    """What a suggestion is made from: the trials that count, what is looked for and what may go wrong."""
+
+    space: SearchSpace
+    usable: list[Trial]
+    objectives: Objectives
+    #: The probability that a trial neither fails nor breaks a limit; None if all are expected to.
+    feasibility: JointFeasibility | None
+    #: The probability that a trial breaks no limit; None without limits, and while too little is known.
+    within_limits: Feasibility | None
+    acquisition: AcquisitionFunction
+    draws: int
+    earlier: EarlierModel | None
+
+    def features_of(self, trials: Sequence[Trial]) -> FloatArray:
+        return self.space.features([trial.point for trial in trials])
+
+    def in_state(self, ending: Ending) -> list[Trial]:
+        return [trial for trial in self.usable if trial.ending is ending]
+
+    def scores(self, trials: Sequence[Trial], metric: str) -> FloatArray:
+        """Return the values of a metric, larger being better, shape (trials,)."""
+        return np.asarray([self.objectives.score(trial, metric) for trial in trials], dtype=float)
+
+    def allowed(self, trials: Sequence[Trial], pending: FloatArray) -> NDArray[np.bool_] | None:
+        """Return which of these trials, and of the points in flight, keep the limits; None without limits.
+
+        A point in flight does if that is more probable than not.
+        """
+        if self.within_limits is None:
+            return None
+        results = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
+        found = np.concatenate([results, self.within_limits(pending) > np.log(0.5)])
+        # With more results than a model takes, those that keep the limits may all be left out.
+        return found if found.any() else None
+
+    def best(self, trials: Sequence[Trial], scores: FloatArray) -> FloatArray:
+        """Return the five points with the best scores, those that break a limit after all others."""
+        if self.within_limits is not None:
+            allowed = np.asarray([self.objectives.keeps_limits(trial) for trial in trials], dtype=bool)
+            scores = np.where(allowed, scores, scores - 1e3 * (np.ptp(scores) + 1.0))
+        points = np.asarray([trial.point for trial in trials])
+        return points[np.argsort(-scores, kind="stable")[:5]]
 
 
 class Optimizer:
@@ -62,11 +104,9 @@ class Optimizer:
         #: The time at which a training ends, where that is known.
         self.horizon: float | None = None
         self._acquisition, self._steps = acquisition, random_search_steps
-        self._fitted: dict[str, tuple[object, FittedModel]] = {}
         self.learns_from_curves = False
         #: Where the next fit of each metric and limit starts; a part of a saved search.
         self.fit_states: dict[str, FitState] = {}
-        self._earlier: tuple[object, EarlierExperiment] | None = None
 
     def next_point(self, space: SearchSpace, history: History, seed: int, objectives: Objectives) -> Point:
         """Return the next point, one that has been suggested no more often than any other."""
@@ -75,14 +115,17 @@ class Optimizer:
         def taken(point: Point) -> bool:
             return history.counts[point] > rounds
 
-        usable, failed = split_failed(history, objectives)
-        scored = [trial for trial in usable if trial.ending is Ending.SCORED]
-        by_curves = self._uses_learning_curves(history, objectives)
-        known = [trial for trial in usable if trial.curve] if by_curves else scored
+        usable, failed = _split_failed(history, objectives)
+        by_curves = (
+            len(objectives.metrics) == 1
+            and is_scale_free(self._acquisition)
+            and any(len(trial.curve) > 1 for trial in history.trials.values())
+        )
+        known = [trial for trial in usable if (trial.curve if by_curves else trial.ending is Ending.SCORED)]
         fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
         steps = self._steps if self._steps is not None else fewest
         safety = failure_model_of(space, failed, known)
-        earlier = self._transfer_prior(space, history, objectives)
+        earlier = self._earlier_model(space, history, objectives)
         begins, asks_earlier = len(history.trials) < steps or len(known) < 2 or space.dimension == 0, False
         if earlier is not None and self._steps is None:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
@@ -95,29 +138,33 @@ class Optimizer:
             return start if start is not None else remaining_point(space, taken, None, seed)
         self.learns_from_curves = by_curves
         within_limits = self._within_limits(space, usable, objectives)
-        feasibilities: list[Feasibility] = [
-            feasibility for feasibility in (safety, within_limits) if feasibility is not None
-        ]
+        feasibilities = [each for each in (safety, within_limits) if each is not None]
         state = SuggestState(
             space,
             usable,
             objectives,
-            JointFeasibility(feasibilities) if feasibilities else None,
+            JointFeasibility(feasibilities, len(known)) if feasibilities else None,
             within_limits,
             decayed(self._acquisition, len(history.trials)),
             seed_for(seed, history, "draws"),
-            None if earlier is None else earlier.task,
+            earlier,
         )
-        if asks_earlier:
-            assert earlier is not None
-            tried = features_of(space, usable)
-            acquisition: Acquisition = earlier.as_acquisition(
-                tried, state.feasibility, state.acquisition, state.draws
+        acquisition: Acquisition
+        centres: FloatArray = np.empty((0, space.dimension))
+        if asks_earlier and earlier is not None:
+            acquisition = Posterior(
+                earlier.model,
+                earlier.in_context(state.features_of(usable)),
+                state.feasibility,
+                state.acquisition,
+                state.draws,
+                earlier.context,
+                draw_results=not len(earlier.context),
             )
-            centres: FloatArray = earlier.best
-        elif within_limits is not None and not any(objectives.keeps_limits(trial) for trial in known):
-            acquisition = FeasibilityOnly(JointFeasibility(feasibilities), len(known))
-            centres = np.empty((0, space.dimension))
+            points = np.asarray([trial.point for trial in history.earlier])
+            centres = points[np.argsort(-earlier(space.features(points)), kind="stable")[:5]]
+        elif state.feasibility is not None and within_limits and not any(map(objectives.keeps_limits, known)):
+            acquisition = state.feasibility
         elif by_curves:
             acquisition, centres = self._model_curves(state)
         elif len(objectives.metrics) == 1:
@@ -127,19 +174,27 @@ class Optimizer:
         found = propose(acquisition, space, centres, taken, seed_for(seed, history, "proposal"))
         return found if found is not None else remaining_point(space, taken, acquisition, seed)
 
-    def _transfer_prior(
+    def _earlier_model(
         self, space: SearchSpace, history: History, objectives: Objectives
-    ) -> EarlierExperiment | None:
-        """Return the earlier experiment that the search begins with, if there is one."""
-        if len(history.earlier) < 2 or space.dimension == 0 or len(objectives.metrics) > 1:
+    ) -> EarlierModel | None:
+        """Return a model of the earlier experiment that the search begins with, if there is one.
+
+        If its trials ended at different times, they are modelled as learning curves, at the horizon.
+        """
+        trials, metric = history.earlier, objectives.metrics[0]
+        if len(trials) < 2 or space.dimension == 0 or len(objectives.metrics) > 1:
             return None
-        key = [(trial.point, trial.value) for trial in history.earlier]
-        if self._earlier is None or self._earlier[0] != key:
-            found = EarlierExperiment(
-                space, history.earlier, objectives, self.horizon, self._options_with_scales
-            )
-            self._earlier = (key, found)
-        return self._earlier[1]
+        features = space.features([trial.point for trial in trials])
+        scores = np.asarray([objectives.score(trial, metric) for trial in trials], dtype=float)
+        context = np.empty(0)
+        timed = len({time for trial in trials for time in trial.curve}) > 1
+        if timed:
+            rows = rows_of(trials, self.horizon)
+            context = np.asarray([rows.target])
+            features, scores = np.column_stack([features[rows.trials], rows.times]), scores[rows.trials]
+        options = replace(self._options_with_scales, process_points=_EARLIER_POINTS)
+        model = self._fit(f"earlier {metric}", features, scores, space, options, timed)
+        return EarlierModel(model, model.condition(), context)
 
     @property
     def _options_with_scales(self) -> ModelOptions:
@@ -150,34 +205,27 @@ class Optimizer:
 
     def _model_final(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
         """Return what is known from the trials' last results, and the best points."""
-        scored = [trial for trial in state.usable if trial.ending is Ending.SCORED]
-        scores = state.scores(scored, state.objectives.metrics[0])
-        points = np.asarray([trial.point for trial in scored])
-        model = self._fit(
-            state.objectives.metrics[0],
-            state.space.features(points),
-            scores,
-            state.space,
-            self._options_with_scales,
-            task=state.earlier,
-        )
-        pending = features_of(state.space, running(state.usable))
+        scored, metric = state.in_state(Ending.SCORED), state.objectives.metrics[0]
+        scores, features = state.scores(scored, metric), state.features_of(scored)
+        options = self._options_with_scales
+        model = self._fit(metric, features, scores, state.space, options, task=state.earlier)
+        pending = state.features_of(state.in_state(Ending.RUNNING))
         allowed = state.allowed([scored[i] for i in model.kept], pending)
         acquisition = Posterior(
             model, pending, state.feasibility, state.acquisition, state.draws, allowed=allowed
         )
-        return acquisition, points[np.argsort(-state.within_first(scored, scores), kind="stable")[:5]]
+        return acquisition, state.best(scored, scores)
 
     def _model_pareto(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
         """Return the acquisition for several metrics, and the points that are good in one of them."""
         space, objectives = state.space, state.objectives
-        scored = [trial for trial in state.usable if trial.ending is Ending.SCORED]
+        scored = state.in_state(Ending.SCORED)
         each = [state.scores(scored, metric) for metric in objectives.metrics]
         ranks = np.mean([np.argsort(np.argsort(scores, kind="stable")) for scores in each], axis=0)
         # All metrics keep the same trials where there are too many.
         kept = thin(ranks, self.options.process_points)
         points = np.asarray([scored[i].point for i in kept])
-        features, pending = space.features(points), features_of(space, running(state.usable))
+        features, pending = space.features(points), state.features_of(state.in_state(Ending.RUNNING))
         drawn = [
             PosteriorDraws(
                 self._fit(metric, features, scores[kept], space, self.options),
@@ -198,12 +246,11 @@ class Optimizer:
         """Return what is known from every report about the ends of trainings, and the best points."""
         space, usable = state.space, state.usable
         rows = rows_of(usable, self.horizon)
-        points = features_of(space, usable)
-        metric = state.objectives.metrics[0]
+        points = state.features_of(usable)
         gains = rows.values if state.objectives.modes[0] == "max" else -rows.values
         model = self._fit(
-            metric,
-            np.concatenate([points[rows.trials], rows.times[:, None]], axis=1),
+            state.objectives.metrics[0],
+            np.column_stack([points[rows.trials], rows.times]),
             gains,
             space,
             self._options_with_scales,
@@ -213,11 +260,10 @@ class Optimizer:
         # Of those that have reported, most wait at a rung or were stopped there: what is expected of them is
         # enough. As long as the end of a stopped trial is open, the search keeps suggesting others like it.
         begun = [trial for trial in usable if is_unfinished(trial, rows.target)]
-        ends = model.condition().predict(_at(rows.target, features_of(space, begun)))[0][:, 0]
+        ends = model.condition().predict(_at(rows.target, state.features_of(begun)))[0][:, 0]
         begun = [begun[i] for i in np.sort(np.argsort(-ends, kind="stable")[:_MOST_EXPECTED])]
-        silent = [trial for trial in running(usable) if max(trial.curve, default=0.0) <= 0]
-        live = features_of(space, begun + silent)
-        pending = _at(rows.target, live)
+        silent = [trial for trial in state.in_state(Ending.RUNNING) if max(trial.curve, default=0.0) <= 0]
+        pending = _at(rows.target, state.features_of(begun + silent))
         context = np.asarray([rows.target])
         # Ends are compared with ends: a good report before a curve got worse is not a fair value to beat.
         # While it is open whether curves get worse, the latest reports count as well.
@@ -225,11 +271,11 @@ class Optimizer:
         ahead = trials_with_open_end(reported, rows.target, state.objectives.modes[0])
         rivals = np.concatenate(
             [
-                np.column_stack([features_of(space, ahead), [axis(max(trial.curve)) for trial in ahead]]),
-                _at(rows.target, features_of(space, reported + silent)),
+                np.column_stack([state.features_of(ahead), [axis(max(trial.curve)) for trial in ahead]]),
+                _at(rows.target, state.features_of(reported + silent)),
             ]
         )
-        allowed = state.allowed(ahead + reported, features_of(space, silent))
+        allowed = state.allowed(ahead + reported, state.features_of(silent))
         few = len(model.features) + len(pending) <= _AVERAGED_ROWS
         posterior = AveragedAcquisition(
             [
@@ -248,15 +294,7 @@ class Optimizer:
                 for number, each in enumerate(model.drawn(_HYPERPARAMETERS if few else 1, state.draws))
             ]
         )
-        order = np.argsort(-state.within_first(usable, posterior.means(points)), kind="stable")[:5]
-        return posterior, np.asarray([usable[i].point for i in order])
-
-    def _uses_learning_curves(self, history: History, objectives: Objectives) -> bool:
-        return (
-            len(objectives.metrics) == 1
-            and is_scale_free(self._acquisition)
-            and has_curves(history.trials.values())
-        )
+        return posterior, state.best(usable, posterior.means(points))
 
     def _within_limits(
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives
@@ -276,7 +314,7 @@ class Optimizer:
             values = np.asarray([value for _, value in known])
             left = slack(values, limit.bound, upwards=limit.sense.startswith(">"))
             feasibilities.append(LimitFeasibility(self._fit(str(limit), features, left, space, options)))
-        return JointFeasibility(feasibilities) if feasibilities else None
+        return JointFeasibility(feasibilities, len(trials)) if feasibilities else None
 
     def _fit(
         self,
@@ -286,20 +324,32 @@ class Optimizer:
         space: SearchSpace,
         options: ModelOptions,
         timed: bool = False,
-        task: EarlierTask | None = None,
+        task: EarlierModel | None = None,
     ) -> FittedModel:
         """Return the model of a metric or a limit; if `timed`, the last feature is the time."""
-        key = (features.tobytes(), scores.tobytes(), options)
-        if name not in self._fitted or self._fitted[name][0] != key:
-            groups, powers = space.feature_groups, space.powers
-            if timed:
-                groups, powers = np.append(groups, space.dimension), np.append(powers, 0.0)
-            earlier = self.fit_states.get(name)
-            model = FittedModel(features, scores, groups, options, powers, earlier, timed, task)
-            self._fitted[name], self.fit_states[name] = (key, model), model.state
-        return self._fitted[name][1]
+        groups, powers = space.feature_groups, space.powers
+        if timed:
+            groups, powers = np.append(groups, space.dimension), np.append(powers, 0.0)
+        earlier = self.fit_states.get(name)
+        model = FittedModel(features, scores, groups, options, powers, earlier, timed, task)
+        self.fit_states[name] = model.state
+        return model
 
 
 def _at(time: float, features: FloatArray) -> FloatArray:
     """Return `features`, shape (points, features), with one more: the time, on the model's axis."""
     return np.concatenate([features, np.full((len(features), 1), time)], axis=1)
+
+
+def _split_failed(history: History, objectives: Objectives) -> tuple[list[Trial], list[Trial]]:
+    """Return the trials with usable metrics, and those that failed or diverged."""
+    failed = history.with_ending(Ending.FAILED)
+    others = [trial for trial in history.trials.values() if trial.ending is not Ending.FAILED]
+    lost: set[int] = set()
+    for metric in objectives.metrics:
+        scores = [objectives.score(trial, metric) for trial in others]
+        known = [i for i, gain in enumerate(scores) if gain is not None and np.isfinite(gain)]
+        beyond = diverged(-np.asarray([scores[i] for i in known], dtype=float))
+        lost |= {known[i] for i in np.flatnonzero(beyond)}
+    usable = [trial for i, trial in enumerate(others) if i not in lost]
+    return usable, failed + [others[i] for i in sorted(lost)]

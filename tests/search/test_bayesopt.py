@@ -19,7 +19,7 @@ from ray import tune
 from ray.tune.search import ConcurrencyLimiter
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from horovod_tune.search import BayesOptSearch, SpaceError
+from horovod_tune.search import BayesOptSearch, LogExpectedImprovement, SpaceError
 
 
 def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
@@ -433,11 +433,24 @@ def test_no_random_state_means_another_search_each_time() -> None:
     assert first != second
 
 
+@pytest.mark.parametrize("acquisition", [None, UpperConfidenceBound(), LogExpectedImprovement(0.1)])
+def test_a_search_warps_only_by_default(acquisition: Any) -> None:
+    """A number on the objective's scale keeps the results on it."""
+    search = searcher(acquisition_function=acquisition)
+    search.set_search_properties(METRIC, "min", {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)})
+    for x, y in np.random.default_rng(0).random((40, 2)):
+        value = math.exp(10 * ((x - 0.3) ** 2 + (y - 0.6) ** 2))
+        search.add_evaluated_point({"x": x, "y": y}, value)
+    search.suggest("trial")
+    assert (search._optimizer.fit_states[METRIC].scale == 0) == (acquisition is not None)
+
+
 def test_a_fixed_noise_is_used() -> None:
-    search = searcher(gp_params={"alpha": 0.5, "n_restarts_optimizer": 0})
-    Loop(search, mixed_space()).run(12)
-    _, fitted = search._optimizer._fitted[METRIC]
-    assert fitted.covariance.noise == 0.5
+    """With so much of it nothing is learned: the middle of its range is as good as any other value."""
+    for noise, learns in ((None, True), (1e3, False)):
+        search = searcher(gp_params={"alpha": noise, "n_restarts_optimizer": 0} if noise else None)
+        losses = add_random_points(search, 30)
+        assert (loss(search.suggest("t")) < min(losses)) is learns
 
 
 def test_a_thousand_results_are_no_trouble() -> None:

@@ -15,7 +15,6 @@ from ray import tune
 
 from horovod_tune.analysis.scoring import hypervolume
 from horovod_tune.search import BayesOptSearch
-from horovod_tune.search.gp.feasibility import JointFeasibility, LimitFeasibility, slack
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.posterior import PosteriorDraws
@@ -230,27 +229,6 @@ def test_the_largest_float_is_a_disaster_for_a_front_too() -> None:
 
     search = BayesOptSearch(SQUARE, ["accuracy", "latency_ms"], ["max", "min"])
     run(search, outcome, 14)
-
-
-def model_of(values: np.ndarray, features: np.ndarray) -> FittedModel:
-    return FittedModel(features, values, np.arange(features.shape[1]), ModelOptions())
-
-
-def test_slopes_of_the_chances_and_of_the_gain() -> None:
-    generator = np.random.default_rng(0)
-    features = generator.random((15, 2))
-    values = np.stack([features[:, 0], np.sin(5 * features[:, 1])])
-    limit = LimitFeasibility(model_of(slack(values[0] + features[:, 1], 0.9, upwards=False), features))
-    drawn = [PosteriorDraws(model_of(each, features), features[:0], 1) for each in values]
-    gain = HypervolumeGain(drawn, np.ones(15, dtype=bool), limit, 1, features)
-    for acquisition, tolerance in ((JointFeasibility([limit, limit]), 1e-4), (gain, 1e-2)):
-        for query in generator.random((6, 2)):
-            value, slope = acquisition.with_slope(query)
-            ask = acquisition.log_probability if isinstance(acquisition, JointFeasibility) else acquisition
-            steps = 1e-5 * np.eye(2)
-            numeric = (ask(query + steps) - ask(query - steps)) / 2e-5
-            np.testing.assert_allclose(slope, numeric, rtol=tolerance, atol=tolerance)
-            assert value == pytest.approx(float(ask(query[None])[0]))
 
 
 def test_the_gain_is_the_hypervolume_improvement() -> None:

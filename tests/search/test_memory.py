@@ -16,8 +16,8 @@ from conformance import METRIC, Loop, loss, mixed_space
 from ray import tune
 
 from horovod_tune.search import BayesOptSearch, StateFileError
+from horovod_tune.search.earlier_experiment import PreviousResults
 from horovod_tune.search.space.search_space import SearchSpace
-from horovod_tune.search.warm_start import PreviousResults
 
 
 def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:

@@ -41,16 +41,6 @@ class LogExpectedImprovement(ExpectedImprovement):
             raise ValueError("y_max must be set before base_acq() is called outside of suggest()")
         return np.log(std) + log_h((mean - self.y_max - self.xi) / std)
 
-    def slopes(self, mean: FloatArray, std: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return `base_acq` and its derivatives by the mean and by the standard deviation."""
-        if self.y_max is None:
-            raise ValueError("y_max must be set before slopes() is called")
-        z = (mean - self.y_max - self.xi) / std
-        log_part = log_h(z)
-        by_mean = np.exp(log_ndtr(z) - log_part) / std
-        by_std = np.exp(-0.5 * z**2 - _LOG_SQRT_2PI - log_part) / std
-        return np.log(std) + log_part, by_mean, by_std
-
 
 def log_h(z: FloatArray) -> FloatArray:
     r"""Return :math:`\log(\phi(z) + z\Phi(z))` to full relative precision for every finite z.
@@ -70,15 +60,6 @@ def log_h(z: FloatArray) -> FloatArray:
     expansion = (1.0 - 3.0 / far**2) / far**2
     result[~near] = -0.5 * far**2 - _LOG_SQRT_2PI + np.log(np.where(far < -1e3, expansion, bracket))
     return result
-
-
-def log_ndtr_slope(z: FloatArray) -> FloatArray:
-    """Return the slope of the logarithm of the normal distribution function; near -z where z is far below 0.
-
-    >>> log_ndtr_slope(np.array([0.0, -1e6])).round(2).tolist()
-    [0.8, 1000000.0]
-    """
-    return 1.0 / (_SQRT_HALF_PI * erfcx(-np.asarray(z) / math.sqrt(2)))
 
 
 def log_probability_below(threshold: float, mean: FloatArray, std: FloatArray) -> FloatArray:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_tune.search.gp.acquisition import log_ndtr_slope, log_probability_below
+from horovod_tune.search.gp.acquisition import log_probability_below
 from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance
 from horovod_tune.search.gp.process import Conditioned
@@ -75,20 +75,10 @@ class FailureModel:
         noise = np.full(len(labels), covariance.noise)
         self._process = Conditioned(features, labels[:, None], noise, covariance, mean=float(labels.mean()))
 
-    def log_probability(self, features: FloatArray) -> FloatArray:
+    def __call__(self, features: FloatArray) -> FloatArray:
         """Return the logarithm of the probability of not failing, shape (queries,)."""
         means, stds = self._process.predict(features)
         return _CAUTION * log_probability_below(_TOLERATED, means[:, 0], np.sqrt(stds**2 + _BLUR**2))
-
-    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
-        """Return the same at one query, and its gradient, shape (features,)."""
-        mean, std, mean_slope, std_slope = self._process.predict_with_slopes(query)
-        total = np.sqrt(std**2 + _BLUR**2)
-        z = (_TOLERATED - mean[0]) / total
-        log_p = log_probability_below(_TOLERATED, mean[:1], np.asarray([total]))[0]
-        ratio = float(log_ndtr_slope(np.asarray(z)))
-        slope = ratio * (-mean_slope[:, 0] / total - z / total * (std / total) * std_slope)
-        return _CAUTION * float(log_p), _CAUTION * slope
 
 
 def _spread(points: FloatArray) -> FloatArray:

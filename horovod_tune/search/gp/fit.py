@@ -59,7 +59,7 @@ class MarginalLikelihood:
     The hyperparameters are, in this order: a length scale for each parameter, the signal, the noise.
     `features` has the shape (points, features), `targets`, standardised, (points,); `groups` names the
     parameter of each feature. If `timed`, the last feature is the time of a report. `task`, shape (points,),
-    is an earlier task there, whose weight is integrated out (see `earlier_task`).
+    is an earlier task there, whose weight is integrated out (see `kernels`).
     """
 
     def __init__(
@@ -106,49 +106,34 @@ class MarginalLikelihood:
         noise = self._fixed_noise if self._fixed_noise is not None else math.exp(theta[count + 1])
         return Hyperparameters(np.exp(theta[:count]), math.exp(theta[count]), noise)
 
-    def _scaled(self, h: Hyperparameters) -> FloatArray:
-        return self._features / h.lengths[self._groups] if self._count else self._features
+    def _factorised(self, theta: FloatArray) -> tuple[Hyperparameters, FloatArray, FloatArray | None]:
+        """Return the hyperparameters, the scaled features, and the covariance's Cholesky factor if any."""
+        h = self.hyperparameters(theta)
+        scaled = self._features / h.lengths[self._groups] if self._count else self._features
+        covariance = h.signal * matern52(squared_distances(scaled, scaled))
+        covariance += self._fixed
+        covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
+        # The transpose of a symmetric matrix, in the order of memory that LAPACK needs no copy of.
+        factor, failed = dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
+        return h, scaled, None if failed else factor
 
     def log_likelihood(self, theta: FloatArray) -> float:
         """Return the log marginal likelihood up to a constant; -inf beyond the bounds."""
         low, high = np.asarray(self.bounds).T
         if np.any(theta < low) or np.any(theta > high):
             return -math.inf
-        h = self.hyperparameters(theta)
-        scaled = self._scaled(h)
-        covariance = h.signal * matern52(squared_distances(scaled, scaled))
-        covariance += self._fixed
-        covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
-        factor, failed = dpotrf(covariance.T, lower=1, clean=0, overwrite_a=1)
-        if failed:
+        _, _, factor = self._factorised(theta)
+        if factor is None:
             return -math.inf
         both = np.stack([np.ones(len(self._targets)), self._targets], axis=1)
-        half, _ = dtrtrs(factor, both, lower=1)
-        ones, targets = half.T
+        ones, targets = dtrtrs(factor, both, lower=1)[0].T
         residual = targets - (ones @ targets) / (ones @ ones) * ones
         return float(-0.5 * residual @ residual - np.log(factor.diagonal()).sum())
 
     def __call__(self, theta: FloatArray) -> tuple[float, FloatArray]:
         count = self._count
-        h = self.hyperparameters(theta)
-        scaled = self._scaled(h)
-        squared = squared_distances(scaled, scaled)
-        root = np.sqrt(squared)
-        root *= SQRT5
-        decay = np.exp(-root)
-        root += 1.0
-        # In the order of the formula: 1 + root for the slopes below, then the correlation.
-        slope_decay = root * decay
-        squared *= 5.0 / 3.0
-        squared += root
-        squared *= decay
-        correlation = squared
-        covariance = h.signal * correlation
-        covariance += self._fixed
-        covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
-        # The transpose of a symmetric matrix, in the order of memory that LAPACK needs no copy of.
-        factor, failed = dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
-        if failed:
+        h, scaled, factor = self._factorised(theta)
+        if factor is None:
             return 1e10, np.zeros_like(theta)
         log_determinant = np.log(factor.diagonal()).sum()
         inverse, _ = dpotri(factor, lower=1, overwrite_c=1)
@@ -162,21 +147,19 @@ class MarginalLikelihood:
         solved = inverse @ residual
         standard = (theta - self.means) / self.stds
         value = 0.5 * residual @ solved + log_determinant + 0.5 * standard @ standard
-        inverse -= np.outer(solved, solved)
-        inverse *= 0.5
-        outer = inverse
+        outer = 0.5 * (inverse - np.outer(solved, solved))
         trace = outer.trace()
         # Sums over all pairs of points: with S the slopes by the squared distances, the sum of
         # S_ij (a_i - a_j)(b_i - b_j) is 2 (sum_i r_i a_i b_i - a S b), r being the sums of the rows of S.
-        slope_decay *= outer
-        slope_decay *= -5.0 / 6.0 * h.signal
-        slope = slope_decay
+        squared = squared_distances(scaled, scaled)
+        root = SQRT5 * np.sqrt(squared)
+        slope = -5.0 / 6.0 * h.signal * (1.0 + root) * np.exp(-root) * outer
         rows = slope.sum(axis=1)
         across = slope @ scaled
         by_feature = 2.0 * (rows @ np.square(scaled) - np.einsum("ij,ij->j", scaled, across))
         gradient = np.empty_like(theta)
         gradient[:count] = -2.0 * by_feature @ self._by_group
-        gradient[count] = np.vdot(outer, correlation) * h.signal + JITTER * h.signal * trace
+        gradient[count] = np.vdot(outer, matern52(squared)) * h.signal + JITTER * h.signal * trace
         gradient[count + 1] = 0.0 if self._fixed_noise is not None else trace * h.noise
         return float(value), gradient + standard / self.stds
 

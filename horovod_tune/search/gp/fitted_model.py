@@ -10,15 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_tune.search.gp.earlier_task import EarlierTask, TransferCovariance
 from horovod_tune.search.gp.fit import MarginalLikelihood, draws, fit
-from horovod_tune.search.gp.kernels import (
-    Covariance,
-    FloatArray,
-    Hyperparameters,
-    MaternCovariance,
-    linear,
-)
+from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance, Task, linear
 from horovod_tune.search.gp.output_scales import Scale, scales
 from horovod_tune.search.gp.process import Conditioned
 
@@ -96,7 +89,7 @@ class FittedModel:
         powers: FloatArray | None = None,
         earlier: FitState | None = None,
         timed: bool = False,
-        task: EarlierTask | None = None,
+        task: Task | None = None,
     ) -> None:
         #: Which of the results that were given these are.
         self.kept = thin(targets, options.process_points)
@@ -117,7 +110,7 @@ class FittedModel:
         features = self.features[self._few]
         task = None if self._task is None else self._task(self.features)[self._few]
         if is_linear and self._powers is not None:
-            features = linear(features, self._powers[self._groups])[0]
+            features = linear(features, self._powers[self._groups])
         return MarginalLikelihood(
             features,
             targets[self._few],
@@ -178,10 +171,9 @@ class FittedModel:
         state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest, is_linear)
         return state, fitted.hyperparameters
 
-    def _covariance_of(self, hyperparameters: Hyperparameters) -> Covariance:
+    def _covariance_of(self, hyperparameters: Hyperparameters) -> MaternCovariance:
         powers = self._powers if self.state.linear else None
-        own = MaternCovariance(hyperparameters, self._groups, self._timed, powers)
-        return own if self._task is None else TransferCovariance(own, self._task)
+        return MaternCovariance(hyperparameters, self._groups, self._timed, powers, self._task)
 
     def drawn(self, number: int, seed: int) -> list[FittedModel]:
         """Return models of the same results: this one, and others whose hyperparameters are drawn from

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_expit
+from scipy.special import logsumexp
 from scipy.stats import norm, qmc
 
 from horovod_tune.analysis.scoring import non_dominated
@@ -58,7 +58,7 @@ class HypervolumeGain:
         seen = mean[:, allowed]
         expected = np.stack([one.process.predict(pool)[0].mean(axis=1) for one in drawn])
         if feasibility is not None:
-            expected = expected[:, feasibility.log_probability(pool) > np.log(0.5)]
+            expected = expected[:, feasibility(pool) > np.log(0.5)]
         known = np.concatenate([seen, expected], axis=1).T
         front = known[non_dominated(known, ["max"] * count)].T
         best, worst = front.max(axis=1), front.min(axis=1)
@@ -72,56 +72,22 @@ class HypervolumeGain:
 
     def _along(self, values: FloatArray) -> FloatArray:
         """Return the M-th power of how far values, shape (metrics, points, draws, 1 or pairs), reach."""
-        least = self._ratios(values).min(axis=0)
+        least = ((values - self._reference) / self._units / self._directions[:, None]).min(axis=0)
         return np.sign(least) * np.abs(least) ** len(values)
-
-    def _ratios(self, values: FloatArray) -> FloatArray:
-        return (values - self._reference) / self._units / self._directions[:, None]
 
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the logarithm of the gain, shape (queries,), at `features`, shape (queries, features)."""
         # In pieces, since each query has hundreds of draws.
-        pieces = [self._log_gain(features[i : i + 256])[0] for i in range(0, len(features), 256)]
+        pieces = [self._log_gain(features[i : i + 256]) for i in range(0, len(features), 256)]
         gain = np.concatenate(pieces) if pieces else np.empty(0)
-        return gain if self._feasibility is None else gain + self._feasibility.log_probability(features)
+        return gain if self._feasibility is None else gain + self._feasibility(features)
 
-    def _log_gain(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _log_gain(self, features: FloatArray) -> FloatArray:
         values = []
         for one, normal in zip(self._drawn, self._normal, strict=True):
             means, stds = one.process.predict(features)
             values.append(means[:, :, None] + stds[:, None, None] * normal[None])
-        return self._soft_mean(self._along(np.stack(values)))
-
-    def _soft_mean(self, along: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the logarithm of the mean gain, shape (points,), and its slopes by each of `along`."""
-        excess = (along - self._reached) / self._smoothing
+        excess = (self._along(np.stack(values)) - self._reached) / self._smoothing
         # log(log(1 + exp(excess))), which far below 0 is the excess itself.
         soft = np.where(excess < -30, excess, np.log(np.logaddexp(0.0, np.maximum(excess, -30))))
-        top = soft.max(axis=(1, 2), keepdims=True)
-        parts = np.exp(soft - top)
-        total = parts.sum(axis=(1, 2), keepdims=True)
-        slopes = parts / total * np.exp(log_expit(excess) - soft) / self._smoothing
-        return (top + np.log(total / soft[0].size))[:, 0, 0], slopes
-
-    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
-        """Return the same at one query, and its gradient, shape (features,)."""
-        values, mean_slopes, std_slopes = [], [], []
-        for one, normal in zip(self._drawn, self._normal, strict=True):
-            means, std, by_mean, by_std = one.process.predict_with_slopes(query)
-            values.append(means[:, None] + std * normal)
-            mean_slopes.append(by_mean)
-            std_slopes.append(by_std)
-        ratios = self._ratios(np.stack(values)[:, None])[:, 0]  # (metrics, draws, pairs)
-        least = ratios.min(axis=0)
-        gain, by_along = self._soft_mean((np.sign(least) * np.abs(least) ** len(ratios))[None])
-        # Only the metric that reaches least moves a value.
-        by_least = by_along[0] * len(ratios) * np.abs(least) ** (len(ratios) - 1)
-        slope = np.zeros(len(query))
-        for number, normal in enumerate(self._normal):
-            moved = by_least / self._units[number, 0] / self._directions[number]
-            moved = np.where(ratios[number] == least, moved, 0.0)
-            slope += mean_slopes[number] @ moved.sum(axis=1) + std_slopes[number] * (moved * normal).sum()
-        if self._feasibility is None:
-            return float(gain[0]), slope
-        value, feasibility_slope = self._feasibility.with_slope(query)
-        return float(gain[0]) + value, slope + feasibility_slope
+        return np.asarray(logsumexp(soft, axis=(1, 2))) - np.log(soft[0].size)

@@ -120,43 +120,11 @@ class Posterior:
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the acquisition, shape (queries,), at `features`, shape (queries, features)."""
         means, stds = self._process.predict(self._in_context(features))
-        values = self._average(self._values(means, np.broadcast_to(stds[:, None], means.shape)))[0]
+        values = self._average(self._values(means, np.broadcast_to(stds[:, None], means.shape)))
         if self._safety is not None:
-            log_safe = self._safety.log_probability(features)
+            log_safe = self._safety(features)
             values = values * np.exp(log_safe) if self._multiplied else values + self._unit * log_safe
         return values
-
-    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
-        """Return the acquisition at one query, shape (features,), and its gradient."""
-        here = np.concatenate([query, self._context])
-        means, std, mean_slopes, std_slope = self._process.predict_with_slopes(here)
-        mean_slopes, std_slope = mean_slopes[: len(query)], std_slope[: len(query)]
-        values, by_mean, by_std = self._partial_slopes(means, std)
-        value, weights = self._average(values[None, :])
-        total = float(value[0])
-        slope = mean_slopes @ (by_mean * weights[0]) + std_slope * float(by_std @ weights[0])
-        if self._safety is not None:
-            log_safe, safe_slope = self._safety.with_slope(query)
-            if self._multiplied:
-                safe = float(np.exp(log_safe))
-                total, slope = total * safe, safe * (slope + total * safe_slope)
-            else:
-                total, slope = total + self._unit * log_safe, slope + self._unit * safe_slope
-        return total, slope
-
-    def _partial_slopes(self, means: FloatArray, std: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the acquisition of each draw at one query, and its slopes by mean and deviation."""
-        if isinstance(self._acquisition, LogExpectedImprovement):
-            self._acquisition.y_max = self.incumbents
-            return self._acquisition.slopes(means, np.asarray(std))
-        # Any acquisition function of bayesian-optimization, so its two partial derivatives are numerical.
-        step = 1e-5 * std
-        m = np.stack([means, means + step, means - step, means, means])
-        s = np.full_like(m, std)
-        s[3] += step
-        s[4] -= step
-        values = self._values(m, s)
-        return values[0], (values[1] - values[2]) / (2 * step), (values[3] - values[4]) / (2 * step)
 
     def _values(self, means: FloatArray, stds: FloatArray) -> FloatArray:
         """Return the acquisition of each draw, in the objective's own units, of the shape of `means`."""
@@ -169,14 +137,11 @@ class Posterior:
             self._acquisition.y_max = self.incumbents * scale + offset
         return self._acquisition.base_acq(means * scale + offset, stds * scale)
 
-    def _average(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the average over the draws, and how much each draw's value moves it."""
+    def _average(self, values: FloatArray) -> FloatArray:
+        """Return the average over the draws."""
         if not self._logarithmic:
-            return values.mean(axis=1), np.full_like(values, 1.0 / values.shape[1])
-        top = values.max(axis=1, keepdims=True)
-        parts = np.exp(values - top)
-        sums = parts.sum(axis=1, keepdims=True)
-        return top[:, 0] + np.log(sums[:, 0] / values.shape[1]), parts / sums
+            return values.mean(axis=1)
+        return np.asarray(np.logaddexp.reduce(values, axis=1) - np.log(values.shape[1]))
 
 
 class AveragedAcquisition:
@@ -197,11 +162,3 @@ class AveragedAcquisition:
         """Return the acquisition, shape (queries,), at `features`, shape (queries, features)."""
         values = np.stack([each(features) for each in self._posteriors])
         return np.asarray(np.logaddexp.reduce(values, axis=0) - np.log(len(values)))
-
-    def with_slope(self, query: FloatArray) -> tuple[float, FloatArray]:
-        """Return the acquisition at one query, shape (features,), and its gradient."""
-        found = [each.with_slope(query) for each in self._posteriors]
-        values = np.asarray([value for value, _ in found])
-        total = np.logaddexp.reduce(values)
-        weights = np.exp(values - total)
-        return float(total - np.log(len(values))), weights @ np.stack([slope for _, slope in found])

@@ -1,15 +1,12 @@
-"""A Gaussian process given observations: means, deviations, joint covariances and slopes at other points."""
+"""A Gaussian process given observations: means, deviations and joint covariances at other points."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
-from scipy.linalg.lapack import dtrtri
 
 from horovod_tune.search.gp.fit import JITTER
-from horovod_tune.search.gp.kernels import Covariance, FloatArray
+from horovod_tune.search.gp.kernels import FloatArray, MaternCovariance
 
 
 class Conditioned:
@@ -24,7 +21,7 @@ class Conditioned:
         features: FloatArray,
         targets: FloatArray,
         noise: FloatArray,
-        covariance: Covariance,
+        covariance: MaternCovariance,
         mean: float | None = None,
     ) -> None:
         self._points, self._covariance = features, covariance
@@ -37,16 +34,11 @@ class Conditioned:
             mean = float(np.mean(sums @ targets) / sums.sum())
         self.mean = mean
         self._solved = cho_solve((self._factor, True), targets - mean, check_finite=False)
-        #: The inverse of the factor, made when a climb needs slopes at many points one by one.
-        self._inverse: FloatArray | None = None
 
     def predict(self, queries: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return means, shape (queries, draws), and noise-free standard deviations, shape (queries,)."""
         cross = self._covariance.between(queries, self._points)
-        if self._inverse is not None:
-            half = self._inverse @ cross.T
-        else:
-            half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
+        half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
         variance = self._covariance.variance(queries) - np.square(half).sum(0)
         return self.mean + cross @ self._solved, np.sqrt(np.maximum(variance, self._least))
 
@@ -55,18 +47,3 @@ class Conditioned:
         cross = self._covariance.between(queries, self._points)
         half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
         return self.mean + cross @ self._solved, self._covariance.between(queries, queries) - half.T @ half
-
-    def predict_with_slopes(self, query: FloatArray) -> tuple[FloatArray, float, FloatArray, FloatArray]:
-        """Return mean (draws,), standard deviation, and their slopes (features, draws) and (features,)."""
-        cross, jacobian, prior, prior_slope = self._covariance.slopes(query, self._points)
-        if self._inverse is None:
-            self._inverse = dtrtri(self._factor, lower=1)[0]
-        half = self._inverse @ cross
-        backwards = self._inverse.T @ half
-        std = math.sqrt(max(prior - float(half @ half), self._least))
-        return (
-            self.mean + cross @ self._solved,
-            std,
-            jacobian.T @ self._solved,
-            (0.5 * prior_slope - jacobian.T @ backwards) / std,
-        )

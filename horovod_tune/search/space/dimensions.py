@@ -77,7 +77,7 @@ class FloatRange:
         if not self.powers:
             return quantiles
         steps = np.linspace(0.0, 1.0, 1025)
-        as_it_says, _ = linear(steps, np.full(1, self.powers))
+        as_it_says = linear(steps, np.full(1, self.powers))
         return np.interp(quantiles, (steps + as_it_says) / 2.0, steps)
 
     def neighbours(self, coordinate: float) -> FloatArray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
@@ -154,12 +154,13 @@ class SearchSpace:
         columns = [p.snap(points[:, i]) for i, p in enumerate(self._columns)]
         return np.stack(columns, axis=1) if columns else points
 
-    def features(self, points: FloatArray) -> FloatArray:
+    def features(self, points: FloatArray | Sequence[Point]) -> FloatArray:
         """Return the model's features, shape (points, features): numbers as they are, categories one-hot.
 
         One-hot columns are scaled so that two different categories are at distance 1. An inactive parameter
         has a fixed feature, so it adds no distance between two points at which it is inactive.
         """
+        points = np.asarray(points, dtype=float).reshape(len(points), self.dimension)
         features = np.zeros((len(points), int(self._feature_starts[-1])))
         active = self.active(points) if self.is_conditional else None
         for i, parameter in enumerate(self._columns):

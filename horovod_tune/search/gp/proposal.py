@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from scipy.optimize import minimize
 
-from horovod_tune.search.space.choices import Categories
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
@@ -68,7 +68,7 @@ def candidates(
     around = np.repeat(centres, max(1, number // (2 * len(centres))), axis=0)
     fresh = space.from_quantiles(generator.random(around.shape))
     spread = 10.0 ** generator.uniform(-3, -0.5, size=(len(around), 1))
-    numeric = np.array([not isinstance(space.column(i), Categories) for i in range(space.dimension)])
+    numeric = np.array([column.is_ordered for column in space.columns])
     moved = np.where(numeric, np.clip(around + spread * generator.standard_normal(around.shape), 0, 1), fresh)
     # Few coordinates at a time: in many dimensions moving all of them leaves every ridge.
     share = generator.uniform(size=(len(around), 1))
@@ -89,7 +89,7 @@ def _distinct(pool: FloatArray, values: FloatArray, number: int) -> list[int]:
 
 def _climb(acquisition: Acquisition, space: SearchSpace, start: FloatArray) -> tuple[FloatArray, float]:
     """Alternate between gradient steps on the numbers and best single steps on grids and categories."""
-    stepped = [i for i in range(space.dimension) if not space.column(i).is_continuous]
+    stepped = [i for i, column in enumerate(space.columns) if column.cardinality < math.inf]
     point = start
     value = float(acquisition(space.features(point[None, :]))[0])
     for _ in range(3):
@@ -110,15 +110,8 @@ def _smooth(space: SearchSpace, point: FloatArray) -> list[int]:
     active = space.active(point[None, :])[0]
     return [
         i
-        for i in range(space.dimension)
-        if active[i]
-        and (
-            space.column(i).is_continuous
-            or (
-                not isinstance(space.column(i), Categories)
-                and space.column(i).cardinality > MAX_STEPPED_VALUES
-            )
-        )
+        for i, column in enumerate(space.columns)
+        if active[i] and column.is_ordered and column.cardinality > MAX_STEPPED_VALUES
     ]
 
 
@@ -157,7 +150,7 @@ def _climb_steps(
     for _ in range(20):
         options = []
         for i in stepped:
-            for coordinate in space.column(i).neighbours(point[i]):
+            for coordinate in space.columns[i].neighbours(point[i]):
                 option = point.copy()
                 option[i] = coordinate
                 options.append(option)

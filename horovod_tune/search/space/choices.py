@@ -1,7 +1,6 @@
 """Hyperparameters with the options of a `tune.choice` as values, as the model sees them.
 
-`Levels` are numbers; `Categories` are a finite set without an order. Values, coordinates and quantiles are
-those of `dimensions`.
+Values, coordinates and quantiles are those of `dimensions`.
 """
 
 from __future__ import annotations
@@ -12,35 +11,54 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from ray.tune.search.sample import Categorical, Domain
 
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange, Grid
 
 
 class Choice:
-    """What `Levels` and `Categories` share: values of a `tune.choice`, one that is repeated being
-    likelier."""
+    """A choice among values of any kind, which need not be hashable; one that is repeated is likelier.
 
-    is_continuous = False
+    At least three different numbers `is_ordered`: their distances are those of the values or of their
+    logarithms, whichever spaces them more evenly; where neither does, those of their ranks. Other values, and
+    all with `ordered=False`, are categories: the coordinate of one is its index.
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values: list[Any] = []
+    >>> act = Choice(["relu", None, {"leak": 0.1}])
+    >>> act.to_coordinate({"leak": 0.1}), act.to_value(1.0)
+    (2.0, None)
+    >>> sizes = Choice([64, 16, 32])
+    >>> [round(sizes.to_coordinate(size), 3) for size in (16, 32, 64)]
+    [0.0, 0.5, 1.0]
+    >>> [round(Choice([0.0, 1e-4, 1e-3, 1e-2]).to_coordinate(v), 3) for v in (0.0, 1e-4)]
+    [0.0, 0.333]
+    """
+
+    def __init__(self, values: Sequence[Any], ordered: bool = True) -> None:
+        self.is_ordered = ordered and _are_numbers(values)
+        self._given = sorted(values) if self.is_ordered else list(values)
+        self._values: list[Any] = []
         # Positions of the hashable values: a linear search takes long if there are many.
         self._places: dict[tuple[type, Any], int] = {}
         counts: list[int] = []
-        for value in values:
+        for value in self._given:
             index = self._find(value, strict=True)
             if index is None:
                 if _is_plain(value):
-                    self._places[type(value), value] = len(self.values)
-                self.values.append(value)
+                    self._places[type(value), value] = len(self._values)
+                self._values.append(value)
                 counts.append(1)
             else:
                 counts[index] += 1
-        self.cardinality: float = len(self.values)
+        self.cardinality: float = len(self._values)
         self._shares = np.cumsum(counts) / sum(counts)
-        self._given = list(values)
+        scale = np.arange(len(self._values), dtype=float)
+        if self.is_ordered:
+            numbers = np.asarray(self._values, dtype=float)
+            scales = [numbers, np.log(numbers)] if numbers[0] > 0 else [numbers]
+            even = min(scales, key=_unevenness)
+            scale = even if _unevenness(even) <= 1.0 else scale
+            scale = (scale - scale[0]) / (scale[-1] - scale[0])
+        self._coordinates = scale
 
     def _find(self, value: Any, strict: bool = False) -> int | None:
         if _is_plain(value):
@@ -49,16 +67,36 @@ class Choice:
                 return place
         # Type first: 1, 1.0 and True are equal to Python and may all be among the values.
         for same_type in (True,) if strict else (True, False):
-            for index, candidate in enumerate(self.values):
+            for index, candidate in enumerate(self._values):
                 if same_type and type(candidate) is not type(value):
                     continue
                 if candidate is value or _equal(candidate, value):
                     return index
         return None
 
-    def _drawn(self, quantiles: FloatArray) -> FloatArray:
-        """Return the indices of the values at `quantiles`."""
-        return np.minimum(np.searchsorted(self._shares, quantiles, side="right"), self.cardinality - 1)
+    def _nearest(self, coordinates: float | FloatArray) -> Any:
+        return np.abs(np.asarray(coordinates)[..., None] - self._coordinates).argmin(axis=-1)
+
+    def to_value(self, coordinate: float) -> Any:
+        return self._values[self._nearest(coordinate)]
+
+    def to_coordinate(self, value: Any) -> float:
+        index = self._find(value)
+        assert index is not None, f"{value!r} is not one of {self._values!r}"
+        return float(self._coordinates[index])
+
+    def snap(self, coordinates: FloatArray) -> FloatArray:
+        return self._coordinates[self._nearest(coordinates)]
+
+    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
+        drawn = np.searchsorted(self._shares, quantiles, side="right")
+        return self._coordinates[np.minimum(drawn, len(self._values) - 1)]
+
+    def neighbours(self, coordinate: float) -> FloatArray:
+        return np.delete(self._coordinates, self._nearest(coordinate))
+
+    def every_coordinate(self) -> FloatArray:
+        return self._coordinates
 
     def why_invalid(self, value: Any) -> str | None:
         """Return why `value` is not allowed; None if it is."""
@@ -69,6 +107,33 @@ class Choice:
     def describe(self) -> str:
         # Addresses differ from process to process; the choice among the same functions is the same.
         return re.sub(r" at 0x[0-9a-fA-F]+", "", f"choice{self._given!r}")
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    """Return True if `values` are at least three different finite numbers, without True and False."""
+    kinds = (int, float, np.integer, np.floating)
+    if any(isinstance(v, bool) or not isinstance(v, kinds) or not np.isfinite(float(v)) for v in values):
+        return False
+    different = {float(v) for v in values}
+    return len(different) >= 3 and len(different) == len({(type(v), v) for v in values})
+
+
+def _unevenness(scale: FloatArray) -> float:
+    """Return the coefficient of variation of the gaps between sorted numbers."""
+    gaps = np.diff(scale)
+    return float(np.std(gaps) / np.mean(gaps))
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True if a value equals exactly those of its type that have its hash."""
+    return type(value) in (bool, int, str, bytes) or (type(value) is float and value == value)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    try:
+        return bool(left == right)
+    except Exception:  # whatever a user's type raises; arrays and tensors compare elementwise
+        return bool(np.array_equal(np.asarray(left), np.asarray(right)))
 
 
 class _Readable(reprlib.Repr):
@@ -100,108 +165,4 @@ def readable(options: Sequence[Any]) -> str:
     return _Readable().repr(list(options))
 
 
-def _is_plain(value: Any) -> bool:
-    """Return True if a value equals exactly those of its type that have its hash."""
-    return type(value) in (bool, int, str, bytes) or (type(value) is float and value == value)
-
-
-class Categories(Choice):
-    """A choice among values of any kind, which have no order and need not be hashable.
-
-    >>> act = Categories(["relu", None, {"leak": 0.1}])
-    >>> act.to_coordinate({"leak": 0.1}), act.to_value(1.0)
-    (2.0, None)
-    """
-
-    def to_value(self, coordinate: float) -> Any:
-        return self.values[round(coordinate)]
-
-    def to_coordinate(self, value: Any) -> float:
-        index = self._find(value)
-        assert index is not None, f"{value!r} is not one of {self.values!r}"
-        return float(index)
-
-    def snap(self, coordinates: FloatArray) -> FloatArray:
-        return np.clip(np.rint(coordinates), 0, self.cardinality - 1)
-
-    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
-        return self._drawn(quantiles).astype(float)
-
-    def neighbours(self, coordinate: float) -> FloatArray:
-        others = self.every_coordinate()
-        return others[others != round(coordinate)]
-
-    def every_coordinate(self) -> FloatArray:
-        return np.arange(self.cardinality)
-
-
-class Levels(Choice):
-    """A choice among at least three numbers: they have an order, and distances.
-
-    Distances are those of the values or of their logarithms, whichever spaces them more evenly; where neither
-    does, those of their ranks.
-
-    >>> sizes = Levels([64, 16, 32])
-    >>> [round(sizes.to_coordinate(size), 3) for size in (16, 32, 64)]
-    [0.0, 0.5, 1.0]
-    >>> [round(Levels([0.0, 1e-4, 1e-3, 1e-2]).to_coordinate(v), 3) for v in (0.0, 1e-4)]
-    [0.0, 0.333]
-    """
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        super().__init__(sorted(values))
-        numbers = np.asarray(self.values, dtype=float)
-        scales = [numbers, np.log(numbers)] if numbers[0] > 0 else [numbers]
-        scale = min(scales, key=_unevenness)
-        if _unevenness(scale) > 1.0:
-            scale = np.arange(len(numbers), dtype=float)
-        self._coordinates = (scale - scale[0]) / (scale[-1] - scale[0])
-
-    @staticmethod
-    def fits(values: Sequence[Any]) -> bool:
-        """Return True if `values` are at least three different finite numbers, without True and False."""
-        kinds = (int, float, np.integer, np.floating)
-        return (
-            all(isinstance(v, kinds) and not isinstance(v, bool) and np.isfinite(float(v)) for v in values)
-            and len({float(v) for v in values}) >= 3
-            and len({float(v) for v in values}) == len(Choice(values).values)
-        )
-
-    def _nearest(self, coordinates: FloatArray) -> NDArray[np.intp]:
-        return np.abs(np.asarray(coordinates)[:, None] - self._coordinates).argmin(axis=1)
-
-    def to_value(self, coordinate: float) -> Any:
-        return self.values[int(self._nearest(np.asarray([coordinate]))[0])]
-
-    def to_coordinate(self, value: Any) -> float:
-        index = self._find(value)
-        assert index is not None, f"{value!r} is not one of {self.values!r}"
-        return float(self._coordinates[index])
-
-    def snap(self, coordinates: FloatArray) -> FloatArray:
-        return self._coordinates[self._nearest(coordinates)]
-
-    def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
-        return self._coordinates[self._drawn(quantiles).astype(int)]
-
-    def neighbours(self, coordinate: float) -> FloatArray:
-        return np.delete(self._coordinates, self._nearest(np.asarray([coordinate])))
-
-    def every_coordinate(self) -> FloatArray:
-        return self._coordinates
-
-
-def _unevenness(scale: FloatArray) -> float:
-    """Return the coefficient of variation of the gaps between sorted numbers."""
-    gaps = np.diff(scale)
-    return float(np.std(gaps) / np.mean(gaps))
-
-
-Parameter = FloatRange | Grid | Levels | Categories
-
-
-def _equal(left: Any, right: Any) -> bool:
-    try:
-        return bool(left == right)
-    except Exception:  # whatever a user's type raises; arrays and tensors compare elementwise
-        return bool(np.array_equal(np.asarray(left), np.asarray(right)))
+Parameter = FloatRange | Grid | Choice

@@ -14,7 +14,7 @@ from typing import Any
 from ray.tune.search.sample import Categorical, Domain
 from ray.tune.search.variant_generator import parse_spec_vars
 
-from horovod_tune.search.space.choices import Categories, Parameter, readable
+from horovod_tune.search.space.choices import Choice, Parameter, readable
 from horovod_tune.search.space.domains import Path, SpaceError, parameter_of, path_name
 
 _GRID_CURE = (
@@ -69,7 +69,7 @@ def _walk(spec: Any, path: Path, conditions: tuple[tuple[Node, int], ...]) -> It
             yield Node(where, domain, parameter_of(path_name(where), domain), conditions)
             continue
         # By position: two options may be equal and yet hold domains of their own.
-        node = Node(where, domain, Categories(range(len(options))), conditions, options)
+        node = Node(where, domain, Choice(range(len(options)), ordered=False), conditions, options)
         yield node
         for number, option in enumerate(options):
             yield from _walk(option, where, (*conditions, (node, number)))
@@ -116,4 +116,4 @@ def _belongs(value: Any, option: Any) -> bool:
             and len(value) == len(option)
             and all(_belongs(v, o) for v, o in zip(value, option, strict=True))
         )
-    return Categories([option]).why_invalid(value) is None
+    return Choice([option]).why_invalid(value) is None

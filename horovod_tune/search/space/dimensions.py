@@ -1,11 +1,11 @@
 """Hyperparameters with numbers as values, as the model sees them: which exist, and the coordinate of each.
 
 A `FloatRange` is continuous; a `Grid` is a finite, ordered set of evenly spaced numbers (integers and
-quantised values). With those of `choices` they are all the kinds that there are. Each translates between
+quantised values). With the `Choice` they are all the kinds that there are. Each translates between
 
 * a *value*: what the training function gets,
 * a *coordinate*: a float in [0, 1] on the scale the model works in (the log for log domains); for
-  `Categories` the index of the category,
+  categories the index of the category,
 * a *quantile*: a float in [0, 1) from which the domain's own distribution is drawn.
 
 All array arguments and results are one-dimensional and of equal length.
@@ -45,7 +45,7 @@ class FloatRange:
     [0.49, 0.82]
     """
 
-    is_continuous = True
+    is_ordered = True
     cardinality = math.inf
 
     def __init__(self, lower: float, upper: float, log: bool = False) -> None:
@@ -88,11 +88,7 @@ class FloatRange:
 
     def why_invalid(self, value: Any) -> str | None:
         """Return why `value` is not allowed; None if it is."""
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-            return f"must be a number, got {value!r}"
-        if not self.lower <= value <= self.upper:
-            return f"must be in [{self.lower}, {self.upper}], got {value!r}"
-        return None
+        return _why_outside(value, self.lower, self.upper)
 
     def describe(self) -> str:
         scale = ", powers" if self.powers else ", log" if self.log else ""
@@ -115,7 +111,7 @@ class Grid:
     [1, 8, 64]
     """
 
-    is_continuous = False
+    is_ordered = True
 
     def __init__(self, first: int, last: int, step: float = 1, log: bool = False) -> None:
         self.first, self.last, self.step, self.log = int(first), int(last), step, log
@@ -182,14 +178,16 @@ class Grid:
 
     def why_invalid(self, value: Any) -> str | None:
         """Return why `value` is not allowed; None if it is."""
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-            return f"must be a number, got {value!r}"
-        low, high = self._value(self.first), self._value(self.last)
-        if not low <= value <= high:
-            return f"must be in [{low}, {high}], got {value!r}"
-        if not math.isclose(value / self.step, round(value / self.step), abs_tol=1e-9):
+        problem = _why_outside(value, self._value(self.first), self._value(self.last))
+        if problem is None and not math.isclose(value / self.step, round(value / self.step), abs_tol=1e-9):
             return f"must be a multiple of {self.step}, got {value!r}"
-        return None
+        return problem
 
     def describe(self) -> str:
         return f"grid[{self.first}..{self.last} x {self.step!r}{', log' if self.log else ''}]"
+
+
+def _why_outside(value: Any, low: float, high: float) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return f"must be a number, got {value!r}"
+    return None if low <= value <= high else f"must be in [{low}, {high}], got {value!r}"

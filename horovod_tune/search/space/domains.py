@@ -12,7 +12,7 @@ from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUnifo
 from ray.tune.search.variant_generator import parse_spec_vars
 
 from horovod_tune.errors import HorovodTuneError
-from horovod_tune.search.space.choices import Categories, Levels, Parameter
+from horovod_tune.search.space.choices import Choice, Parameter
 from horovod_tune.search.space.dimensions import FloatRange, Grid
 
 Path = tuple[Any, ...]
@@ -169,8 +169,7 @@ def parameter_of(name: str, domain: Domain) -> Parameter | None:
     if isinstance(domain, Categorical):
         if not domain.categories:
             raise SpaceError(f"'{name}' is a choice among nothing; give it at least one value")
-        kind = Levels if Levels.fits(domain.categories) else Categories
-        return kind(domain.categories)
+        return Choice(domain.categories)
     if not isinstance(domain, (Float, Integer)) or isinstance(sampler, Normal):
         return None
     lower, upper = domain.lower, domain.upper
@@ -182,7 +181,7 @@ def parameter_of(name: str, domain: Domain) -> Parameter | None:
         raise SpaceError(f"'{name}' must have bounds whose distance is a float, got {domain.domain_str}")
     log = isinstance(sampler, LogUniform)
     if isinstance(domain, Float) and not quantised:
-        return Categories([float(lower)]) if lower == upper else FloatRange(lower, upper, log)
+        return Choice([float(lower)]) if lower == upper else FloatRange(lower, upper, log)
     first, last = _grid_ends(lower, upper, step)
     if isinstance(domain, Integer) and step == 1:
         last -= 1
@@ -191,11 +190,8 @@ def parameter_of(name: str, domain: Domain) -> Parameter | None:
     if last < first:
         raise SpaceError(f"'{name}' has no value: no multiple of {step} in {domain.domain_str}")
     step = int(step) if isinstance(domain, Integer) else float(step)
-    return (
-        Categories([Grid(first, first + 1, step).to_value(0.0)])
-        if first == last
-        else Grid(first, last, step, log)
-    )
+    only = Grid(first, first + 1, step).to_value(0.0)
+    return Choice([only]) if first == last else Grid(first, last, step, log)
 
 
 def _grid_ends(lower: float, upper: float, step: float) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.tune.search.sample import Domain
 
-from horovod_tune.search.space.choices import Categories, Parameter
+from horovod_tune.search.space.choices import Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
 from horovod_tune.search.space.domains import MISSING, Path, SpaceError, nested, path_name, put_at, value_at
@@ -47,7 +47,7 @@ class SearchSpace:
         self._all = nodes_of(self._spec)
         self.nodes = [node for node in self._all if node.parameter and node.parameter.cardinality > 1]
         self._sampled = [node for node in self._all if node.parameter is None]
-        self._columns = [node.parameter for node in self.nodes if node.parameter is not None]
+        self.columns: list[Parameter] = [node.parameter for node in self.nodes if node.parameter is not None]
         index = {id(node): number for number, node in enumerate(self.nodes)}
         #: For each parameter the choice that it depends on, as (column, option).
         self._needs: list[list[tuple[int, int]]] = [
@@ -55,11 +55,11 @@ class SearchSpace:
             for node in self.nodes
         ]
         # Each parameter has one length scale, which all columns of a one-hot category share.
-        widths = [int(p.cardinality) if isinstance(p, Categories) else 1 for p in self._columns]
+        widths = [1 if p.is_ordered else int(p.cardinality) for p in self.columns]
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
         #: For a parameter whose axis is logarithmic although its domain is linear, the logarithm of the upper
         #: end over the lower one; 0 for all others.
-        self.powers = np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self._columns], float)
+        self.powers = np.array([p.powers if isinstance(p, FloatRange) else 0.0 for p in self.columns], float)
         self._feature_starts = np.concatenate([[0], np.cumsum(widths)]).astype(int)
 
     @classmethod
@@ -82,7 +82,7 @@ class SearchSpace:
     @property
     def dimension(self) -> int:
         """The number of modelled parameters."""
-        return len(self._columns)
+        return len(self.columns)
 
     @property
     def is_sampled(self) -> bool:
@@ -101,10 +101,10 @@ class SearchSpace:
         """Return the number of combinations of a parameter's values with those of parameters below them."""
         children = [i for i, needs in enumerate(self._needs) if needs and needs[-1][0] == column]
         if not children:
-            return self._columns[column].cardinality
+            return self.columns[column].cardinality
         return sum(
             self._size([i for i in children if self._needs[i][-1][1] == option])
-            for option in range(int(self._columns[column].cardinality))
+            for option in range(int(self.columns[column].cardinality))
         )
 
     def nested(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -116,16 +116,13 @@ class SearchSpace:
         }
         return {**{key: value for key, value in config.items() if key not in flat}, **nested(flat)}
 
-    def column(self, index: int) -> Parameter:
-        return self._columns[index]
-
     def names(self) -> list[str]:
         """Return the name of every modelled parameter; one inside an option has the option's number in it."""
         return [node.name for node in self.nodes]
 
     def describe(self) -> dict[str, str]:
         """Return a description of every modelled parameter, by which saved searches are recognised."""
-        return {node.name: column.describe() for node, column in zip(self.nodes, self._columns, strict=True)}
+        return {node.name: column.describe() for node, column in zip(self.nodes, self.columns, strict=True)}
 
     def active(self, points: FloatArray) -> NDArray[np.bool_]:
         """Return which parameters exist at the points, shape (points, parameters)."""
@@ -141,17 +138,16 @@ class SearchSpace:
 
     def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
         """Map numbers in [0, 1), shape (points, parameters), to points of the same shape."""
-        columns = [p.from_quantiles(quantiles[:, i]) for i, p in enumerate(self._columns)]
+        columns = [p.from_quantiles(quantiles[:, i]) for i, p in enumerate(self.columns)]
         return np.stack(columns, axis=1) if columns else np.empty((len(quantiles), 0))
 
     def centered(self, points: FloatArray) -> FloatArray:
         """Return points, shape (points, parameters), with numbers in the middle of their ranges."""
-        numbers = np.asarray([not isinstance(column, Categories) for column in self._columns], dtype=bool)
-        return self.snap(np.where(numbers, 0.5, points))
+        return self.snap(np.where([column.is_ordered for column in self.columns], 0.5, points))
 
     def snap(self, points: FloatArray) -> FloatArray:
         """Move each coordinate to the nearest one of an allowed value."""
-        columns = [p.snap(points[:, i]) for i, p in enumerate(self._columns)]
+        columns = [p.snap(points[:, i]) for i, p in enumerate(self.columns)]
         return np.stack(columns, axis=1) if columns else points
 
     def features(self, points: FloatArray | Sequence[Point]) -> FloatArray:
@@ -163,9 +159,9 @@ class SearchSpace:
         points = np.asarray(points, dtype=float).reshape(len(points), self.dimension)
         features = np.zeros((len(points), int(self._feature_starts[-1])))
         active = self.active(points) if self.is_conditional else None
-        for i, parameter in enumerate(self._columns):
+        for i, parameter in enumerate(self.columns):
             start = self._feature_starts[i]
-            if isinstance(parameter, Categories):
+            if not parameter.is_ordered:
                 width = math.sqrt(0.5) if active is None else math.sqrt(0.5) * active[:, i]
                 features[np.arange(len(points)), start + points[:, i].astype(int)] = width
             elif active is None:
@@ -180,7 +176,7 @@ class SearchSpace:
 
     def every_point(self, limit: int | None = None) -> Iterator[Point]:
         """Yield every point of a finite space, or the first `limit` of them."""
-        axes = [parameter.every_coordinate().tolist() for parameter in self._columns]
+        axes = [parameter.every_coordinate().tolist() for parameter in self.columns]
         seen: set[Point] = set()
         for found in islice(product(*axes), limit):
             point = self.canonical(found)
@@ -190,7 +186,7 @@ class SearchSpace:
 
     def canonical(self, point: FloatArray | Point) -> Point:
         """Return the canonical coordinates of the values at `point`: equal configurations have equal ones."""
-        own = [p.to_coordinate(p.to_value(c)) for p, c in zip(self._columns, point, strict=True)]
+        own = [p.to_coordinate(p.to_value(c)) for p, c in zip(self.columns, point, strict=True)]
         if not self.is_conditional:
             return tuple(own)
         active = self.active(np.asarray([own]))[0]
@@ -249,7 +245,7 @@ class SearchSpace:
         coordinates: dict[int, float] = {}
         given: dict[Path, Any] = {}
         missing: list[Node] = []
-        for index, (node, column) in enumerate(zip(self.nodes, self._columns, strict=True)):
+        for index, (node, column) in enumerate(zip(self.nodes, self.columns, strict=True)):
             if any(coordinates.get(choice) != option for choice, option in self._needs[index]):
                 continue
             value = value_at(config, node.path, MISSING)

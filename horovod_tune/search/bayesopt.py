@@ -23,7 +23,7 @@ from threadpoolctl import ThreadpoolController
 
 from horovod_tune import ray_compat
 from horovod_tune.search import state_file
-from horovod_tune.search.earlier_experiment import PreviousResults, read_previous
+from horovod_tune.search.earlier_experiment import fit_into, read_previous
 from horovod_tune.search.gp.fitted_model import FitState
 from horovod_tune.search.history import Ending, History, Trial, as_number, seed_for
 from horovod_tune.search.initial_points import QueuedPoint, queue_points
@@ -279,7 +279,7 @@ class BayesOptSearch(Searcher):
             raise ValueError(f"add_evaluated_point takes one value, but the metrics are {self._metric}")
         space = self._ready()
         point = space.point(space.nested(parameters))
-        self._history.add_known("evaluated", point, as_number(value), error=error)
+        self._history.add_known("evaluated", point, as_number(value), error)
 
     def on_pause(self, trial_id: str) -> None:
         """Keep a paused trial in flight. Called by HyperBandForBOHB."""
@@ -370,13 +370,9 @@ class BayesOptSearch(Searcher):
         for point, value in scored:
             self._history.add_known("given", point, value)
         if self._earlier is not None:
-            self._add_earlier_results(space, self._earlier)
-
-    def _add_earlier_results(self, space: SearchSpace, earlier: PreviousResults) -> None:
-        used, message = earlier.fit_into(space, self._metric, self._time_attr)
-        for point, value, time in used:
-            self._history.add_earlier(point, value, time)
-        logger.log(logging.INFO if used else logging.WARNING, message)
+            used, message = fit_into(space, self._earlier, self._metric, self._time_attr)
+            self._history.earlier = used
+            logger.log(logging.INFO if used else logging.WARNING, message)
 
     def _load_state(self, space: SearchSpace) -> None:
         state, self._unread_state = self._unread_state, None

@@ -34,11 +34,6 @@ class CurveRows:
     target: float
 
 
-def has_curves(trials: Iterable[Trial]) -> bool:
-    """Return True if a trial reported at two different times."""
-    return any(len(trial.curve) > 1 for trial in trials)
-
-
 def is_unfinished(trial: Trial, target: float) -> bool:
     """Return True if a trial has reported, but not up to `target` on the model's axis."""
     last = max(trial.curve, default=0.0)

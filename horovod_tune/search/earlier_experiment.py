@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -15,9 +16,9 @@ from ray.tune.result import TRAINING_ITERATION
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
 from horovod_tune.search.gp.process import Conditioned
-from horovod_tune.search.history import as_number
+from horovod_tune.search.history import Ending, Trial, as_number
 from horovod_tune.search.space.domains import SpaceError, value_at
-from horovod_tune.search.space.search_space import Point, SearchSpace
+from horovod_tune.search.space.search_space import SearchSpace
 
 
 @dataclass(frozen=True)
@@ -42,35 +43,33 @@ class EarlierModel:
         return self.process.predict(self.in_context(features[:, :parameters]))[0][:, 0] - self.process.mean
 
 
-@dataclass
-class PreviousResults:
-    """Rows of an earlier experiment: configurations and metrics, both nested or with `/` in their names."""
-
-    rows: list[tuple[Mapping[str, Any], Mapping[str, Any]]]
-
-    def fit_into(
-        self, space: SearchSpace, metric: str | None, time_attr: str
-    ) -> tuple[list[tuple[Point, float, float | None]], str]:
-        """Return what fits `space`, as points, values and their times, and a message that counts what does
-        not."""
-        used: list[tuple[Point, float, float | None]] = []
-        reasons: Counter[str] = Counter()
-        for config, metrics in self.rows:
-            value = _number(metrics, metric) if metric else None
-            if value is None or value != value or abs(value) == float("inf"):
-                reasons[f"no finite {metric!r}"] += 1
-                continue
-            try:
-                used.append((space.point(space.nested(config)), value, _number(metrics, time_attr)))
-            except SpaceError as error:
-                reasons[str(error).split(", got ")[0]] += 1
-        message = f"{len(used)} of {len(self.rows)} earlier results are used"
-        if reasons:
-            message += "; left out: " + ", ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
-        return used, message
+#: Configurations and metrics of an experiment's trials, both nested or with `/` in their names.
+Rows = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
-def read_previous(source: Any) -> PreviousResults:
+def fit_into(space: SearchSpace, rows: Rows, metric: str | None, time_attr: str) -> tuple[list[Trial], str]:
+    """Return the rows that fit `space`, as trials, and a message that counts those that do not."""
+    used: list[Trial] = []
+    reasons: Counter[str] = Counter()
+    for config, metrics in rows:
+        value = _number(metrics, metric) if metric else None
+        if value is None or not math.isfinite(value):
+            reasons[f"no finite {metric!r}"] += 1
+            continue
+        try:
+            point = space.point(space.nested(config))
+        except SpaceError as error:
+            reasons[str(error).split(", got ")[0]] += 1
+            continue
+        used.append(Trial(f"earlier-{len(used)}", point, Ending.SCORED, value, value))
+        used[-1].add_report(_number(metrics, time_attr), value)
+    message = f"{len(used)} of {len(rows)} earlier results are used"
+    if reasons:
+        message += "; left out: " + ", ".join(f"{n} ({reason})" for reason, n in reasons.most_common())
+    return used, message
+
+
+def read_previous(source: Any) -> Rows:
     """Read an experiment's directory, an `ExperimentAnalysis`, a `ResultGrid` or a DataFrame.
 
     Raises:
@@ -88,15 +87,13 @@ def read_previous(source: Any) -> PreviousResults:
                 f"analysis must be an experiment's directory; {str(source)!r} is not a directory"
             )
         trials = analyze(FilePath(source).expanduser()).record.trials
-        return PreviousResults([(trial.config, trial.last_result or {}) for trial in trials])
+        return [(trial.config, trial.last_result or {}) for trial in trials]
     if isinstance(source, ResultGrid):
-        return PreviousResults(
-            [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
-        )
+        return [(dict(source[i].config or {}), dict(source[i].metrics or {})) for i in range(len(source))]
     if isinstance(source, ExperimentAnalysis):
-        return PreviousResults([(dict(t.config), dict(t.last_result or {})) for t in source.trials])
+        return [(dict(t.config), dict(t.last_result or {})) for t in source.trials]
     if isinstance(source, pd.DataFrame):
-        return PreviousResults([_row(row) for row in source.to_dict("records")])
+        return [_row(row) for row in source.to_dict("records")]
     raise TypeError(
         "analysis must be an experiment's directory, an ExperimentAnalysis, a ResultGrid or a DataFrame, "
         f"got {type(source).__name__}"

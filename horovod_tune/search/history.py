@@ -74,29 +74,11 @@ class History:
         self.trials[trial.trial_id] = trial
         self.counts[trial.point] += 1
 
-    def add_known(
-        self,
-        source: str,
-        point: Point,
-        value: float | None,
-        time: float | None = None,
-        *,
-        error: bool = False,
-    ) -> None:
+    def add_known(self, source: str, point: Point, value: float | None, error: bool = False) -> None:
         """Add a trial that was evaluated elsewhere; its id is `source` and a number."""
         trial = Trial(f"{source}-{len(self.trials)}", point)
-        trial.add_report(time, value)
         self.add(trial)
         self.end(trial.trial_id, value, error)
-
-    def add_earlier(self, point: Point, value: float, time: float | None) -> None:
-        """Add a result of an earlier experiment, at the time at which its trial ended."""
-        trial = Trial(f"earlier-{len(self.earlier)}", point, Ending.SCORED, value, value)
-        trial.add_report(time, value)
-        self.earlier.append(trial)
-
-    def with_ending(self, ending: Ending) -> list[Trial]:
-        return [trial for trial in self.trials.values() if trial.ending is ending]
 
     def end(self, trial_id: str, value: float | None, error: bool) -> None:
         """Record how a trial ended; a trial that is run again after a failure may end a second time."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from scipy.stats import qmc
 
-from horovod_tune.search.gp.failure_model import FailureModel
+from horovod_tune.search.gp.feasibility import FailureModel
 from horovod_tune.search.gp.proposal import Acquisition
-from horovod_tune.search.history import History, Trial
+from horovod_tune.search.history import History
 from horovod_tune.search.space.search_space import Point, SearchSpace
 
 #: A quasi-random point is passed over where the logarithm of the probability that it does not fail is less
@@ -17,15 +17,6 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 _SAFE_ENOUGH, _PASSED_OVER = -3.0, 8
 #: Points of a finite space that are looked at one by one when it is nearly used up.
 _ENUMERABLE = 100_000
-
-
-def failure_model_of(
-    space: SearchSpace, failed: Sequence[Trial], safe: Sequence[Trial]
-) -> FailureModel | None:
-    if not failed:
-        return None
-    good, bad = (space.features([trial.point for trial in trials]) for trials in (safe, failed))
-    return FailureModel(good, bad, space.feature_groups)
 
 
 def quasi_random_point(

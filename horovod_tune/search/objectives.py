@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from horovod_tune.analysis.scoring import Limit, parse_limit
-from horovod_tune.search.history import Trial, as_number
+from horovod_tune.search.gp.feasibility import diverged
+from horovod_tune.search.history import Ending, History, Trial, as_number
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,19 @@ class Objectives:
         if value is None or self.modes[self.metrics.index(metric)] == "max":
             return value
         return -value
+
+    def split_failed(self, history: History) -> tuple[list[Trial], list[Trial]]:
+        """Return the trials with usable metrics, and those that failed or diverged."""
+        failed = [trial for trial in history.trials.values() if trial.ending is Ending.FAILED]
+        others = [trial for trial in history.trials.values() if trial.ending is not Ending.FAILED]
+        lost: set[int] = set()
+        for metric in self.metrics:
+            scores = [self.score(trial, metric) for trial in others]
+            known = [i for i, gain in enumerate(scores) if gain is not None and math.isfinite(gain)]
+            beyond = diverged(-np.asarray([scores[i] for i in known], dtype=float))
+            lost |= {known[i] for i in np.flatnonzero(beyond)}
+        usable = [trial for i, trial in enumerate(others) if i not in lost]
+        return usable, failed + [others[i] for i in sorted(lost)]
 
     def other_metrics_in(self, result: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers that a report has for the metrics besides the first."""

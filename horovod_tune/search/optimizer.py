@@ -18,15 +18,20 @@ from horovod_tune.analysis.scoring import non_dominated
 from horovod_tune.search.curve_rows import axis, is_unfinished, rows_of, trials_with_open_end
 from horovod_tune.search.earlier_experiment import EarlierModel
 from horovod_tune.search.gp.acquisition import decayed, is_scale_free
-from horovod_tune.search.gp.failure_model import diverged
-from horovod_tune.search.gp.feasibility import Feasibility, JointFeasibility, LimitFeasibility, slack
+from horovod_tune.search.gp.feasibility import (
+    FailureModel,
+    Feasibility,
+    JointFeasibility,
+    LimitFeasibility,
+    slack,
+)
 from horovod_tune.search.gp.fitted_model import FitState, FittedModel, ModelOptions, thin
 from horovod_tune.search.gp.hypervolume import HypervolumeGain
 from horovod_tune.search.gp.output_scales import SOFTNESSES
 from horovod_tune.search.gp.posterior import AveragedAcquisition, Posterior, PosteriorDraws
 from horovod_tune.search.gp.proposal import Acquisition, candidates, propose
 from horovod_tune.search.history import Ending, History, Trial, seed_for
-from horovod_tune.search.initial_design import failure_model_of, quasi_random_point, remaining_point
+from horovod_tune.search.initial_design import quasi_random_point, remaining_point
 from horovod_tune.search.objectives import Objectives
 from horovod_tune.search.space.dimensions import FloatArray
 from horovod_tune.search.space.search_space import Point, SearchSpace
@@ -115,7 +120,7 @@ class Optimizer:
         def taken(point: Point) -> bool:
             return history.counts[point] > rounds
 
-        usable, failed = _split_failed(history, objectives)
+        usable, failed = objectives.split_failed(history)
         by_curves = (
             len(objectives.metrics) == 1
             and is_scale_free(self._acquisition)
@@ -124,7 +129,10 @@ class Optimizer:
         known = [trial for trial in usable if (trial.curve if by_curves else trial.ending is Ending.SCORED)]
         fewest = _CURVES_START if by_curves else min(max(space.dimension + 1, 4), 10)
         steps = self._steps if self._steps is not None else fewest
-        safety = failure_model_of(space, failed, known)
+        safety = None
+        if failed:
+            good, bad = (space.features([trial.point for trial in trials]) for trials in (known, failed))
+            safety = FailureModel(good, bad, space.feature_groups)
         earlier = self._earlier_model(space, history, objectives)
         begins, asks_earlier = len(history.trials) < steps or len(known) < 2 or space.dimension == 0, False
         if earlier is not None and self._steps is None:
@@ -339,17 +347,3 @@ class Optimizer:
 def _at(time: float, features: FloatArray) -> FloatArray:
     """Return `features`, shape (points, features), with one more: the time, on the model's axis."""
     return np.concatenate([features, np.full((len(features), 1), time)], axis=1)
-
-
-def _split_failed(history: History, objectives: Objectives) -> tuple[list[Trial], list[Trial]]:
-    """Return the trials with usable metrics, and those that failed or diverged."""
-    failed = history.with_ending(Ending.FAILED)
-    others = [trial for trial in history.trials.values() if trial.ending is not Ending.FAILED]
-    lost: set[int] = set()
-    for metric in objectives.metrics:
-        scores = [objectives.score(trial, metric) for trial in others]
-        known = [i for i, gain in enumerate(scores) if gain is not None and np.isfinite(gain)]
-        beyond = diverged(-np.asarray([scores[i] for i in known], dtype=float))
-        lost |= {known[i] for i in np.flatnonzero(beyond)}
-    usable = [trial for i, trial in enumerate(others) if i not in lost]
-    return usable, failed + [others[i] for i in sorted(lost)]

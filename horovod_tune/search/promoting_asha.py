@@ -281,7 +281,9 @@ class PromotingASHA(TrialScheduler):
         reports = dict(map(self._read, [*map(flatten_dict, reports_of(trial)), result]))
         known = [(at, gain) for at, gain in reports.items() if at is not None and gain is not None]
         until = [(at, gain) for at, gain in sorted(known) if at <= time and at < self._max_t]
-        waits = self._rungs.resume(trial.trial_id, until)
+        for at, gain in until:
+            self._rungs.reach(trial.trial_id, at, gain)
+        waits = trial.trial_id in self._rungs.waiting
         self._rungs.waiting.discard(trial.trial_id)
         if trial.status == Trial.TERMINATED and time >= self._max_t:
             self._finished.add(trial.trial_id)

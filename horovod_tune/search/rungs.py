@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 class Rungs:
     """Asynchronous successive halving after Li et al. (2020): trials wait, and the best continue later.
@@ -42,12 +40,6 @@ class Rungs:
         self._at[trial] = reached
         self.waiting.add(trial)
         return True
-
-    def resume(self, trial: str, reports: Iterable[tuple[float, float]]) -> bool:
-        """Record the reports of a trial of an interrupted search, by time; return True if it is at a rung."""
-        for time, value in reports:
-            self.reach(trial, time, value)
-        return trial in self.waiting
 
     def rung_of(self, trial: str) -> int:
         """Return the number of the rung that a trial has reached last."""

@@ -16,7 +16,7 @@ from conformance import METRIC, Loop, loss, mixed_space
 from ray import tune
 
 from horovod_tune.search import BayesOptSearch, StateFileError
-from horovod_tune.search.earlier_experiment import PreviousResults
+from horovod_tune.search.earlier_experiment import fit_into
 from horovod_tune.search.space.search_space import SearchSpace
 
 
@@ -188,9 +188,10 @@ def test_what_does_not_fit_a_changed_space_is_counted(caplog: Any) -> None:
     ],
 )
 def test_nested_metrics_of_an_earlier_experiment_are_found(metrics: dict[str, Any]) -> None:
-    earlier = PreviousResults([({"x": 0.5}, metrics)])
-    used, message = earlier.fit_into(SearchSpace({"x": tune.uniform(0, 1)}), "valid/loss", "time/epoch")
-    assert used == [((0.5,), 2.0, 3.0)] and message == "1 of 1 earlier results are used"
+    space = SearchSpace({"x": tune.uniform(0, 1)})
+    [trial], message = fit_into(space, [({"x": 0.5}, metrics)], "valid/loss", "time/epoch")
+    assert (trial.point, trial.curve) == ((0.5,), {3.0: 2.0})
+    assert message == "1 of 1 earlier results are used"
 
 
 def test_the_trials_of_a_frame_of_the_analysis_count_up_to_their_last_iteration() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from bayes_opt.acquisition import AcquisitionFunction, ExpectedImprovement
 from numpy.typing import NDArray
-from scipy.special import erfcx, log_ndtr, ndtr
+from scipy.special import erfcx, ndtr
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -60,11 +60,6 @@ def log_h(z: FloatArray) -> FloatArray:
     expansion = (1.0 - 3.0 / far**2) / far**2
     result[~near] = -0.5 * far**2 - _LOG_SQRT_2PI + np.log(np.where(far < -1e3, expansion, bracket))
     return result
-
-
-def log_probability_below(threshold: float, mean: FloatArray, std: FloatArray) -> FloatArray:
-    """Return the logarithm of the normal probability that a value is below `threshold`."""
-    return log_ndtr((threshold - mean) / std)
 
 
 def is_scale_free(acquisition: AcquisitionFunction) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,21 +35,10 @@ class Priors:
 
     length_mean: float = -1.0
     length_std: float = math.sqrt(3.0)
-    #: Added to `length_mean` as half the logarithm of the number of parameters, times this.
-    length_growth: float = 1.0
     signal_mean: float = 0.0
     signal_std: float = 0.7
     noise_mean: float = -7.0
     noise_std: float = 2.5
-
-
-class Fit(NamedTuple):
-    """Fitted hyperparameters, and the logarithm of their posterior density but for constants."""
-
-    hyperparameters: Hyperparameters
-    log_posterior: float
-    #: The same as the optimiser's numbers, from which another fit can start.
-    theta: FloatArray
 
 
 class MarginalLikelihood:
@@ -84,7 +72,8 @@ class MarginalLikelihood:
         #: Adds up what belongs to one parameter, shape (features, parameters).
         self._by_group = np.equal.outer(groups, np.arange(count)).astype(float)
         self._fixed_noise = fixed_noise
-        growth = 0.5 * math.log(max(count, 1)) * priors.length_growth
+        # The length scales' mean grows with the square root of the number of parameters.
+        growth = 0.5 * math.log(max(count, 1))
         self._count = count
         #: Of the normal priors on the numbers of `theta`.
         self.means = np.append(
@@ -164,8 +153,13 @@ class MarginalLikelihood:
         return float(value), gradient + standard / self.stds
 
 
-def fit(objective: MarginalLikelihood, starts: Sequence[FloatArray], iterations: int) -> Fit:
-    """Return the MAP hyperparameters, the best that is reached from one of `starts`."""
+def fit(
+    objective: MarginalLikelihood, starts: Sequence[FloatArray], iterations: int
+) -> tuple[FloatArray, float]:
+    """Return the MAP estimate that is the best of those reached from `starts`, and its log posterior density.
+
+    Constants are left out of the density.
+    """
     found = [
         minimize(
             objective,
@@ -178,7 +172,7 @@ def fit(objective: MarginalLikelihood, starts: Sequence[FloatArray], iterations:
         for start in starts
     ]
     best = min(found, key=lambda result: result.fun)
-    return Fit(objective.hyperparameters(best.x), -float(best.fun), best.x)
+    return best.x, -float(best.fun)
 
 
 #: Steps of the chain from one draw to the next.

@@ -101,9 +101,10 @@ class FittedModel:
         # Each scale keeps the order, so these are the same points on all.
         self._few = thin(found[0].targets, _FIT_POINTS)
         #: Where a later fit starts.
-        self.state, hyperparameters = self._fit(found, earlier)
+        self.state = self._fit(found, earlier)
         chosen = found[self.state.scale]
-        self.covariance = self._covariance_of(hyperparameters)
+        likelihood = self._likelihood(chosen.targets, self.state.linear)
+        self.covariance = self._covariance_of(likelihood.hyperparameters(np.asarray(self.state.theta)))
         self.targets, self.offset, self.scale = chosen.targets, chosen.offset, chosen.deviation
 
     def _likelihood(self, targets: FloatArray, is_linear: bool) -> MarginalLikelihood:
@@ -128,14 +129,13 @@ class FittedModel:
             data.update(self._task(self.features)[self._few].tobytes())
         return data.hexdigest()
 
-    def _fit(self, found: list[Scale], earlier: FitState | None) -> tuple[FitState, Hyperparameters]:
-        """Return the fit on the most probable scale, and its hyperparameters."""
+    def _fit(self, found: list[Scale], earlier: FitState | None) -> FitState:
+        """Return the fit on the most probable scale."""
         rows, digest, warm = len(self.features), self._digest(found[0].targets), None
         if earlier is not None and earlier.scale < len(found):
             theta = np.asarray(earlier.theta)
             if earlier.data == digest:
-                likelihood = self._likelihood(found[earlier.scale].targets, earlier.linear)
-                return earlier, likelihood.hyperparameters(theta)
+                return earlier
             always_fresh = _ALWAYS_FRESH_REPORTS if self._timed else _ALWAYS_FRESH
             parameters = int(self._groups.max(initial=-1)) + 1
             if (
@@ -151,25 +151,24 @@ class FittedModel:
         steps = _FRESH_STEPS if rows <= _ALWAYS_FRESH else _FRESH_STEPS_MANY
         fits = [fit(each, starts[:1], steps if warm is None else _WARM_STEPS) for each in likelihoods]
         posteriors = [
-            fitted.log_posterior + scale.log_slopes[self._few].sum() + scale.log_prior
-            for fitted, scale in zip(fits, found, strict=True)
+            height + scale.log_slopes[self._few].sum() + scale.log_prior
+            for (_, height), scale in zip(fits, found, strict=True)
         ]
         best = int(np.argmax(posteriors))
-        fitted = fits[best]
+        theta, height = fits[best]
         if earlier is not None and warm is not None:
-            fitted = fit(likelihoods[best], [fitted.theta], _WARM_STEPS_BEST)
+            theta, _ = fit(likelihoods[best], [theta], _WARM_STEPS_BEST)
             fresh_at = earlier.fresh_at
         else:
             fresh_at, number = rows, self._options.starts
             if number > 1:
                 others = fit(likelihoods[best], starts[1:number], steps)
-                fitted = max(fitted, others, key=lambda each: each.log_posterior)
+                theta, height = max(fits[best], others, key=lambda each: each[1])
             if self._powers is not None:
                 on_linear = fit(self._likelihood(found[best].targets, True), starts[:number], steps)
-                is_linear = on_linear.log_posterior > fitted.log_posterior + _LINEAR_LEAD
-                fitted = on_linear if is_linear else fitted
-        state = FitState([float(t) for t in fitted.theta], best, fresh_at, digest, is_linear)
-        return state, fitted.hyperparameters
+                is_linear = on_linear[1] > height + _LINEAR_LEAD
+                theta = on_linear[0] if is_linear else theta
+        return FitState([float(t) for t in theta], best, fresh_at, digest, is_linear)
 
     def _covariance_of(self, hyperparameters: Hyperparameters) -> MaternCovariance:
         powers = self._powers if self.state.linear else None

@@ -16,12 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.floating[Any]]
+from horovod_tune.search.gp.kernels import FloatArray
 
 #: The softnesses that are tried besides the results' own scale, if the acquisition function allows it.
 SOFTNESSES = (1.0, 0.1)
@@ -48,15 +46,23 @@ class Scale:
 def scales(results: FloatArray, depth: float, softnesses: Sequence[float]) -> Iterator[Scale]:
     """Yield `results`, shape (points,), larger being better, on their own scale and on the warped ones.
 
-    On their own scale they are `compress`ed to `depth`. No others are yielded where half of the results or
-    more are equally good and best, so that there is no unit to measure distances in.
+    On their own scale, what is more than `depth` times the distance from the median to the best below the
+    median grows only logarithmically from there on, so that a few outliers do not flatten the rest. No others
+    are yielded where half of the results or more are equally good and best, so that there is no unit to
+    measure distances in.
+
+    >>> own, *_ = scales(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), 3.0, ())
+    >>> (own.targets * own.deviation + own.offset).round(2).tolist()
+    [0.0, 1.0, 2.0, -6.6, 1.0]
     """
     middle, best = float(np.median(results)), float(np.max(results))
     unit = best - middle
-    below = np.maximum((middle - results) / unit - depth, 0.0) if unit > 0 else np.zeros_like(results)
-    yield _standardised(compress(results, depth), -np.log1p(below))
     if unit <= 0:
+        yield _standardised(results, np.zeros_like(results))
         return
+    below = (middle - results) / unit - depth
+    squeezed = middle - unit * (depth + np.log1p(np.maximum(below, 0.0)))
+    yield _standardised(np.where(below > 0, squeezed, results), -np.log1p(np.maximum(below, 0.0)))
     gap = (best - results) / unit
     for softness in softnesses:
         warped = -np.log(gap + softness)
@@ -68,21 +74,3 @@ def _standardised(values: FloatArray, log_slopes: FloatArray, log_prior: float =
     offset, deviation = float(np.mean(values)), float(np.std(values)) or 1.0
     targets = (values - offset) / deviation
     return Scale(targets, offset, deviation, log_slopes - math.log(deviation), log_prior)
-
-
-def compress(targets: FloatArray, depth: float) -> FloatArray:
-    """Pull in targets far worse than the median, so that a few outliers do not flatten the rest.
-
-    With d the distance from the median to the best, what is more than `depth` times d below the median
-    grows only logarithmically from there on. Order is kept.
-
-    >>> compress(np.array([0.0, 1.0, 2.0, -100.0, 1.0]), depth=3.0).round(2).tolist()
-    [0.0, 1.0, 2.0, -6.6, 1.0]
-    """
-    middle, best = float(np.median(targets)), float(np.max(targets))
-    unit = best - middle
-    if unit <= 0:
-        return targets
-    below = (middle - targets) / unit - depth
-    squeezed = middle - unit * (depth + np.log1p(np.maximum(below, 0.0)))
-    return np.where(below > 0, squeezed, targets)

@@ -96,13 +96,6 @@ class Posterior:
     ) -> None:
         self._safety, self._context = safety, context
         self._model, self._acquisition = model, acquisition
-        self._logarithmic = isinstance(acquisition, LogExpectedImprovement)
-        # Expectations and probabilities are multiplied by the probability that the trial does not fail and
-        # keeps the limits, their logarithms get its logarithm added, and so do bounds, in the objective's
-        # unit.
-        improvement = isinstance(acquisition, (ExpectedImprovement, ProbabilityOfImprovement))
-        self._multiplied = improvement and not self._logarithmic
-        self._unit = 1.0 if self._logarithmic else model.scale
         drawn = PosteriorDraws(model, pending, seed, draw_results, expected)
         self._process, self.rows = drawn.process, len(drawn.values)
         values = drawn.values if rivals is None else self._process.predict(rivals)[0]
@@ -113,35 +106,27 @@ class Posterior:
         return self._process.predict(self._in_context(features))[0].mean(axis=1)
 
     def _in_context(self, features: FloatArray) -> FloatArray:
-        if not len(self._context):
-            return features
         return np.concatenate([features, np.tile(self._context, (len(features), 1))], axis=1)
 
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the acquisition, shape (queries,), at `features`, shape (queries, features)."""
         means, stds = self._process.predict(self._in_context(features))
-        values = self._average(self._values(means, np.broadcast_to(stds[:, None], means.shape)))
-        if self._safety is not None:
-            log_safe = self._safety(features)
-            values = values * np.exp(log_safe) if self._multiplied else values + self._unit * log_safe
-        return values
-
-    def _values(self, means: FloatArray, stds: FloatArray) -> FloatArray:
-        """Return the acquisition of each draw, in the objective's own units, of the shape of `means`."""
+        stds = np.broadcast_to(stds[:, None], means.shape)
+        log_safe = 0.0 if self._safety is None else self._safety(features)
         scale, offset = self._model.scale, self._model.offset
+        # Expectations and probabilities are multiplied by the probability that the trial does not fail and
+        # keeps the limits, their logarithms get its logarithm added, and so do bounds, in the objective's
+        # unit.
         if isinstance(self._acquisition, LogExpectedImprovement):
             # Invariant under a change of units, apart from a constant.
             self._acquisition.y_max = self.incumbents
-            return self._acquisition.base_acq(means, stds)
+            values = self._acquisition.base_acq(means, stds)
+            return np.asarray(np.logaddexp.reduce(values, axis=1) - np.log(values.shape[1]) + log_safe)
+        means, stds = means * scale + offset, stds * scale
         if isinstance(self._acquisition, (ExpectedImprovement, ProbabilityOfImprovement)):
             self._acquisition.y_max = self.incumbents * scale + offset
-        return self._acquisition.base_acq(means * scale + offset, stds * scale)
-
-    def _average(self, values: FloatArray) -> FloatArray:
-        """Return the average over the draws."""
-        if not self._logarithmic:
-            return values.mean(axis=1)
-        return np.asarray(np.logaddexp.reduce(values, axis=1) - np.log(values.shape[1]))
+            return self._acquisition.base_acq(means, stds).mean(axis=1) * np.exp(log_safe)
+        return self._acquisition.base_acq(means, stds).mean(axis=1) + scale * log_safe
 
 
 class AveragedAcquisition:

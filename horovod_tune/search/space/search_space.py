@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ray.tune.search.sample import Domain
+from ray.tune.search.sample import Categorical, Domain, Float, Integer, LogUniform, Normal, Quantized
 
 from horovod_tune.search.space.choices import Parameter
 from horovod_tune.search.space.conditions import Node, nodes_of, option_of
 from horovod_tune.search.space.dimensions import FloatArray, FloatRange
 from horovod_tune.search.space.domains import MISSING, Path, SpaceError, nested, path_name, put_at, value_at
-from horovod_tune.search.space.encoding import decode, encode
 from horovod_tune.search.space.sampled import draw_sampled
 
 Point = tuple[float, ...]
@@ -42,18 +41,24 @@ class SearchSpace:
     """
 
     def __init__(self, spec: Mapping[str, Any], include_constants: bool = False) -> None:
-        self._spec = copy.deepcopy(dict(spec))
+        #: The nested Tune search space.
+        self.spec = copy.deepcopy(dict(spec))
         self._include_constants = include_constants
-        self._all = nodes_of(self._spec)
+        self._all = nodes_of(self.spec)
         self.nodes = [node for node in self._all if node.parameter and node.parameter.cardinality > 1]
         self._sampled = [node for node in self._all if node.parameter is None]
         self.columns: list[Parameter] = [node.parameter for node in self.nodes if node.parameter is not None]
+        #: The number of modelled parameters.
+        self.dimension = len(self.columns)
+        #: True if something is sampled outside the model, so that one point has many configurations.
+        self.is_sampled = bool(self._sampled)
         index = {id(node): number for number, node in enumerate(self.nodes)}
         #: For each parameter the choice that it depends on, as (column, option).
         self._needs: list[list[tuple[int, int]]] = [
             [(index[id(choice)], option) for choice, option in node.conditions if id(choice) in index]
             for node in self.nodes
         ]
+        self.is_conditional = any(self._needs)
         # Each parameter has one length scale, which all columns of a one-hot category share.
         widths = [1 if p.is_ordered else int(p.cardinality) for p in self.columns]
         self.feature_groups = np.repeat(np.arange(len(widths)), widths)
@@ -70,24 +75,9 @@ class SearchSpace:
     def as_json(self) -> dict[str, Any] | None:
         """Return the space for a saved search; None if JSON cannot express it."""
         try:
-            return {"spec": encode(self._spec), "include_constants": self._include_constants}
+            return {"spec": encode(self.spec), "include_constants": self._include_constants}
         except TypeError:
             return None
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The nested Tune search space."""
-        return self._spec
-
-    @property
-    def dimension(self) -> int:
-        """The number of modelled parameters."""
-        return len(self.columns)
-
-    @property
-    def is_sampled(self) -> bool:
-        """True if something is sampled outside the model, so that one point has many configurations."""
-        return bool(self._sampled)
 
     @property
     def size(self) -> float:
@@ -112,7 +102,7 @@ class SearchSpace:
         flat = {
             key: value
             for key, value in config.items()
-            if isinstance(key, str) and key not in self._spec and key.split("/")[0] in self._spec
+            if isinstance(key, str) and key not in self.spec and key.split("/")[0] in self.spec
         }
         return {**{key: value for key, value in config.items() if key not in flat}, **nested(flat)}
 
@@ -131,10 +121,6 @@ class SearchSpace:
             for choice, option in needs:
                 mask[:, i] &= mask[:, choice] & (np.rint(points[:, choice]) == option)
         return mask
-
-    @property
-    def is_conditional(self) -> bool:
-        return any(self._needs)
 
     def from_quantiles(self, quantiles: FloatArray) -> FloatArray:
         """Map numbers in [0, 1), shape (points, parameters), to points of the same shape."""
@@ -195,7 +181,7 @@ class SearchSpace:
     def config(self, point: Point, seed: int, given: Mapping[Path, Any] | None = None) -> dict[str, Any]:
         """Return the configuration at `point`, the sampled parts drawn with `seed` unless `given`."""
         given = given or {}
-        full = copy.deepcopy(self._spec)
+        full = copy.deepcopy(self.spec)
         coordinates = dict(zip(map(id, self.nodes), point, strict=True))
         chosen = {identity: round(coordinate) for identity, coordinate in coordinates.items()}
         sampled: dict[Path, Domain] = {}
@@ -237,7 +223,7 @@ class SearchSpace:
             value = value_at(config, node.path, MISSING)
             if value is not MISSING and not node.conditions:
                 given[node.path] = value
-        _refuse_unknown(config, self._spec, ())
+        _refuse_unknown(config, self.spec, ())
         return coordinates, given
 
     def _read(self, config: Mapping[str, Any]) -> tuple[dict[int, float], dict[Path, Any], list[Node]]:
@@ -292,3 +278,51 @@ def _refuse_unknown(config: Any, spec: Any, path: Path) -> None:
             _refuse_unknown(value, inner, (*path, index))
     elif type(config) is not type(spec) or config != spec:
         raise SpaceError(f"'{path_name(path)}' is the constant {spec!r}, got {config!r}")
+
+
+def encode(spec: Any) -> Any:
+    """Return a space as JSON values.
+
+    Raises:
+        TypeError: For what JSON cannot express: functions, arrays, `tune.sample_from`.
+    """
+    if spec is None or isinstance(spec, (bool, str)) or type(spec) in (int, float):
+        return spec
+    if isinstance(spec, dict):
+        return {"dict": [[encode(key), encode(value)] for key, value in spec.items()]}
+    if isinstance(spec, (list, tuple)):
+        return {type(spec).__name__: [encode(value) for value in spec]}
+    if isinstance(spec, Categorical):
+        return {"choice": [encode(value) for value in spec.categories]}
+    if isinstance(spec, (Float, Integer)):
+        sampler, step = spec.get_sampler(), None
+        if isinstance(sampler, Quantized):
+            sampler, step = sampler.get_sampler(), sampler.q
+        if isinstance(sampler, Normal):
+            return {"normal": [sampler.mean, sampler.sd, step]}
+        kind = "float" if isinstance(spec, Float) else "integer"
+        return {kind: [spec.lower, spec.upper, isinstance(sampler, LogUniform), step]}
+    raise TypeError(f"{type(spec).__name__} has no JSON form")
+
+
+def decode(encoded: Any) -> Any:
+    """Return the space that `encode` encoded."""
+    if not isinstance(encoded, dict):
+        return encoded
+    ((kind, parts),) = encoded.items()
+    if kind == "dict":
+        return {decode(key): decode(value) for key, value in parts}
+    if kind in ("list", "tuple"):
+        return [decode(part) for part in parts] if kind == "list" else tuple(decode(part) for part in parts)
+    if kind == "choice":
+        return Categorical([decode(part) for part in parts]).uniform()
+    if kind == "normal":
+        mean, deviation, step = parts
+        return _quantized(Float(None, None).normal(mean, deviation), step)
+    lower, upper, log, step = parts
+    domain = Float(lower, upper) if kind == "float" else Integer(lower, upper)
+    return _quantized(domain.loguniform() if log else domain.uniform(), step)
+
+
+def _quantized(domain: Any, step: float | None) -> Domain:
+    return domain if step is None else domain.quantized(step)

@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.earlier_experiment import EarlierModel
 from horovod_tune.search.gp.acquisition import log_h
-from horovod_tune.search.gp.failure_model import FailureModel, diverged
+from horovod_tune.search.gp.feasibility import FailureModel, diverged
 from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, draws
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.kernels import Hyperparameters, MaternCovariance

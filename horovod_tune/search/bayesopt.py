@@ -162,7 +162,10 @@ class BayesOptSearch(Searcher):
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: Mapping[str, Any], **spec: Any
     ) -> bool:
-        """Take metric, mode and space from the tuner; False if there are two different spaces."""
+        """Take metric, mode and space from the tuner; False if there are two different spaces.
+
+        Raises `StateFileError` if a restored search has another space.
+        """
         ray_compat.draw_with(_seeding)
         if not isinstance(self._metric, list):
             self._metric, self._mode = metric or self._metric, mode or self._mode
@@ -173,7 +176,12 @@ class BayesOptSearch(Searcher):
             self._set_space(SearchSpace(config))
             return True
         if self._space_is_restored:
-            self._confirm_space(SearchSpace(config))
+            space = SearchSpace(config)
+            if space.dimension:
+                state = {"metric": None, "mode": None, "space": self._space.describe()}
+                state_file.check_same_search(state, space.describe(), None, None)
+                self._space = space
+            self._space_is_restored = False
             return True
         _, domains, grids = parse_spec_vars(dict(config))
         if not domains and not grids:
@@ -349,15 +357,6 @@ class BayesOptSearch(Searcher):
         metrics = (self._metric,) if isinstance(self._metric, str) else tuple(self._metric or ("None",))
         modes = (self._mode,) if isinstance(self._mode, str) else tuple(self._mode or ("min",))
         return Objectives(metrics, modes, self._limits)
-
-    def _confirm_space(self, space: SearchSpace) -> None:
-        """Take the tuner's space instead of a restored one; raises `StateFileError` if it is another one."""
-        assert self._space is not None
-        if space.dimension:
-            state = {"metric": None, "mode": None, "space": self._space.describe()}
-            state_file.check_same_search(state, space.describe(), None, None)
-            self._space = space
-        self._space_is_restored = False
 
     def _set_space(self, space: SearchSpace) -> None:
         points, rewards = self._given

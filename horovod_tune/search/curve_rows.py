@@ -76,22 +76,17 @@ def _worsens(curve: Mapping[float, float], since: float, mode: str) -> bool:
 def rows_of(trials: list[Trial], horizon: float | None) -> CurveRows:
     """Return the rows of `trials`, which have not failed, and the time of `horizon` or of the latest
     report."""
-    indices: list[int] = []
-    times: list[float] = []
-    values: list[float] = []
+    rows: list[tuple[int, float, float]] = []
     for index, trial in enumerate(trials):
         curve = trial.curve
         if not curve and trial.ending is Ending.SCORED and trial.value is not None:
             # A result without a time, such as one from elsewhere, is that of a whole training.
             curve = {math.inf: trial.value}
-        for time in kept_times(curve):
-            indices.append(index)
-            times.append(time)
-            values.append(curve[time])
-    latest = max([time for time in times if math.isfinite(time)], default=1.0)
+        rows += [(index, time, curve[time]) for time in kept_times(curve)]
+    latest = max([time for _, time, _ in rows if math.isfinite(time)], default=1.0)
     end = max(horizon or 0.0, latest)
-    at = np.asarray([axis(min(time, end)) for time in times])
-    return CurveRows(indices, at, np.asarray(values), axis(end))
+    at = np.asarray([axis(min(time, end)) for _, time, _ in rows])
+    return CurveRows([row[0] for row in rows], at, np.asarray([row[2] for row in rows]), axis(end))
 
 
 def axis(time: float) -> float:

@@ -163,10 +163,11 @@ def _from_utility(kwargs: dict) -> AcquisitionFunction:
             "utility_kwargs knows kind, kappa, xi, kappa_decay and kappa_decay_delay; "
             f"got also {sorted(kwargs)}"
         )
-    if kind == "ucb":
-        return UpperConfidenceBound(kappa=kappa, **decay)
-    if kind == "ei":
-        return ExpectedImprovement(xi=xi, **decay)
-    if kind == "poi":
-        return ProbabilityOfImprovement(xi=xi, **decay)
-    raise ValueError(f"utility_kwargs['kind'] must be 'ucb', 'ei' or 'poi', got {kind!r}")
+    kinds = {
+        "ucb": lambda: UpperConfidenceBound(kappa=kappa, **decay),
+        "ei": lambda: ExpectedImprovement(xi=xi, **decay),
+        "poi": lambda: ProbabilityOfImprovement(xi=xi, **decay),
+    }
+    if kind not in kinds:
+        raise ValueError(f"utility_kwargs['kind'] must be 'ucb', 'ei' or 'poi', got {kind!r}")
+    return kinds[kind]()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 from bayes_opt.acquisition import (
+    ConstantLiar,
     ExpectedImprovement,
+    GPHedge,
     ProbabilityOfImprovement,
     UpperConfidenceBound,
 )
@@ -20,6 +21,7 @@ from ray.tune.search import ConcurrencyLimiter
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from horovod_tune.search import BayesOptSearch, LogExpectedImprovement, SpaceError
+from horovod_tune.search.gp.acquisition import decayed
 
 
 def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
@@ -79,31 +81,12 @@ def test_no_point_is_suggested_twice_in_a_small_space_until_all_have_been(caplog
     assert "all points of the search space have been suggested (15)" in record.getMessage()
 
 
-def test_corners_are_not_suggested_twice() -> None:
-    space = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
-    configs = Loop(searcher(), space).run(20, lambda config: -config["x"] - config["y"])
-    assert len({str(config) for config in configs}) == 20
-    assert {"x": 1.0, "y": 1.0} in configs
-
-
 def test_sixteen_in_flight_are_spread_out() -> None:
     loop = Loop(searcher(), {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}, in_flight=16)
     loop.run(12, lambda config: (config["x"] - 0.3) ** 2 + (config["y"] - 0.6) ** 2)
     points = np.array([list(config.values()) for config in [loop.start() for _ in range(16)] if config])
     distances = np.linalg.norm(points[:, None] - points[None], axis=2)[np.triu_indices(16, 1)]
     assert len(points) == 16 and distances.min() > 1e-3
-
-
-def test_results_are_paired_with_their_trials_whatever_the_order() -> None:
-    """A searcher that pairs them by order of suggestion learns a different function."""
-    search = searcher()
-    search.set_search_properties(METRIC, "min", {"x": tune.uniform(0, 1)})
-    configs = {f"t{i}": search.suggest(f"t{i}") for i in range(8)}
-    for trial_id in reversed(configs):
-        search.on_trial_complete(trial_id, {METRIC: abs(configs[trial_id]["x"] - 0.7)})
-    assert {t.trial_id: t.value for t in search._history.trials.values()} == {
-        trial_id: abs(config["x"] - 0.7) for trial_id, config in configs.items()
-    }
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), np.float32("nan"), 10**400, [10**400]])
@@ -157,18 +140,6 @@ def test_the_middle_is_not_suggested_twice() -> None:
     assert len({str(config) for config in configs}) == 9
 
 
-def test_the_middle_is_not_suggested_where_everything_like_it_fails() -> None:
-    space = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
-
-    def inside(config: dict[str, Any]) -> float | Exception:
-        return RuntimeError("oom") if 0.02 < config["x"] < 0.98 else config["y"]
-
-    near = [{"x": 0.5, "y": 0.5 + step} for step in (-0.03, -0.02, -0.01, 0.01, 0.02, 0.03)]
-    search = searcher(points_to_evaluate=near, random_search_steps=9)
-    configs = Loop(search, space).run(9, inside)
-    assert {"x": 0.5, "y": 0.5} not in configs
-
-
 def test_metrics_may_be_any_kind_of_number() -> None:
     search = searcher()
     kinds = [np.float32, np.array, lambda v: np.array([v]), int, float, np.int64]
@@ -177,44 +148,37 @@ def test_metrics_may_be_any_kind_of_number() -> None:
     assert {trial.value for trial in search._history.trials.values()} == {2.0}
 
 
-def test_a_missing_metric_is_said_once_with_what_there_was(caplog: Any) -> None:
-    with caplog.at_level(logging.WARNING, logger="horovod_tune.search"):
-        assert len(Loop(searcher(), mixed_space()).run(20, lambda config: None)) == 20
-    assert len(caplog.records) == 1
-    assert "no" not in caplog.records[0].name and "'training_iteration'" in caplog.records[0].getMessage()
+@pytest.mark.parametrize(
+    ("value", "message"), [(None, "it reported ['done', "), ("good", f"{METRIC}='good' besides")]
+)
+def test_a_missing_metric_is_said_once_with_what_there_was(value: Any, message: str, caplog: Any) -> None:
+    assert len(Loop(searcher(), mixed_space()).run(20, lambda config: value)) == 20
+    [record] = caplog.records
+    assert message in record.getMessage()
 
 
-def test_a_metric_that_is_a_text_is_said_with_its_value(caplog: Any) -> None:
-    Loop(searcher(), mixed_space()).run(2, lambda config: "good")
-    assert f"it reported {METRIC}='good' besides" in caplog.text
-
-
-def test_a_trial_stopped_while_paused_counts_with_its_last_result() -> None:
+@pytest.mark.parametrize(
+    ("endings", "expected"),
+    [
+        # As Tune does for a paused trial that is stopped.
+        ([({METRIC: 0.9}, "report"), ({METRIC: 0.4}, "report"), (None, "end")], ("scored", 0.4)),
+        ([(None, "end")], ("unknown", None)),
+        ([(None, "error"), ({METRIC: 0.3}, "end")], ("scored", 0.3)),
+    ],
+    ids=["stopped while paused", "removed before it began", "failed and then succeeded"],
+)
+def test_how_a_trial_counts(endings: list[tuple[Any, str]], expected: tuple[str, float | None]) -> None:
     search = searcher()
     search.set_search_properties(METRIC, "min", mixed_space())
     search.suggest("t")
-    search.on_trial_result("t", {METRIC: 0.9})
-    search.on_pause("t")
-    search.on_trial_result("t", {METRIC: 0.4})
-    search.on_trial_complete("t")  # as Tune does for a paused trial that is stopped
-    assert search._history.trials["t"].value == 0.4
-
-
-def test_a_trial_removed_before_it_began_teaches_nothing() -> None:
-    search = searcher()
-    search.set_search_properties(METRIC, "min", mixed_space())
-    search.suggest("t")
-    search.on_trial_complete("t")
-    assert search._history.trials["t"].ending == "unknown"
-
-
-def test_a_trial_that_fails_and_then_succeeds_counts_with_its_success() -> None:
-    search = searcher()
-    search.set_search_properties(METRIC, "min", mixed_space())
-    search.suggest("t")
-    search.on_trial_complete("t", error=True)
-    search.on_trial_complete("t", {METRIC: 0.3})
-    assert (search._history.trials["t"].ending, search._history.trials["t"].value) == ("scored", 0.3)
+    for result, event in endings:
+        if event == "report":
+            search.on_trial_result("t", result)
+            search.on_pause("t")
+        else:
+            search.on_trial_complete("t", result, error=event == "error")
+    trial = search._history.trials["t"]
+    assert (trial.ending.value, trial.value) == expected
 
 
 def test_a_trial_of_another_name_is_learned_from_by_its_configuration() -> None:
@@ -234,12 +198,7 @@ def test_given_points_come_first_and_open_parameters_are_filled_in() -> None:
     loop = Loop(searcher(points_to_evaluate=points), mixed_space())
     first, second = loop.start(), loop.start()
     assert first == points[0] and second is not None
-    assert second["lr"] == 1e-4 and set(second) == {
-        "lr",
-        "momentum",
-        "layers",
-        "model",
-    }
+    assert second["lr"] == 1e-4 and set(second) == {"lr", "momentum", "layers", "model"}
 
 
 @pytest.mark.parametrize(
@@ -262,18 +221,12 @@ def test_given_points_that_do_not_fit_are_named(points: Any, rewards: Any, messa
 
 
 def test_points_with_known_rewards_are_learned_and_not_run() -> None:
-    space = {"x": tune.uniform(0, 1)}
-    points = [{"x": x} for x in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
-    rewards = [(point["x"] - 0.5) ** 2 for point in points]
-    loop = Loop(searcher(points_to_evaluate=points, evaluated_rewards=rewards), space)
+    points = [{"x": x} for x in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 0.1)]
+    rewards = [*((point["x"] - 0.5) ** 2 for point in points[:-1]), None]
+    loop = Loop(searcher(points_to_evaluate=points, evaluated_rewards=rewards), {"x": tune.uniform(0, 1)})
+    assert loop.start() == points[-1], "the one without a reward"
     first = loop.start()
     assert first is not None and first not in points and abs(first["x"] - 0.5) < 0.1
-
-
-def test_a_point_whose_reward_is_none_is_run() -> None:
-    points = [{"x": 0.1}, {"x": 0.2}]
-    loop = Loop(searcher(points_to_evaluate=points, evaluated_rewards=[1.0, None]), {"x": tune.uniform(0, 1)})
-    assert loop.start() == points[1] and loop.start() not in points
 
 
 def test_a_reward_may_be_of_an_option_without_parameters() -> None:
@@ -288,27 +241,17 @@ def test_a_reward_may_be_of_an_option_without_parameters() -> None:
         twice.set_search_properties(METRIC, "min", space)
 
 
-@pytest.mark.parametrize("value", [{1, 2}, "adam", 3])
-def test_bounds_that_are_none_are_named(value: Any) -> None:
-    with pytest.raises(SpaceError, match="'name' must be \\(low, high\\)"):
-        BayesOptSearch({"x": (0, 1.0), "name": value}, metric=METRIC, mode="min")
-
-
-@pytest.mark.parametrize("space", [[{"name": "x", "type": "range", "bounds": [0, 1]}], "x", 3, {"x"}])
-def test_a_space_that_is_no_dictionary_is_refused(space: Any) -> None:
-    with pytest.raises(SpaceError, match=r"space must be a dictionary .* got (list|str|int|set)"):
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        *(({"x": (0, 1.0), "name": each}, r"'name' must be \(low, high\)") for each in ({1, 2}, "adam", 3)),
+        *(([{"name": "x", "type": "range"}], "space must be a dictionary .* got list"), ("x", "got str")),
+        ({"x": tune.uniform(-1.7e308, 1.7e308)}, "'x' must have bounds whose distance is a float"),
+    ],
+)
+def test_a_space_that_cannot_be_used_is_named(space: Any, message: str) -> None:
+    with pytest.raises(SpaceError, match=message):
         BayesOptSearch(space, metric=METRIC, mode="min")
-
-
-@pytest.mark.parametrize("x", [(0, 1.0), tune.uniform(0, 1)])
-def test_bounds_may_be_nested(x: Any) -> None:
-    config = BayesOptSearch({"x": x, "model": {"y": (2, 3.0)}}, metric=METRIC, mode="min").suggest("t")
-    assert config is not None and 0 <= config["x"] <= 1 and 2 <= config["model"]["y"] <= 3
-
-
-def test_a_range_that_no_float_can_span_is_named() -> None:
-    with pytest.raises(SpaceError, match="'x' must have bounds whose distance is a float"):
-        BayesOptSearch({"x": tune.uniform(-1.7e308, 1.7e308)}, metric=METRIC, mode="min")
 
 
 def test_a_range_of_three_floats_is_searched_to_the_end() -> None:
@@ -348,9 +291,10 @@ def test_without_space_metric_or_mode_it_says_what_is_missing() -> None:
             ValueError,
             "random_search_steps must be an integer of 0 or more, got -1",
         ),
-        ({"patience": 9}, TypeError, "patience is gone"),
-        ({"skip_duplicate": False}, TypeError, "skip_duplicate is gone"),
-        ({"verbose": 1}, TypeError, "verbose is gone"),
+        *(
+            ({name: value}, TypeError, f"{name} is gone")
+            for name, value in {"patience": 9, "skip_duplicate": False, "verbose": 1}.items()
+        ),
         ({"nonsense": 1}, TypeError, "no argument 'nonsense'"),
         ({"gp_params": {"alpha": 0}}, ValueError, "'alpha'.* must be a positive number, got 0"),
         ({"gp_params": {"kernel": None}}, ValueError, "knows alpha and n_restarts_optimizer, got 'kernel'"),
@@ -361,6 +305,23 @@ def test_without_space_metric_or_mode_it_says_what_is_missing() -> None:
         ({"time_attr": ""}, ValueError, "time_attr must be the name of a reported value, got ''"),
         ({"analysis": 3}, TypeError, "analysis must be .* got int"),
         ({"analysis": "/nowhere/at/all"}, ValueError, "'/nowhere/at/all' is not a directory"),
+        (
+            {"acquisition_function": GPHedge([UpperConfidenceBound()])},
+            TypeError,
+            "cannot be a GPHedge; give one",
+        ),
+        (
+            {"acquisition_function": ConstantLiar(UpperConfidenceBound())},
+            TypeError,
+            r"cannot be a ConstantLiar.*Pass only its base_acquisition",
+        ),
+        ({"acquisition_function": "ucb"}, TypeError, "acquisition_function must be one of.* got 'ucb'"),
+        ({"utility_kwargs": {"kind": "best"}}, ValueError, "'kind'.* got 'best'"),
+        (
+            {"acquisition_function": UpperConfidenceBound(), "utility_kwargs": {"kind": "ei"}},
+            ValueError,
+            "not both",
+        ),
     ],
 )
 def test_bad_arguments_are_named(kwargs: Any, error: type[Exception], message: str) -> None:
@@ -383,19 +344,9 @@ def test_bayesian_optimizations_acquisition_functions_can_be_used(acquisition: A
 
 
 def test_exploration_decays_over_the_suggestions_and_the_users_object_stays() -> None:
-    from horovod_tune.search.gp.acquisition import decayed
-
     mine = UpperConfidenceBound(kappa=2.0, exploration_decay=0.5, exploration_decay_delay=2)
     assert [decayed(mine, n).kappa for n in range(5)] == [2.0, 2.0, 1.0, 0.5, 0.25]  # type: ignore[attr-defined]
     assert mine.kappa == 2.0
-
-
-def test_the_clock_has_no_say(monkeypatch: Any) -> None:
-    plain = Loop(searcher(), mixed_space()).run(10)
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-    np.random.seed(99)
-    assert Loop(searcher(), mixed_space()).run(10) == plain
-    assert Loop(searcher(2), mixed_space()).run(10) != plain
 
 
 class CountsThreads(UpperConfidenceBound):

@@ -6,19 +6,17 @@ import heapq
 import logging
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from horovod_tune.search import BayesOptSearch, optimizer
-from horovod_tune.search.curve_rows import axis, is_unfinished, kept_times, rows_of
+from horovod_tune.search.curve_rows import axis, rows_of
 from horovod_tune.search.gp.posterior import Posterior
 from horovod_tune.search.history import Ending, Trial
 
@@ -152,22 +150,6 @@ def test_one_report_a_trial_is_no_curve(caplog: Any) -> None:
     assert "learns from every report" not in caplog.text
 
 
-def test_a_restored_search_remembers_the_curves(tmp_path: Path) -> None:
-    search = searcher()
-    asha(search, 10)
-    search.suggest("live")
-    search.on_trial_result("live", {METRIC: 0.7, "training_iteration": 1})
-    search.suggest("another")
-    search.save(str(tmp_path / "s"))
-    fresh = searcher(9)
-    fresh.restore(str(tmp_path / "s"))
-    assert fresh.set_search_properties(METRIC, "min", SPACE)
-    assert fresh._history == search._history
-    for one in (search, fresh):
-        one.on_trial_result("live", {METRIC: 0.5, "training_iteration": 2})
-    assert [fresh.suggest(str(i)) for i in range(2)] == [search.suggest(str(i)) for i in range(2)]
-
-
 def test_reports_without_a_number_or_a_time_are_left_out() -> None:
     search = searcher()
     search.set_search_properties(METRIC, "min", SPACE)
@@ -183,24 +165,20 @@ def test_reports_without_a_number_or_a_time_are_left_out() -> None:
     assert search._history.trials["t"].curve == {}
 
 
-def test_another_time_may_be_used_and_the_end_comes_from_the_tuners_stop_criterion() -> None:
-    search = searcher(time_attr="epoch")
-    search.set_search_properties(METRIC, "min", SPACE, stop={"epoch": 40})
+@pytest.mark.parametrize(
+    ("of_search", "of_scheduler", "expected"),
+    [("epoch", None, {8.0: 0.5}), (None, "epoch", {8.0: 0.5}), ("training_iteration", "epoch", {1.0: 0.5})],
+)
+def test_time_is_what_was_named_or_the_schedulers_and_ends_with_the_tuners_stop_criterion(
+    of_search: str | None, of_scheduler: str | None, expected: dict[float, float]
+) -> None:
+    search = searcher(time_attr=of_search)
+    if of_scheduler is not None:
+        search.set_time_attr(of_scheduler)
+    search.set_search_properties(METRIC, "min", SPACE, stop={"epoch": 40, "training_iteration": 40})
     search.suggest("t")
     search.on_trial_result("t", {METRIC: 0.5, "training_iteration": 1, "epoch": 8})
-    assert search._history.trials["t"].curve == {8.0: 0.5} and search._optimizer.horizon == 40
-
-
-def test_the_time_may_come_from_the_scheduler_unless_it_was_named() -> None:
-    for search, expected in (
-        (searcher(), {8.0: 0.5}),
-        (searcher(time_attr="training_iteration"), {1.0: 0.5}),
-    ):
-        search.set_search_properties(METRIC, "min", SPACE)
-        search.set_time_attr("epoch")
-        search.suggest("t")
-        search.on_trial_result("t", {METRIC: 0.5, "training_iteration": 1, "epoch": 8})
-        assert search._history.trials["t"].curve == expected
+    assert search._history.trials["t"].curve == expected and search._optimizer.horizon == 40
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -216,22 +194,6 @@ def test_reports_without_the_named_time_are_said_once(ended: bool, caplog: pytes
     assert "the report has ['epoch', " in said
 
 
-def test_of_a_long_curve_one_report_a_doubling_is_kept() -> None:
-    assert kept_times(range(1, 1001)) == [1, 3, 7, 15, 31, 63, 127, 255, 511, 1000]
-    assert kept_times([]) == [] and kept_times([0.25, 0.4, 7]) == [0.4, 7]
-
-
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [([], False), ([0.0], False), ([1.0, 26.0], True), ([1.0, 27.0], False), ([81.0], False)],
-)
-def test_a_trial_is_unfinished_when_it_has_reported_but_not_to_the_end(
-    times: list[float], expected: bool
-) -> None:
-    trial = Trial("t", (0.5,), curve=dict.fromkeys(times, 1.0))
-    assert is_unfinished(trial, axis(27.0)) is expected
-
-
 def test_rows_end_at_the_known_end_and_results_from_elsewhere_are_whole_trainings() -> None:
     running = Trial("a", (0.1,), curve={1.0: 3.0, 2.0: 2.0})
     known = Trial("b", (0.2,), Ending.SCORED, value=1.0)
@@ -239,16 +201,6 @@ def test_rows_end_at_the_known_end_and_results_from_elsewhere_are_whole_training
     assert (rows.trials, list(rows.values)) == ([0, 0, 1], [3.0, 2.0, 1.0])
     assert rows.target == rows.times[2] == axis(50.0)
     assert rows_of([running, known], horizon=None).target == axis(2.0)
-
-
-def test_an_earlier_experiments_stopped_trials_are_known_as_stopped() -> None:
-    rows = [
-        {METRIC: 0.5, "training_iteration": 3, "config/x": 0.1, "config/y": 0.2, "config/z": 0.3},
-        {METRIC: 0.2, "training_iteration": 27, "config/x": 0.5, "config/y": 0.2, "config/z": 0.3},
-    ]
-    search = searcher(analysis=pd.DataFrame(rows))
-    search.set_search_properties(METRIC, "min", SPACE)
-    assert [trial.curve for trial in search._history.earlier] == [{3.0: 0.5}, {27.0: 0.2}]
 
 
 @pytest.mark.slow

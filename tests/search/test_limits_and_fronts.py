@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,33 +133,6 @@ def test_learning_curves_within_a_limit() -> None:
         search.on_trial_complete(str(number), report)
         kept += result["latency_ms"] <= 30 and number >= 8
     assert search._optimizer.learns_from_curves and kept >= 6
-
-
-@pytest.mark.parametrize(
-    "aims",
-    [
-        {"metric": "accuracy", "mode": "max", "limits": ["latency_ms <= 30"]},
-        {"metric": ["accuracy", "latency_ms"], "mode": ["max", "min"]},
-    ],
-)
-def test_a_restored_search_suggests_what_the_whole_one_would_have(aims: dict, tmp_path: Path) -> None:
-    search = BayesOptSearch(SQUARE, **aims)
-    run(search, narrow, 12)
-    search.save(str(tmp_path / "state"))
-    json.loads((tmp_path / "state").read_text())
-    again = BayesOptSearch(SQUARE, **aims)
-    again.restore(str(tmp_path / "state"))
-    assert [again.suggest(f"n{i}") for i in range(3)] == [search.suggest(f"n{i}") for i in range(3)]
-
-
-def test_a_saved_search_with_other_limits_is_refused(tmp_path: Path) -> None:
-    search = BayesOptSearch(SQUARE, "accuracy", "max", limits=["latency_ms <= 30"])
-    run(search, narrow, 3)
-    search.save(str(tmp_path / "state"))
-    with pytest.raises(ValueError, match=r"limits \['latency_ms <= 30'\].*\['latency_ms <= 20'\]"):
-        BayesOptSearch(SQUARE, "accuracy", "max", limits=["latency_ms <= 20"]).restore(
-            str(tmp_path / "state")
-        )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])

@@ -24,39 +24,72 @@ def searcher(seed: int = 1, **kwargs: Any) -> BayesOptSearch:
     return BayesOptSearch(metric=METRIC, mode="min", random_state=seed, **kwargs)
 
 
-def half_done(tmp_path: Path, space: Any = mixed_space, **kwargs: Any) -> tuple[Loop, str]:
-    """Return a search with 12 results and two trials in flight, and the file it was saved in."""
-    loop = Loop(searcher(**kwargs), space(), in_flight=4)
-    loop.run(12)
-    loop.start(), loop.start()
-    path = str(tmp_path / "search.json")
-    loop.searcher.save(path)
-    return loop, path
+def told(search: BayesOptSearch, number: int) -> None:
+    """Report what any of the searches of `KINDS` may look for; the last trial is stopped at a fifth."""
+    for trial in map(str, range(number)):
+        config = search.suggest(trial) or {}
+        result = {METRIC: loss(config), "accuracy": config["momentum"], "latency_ms": 1e4 * config["lr"]}
+        if search._time_attr == "epoch":
+            for epoch in range(1, 6 if int(trial) < number - 1 else 2):
+                search.on_trial_result(trial, {**result, METRIC: result[METRIC] + 1 / epoch, "epoch": epoch})
+            result |= {METRIC: result[METRIC] + 1 / epoch, "epoch": epoch}
+        search.on_trial_complete(trial, result)
 
 
-def continuation(loop: Loop) -> list[Any]:
-    """Suggest two more, end what is in flight, and suggest again."""
-    suggested = [loop.searcher.suggest("a"), loop.searcher.suggest("b")]
-    for trial_id in ("trial13", "a", "trial12"):
-        loop.searcher.on_trial_complete(trial_id, {METRIC: 0.5})
-    return [*suggested, loop.searcher.suggest("c")]
+def table(rows: int = 20) -> pd.DataFrame:
+    names = ("lr", "momentum", "layers", "model/activation")
+    search = BayesOptSearch(mixed_space(), METRIC, "min", random_state=1)
+    told(search, rows)
+    assert search._space is not None
+    configs = [search._space.config(trial.point, 0) for trial in search._history.trials.values()]
+    flat = [{**config, "model/activation": config["model"]["activation"]} for config in configs]
+    return pd.DataFrame([{METRIC: loss(c), **{f"config/{name}": c[name] for name in names}} for c in flat])
 
 
-@pytest.mark.parametrize("space_known_before", [True, False])
+KINDS: dict[str, dict[str, Any]] = {
+    "one metric": {"metric": METRIC, "mode": "min"},
+    "curves": {"metric": METRIC, "mode": "min", "time_attr": "epoch"},
+    "limits": {"metric": METRIC, "mode": "min", "limits": ["latency_ms <= 30"]},
+    "front": {"metric": ["accuracy", "latency_ms"], "mode": ["max", "min"]},
+    "earlier experiment": {"metric": METRIC, "mode": "min", "analysis": table()},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "space_known_before"), [*((kind, True) for kind in KINDS), ("one metric", False)]
+)
 def test_a_restored_search_suggests_what_the_uninterrupted_one_does(
-    tmp_path: Path, space_known_before: bool
+    tmp_path: Path, kind: str, space_known_before: bool
 ) -> None:
-    loop, path = half_done(tmp_path)
-    fresh = searcher(seed=99)
+    search = BayesOptSearch(random_state=1, **KINDS[kind])
+    search.set_search_properties(None, None, mixed_space())
+    told(search, 8)
+    search.suggest("live"), search.suggest("another")
+    search.save(str(tmp_path / "s"))
+    fresh = BayesOptSearch(random_state=99, **{**KINDS[kind], "analysis": None})
     if space_known_before:
-        fresh.set_search_properties(METRIC, "min", mixed_space())
-    fresh.restore(path)
+        fresh.set_search_properties(None, None, mixed_space())
+    fresh.restore(str(tmp_path / "s"))
     if not space_known_before:
-        fresh.set_search_properties(METRIC, "min", mixed_space())
-    resumed = Loop(searcher(), None)
-    resumed.searcher = fresh  # type: ignore[assignment]
-    loop.searcher = loop.searcher.searcher
-    assert continuation(resumed) == continuation(loop)
+        fresh.set_search_properties(None, None, mixed_space())
+    assert fresh._history == search._history
+    suggested = []
+    for one in (search, fresh):
+        found = [one.suggest("a"), one.suggest("b")]
+        for trial_id in ("another", "a", "live"):
+            result = {METRIC: 0.5, "accuracy": 0.5, "latency_ms": 5.0, "epoch": 5}
+            one.on_trial_complete(trial_id, result)
+        suggested.append([*found, one.suggest("c")])
+    assert suggested[0] == suggested[1]
+
+
+@pytest.mark.parametrize("kind", ["one metric", "front"])
+def test_a_search_saved_before_its_first_suggestion_can_be_restored(tmp_path: Path, kind: str) -> None:
+    BayesOptSearch(**KINDS[kind]).save(str(tmp_path / "s"))
+    fresh = BayesOptSearch(**KINDS[kind])
+    fresh.restore(str(tmp_path / "s"))
+    fresh.set_search_properties(None, None, mixed_space())
+    assert fresh.suggest("t")
 
 
 def test_given_points_that_are_still_to_come_survive(tmp_path: Path) -> None:
@@ -70,13 +103,6 @@ def test_given_points_that_are_still_to_come_survive(tmp_path: Path) -> None:
     assert other.suggest("t1")["layers"] == 2 and other.suggest("t2")["lr"] == 0.012345678901234567
 
 
-def test_a_search_saved_before_it_has_a_space_can_be_restored(tmp_path: Path) -> None:
-    searcher().save(str(tmp_path / "s"))
-    fresh = searcher()
-    fresh.restore(str(tmp_path / "s"))
-    assert len(Loop(fresh, mixed_space()).run(6)) == 6
-
-
 class Bomb:
     """Would leave a trace if anything unpickled it."""
 
@@ -87,9 +113,15 @@ class Bomb:
         return (Path.touch, (Path(self.path),))
 
 
-def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
-    (tmp_path / "state").write_bytes(pickle.dumps(Bomb(str(tmp_path / "boom"))))
-    with pytest.raises(StateFileError, match="not a saved BayesOptSearch: it is not"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "it is not"), (b"lr=3", "it is not JSON"), (b"[]", "its 'format' is not")],
+)
+def test_what_is_not_a_saved_search_is_refused_and_not_run(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    (tmp_path / "state").write_bytes(content or pickle.dumps(Bomb(str(tmp_path / "boom"))))
+    with pytest.raises(StateFileError, match=f"not a saved BayesOptSearch: {message}"):
         searcher().restore(str(tmp_path / "state"))
     assert not (tmp_path / "boom").exists()
 
@@ -97,31 +129,25 @@ def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state.update(format="other"), "its 'format' is not"),
-        (lambda state: state.update(version=2), "has version 2; this horovod_tune reads version 1"),
-        (lambda state: state.pop("trials"), r"is damaged: it lacks \['trials'\]"),
-        (lambda state: state.update(metric="accuracy"), "has the metric 'accuracy', this one 'loss'"),
-        (lambda state: state.update(mode="max"), "has the mode 'max', this one 'min'"),
-        (lambda state: state["space"].update(lr="float[0.0, 1.0]"), r"over another space \(lr: saved"),
+        ({"format": "other"}, "its 'format' is not"),
+        ({"version": 2}, "has version 2; this horovod_tune reads version 1"),
+        ({"trials": None}, r"is damaged: it lacks \['trials'\]"),
+        ({"metric": "accuracy"}, "has the metric 'accuracy', this one 'loss'"),
+        ({"mode": "max"}, "has the mode 'max', this one 'min'"),
+        ({"limits": ["a < 3"]}, r"has the limits \['a < 3'\], this one \[\]"),
+        ({"space": {"lr": "float[0.0, 1.0]"}}, r"over another space \(.*lr: saved"),
     ],
 )
 def test_a_file_of_another_search_is_refused_with_its_reason(
-    tmp_path: Path, change: Any, message: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    _, path = half_done(tmp_path)
-    state = json.loads(Path(path).read_text())
-    change(state)
-    Path(path).write_text(json.dumps(state))
-    fresh = searcher()
-    fresh.set_search_properties(METRIC, "min", mixed_space())
+    search, path = searcher(), tmp_path / "s"
+    search.set_search_properties(METRIC, "min", mixed_space())
+    search.save(str(path))
+    state = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({key: value for key, value in state.items() if value is not None}))
     with pytest.raises(StateFileError, match=message):
-        fresh.restore(path)
-
-
-def test_text_that_is_not_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("lr=3")
-    with pytest.raises(StateFileError, match="it is not JSON"):
-        searcher().restore(str(tmp_path / "state"))
+        search.restore(str(path))
 
 
 def test_a_space_with_functions_among_its_choices_is_recognised_in_another_process(tmp_path: Path) -> None:
@@ -138,25 +164,6 @@ def test_a_space_with_functions_among_its_choices_is_recognised_in_another_proce
     other = searcher()
     other.set_search_properties(METRIC, "min", make())
     other.restore(str(tmp_path / "s"))
-
-
-# Warm starts.
-
-
-def table(rows: int = 20) -> pd.DataFrame:
-    configs = Loop(searcher(), mixed_space()).run(rows)
-    return pd.DataFrame(
-        [
-            {
-                METRIC: loss(c),
-                "config/lr": c["lr"],
-                "config/momentum": c["momentum"],
-                "config/layers": c["layers"],
-                "config/model/activation": c["model"]["activation"],
-            }
-            for c in configs
-        ]
-    )
 
 
 def test_what_does_not_fit_a_changed_space_is_counted(caplog: Any) -> None:

@@ -225,14 +225,6 @@ def test_with_one_rung_only_the_end_counts() -> None:
     assert {trial.epoch for trial in controller.trials} == {EPOCHS}
 
 
-def test_a_trial_waits_at_each_rung_once():
-    rungs = Rungs([2, 6, 18], factor=3)
-    assert [rungs.reach("a", time, 0.5) for time in (1, 2)] == [False, True]
-    assert rungs.waiting == {"a"}
-    assert rungs.best_waiting() == "a"
-    assert [rungs.reach("a", time, 0.5) for time in (3, 2, 6)] == [False, False, True]
-
-
 def test_the_best_third_goes_on_whenever_it_came():
     rungs = Rungs([2, 6], factor=3)
     went_on = []
@@ -262,24 +254,6 @@ def test_the_one_that_came_furthest_goes_first():
     for trial in "0c":
         rungs.reach(trial, 1, -ord(trial))
     assert [rungs.next(), rungs.next(), rungs.next()] == ["a", "0", None]
-
-
-def test_one_that_has_ended_keeps_its_place_among_the_others():
-    rungs = Rungs([1], factor=2)
-    for trial, value in (("a", 1.0), ("b", 2.0)):
-        rungs.reach(trial, 1, value)
-    rungs.waiting.discard("b")
-    assert rungs.next() is None, "the better half is a trial that has failed"
-
-
-def test_those_of_an_interrupted_search_stand_where_they_stood():
-    rungs = Rungs([1, 2], factor=2)
-    assert rungs.resume("far", [(1, 1.5), (2, 0.1)])
-    for trial, value in (("a", 1.0), ("b", 2.0)):
-        assert rungs.resume(trial, [(1, value)])
-    assert not rungs.resume("new", [(0.5, 3.0)])
-    assert [rungs.rank(trial) for trial in ("far", "b")] == [(1, 1), (1, 3)]
-    assert rungs.next() == "b", "it came after the one that went on, and is better"
 
 
 @pytest.mark.parametrize("seed", range(20))

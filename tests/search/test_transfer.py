@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,10 +71,6 @@ def test_the_scale_of_the_earlier_metric_is_of_no_matter() -> None:
     assert losses(searcher(frame), 8) == pytest.approx(losses(searcher(stretched), 8), rel=1e-3)
 
 
-def test_the_first_trial_is_where_the_earlier_one_was_good() -> None:
-    assert losses(searcher(results_of(valley, 40)), 1)[0] < 0.1
-
-
 def test_what_was_best_before_may_be_tried_again() -> None:
     """In a space of four points: the earlier results are not results of this search."""
     frame = pd.DataFrame([{"config/x": x, "loss": abs(x - 3)} for x in (1, 2, 3, 4)])
@@ -135,12 +130,3 @@ def test_limits_are_those_of_the_new_experiment() -> None:
 def test_an_earlier_experiment_is_for_one_metric() -> None:
     with pytest.raises(ValueError, match="analysis is for one metric"):
         BayesOptSearch(metric=["a", "b"], mode=["min", "min"], analysis=results_of(valley))
-
-
-def test_a_restored_search_goes_on_with_its_earlier_experiment(tmp_path: Path) -> None:
-    search = searcher(results_of(moved))
-    losses(search, 6)
-    search.save(str(tmp_path / "state"))
-    restored = searcher(None)
-    restored.restore(str(tmp_path / "state"))
-    assert [search.suggest(f"n{i}") for i in range(3)] == [restored.suggest(f"n{i}") for i in range(3)]

@@ -16,7 +16,6 @@ from conformance import METRIC, Loop, loss, mixed_space
 from ray import cloudpickle, tune
 from ray.tune.search import ConcurrencyLimiter
 
-from horovod_tune import analyze
 from horovod_tune.search import BayesOptSearch
 
 pytestmark = pytest.mark.processes
@@ -164,30 +163,3 @@ def test_what_sample_from_draws_beside_the_search_follows_its_seed(ray_session: 
     assert not set(search("other", 8)) & set(first)
     restored = tune.Tuner.restore(str(tmp_path / "first"), plain_train, param_space=space)
     assert drawn(restored.fit()) == first
-
-
-@pytest.mark.slow
-def test_a_front_within_a_limit_under_asha(ray_session: Any, tmp_path: Path) -> None:
-    def train(config: dict[str, float]) -> None:
-        first, second = config["x"], (1 - config["x"] ** 2) * (1 + config["y"])
-        tune.report({"first": first, "second": second, "memory": first})
-
-    search = BayesOptSearch(metric=["first", "second"], mode=["min", "min"], limits=["memory <= 0.9"])
-    results = tune.Tuner(
-        train,
-        param_space={"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)},
-        tune_config=tune.TuneConfig(
-            num_samples=8,
-            reuse_actors=True,
-            search_alg=ConcurrencyLimiter(search, max_concurrent=2),
-            # The scheduler's metric is not the search's.
-            scheduler=tune.schedulers.ASHAScheduler(metric="second", mode="min", grace_period=1, max_t=2),
-        ),
-        run_config=tune.RunConfig(storage_path=str(tmp_path), name="front", verbose=0),
-    ).fit()
-    assert len(results) == 8 and not results.errors
-    assert {trial.ending.value for trial in search._history.trials.values()} == {"scored"}
-    front = analyze(str(tmp_path / "front"), limits=["memory <= 0.9"]).pareto_front(
-        {"first": "min", "second": "min"}
-    )
-    assert len(front.dataframe()) >= 1

@@ -17,11 +17,6 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from horovod_tune.search.space.choices import Choice, Parameter, readable
 from horovod_tune.search.space.domains import Path, SpaceError, parameter_of, path_name
 
-_GRID_CURE = (
-    "tune.grid_search at '{name}' cannot be searched by a model: use tune.choice([...]) there, or leave "
-    "search_alg out to run the whole grid"
-)
-
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -83,7 +78,10 @@ def _domains(spec: Any, path: Path) -> list[tuple[Path, Domain]]:
     _, domains, grids = parse_spec_vars(spec if isinstance(spec, dict) else {0: spec})
     if grids:
         below = grids[0][0] if isinstance(spec, dict) else grids[0][0][1:]
-        raise SpaceError(_GRID_CURE.format(name=path_name((*path, *below))))
+        raise SpaceError(
+            f"tune.grid_search at '{path_name((*path, *below))}' cannot be searched by a model: use "
+            "tune.choice([...]) there, or leave search_alg out to run the whole grid"
+        )
     return [(found if isinstance(spec, dict) else found[1:], domain) for found, domain in domains]
 
 

@@ -22,11 +22,8 @@ class SpaceError(HorovodTuneError, ValueError):
     """A search space, or a configuration for it, cannot be used; the message names the parameter."""
 
 
-class _Missing:
-    """Marks a missing value where None is a value."""
-
-
-MISSING = _Missing()
+#: Marks a missing value where None is a value.
+MISSING: Any = object()
 
 
 def path_name(path: Path) -> str:
@@ -60,48 +57,37 @@ def put_at(spec: Any, path: Path, value: Any) -> Any:
     return spec
 
 
-def from_pbounds(pbounds: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate bayesian-optimization's own space into a Tune one.
-
-    `(low, high)` and `(low, high, float)` are floats, `(low, high, int)` integers with both bounds
-    included, any other sequence categories; its parameter objects are taken too. A `/` in a name nests.
-
-    >>> sorted(from_pbounds({"x": (0, 1), "model/depth": (2, 8, int)}))
-    ['model', 'x']
-    """
-    return nested(
-        {
-            name: from_pbounds(bounds) if isinstance(bounds, Mapping) else _domain_of_bounds(name, bounds)
-            for name, bounds in pbounds.items()
-        }
-    )
-
-
-_BOUNDS = (FloatParameter, IntParameter, CategoricalParameter)
-
-
 def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Tune space for what a user gives: a Tune space, `pbounds`, or one with some of both.
 
-    Besides Tune domains a tuple `(low, high)` of numbers is a range, as in Ray's BayesOptSearch; every other
+    In bayesian-optimization's own `pbounds`, `(low, high)` and `(low, high, float)` are floats, `(low, high,
+    int)` integers with both bounds included, any other sequence categories; its parameter objects are taken
+    too. A `/` in a name nests. Beside Tune domains only ranges and these objects are bounds, and every other
     value is a constant.
 
+    >>> sorted(from_mixed({"x": (0, 1), "model/depth": (2, 8, int)}))
+    ['model', 'x']
     >>> sorted(from_mixed({"a": Float(5, 6).uniform(), "b": (8, 9), "c": 3}))
     ['a', 'b', 'c']
     """
-    own = dict(space)
-    _, domains, grids = parse_spec_vars(own)
-    if not domains and not grids:
-        return from_pbounds(own)
-    return nested({name: _with_ranges(name, value) for name, value in own.items()})
+    _, domains, grids = parse_spec_vars(dict(space))
+    return nested(_with_domains("", space, is_tunes=bool(domains or grids)))
 
 
-def _with_ranges(name: str, value: Any) -> Any:
-    """Return a value of a Tune space, in which tuples of two numbers are ranges."""
-    if isinstance(value, dict):
-        return {key: _with_ranges(f"{name}/{key}", inner) for key, inner in value.items()}
-    is_range = isinstance(value, tuple) and len(value) in (2, 3) and _is_range(value)
-    return _domain_of_bounds(name, value) if is_range or isinstance(value, _BOUNDS) else value
+def _with_domains(above: str, space: Mapping[str, Any], is_tunes: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in space.items():
+        is_range = isinstance(value, tuple) and _is_range(value)
+        if isinstance(value, Mapping):
+            found[name] = _with_domains(f"{above}{name}/", value, is_tunes)
+        elif is_tunes and not is_range and not isinstance(value, _BOUNDS):
+            found[name] = value
+        else:
+            found[name] = _domain_of_bounds(f"{above}{name}", value)
+    return found
+
+
+_BOUNDS = (FloatParameter, IntParameter, CategoricalParameter)
 
 
 def nested(flat: Mapping[str, Any]) -> dict[Any, Any]:

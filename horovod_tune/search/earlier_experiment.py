@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from ray.tune.result import TRAINING_ITERATION
 
+from horovod_tune.search.gp.fit import Conditioned
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
-from horovod_tune.search.gp.process import Conditioned
 from horovod_tune.search.history import Ending, Trial, as_number
 from horovod_tune.search.space.domains import SpaceError, value_at
 from horovod_tune.search.space.search_space import SearchSpace

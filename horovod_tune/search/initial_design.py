@@ -32,8 +32,7 @@ def quasi_random_point(
     With `middle`, its numbers are those in the middle of their ranges, unless that point is taken. Where
     trials have failed, points that are likely to fail too are passed over, as long as others come soon.
     """
-    best: tuple[float, Point] | None = None
-    tried = 0
+    passed_over: list[tuple[float, Point]] = []
     for _ in range(64):
         sequence = qmc.Sobol(max(space.dimension, 1), seed=np.random.default_rng(seed))
         if history.drawn:
@@ -48,14 +47,13 @@ def quasi_random_point(
             continue
         if safety is None or not space.dimension:
             return point
-        log_p = float(safety(space.features(np.asarray([point])))[0])
+        log_p = float(safety(space.features([point]))[0])
         if log_p > _SAFE_ENOUGH:
             return point
-        best = max(best or (log_p, point), (log_p, point))
-        tried += 1
-        if tried == _PASSED_OVER:
+        passed_over.append((log_p, point))
+        if len(passed_over) == _PASSED_OVER:
             break
-    return best[1] if best is not None else None
+    return max(passed_over)[1] if passed_over else None
 
 
 def remaining_point(
@@ -63,7 +61,7 @@ def remaining_point(
 ) -> Point:
     """Return a free point of a nearly exhausted space, the most promising one if there is an acquisition."""
     if space.size <= _ENUMERABLE:
-        pool = np.asarray(list(space.every_point()))
+        pool = np.asarray(space.every_point())
     else:
         generator = np.random.default_rng(seed)
         pool = space.from_quantiles(generator.random((10_000, space.dimension)))
@@ -73,4 +71,4 @@ def remaining_point(
         free = [space.canonical(pool[0])]
     if acquisition is None:
         return free[0]
-    return free[int(np.argmax(acquisition(space.features(np.asarray(free)))))]
+    return free[int(np.argmax(acquisition(space.features(free))))]

@@ -67,8 +67,11 @@ def queue_points(
             f"evaluated_rewards must have one value for each of the {len(points)} points_to_evaluate, "
             f"got {len(rewards)}"
         )
-    queue: list[QueuedPoint] = []
-    for number, config in enumerate(points):
+    seen: list[QueuedPoint] = []
+    to_run: list[QueuedPoint] = []
+    known: list[tuple[Point, float]] = []
+    each_reward = [None] * len(points) if rewards is None else rewards
+    for number, (config, reward) in enumerate(zip(points, each_reward, strict=True)):
         where = f"points_to_evaluate[{number}]"
         if not isinstance(config, Mapping):
             raise SpaceError(f"{where} must be a dictionary, got {config!r}")
@@ -80,14 +83,10 @@ def queue_points(
             json.dumps(queued.as_json())
         except TypeError as error:
             raise SpaceError(f"{where} gives a parameter a value that cannot be saved: {error}") from None
-        if queued.is_complete(space) and queued in queue:
-            raise SpaceError(f"{where} repeats points_to_evaluate[{queue.index(queued)}]")
-        queue.append(queued)
-    if rewards is None:
-        return queue, []
-    to_run: list[QueuedPoint] = []
-    known: list[tuple[Point, float]] = []
-    for number, (queued, reward) in enumerate(zip(queue, rewards, strict=True)):
+        is_complete = queued.is_complete(space)
+        if is_complete and queued in seen:
+            raise SpaceError(f"{where} repeats points_to_evaluate[{seen.index(queued)}]")
+        seen.append(queued)
         if reward is None:
             to_run.append(queued)
             continue
@@ -96,7 +95,7 @@ def queue_points(
             raise SpaceError(
                 f"evaluated_rewards[{number}] must be a number, or None for a point to be run, got {reward!r}"
             )
-        if not queued.is_complete(space):
-            raise SpaceError(f"points_to_evaluate[{number}] has a reward, so it must give every parameter")
+        if not is_complete:
+            raise SpaceError(f"{where} has a reward, so it must give every parameter")
         known.append((queued.complete(space, 0), value))
     return to_run, known

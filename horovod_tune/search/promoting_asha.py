@@ -83,11 +83,9 @@ class PromotingASHA(TrialScheduler):
             raise ValueError(f"reduction_factor must be above 1, got {reduction_factor!r}")
         self._time_attr, self._metric, self._mode = time_attr, metric, mode
         self._max_t = max_t
-        levels = []
-        level = grace_period
-        while level < max_t:
-            levels.append(level)
-            level *= reduction_factor
+        levels = [grace_period] if grace_period < max_t else []
+        while levels and levels[-1] * reduction_factor < max_t:
+            levels.append(levels[-1] * reduction_factor)
         self._rungs = Rungs(levels, reduction_factor)
         self._trials: dict[str, Trial] = {}
         # Trials that were continued and have not reported since.
@@ -155,11 +153,12 @@ class PromotingASHA(TrialScheduler):
         if gain == -math.inf:
             return self._end_at_rung(trial_id)
         place, of = self._rungs.rank(trial_id)
-        if not self._can_pause(trial, result):
+        saves = self._saves.get(self._rungs.rung_of(trial_id))
+        if not (saves or result.get(SHOULD_CHECKPOINT) or trial.checkpoint is not None):
             if self._rungs.is_good(trial_id):
                 self._rungs.waiting.remove(trial_id)
                 return TrialScheduler.CONTINUE
-            if self._saves.get(self._rungs.rung_of(trial_id)) is False:
+            if saves is False:
                 return self._end_at_rung(trial_id)
             self._tries_to_pause.append(trial_id)
             following = None
@@ -221,10 +220,6 @@ class PromotingASHA(TrialScheduler):
         gain = value if self._mode == "max" else -value
         return time, gain if math.isfinite(gain) else -math.inf
 
-    def _can_pause(self, trial: Trial, result: Mapping[str, Any]) -> bool:
-        saves = self._saves.get(self._rungs.rung_of(trial.trial_id), False)
-        return bool(result.get(SHOULD_CHECKPOINT) or trial.checkpoint is not None or saves)
-
     def _end_at_rung(self, trial_id: str) -> str:
         self._rungs.waiting.remove(trial_id)
         self._ended_at_rung.add(trial_id)
@@ -264,7 +259,6 @@ class PromotingASHA(TrialScheduler):
         """Continue the best trial if none has been trained to the end; otherwise end those that wait."""
         if not self._finished:
             best = self._rungs.best_waiting()
-            assert best is not None
             self._continue(controller, best)
             return self._trials[best]
         for trial_id in [each for each in self._trials if each in self._rungs.waiting]:
@@ -291,7 +285,7 @@ class PromotingASHA(TrialScheduler):
         between = time / max(as_number(result.get(TRAINING_ITERATION)) or 1.0, 1.0)
         if trial.status != Trial.PENDING:
             return
-        if not waits or self._rungs.is_beyond(trial.trial_id, time - between):
+        if not waits or time - between >= self._rungs.levels[self._rungs.rung_of(trial.trial_id)]:
             acquire_slot(controller, trial.trial_id)
             return
         self._rungs.waiting.add(trial.trial_id)

@@ -51,10 +51,6 @@ class Rungs:
         values = self.values[self._at[trial]]
         return 1 + sum(value > values[trial] for value in values.values()), len(values)
 
-    def is_beyond(self, trial: str, time: float) -> bool:
-        """Return True if a time is at the rung that a trial has reached last, or after it."""
-        return time >= self.levels[self._at[trial]]
-
     def is_good(self, trial: str) -> bool:
         """Return True if a trial is among the best at the rung where it waits; the first one there is."""
         place, of = self.rank(trial)
@@ -70,14 +66,12 @@ class Rungs:
                     return trial
         return None
 
-    def best_waiting(self) -> str | None:
-        """Return and promote the best trial of those that have come furthest."""
-        for values, trials in self._furthest_first():
-            best = max(trials, key=lambda trial: values[trial], default=None)
-            if best is not None:
-                self.waiting.remove(best)
-                return best
-        return None
+    def best_waiting(self) -> str:
+        """Return and promote the best trial of those that have come furthest; at least one waits."""
+        values, trials = next((values, trials) for values, trials in self._furthest_first() if trials)
+        best = max(trials, key=lambda trial: values[trial])
+        self.waiting.remove(best)
+        return best
 
     def _furthest_first(self) -> list[tuple[dict[str, float], list[str]]]:
         """Return the values of each rung, and the trials that wait there in the order of their coming."""

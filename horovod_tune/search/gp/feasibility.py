@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, fit
+from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, Priors, fit
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance
-from horovod_tune.search.gp.process import Conditioned
 
 #: The logarithm of a probability at features, shape (queries, features): shape (queries,).
 Feasibility = Callable[[FloatArray], FloatArray]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cho_solve, cholesky
 from scipy.linalg.lapack import dpotrf, dpotri, dtrtrs
 from scipy.optimize import minimize
 
@@ -20,6 +21,7 @@ from horovod_tune.search.gp.kernels import (
     SQRT5,
     FloatArray,
     Hyperparameters,
+    MaternCovariance,
     matern52,
     squared_distances,
     trend,
@@ -95,23 +97,26 @@ class MarginalLikelihood:
         noise = self._fixed_noise if self._fixed_noise is not None else math.exp(theta[count + 1])
         return Hyperparameters(np.exp(theta[:count]), math.exp(theta[count]), noise)
 
-    def _factorised(self, theta: FloatArray) -> tuple[Hyperparameters, FloatArray, FloatArray | None]:
-        """Return the hyperparameters, the scaled features, and the covariance's Cholesky factor if any."""
+    def _factorised(
+        self, theta: FloatArray
+    ) -> tuple[Hyperparameters, FloatArray, FloatArray, FloatArray | None]:
+        """Return hyperparameters, scaled features, their squared distances, and the Cholesky factor."""
         h = self.hyperparameters(theta)
         scaled = self._features / h.lengths[self._groups] if self._count else self._features
-        covariance = h.signal * matern52(squared_distances(scaled, scaled))
+        squared = squared_distances(scaled, scaled)
+        covariance = h.signal * matern52(squared)
         covariance += self._fixed
         covariance.flat[:: len(covariance) + 1] += h.noise + JITTER * h.signal
         # The transpose of a symmetric matrix, in the order of memory that LAPACK needs no copy of.
         factor, failed = dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
-        return h, scaled, None if failed else factor
+        return h, scaled, squared, None if failed else factor
 
     def log_likelihood(self, theta: FloatArray) -> float:
         """Return the log marginal likelihood up to a constant; -inf beyond the bounds."""
         low, high = np.asarray(self.bounds).T
         if np.any(theta < low) or np.any(theta > high):
             return -math.inf
-        _, _, factor = self._factorised(theta)
+        *_, factor = self._factorised(theta)
         if factor is None:
             return -math.inf
         both = np.stack([np.ones(len(self._targets)), self._targets], axis=1)
@@ -121,7 +126,7 @@ class MarginalLikelihood:
 
     def __call__(self, theta: FloatArray) -> tuple[float, FloatArray]:
         count = self._count
-        h, scaled, factor = self._factorised(theta)
+        h, scaled, squared, factor = self._factorised(theta)
         if factor is None:
             return 1e10, np.zeros_like(theta)
         log_determinant = np.log(factor.diagonal()).sum()
@@ -140,7 +145,6 @@ class MarginalLikelihood:
         trace = outer.trace()
         # Sums over all pairs of points: with S the slopes by the squared distances, the sum of
         # S_ij (a_i - a_j)(b_i - b_j) is 2 (sum_i r_i a_i b_i - a S b), r being the sums of the rows of S.
-        squared = squared_distances(scaled, scaled)
         root = SQRT5 * np.sqrt(squared)
         slope = -5.0 / 6.0 * h.signal * (1.0 + root) * np.exp(-root) * outer
         rows = slope.sum(axis=1)
@@ -214,3 +218,43 @@ def _step(
         low, high = (angle, high) if angle < 0 else (low, angle)
         angle = generator.uniform(low, high)
     return theta, height
+
+
+class Conditioned:
+    """The process given observations; several columns of targets share one set of points.
+
+    `targets` has the shape (points, draws), `noise` (points,). Means have the shape (queries, draws) and
+    standard deviations, which do not depend on the targets, (queries,).
+    """
+
+    def __init__(
+        self,
+        features: FloatArray,
+        targets: FloatArray,
+        noise: FloatArray,
+        covariance: MaternCovariance,
+        mean: float | None = None,
+    ) -> None:
+        self._points, self._covariance = features, covariance
+        self._least = 1e-12 * covariance.signal
+        matrix = covariance.between(features, features)
+        matrix[np.diag_indices(len(features))] += noise + JITTER * covariance.signal
+        self._factor = cholesky(matrix, lower=True, check_finite=False)
+        if mean is None:
+            sums = cho_solve((self._factor, True), np.ones(len(features)), check_finite=False)
+            mean = float(np.mean(sums @ targets) / sums.sum())
+        self.mean = mean
+        self._solved = cho_solve((self._factor, True), targets - mean, check_finite=False)
+
+    def predict(self, queries: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return means, shape (queries, draws), and noise-free standard deviations, shape (queries,)."""
+        cross = self._covariance.between(queries, self._points)
+        half, _ = dtrtrs(self._factor, cross.T, lower=1)
+        variance = self._covariance.variance(queries) - np.square(half).sum(0)
+        return self.mean + cross @ self._solved, np.sqrt(np.maximum(variance, self._least))
+
+    def predict_joint(self, queries: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return means, shape (queries, draws), and the noise-free covariance, shape (queries, queries)."""
+        cross = self._covariance.between(queries, self._points)
+        half, _ = dtrtrs(self._factor, cross.T, lower=1)
+        return self.mean + cross @ self._solved, self._covariance.between(queries, queries) - half.T @ half

@@ -10,10 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_tune.search.gp.fit import MarginalLikelihood, draws, fit
+from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, draws, fit
 from horovod_tune.search.gp.kernels import FloatArray, Hyperparameters, MaternCovariance, Task, linear
 from horovod_tune.search.gp.output_scales import Scale, scales
-from horovod_tune.search.gp.process import Conditioned
 
 
 @dataclass(frozen=True)

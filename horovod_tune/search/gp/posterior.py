@@ -14,9 +14,9 @@ from scipy.stats import norm, qmc
 
 from horovod_tune.search.gp.acquisition import LogExpectedImprovement
 from horovod_tune.search.gp.feasibility import Feasibility
+from horovod_tune.search.gp.fit import Conditioned
 from horovod_tune.search.gp.fitted_model import FittedModel
 from horovod_tune.search.gp.kernels import FloatArray
-from horovod_tune.search.gp.process import Conditioned
 
 _NOTHING = np.empty(0)
 #: Joint draws of what is in flight and what is noisy, and the most points that are drawn.

@@ -18,12 +18,8 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from horovod_tune.search.gp.kernels import linear
-
-FloatArray = NDArray[np.floating[Any]]
-
+from horovod_tune.search.gp.kernels import FloatArray, linear
 
 #: A linear range from a positive number to so many times as much is taken for one over powers of ten. A lower
 #: smaller end counts as 0.

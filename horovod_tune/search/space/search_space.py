@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, product
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -160,15 +160,10 @@ class SearchSpace:
         """Return the feature that holds the number of parameter `index`."""
         return int(self._feature_starts[index])
 
-    def every_point(self, limit: int | None = None) -> Iterator[Point]:
-        """Yield every point of a finite space, or the first `limit` of them."""
+    def every_point(self) -> list[Point]:
+        """Return every point of a finite space."""
         axes = [parameter.every_coordinate().tolist() for parameter in self.columns]
-        seen: set[Point] = set()
-        for found in islice(product(*axes), limit):
-            point = self.canonical(found)
-            if point not in seen:
-                seen.add(point)
-                yield point
+        return list(dict.fromkeys(map(self.canonical, product(*axes))))
 
     def canonical(self, point: FloatArray | Point) -> Point:
         """Return the canonical coordinates of the values at `point`: equal configurations have equal ones."""

@@ -15,12 +15,11 @@ from horovod_tune.search import LogExpectedImprovement
 from horovod_tune.search.earlier_experiment import EarlierModel
 from horovod_tune.search.gp.acquisition import log_h
 from horovod_tune.search.gp.feasibility import FailureModel, diverged
-from horovod_tune.search.gp.fit import MarginalLikelihood, Priors, draws
+from horovod_tune.search.gp.fit import Conditioned, MarginalLikelihood, Priors, draws
 from horovod_tune.search.gp.fitted_model import FittedModel, ModelOptions
 from horovod_tune.search.gp.kernels import Hyperparameters, MaternCovariance
 from horovod_tune.search.gp.output_scales import SOFTNESSES, scales
 from horovod_tune.search.gp.posterior import AveragedAcquisition, Posterior
-from horovod_tune.search.gp.process import Conditioned
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.random((25, 3))

@@ -109,7 +109,7 @@ def test_every_point_of_a_finite_conditional_space_is_counted_and_listed_once() 
         7,
     ]
     space = SearchSpace({"c": tune.choice(inner), "n": tune.randint(0, 3)})
-    points = list(space.every_point())
+    points = space.every_point()
     assert len(points) == len(set(points)) == space.size == (3 * 2 + 5 + 1) * 3
     search = BayesOptSearch({"c": tune.choice(inner)}, metric=METRIC, mode="min", random_state=0)
     configs = Loop(search, None).run(12, lambda config: float(len(str(config))))

@@ -203,40 +203,44 @@ def test_rows_end_at_the_known_end_and_results_from_elsewhere_are_whole_training
     assert rows_of([running, known], horizon=None).target == axis(2.0)
 
 
+Reports = Callable[[dict[str, Any]], list[dict[str, float]] | None]
+
+
+def run(search: BayesOptSearch, trials: int, reports_of: Reports) -> list[dict[str, Any]]:
+    """Run trials one after the other, each with its reports; None for a trial that fails."""
+    search.set_search_properties(None, None, {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0)})
+    configs = []
+    for number in range(trials):
+        configs.append(search.suggest(str(number)) or {})
+        reports = reports_of(configs[-1])
+        for report in reports or ():
+            search.on_trial_result(str(number), report)
+        search.on_trial_complete(str(number), reports[-1] if reports else None, error=not reports)
+    return configs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("disaster", [1e6, 1e30])
 def test_diverged_trials_that_report_huge_losses_do_not_hide_the_rest(disaster: float) -> None:
     def loss(config: dict[str, Any]) -> float:
         return disaster if config["x"] > 0.6 else 1.0 - config["x"] + (config["y"] - 0.5) ** 2
 
-    found, failures = [], []
-    for seed in range(3):
-        search = searcher(seed)
-        search.set_search_properties(METRIC, "min", {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)})
-        configs = []
-        for number in range(25):
-            configs.append(search.suggest(str(number)))
-            search.on_trial_complete(str(number), {METRIC: loss(configs[-1])})
-        found.append(min(map(loss, configs)))
-        failures.append(sum(config["x"] > 0.6 for config in configs[10:]))
-    assert np.median(found) < 0.43 and np.median(failures) <= 9
+    searches = [run(searcher(seed), 25, lambda config: [{METRIC: loss(config)}]) for seed in range(3)]
+    assert np.median([min(map(loss, configs)) for configs in searches]) < 0.43
+    assert np.median([sum(config["x"] > 0.6 for config in configs[10:]) for configs in searches]) <= 9
 
 
 def test_known_failures_are_avoided_from_the_second_point_on() -> None:
     """Three quarters of the space fail; the quasi-random start keeps away from where trials have failed."""
-    space = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
-    failures = []
-    for seed in range(5):
-        search = searcher(seed, random_search_steps=16)
-        search.set_search_properties(METRIC, "min", space)
-        failed = 0
-        for number in range(16):
-            config = search.suggest(str(number))
-            bad = config["x"] > 0.5 or config["y"] > 0.5
-            failed += bad
-            search.on_trial_complete(str(number), None if bad else {METRIC: 1.0 + config["x"]}, error=bad)
-        failures.append(failed)
-    assert np.median(failures) <= 9, "a plain sequence has 12 of 16"
+
+    def fails(config: dict[str, Any]) -> bool:
+        return config["x"] > 0.5 or config["y"] > 0.5
+
+    def reports(config: dict[str, Any]) -> list[dict[str, float]] | None:
+        return None if fails(config) else [{METRIC: 1.0 + config["x"]}]
+
+    searches = [run(searcher(seed, random_search_steps=16), 16, reports) for seed in range(5)]
+    assert np.median([sum(map(fails, configs)) for configs in searches]) <= 9, "a plain sequence has 12 of 16"
 
 
 def distance(config: dict[str, Any]) -> float:
@@ -260,21 +264,14 @@ COURSES: dict[str, Callable[[int], float]] = {
 )
 def test_curves_of_any_course_lead_to_the_best(course: str, mode: str) -> None:
     """An early report that no end can reach is not what has to be beaten: nothing would be expected."""
-    space = {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0)}
-    search = BayesOptSearch(space, metric=METRIC, mode=mode)
     sign = 1.0 if mode == "min" else -1.0
-    found = []
-    for number in range(30):
-        config = search.suggest(f"t{number}")
-        assert config is not None
-        found.append(distance(config))
-        reports = [
-            {METRIC: sign * (found[-1] + COURSES[course](k)), "training_iteration": k + 1} for k in range(9)
-        ]
-        for report in reports:
-            search.on_trial_result(f"t{number}", report)
-        search.on_trial_complete(f"t{number}", reports[-1])
-    assert sum(each < 0.005 for each in found[-10:]) >= 7
+
+    def reports(config: dict[str, Any]) -> list[dict[str, float]]:
+        values = [sign * (distance(config) + COURSES[course](k)) for k in range(9)]
+        return [{METRIC: value, "training_iteration": k + 1} for k, value in enumerate(values)]
+
+    found = run(BayesOptSearch(metric=METRIC, mode=mode), 30, reports)
+    assert sum(distance(config) < 0.005 for config in found[-10:]) >= 7
 
 
 @pytest.mark.slow
@@ -294,16 +291,10 @@ def test_curves_of_any_course_lead_to_the_best_where_many_are_stopped(course: st
     ids=["that go down", "and a last report of the first", "and a last report of one between"],
 )
 def test_times_that_go_back_do_not_keep_it_from_the_best(times: range, last: int | None) -> None:
-    space = {"x": tune.uniform(0.0, 1.0), "y": tune.uniform(0.0, 1.0)}
-    search = BayesOptSearch(space, metric=METRIC, mode="min", time_attr="epoch")
-    found = []
-    for number in range(30):
-        config = search.suggest(f"t{number}")
-        assert config is not None
-        found.append(distance(config))
-        reports = [{METRIC: found[-1] + 1 / (k + 1), "epoch": time} for k, time in enumerate(times)]
-        reports += [] if last is None else [{METRIC: found[-1], "epoch": last}]
-        for report in reports:
-            search.on_trial_result(f"t{number}", report)
-        search.on_trial_complete(f"t{number}", reports[-1])
-    assert sum(each < 0.005 for each in found[-10:]) >= 7
+    def reports(config: dict[str, Any]) -> list[dict[str, float]]:
+        end = distance(config)
+        found = [{METRIC: end + 1 / (k + 1), "epoch": time} for k, time in enumerate(times)]
+        return found if last is None else [*found, {METRIC: end, "epoch": last}]
+
+    found = run(BayesOptSearch(metric=METRIC, mode="min", time_attr="epoch"), 30, reports)
+    assert sum(distance(config) < 0.005 for config in found[-10:]) >= 7

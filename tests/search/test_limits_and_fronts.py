@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from ray import tune
 
@@ -163,6 +164,10 @@ def test_a_limit_that_no_trial_tells_of_is_named(caplog: pytest.LogCaptureFixtur
         ({"metric": ["a", "b"], "mode": "min"}, "for each of the metrics"),
         ({"metric": ["a", "b"], "mode": ["min", "least"]}, "least"),
         ({"metric": ["a", "b"], "mode": ["min", "max"], "utility_kwargs": {"kind": "ei"}}, "one metric"),
+        (
+            {"metric": ["a", "b"], "mode": ["min", "max"], "analysis": pd.DataFrame()},
+            "analysis is for one metric",
+        ),
         ({"metric": "a", "mode": "min", "limits": ["b ~ 3"]}, 'written like "latency_ms <= 20"'),
         ({"metric": "a", "mode": "min", "limits": ["b <= inf"]}, "a finite bound, got 'b <= inf'"),
         ({"metric": "a", "mode": "min", "limits": ["b =< 3"]}, "got 'b =< 3'"),

@@ -93,12 +93,6 @@ def test_too_few_earlier_results_are_none(rows: int) -> None:
     assert losses(with_few, 3) == losses(searcher(None), 3)
 
 
-def test_suggestions_in_flight_differ() -> None:
-    search = searcher(results_of(moved))
-    points = [search.suggest(str(number)) for number in range(12)]
-    assert len({(p or {})["x"] for p in points}) == 12
-
-
 def test_learning_curves_begin_from_an_earlier_experiment_that_was_stopped_early() -> None:
     frame = results_of(moved).assign(training_iteration=[3, 9, 27] * 10)
     frame["loss"] += 100.0 / frame["training_iteration"]
@@ -125,8 +119,3 @@ def test_limits_are_those_of_the_new_experiment() -> None:
         if latency <= 10:
             best = min(best, valley(config))
     assert best < 0.35  # 0.25 is the least within the limit
-
-
-def test_an_earlier_experiment_is_for_one_metric() -> None:
-    with pytest.raises(ValueError, match="analysis is for one metric"):
-        BayesOptSearch(metric=["a", "b"], mode=["min", "min"], analysis=results_of(valley))

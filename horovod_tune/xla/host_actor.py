@@ -45,7 +45,7 @@ from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.supervisor import RankProcess, Supervisor
 
 METHODS_AT_ONCE = 5
-# How often an idle rank sends a heartbeat; more often where a timeout is shorter than usual.
+# How often an idle rank, or a host whose ranks start, sends a heartbeat; more often if a timeout is short.
 HEARTBEAT_S = 5.0
 # How long the ranks may take to reset their processes.
 RESET_S = 6.0
@@ -103,15 +103,17 @@ class HostActor:
         """Start this host's ranks; returns at once."""
         self._supervisor.launch(plan)
 
-    def wait_until_up(self, wait_s: float) -> tuple[list[Ordinals], list[tuple[int, float]]]:
+    def wait_until_up(self, wait_s: float) -> tuple[list[Ordinals], list[tuple[int, float]]] | None:
         """Return the ordinals of this host's ranks when all have started, and every process below this actor.
 
-        Of a process: its pid and start time in s since the epoch.
+        Of a process: its pid and start time in s since the epoch. None, a heartbeat, after ``wait_s``.
 
         Raises:
             RuntimeError: they did not start; the message has how they ended.
         """
         ranks = self._supervisor.wait_until_up(wait_s)
+        if not ranks:
+            return None
         places = [(each.ordinal, each.world_size, each.local_ordinal, each.local_size) for each in ranks]
         return [Ordinals(*each) for each in places], self._supervisor.processes()
 

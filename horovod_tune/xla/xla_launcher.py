@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,13 @@ from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec.placement import Placement
 from horovod_tune.spec.trial_spec import TrialSpec
 from horovod_tune.xla import slices, topology
-from horovod_tune.xla.host_actor import METHODS_AT_ONCE, HostActor
+from horovod_tune.xla.host_actor import HEARTBEAT_S, METHODS_AT_ONCE, HostActor
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 
 # How long the ranks of a slice may take to start: minutes on a large one, where each waits for all.
 LAUNCH_TIMEOUT_S = 900.0
+# How often that wait looks at the hosts.
+TICK_S = 0.5
 
 
 def require_installed() -> None:
@@ -129,23 +132,44 @@ class XlaLauncher:
         """Wait until every rank of every host has started; the first host that fails ends the wait."""
         ordinals: dict[int, list[Ordinals]] = {}
         self._below = []
-        asked = {actor.wait_until_up.remote(LAUNCH_TIMEOUT_S): i for i, actor in enumerate(actors)}
+        timeout_s, began = self._spec.timeout_s, time.monotonic()
+        heartbeat_s = min(HEARTBEAT_S, timeout_s / 4)
+        # By pending call: the index of its host, and when the reply, a heartbeat, is due.
+        asked: dict[Any, tuple[int, float]] = {}
+
+        def ask(i: int) -> None:
+            asked[actors[i].wait_until_up.remote(heartbeat_s)] = (i, time.monotonic() + heartbeat_s)
+
+        for i in range(len(actors)):
+            ask(i)
         while asked:
-            ready, _ = ray.wait(list(asked), num_returns=1, timeout=LAUNCH_TIMEOUT_S + self._spec.timeout_s)
-            if not ready:
-                waiting = ", ".join(infos[i].host for i in asked.values())
+            replies, _ = ray.wait(list(asked), num_returns=len(asked), timeout=TICK_S)
+            for reply in replies:
+                i, _ = asked.pop(reply)
+                info = infos[i]
+                try:
+                    started = ray.get(reply)
+                except RayTaskError as error:
+                    raise StartFailed(f"the ranks of {info.host} did not start:\n{error.cause}") from error
+                except RayActorError as error:
+                    why = error_text.death_text(error)
+                    raise StartFailed(f"the host actor of {info.host} died: {why}") from error
+                if started is None:
+                    ask(i)
+                    continue
+                ordinals[i], processes = started
+                # So that the coordinator can wait for their end.
+                self._below += [
+                    WorkerInfo(info.node_id, info.node_ip, info.host, *each) for each in processes
+                ]
+            now = time.monotonic()
+            late = [infos[i].host for i, due in asked.values() if now > due + timeout_s]
+            if late:
+                why = f"no heartbeat for {timeout_s:g} s (timeout_s) while its ranks started"
+                raise StartFailed(f"the host actor of {', '.join(late)} stopped responding: {why}")
+            if asked and now > began + LAUNCH_TIMEOUT_S:
+                waiting = ", ".join(infos[i].host for i, _ in asked.values())
                 raise StartFailed(f"the ranks of {waiting} did not start within {LAUNCH_TIMEOUT_S:g} s")
-            i = asked.pop(ready[0])
-            info = infos[i]
-            try:
-                ordinals[i], processes = ray.get(ready[0])
-            except RayTaskError as error:
-                raise StartFailed(f"the ranks of {info.host} did not start:\n{error.cause}") from error
-            except RayActorError as error:
-                why = error_text.death_text(error)
-                raise StartFailed(f"the host actor of {info.host} died: {why}") from error
-            # So that the coordinator can wait for their end.
-            self._below += [WorkerInfo(info.node_id, info.node_ip, info.host, *each) for each in processes]
         return [ordinals[i] for i in range(len(actors))]
 
     def processes_below(self) -> list[WorkerInfo]:

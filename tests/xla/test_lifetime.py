@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,10 @@ import psutil
 import pytest
 from processes import eventually
 from worker_kinds import Workers
-from xla_processes import see_them_gone
+from xla_processes import rank_processes, see_them_gone
 
 from horovod_tune.errors import StartFailed, TrainingFailed
+from horovod_tune.messages import WorkerInfo
 from horovod_tune.xla.supervisor import RankProcess, Supervisor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -97,6 +102,39 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
     workers.group.proceed(1, None)
     with pytest.raises(TrainingFailed, match=r"rank [01] of 2 on .* died"):
         workers.group.next_event()
+
+
+@pytest.mark.slow
+def test_a_host_that_is_suspended_while_its_ranks_start_fails_the_start_after_timeout_s(
+    ray_session: Any, tmp_path: Path
+) -> None:
+    made = Workers("plain", tmp_path, timeout_s=8)
+    (plan,) = made.launcher._plans([WorkerInfo("", "", "", 0, 0.0)])
+    # Its two ranks wait for a third one, as for another host of a slice.
+    three = replace(plan, of_each=tuple({**each, "LOCAL_WORLD_SIZE": "3"} for each in plan.of_each))
+    made.launcher._plans = lambda _: [three]
+
+    def suspend() -> None:
+        eventually(lambda: len(rank_processes()) == 3, within_s=60)  # with their parent
+        found = {each.pid: each.ppid() for each in rank_processes()}
+        (actor,) = {above for above in found.values() if above not in found}
+        os.kill(actor, signal.SIGSTOP)
+        suspended.append(time.monotonic())
+
+    suspended: list[float] = []
+    suspending = threading.Thread(target=suspend)
+    suspending.start()
+    try:
+        with pytest.raises(StartFailed) as caught:
+            made.begin(wait_for_ever)
+        assert time.monotonic() - suspended[0] < 4 * 8
+    finally:
+        suspending.join()
+        processes = rank_processes()
+        made.close()
+    said = r"the host actor of .* stopped responding: no heartbeat for 8 s \(timeout_s\)"
+    assert re.match(said, str(caught.value))
+    see_them_gone(processes)
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ class Lamb(LayerWiseOptimizer):
         if group["layer_wise"]:
             update_norm = float(norm(update))
             if not math.isfinite(update_norm):
-                self.refuse(weight, f"update norm {update_norm:g} with eps={group['eps']:g}")
+                self.refuse(group, weight, f"update norm {update_norm:g} with eps={group['eps']:g}")
             if norms[0] and update_norm:  # a layer has to leave weights of 0
                 rate *= norms[0] / update_norm
         weight.sub_(update, alpha=rate)

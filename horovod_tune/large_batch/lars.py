@@ -75,7 +75,7 @@ class Lars(LayerWiseOptimizer):
         buffer, momentum = state["momentum_buffer"], group["momentum"]
         rate, decay = float(group["lr"]), group["weight_decay"]
         denominator = norms[1] + decay * norms[0] + group["eps"]
-        if norms[0] and denominator:  # a layer has to leave weights of 0
+        if group["layer_wise"] and norms[0] and denominator:  # a layer has to leave weights of 0
             rate *= group["trust"] * norms[0] / denominator
         buffer.mul_(momentum).add_(gradient, alpha=rate)
         if decay:

@@ -72,7 +72,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, norms: Norms) -> None:
-        """Step one layer; ``norms`` are those of weight and gradient, (0, 0) without ``layer_wise``."""
+        """Step one layer; ``norms`` are those of weight and gradient."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -86,17 +86,16 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def _finite_norms(self, group: Group, params: Tensors, grads: Tensors) -> list[Norms]:
-        if not group["layer_wise"]:
-            return [(0.0, 0.0)] * len(params)
         found = list(zip(norms(params), norms(grads), strict=True))
         for parameter, (of_weight, of_gradient) in zip(params, found, strict=True):
             if not math.isfinite(of_weight + of_gradient):
-                self.refuse(parameter, f"weight norm {of_weight:g}, gradient norm {of_gradient:g}")
+                self.refuse(group, parameter, f"weight norm {of_weight:g}, gradient norm {of_gradient:g}")
         return found
 
-    def refuse(self, parameter: torch.Tensor, values: str) -> None:
-        """Raise TrustRatioError with the values that the ratio was to be made of."""
-        raise TrustRatioError(f"the trust ratio of {self.name_of(parameter)} must be finite, got {values}")
+    def refuse(self, group: Group, parameter: torch.Tensor, values: str) -> None:
+        """Raise TrustRatioError with the values that the step was to be made of."""
+        what = "trust ratio" if group["layer_wise"] else "step"
+        raise TrustRatioError(f"the {what} of {self.name_of(parameter)} must be finite, got {values}")
 
     def _with_gradients(self) -> Iterator[tuple[Group, Tensors, Tensors]]:
         """Yield each group with its parameters that have gradients, and those."""

@@ -160,13 +160,20 @@ class LargeBatchLR(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the time and the batch as plain numbers; base rates and schedule are not in it."""
         anchor = [self._anchor.numerator, self._anchor.denominator]
-        return {"anchor": anchor, **{name: getattr(self, name) for name in _STATE}}
+        groups = len(self.optimizer.param_groups)
+        return {"anchor": anchor, "groups": groups, **{name: getattr(self, name) for name in _STATE}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`, and set the optimiser's rates, before or after it is loaded.
 
         If the world or the batch has changed, call `change_batch` afterwards.
+
+        Raises:
+            HyperparameterError: The state is that of another number of parameter groups.
         """
+        groups, got = len(self.optimizer.param_groups), state_dict["groups"]
+        if got != groups:
+            raise bounds.HyperparameterError(f"state_dict must have {groups} parameter groups, got {got}")
         self._anchor = Fraction(*state_dict["anchor"])
         for name in _STATE:
             setattr(self, name, state_dict[name])

@@ -214,18 +214,21 @@ def test_torchs_schedulers_closures_and_late_groups_work(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", ["weight", "gradient"])
-def test_nan_in_a_trust_ratio_names_the_parameter_and_changes_nothing(
-    kind: str, bad: float, where: str
+@pytest.mark.parametrize(("name", "what"), [("weight", "trust ratio"), ("bias", "step")])
+def test_a_nan_names_the_parameter_and_changes_nothing(
+    kind: str, bad: float, where: str, name: str, what: str
 ) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     optimizer = KINDS[kind](parameter_groups(model), lr=0.1)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     with torch.no_grad():
-        (model[1].weight if where == "weight" else model[1].weight.grad)[0, 1] = bad
+        parameter = getattr(model[1], name)
+        (parameter if where == "weight" else parameter.grad)[-1] = bad
     before = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
     with pytest.raises(
-        TrustRatioError, match=rf"parameter '1.weight' must be finite, got .*{where} norm {bad:g}"
+        TrustRatioError,
+        match=rf"the {what} of parameter '1.{name}' must be finite, got .*{where} norm {bad:g}",
     ):
         optimizer.step()
     after = [model.state_dict(), optimizer.state_dict()["state"]]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from horovod_tune.large_batch import bounds
-from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, Norms, State, Tensor, norm
+from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, Tensor, norm
 
 
 class Lamb(LayerWiseOptimizer):
@@ -61,10 +61,12 @@ class Lamb(LayerWiseOptimizer):
         super().check_options(group)
         bounds.betas(group["betas"])
 
-    def first_state(self, parameter: Tensor) -> State:
+    def first_state(self, parameter: Tensor) -> dict[str, Any]:
         return {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
 
-    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, norms: Norms) -> None:
+    def step_one(self, group: Group, weight: Tensor, weight_norm: float, gradient_norm: float) -> None:
+        gradient, state = weight.grad, self.state[weight]
+        assert gradient is not None, "others are left out"
         beta1, beta2 = group["betas"]
         state["step"] += 1
         first, second = (1 - beta ** state["step"] for beta in (beta1, beta2))
@@ -81,6 +83,6 @@ class Lamb(LayerWiseOptimizer):
             update_norm = float(norm(update))
             if not math.isfinite(update_norm):
                 self.refuse(group, weight, f"update norm {update_norm:g} with eps={group['eps']:g}")
-            if norms[0] and update_norm:  # a layer has to leave weights of 0
-                rate *= norms[0] / update_norm
+            if weight_norm and update_norm:  # a layer has to leave weights of 0
+                rate *= weight_norm / update_norm
         weight.sub_(update, alpha=rate)

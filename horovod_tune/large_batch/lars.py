@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from horovod_tune.large_batch import bounds
-from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, Norms, State, Tensor
+from horovod_tune.large_batch.layer_wise import Group, LayerWiseOptimizer, Tensor
 
 
 class Lars(LayerWiseOptimizer):
@@ -67,16 +67,18 @@ class Lars(LayerWiseOptimizer):
         if bounds.flag("nesterov", group["nesterov"]) and group["momentum"] == 0:
             raise bounds.HyperparameterError("momentum must be more than 0 with nesterov, got 0")
 
-    def first_state(self, parameter: Tensor) -> State:
+    def first_state(self, parameter: Tensor) -> dict[str, Any]:
         # Also without momentum, which a changed configuration may bring later.
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
-    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, norms: Norms) -> None:
-        buffer, momentum = state["momentum_buffer"], group["momentum"]
+    def step_one(self, group: Group, weight: Tensor, weight_norm: float, gradient_norm: float) -> None:
+        gradient, buffer = weight.grad, self.state[weight]["momentum_buffer"]
+        assert gradient is not None, "others are left out"
+        momentum = group["momentum"]
         rate, decay = float(group["lr"]), group["weight_decay"]
-        denominator = norms[1] + decay * norms[0] + group["eps"]
-        if group["layer_wise"] and norms[0] and denominator:  # a layer has to leave weights of 0
-            rate *= group["trust"] * norms[0] / denominator
+        denominator = gradient_norm + decay * weight_norm + group["eps"]
+        if group["layer_wise"] and weight_norm and denominator:  # a layer has to leave weights of 0
+            rate *= group["trust"] * weight_norm / denominator
         buffer.mul_(momentum).add_(gradient, alpha=rate)
         if decay:
             buffer.add_(weight, alpha=rate * decay)

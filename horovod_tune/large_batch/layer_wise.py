@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,7 @@ from torch import nn
 from horovod_tune.large_batch import bounds
 
 Tensor = torch.Tensor
-Tensors = list[torch.Tensor]
 Group = dict[str, Any]
-State = dict[str, Any]
-Norms = tuple[float, float]
 
 
 class TrustRatioError(bounds.HyperparameterError, FloatingPointError):
@@ -67,48 +64,44 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         bounds.flag("layer_wise", group["layer_wise"])
 
     @abstractmethod
-    def first_state(self, parameter: torch.Tensor) -> State:
+    def first_state(self, parameter: Tensor) -> dict[str, Any]:
         """Return a parameter's state before its first step."""
 
     @abstractmethod
-    def step_one(self, group: Group, weight: Tensor, gradient: Tensor, state: State, norms: Norms) -> None:
-        """Step one layer; ``norms`` are those of weight and gradient."""
+    def step_one(self, group: Group, weight: Tensor, weight_norm: float, gradient_norm: float) -> None:
+        """Step one layer by its gradient and `state`."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make an optimiser step; `closure` evaluates the model again and returns the loss."""
         with torch.enable_grad():
             loss = closure() if closure is not None else None
-        # All norms before the first step: an error changes nothing.
-        for group, *layers in [(*each, self._finite_norms(*each)) for each in self._with_gradients()]:
-            for parameter, gradient, norms_of in zip(*layers, strict=True):
-                self.step_one(group, parameter, gradient, self.state[parameter], norms_of)
+        layers = [
+            (group, parameter)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        for _, parameter in layers:
+            if parameter.grad.layout != torch.strided:
+                raise bounds.HyperparameterError(
+                    f"{self.name_of(parameter)} must have a dense gradient, got a sparse one; "
+                    "use nn.Embedding(sparse=False)"
+                )
+        of_weights = norms([parameter for _, parameter in layers])
+        of_gradients = norms([parameter.grad for _, parameter in layers])
+        # All of them before the first step: an error changes nothing.
+        for (group, parameter), *both in zip(layers, of_weights, of_gradients, strict=True):
+            if not math.isfinite(sum(both)):
+                self.refuse(group, parameter, "weight norm {:g}, gradient norm {:g}".format(*both))
+        for (group, parameter), *both in zip(layers, of_weights, of_gradients, strict=True):
+            self.step_one(group, parameter, *both)
         return loss
-
-    def _finite_norms(self, group: Group, params: Tensors, grads: Tensors) -> list[Norms]:
-        found = list(zip(norms(params), norms(grads), strict=True))
-        for parameter, (of_weight, of_gradient) in zip(params, found, strict=True):
-            if not math.isfinite(of_weight + of_gradient):
-                self.refuse(group, parameter, f"weight norm {of_weight:g}, gradient norm {of_gradient:g}")
-        return found
 
     def refuse(self, group: Group, parameter: torch.Tensor, values: str) -> None:
         """Raise TrustRatioError with the values that the step was to be made of."""
         what = "trust ratio" if group["layer_wise"] else "step"
         raise TrustRatioError(f"the {what} of {self.name_of(parameter)} must be finite, got {values}")
-
-    def _with_gradients(self) -> Iterator[tuple[Group, Tensors, Tensors]]:
-        """Yield each group with its parameters that have gradients, and those."""
-        for group in self.param_groups:
-            params = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for parameter in params:
-                if parameter.grad.layout != torch.strided:
-                    raise bounds.HyperparameterError(
-                        f"{self.name_of(parameter)} must have a dense gradient, got a sparse one; "
-                        "use nn.Embedding(sparse=False)"
-                    )
-            if params:
-                yield group, params, [parameter.grad for parameter in params]
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
@@ -117,10 +110,11 @@ def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     >>> norms([torch.tensor([3.0, 4.0]), torch.ones(2, 2)])
     [5.0, 2.0]
     """
-    if any(tensor.device.type == "cpu" for tensor in tensors):
+    if not tensors or any(tensor.device.type == "cpu" for tensor in tensors):
         return [float(norm(tensor)) for tensor in tensors]
     wide = [tensor.float() if tensor.dtype in _HALF else tensor for tensor in tensors]
-    return [float(value) for value in torch.stack(list(torch._foreach_norm(wide))).tolist()]
+    found = torch._foreach_norm(wide)
+    return [float(value) for value in torch.stack([each.to(found[0].device) for each in found]).tolist()]
 
 
 def norm(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from horovod_tune.large_batch import bounds
 from horovod_tune.large_batch.curves import Schedule
 
 _STATE = (
-    *("last_epoch", "_step_count", "_since", "_reduction"),
+    *("last_epoch", "_step_count", "_reduction"),
     *("steps_per_epoch", "global_batch_size", "base_batch_size"),
 )
 
@@ -82,16 +82,10 @@ class LargeBatchLR(LRScheduler):
             self.global_batch_size = bounds.count("global_batch_size", global_batch_size)
             self.base_batch_size = bounds.count("base_batch_size", base_batch_size)
         self.steps_per_epoch = bounds.count("steps_per_epoch", steps_per_epoch)
-        # The time is `_anchor` epochs and `_since` steps of the present length.
-        self._anchor = Fraction(0)
-        self._since = -1  # The base class's constructor makes the first step.
+        # The time in epochs, exactly. The base class's constructor makes the first step.
+        self.epoch = Fraction(-1, self.steps_per_epoch)
         self._reduction = 1.0
         super().__init__(optimizer)
-
-    @property
-    def epoch(self) -> Fraction:
-        """The time in epochs, exactly."""
-        return self._anchor + Fraction(self._since, self.steps_per_epoch)
 
     @property
     def scale(self) -> float:
@@ -100,16 +94,9 @@ class LargeBatchLR(LRScheduler):
             return 1.0
         return scaling_factor(self.global_batch_size, self.base_batch_size, self.rule)
 
-    def step(self, epoch: int | None = None) -> None:
-        """Advance by one optimiser step.
-
-        Raises:
-            HyperparameterError: `epoch` was given; the epoch follows from the steps.
-        """
-        if epoch is not None:
-            why = "it follows from the steps"
-            raise bounds.HyperparameterError(f"epoch must not be given, {why}; got {epoch!r}")
-        self._since += 1
+    def step(self) -> None:  # type: ignore[override]
+        """Advance by one optimiser step; the epoch follows from the steps."""
+        self.epoch += Fraction(1, self.steps_per_epoch)
         super().step()
 
     def get_lr(self) -> list[Any]:
@@ -142,7 +129,6 @@ class LargeBatchLR(LRScheduler):
                     "base_batch_size must be given to LargeBatchLR before the batch can change, got None"
                 )
             self.global_batch_size = global_batch_size
-        self._anchor, self._since = self.epoch, 0
         self.steps_per_epoch = steps_per_epoch
         self._set_rates()
 
@@ -159,9 +145,8 @@ class LargeBatchLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the time and the batch as plain numbers; base rates and schedule are not in it."""
-        anchor = [self._anchor.numerator, self._anchor.denominator]
-        groups = len(self.optimizer.param_groups)
-        return {"anchor": anchor, "groups": groups, **{name: getattr(self, name) for name in _STATE}}
+        epoch, groups = [self.epoch.numerator, self.epoch.denominator], len(self.optimizer.param_groups)
+        return {"epoch": epoch, "groups": groups, **{name: getattr(self, name) for name in _STATE}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`, and set the optimiser's rates, before or after it is loaded.
@@ -174,7 +159,7 @@ class LargeBatchLR(LRScheduler):
         groups, got = len(self.optimizer.param_groups), state_dict["groups"]
         if got != groups:
             raise bounds.HyperparameterError(f"state_dict must have {groups} parameter groups, got {got}")
-        self._anchor = Fraction(*state_dict["anchor"])
+        self.epoch = Fraction(*state_dict["epoch"])
         for name in _STATE:
             setattr(self, name, state_dict[name])
         self._set_rates()

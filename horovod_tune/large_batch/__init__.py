@@ -19,7 +19,7 @@ _MODULES = {
     "batches": "BatchSplit GlobalBatch rank_passes split_batch steps_per_epoch",
     "bounds": "HyperparameterError",
     "curves": "Constant Cosine InverseSqrt MultiStep OneCycle Polynomial Schedule Warmup",
-    "growth": "BatchGrowth CurvatureGrowth FixedGrowth GrowthPolicy NoiseScaleGrowth largest_eigenvalue",
+    "growth": "BatchGrowth CurvatureGrowth FixedGrowth NoiseScaleGrowth largest_eigenvalue",
     "lamb": "Lamb",
     "lars": "Lars",
     "layer_wise": "TrustRatioError parameter_groups",

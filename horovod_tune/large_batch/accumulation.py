@@ -99,7 +99,7 @@ class GradientAccumulator:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model.require_backward_grad_sync = False
         if max_norm is not None:
-            bounds.more_than("max_norm", max_norm, 0)
+            bounds.number("max_norm", max_norm, more_than=0)
         self.optimizer = optimizer
         self.noise_scale = noise_scale
         self.scaler = scaler

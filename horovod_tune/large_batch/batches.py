@@ -196,10 +196,8 @@ class GlobalBatch:
         split = split_batch(global_batch_size, world_size, self._max_micro_batch_size, even=self._even)
         steps = steps_per_epoch(self._num_samples, global_batch_size)
         self._accumulator.resize(split.passes, split.local_batch_size)
-        scheduler = self.scheduler
-        if (steps, global_batch_size) != (scheduler.steps_per_epoch, scheduler.global_batch_size):
-            changed = None if scheduler.base_batch_size is None else global_batch_size
-            scheduler.change_batch(changed, steps_per_epoch=steps)
+        changed = None if self.scheduler.base_batch_size is None else global_batch_size
+        self.scheduler.change_batch(changed, steps_per_epoch=steps)
         self.split = split
 
     def _in_world(self, global_batch_size: int, world_size: int, new_world_size: int) -> int:

@@ -14,39 +14,32 @@ class HyperparameterError(HorovodTuneError, ValueError):
     """A hyperparameter is out of bounds; the message has the name, the bound and the value."""
 
 
-def number(name: str, value: Any) -> float:
-    """Return `value` as a float.
+def number(
+    name: str,
+    value: Any,
+    *,
+    at_least: float = -math.inf,
+    more_than: float = -math.inf,
+    at_most: float = math.inf,
+    less_than: float = math.inf,
+) -> float:
+    """Return `value` as a finite float within the bounds that are given.
 
     >>> number("lr", 1)
     1.0
     >>> number("lr", float("nan"))
     Traceback (most recent call last):
     horovod_tune.large_batch.bounds.HyperparameterError: lr must be a finite number, got nan
+    >>> number("momentum", 1.0, at_least=0, less_than=1)
+    Traceback (most recent call last):
+    horovod_tune.large_batch.bounds.HyperparameterError: momentum must be at least 0 and less than 1, got 1.0
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise HyperparameterError(f"{name} must be a finite number, got {value!r}")
-    return float(value)
-
-
-def at_least(name: str, value: Any, bound: float) -> float:
-    """Return `value` as a float that is at least `bound`."""
-    if number(name, value) < bound:
-        raise HyperparameterError(f"{name} must be at least {bound:g}, got {value!r}")
-    return float(value)
-
-
-def more_than(name: str, value: Any, bound: float) -> float:
-    """Return `value` as a float that is more than `bound`."""
-    if number(name, value) <= bound:
-        raise HyperparameterError(f"{name} must be more than {bound:g}, got {value!r}")
-    return float(value)
-
-
-def between(name: str, value: Any, low: float, high: float, *, with_high: bool = True) -> float:
-    """Return `value` as a float of [low, high], or of [low, high) without `with_high`."""
-    if not low <= number(name, value) <= high or (value == high and not with_high):
-        bound = f"at most {high:g}" if with_high else f"less than {high:g}"
-        raise HyperparameterError(f"{name} must be at least {low:g} and {bound}, got {value!r}")
+    if not (at_least <= value <= at_most and more_than < value < less_than):
+        named = {"at least": at_least, "more than": more_than, "at most": at_most, "less than": less_than}
+        bounds = " and ".join(f"{words} {bound:g}" for words, bound in named.items() if math.isfinite(bound))
+        raise HyperparameterError(f"{name} must be {bounds}, got {value!r}")
     return float(value)
 
 
@@ -80,7 +73,7 @@ def betas(values: Any) -> tuple[float, float]:
     """Return Adam's betas: two numbers of [0, 1)."""
     if not isinstance(values, (tuple, list)) or len(values) != 2:
         raise HyperparameterError(f"betas must be two numbers, got {values!r}")
-    first, second = (between(f"betas[{i}]", each, 0, 1, with_high=False) for i, each in enumerate(values))
+    first, second = (number(f"betas[{i}]", each, at_least=0, less_than=1) for i, each in enumerate(values))
     return first, second
 
 
@@ -90,7 +83,7 @@ def increasing(name: str, values: Any) -> tuple[float, ...]:
         listed = tuple(values)
     except TypeError:
         raise HyperparameterError(f"{name} must be a list of numbers, got {values!r}") from None
-    numbers = tuple(at_least(f"{name}[{index}]", each, 0) for index, each in enumerate(listed))
+    numbers = tuple(number(f"{name}[{index}]", each, at_least=0) for index, each in enumerate(listed))
     if list(numbers) != sorted(set(numbers)):
         raise HyperparameterError(f"{name} must increase, got {values!r}")
     return numbers

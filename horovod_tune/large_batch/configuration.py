@@ -98,15 +98,15 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     if values["local_batch_size"] is not None:
         values["local_batch_size"] = bounds.count("local_batch_size", values["local_batch_size"])
     if values["lr"] is None:
-        bounds.more_than("relative_lr", values["relative_lr"], 0)
+        bounds.number("relative_lr", values["relative_lr"], more_than=0)
         values["lr"] = values["relative_lr"] * USUAL_RATE[values["optimizer"]]
     # Python's own numbers: a checkpoint with NumPy's is refused by torch.load(weights_only=True).
-    values["lr"] = bounds.more_than("lr", values["lr"], 0)
+    values["lr"] = bounds.number("lr", values["lr"], more_than=0)
     for name in ("weight_decay", "trust", "eps"):
-        values[name] = bounds.at_least(name, values[name], 0)
-    values["momentum"] = bounds.between("momentum", values["momentum"], 0, 1, with_high=False)
-    bounds.more_than("epochs", values["epochs"], 0)
-    bounds.at_least("warmup_epochs", values["warmup_epochs"], 0)
+        values[name] = bounds.number(name, values[name], at_least=0)
+    values["momentum"] = bounds.number("momentum", values["momentum"], at_least=0, less_than=1)
+    bounds.number("epochs", values["epochs"], more_than=0)
+    bounds.number("warmup_epochs", values["warmup_epochs"], at_least=0)
     if values["warmup_epochs"] >= values["epochs"]:
         bound = f"less than epochs ({values['epochs']:g})"
         raise bounds.HyperparameterError(f"warmup_epochs must be {bound}, got {values['warmup_epochs']!r}")
@@ -135,7 +135,9 @@ def schedule_of(values: dict[str, Any], scale: float, steps: int) -> curves.Sche
     """Return warm-up and decay, in epochs."""
     epochs, warmup, kind = float(values["epochs"]), float(values["warmup_epochs"]), values["schedule"]
     start = values["warmup_start"]
-    start = min(1.0, 1 / scale) if start is None else bounds.between("warmup_start", start, 0, 1)
+    start = (
+        min(1.0, 1 / scale) if start is None else bounds.number("warmup_start", start, at_least=0, at_most=1)
+    )
     if kind == "one_cycle":
         if warmup == 0:
             return curves.OneCycle(epochs)

@@ -42,7 +42,7 @@ class MultiStep:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", bounds.increasing("milestones", self.milestones))
-        bounds.more_than("gamma", self.gamma, 0)
+        bounds.number("gamma", self.gamma, more_than=0)
 
     def __call__(self, time: float) -> float:
         return float(self.gamma ** bisect_right(self.milestones, time))
@@ -62,9 +62,9 @@ class Polynomial:
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        bounds.more_than("length", self.length, 0)
-        bounds.more_than("power", self.power, 0)
-        bounds.at_least("end", self.end, 0)
+        bounds.number("length", self.length, more_than=0)
+        bounds.number("power", self.power, more_than=0)
+        bounds.number("end", self.end, at_least=0)
 
     def __call__(self, time: float) -> float:
         left = 1 - min(time / self.length, 1.0)
@@ -85,8 +85,8 @@ class Cosine:
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        bounds.more_than("length", self.length, 0)
-        bounds.at_least("end", self.end, 0)
+        bounds.number("length", self.length, more_than=0)
+        bounds.number("end", self.end, at_least=0)
 
     def __call__(self, time: float) -> float:
         return self.end + (1 - self.end) * _half_cosine(min(time / self.length, 1.0))
@@ -110,10 +110,10 @@ class OneCycle:
     end: float = 1 / 25e4
 
     def __post_init__(self) -> None:
-        bounds.more_than("length", self.length, 0)
-        bounds.between("rise", self.rise, 0, 1, with_high=False)
-        bounds.between("start", self.start, 0, 1)
-        bounds.between("end", self.end, 0, 1)
+        bounds.number("length", self.length, more_than=0)
+        bounds.number("rise", self.rise, at_least=0, less_than=1)
+        bounds.number("start", self.start, at_least=0, at_most=1)
+        bounds.number("end", self.end, at_least=0, at_most=1)
 
     def __call__(self, time: float) -> float:
         done, rise = min(time / self.length, 1.0), self.rise
@@ -133,7 +133,7 @@ class InverseSqrt:
     timescale: float
 
     def __post_init__(self) -> None:
-        bounds.more_than("timescale", self.timescale, 0)
+        bounds.number("timescale", self.timescale, more_than=0)
 
     def __call__(self, time: float) -> float:
         return math.sqrt(self.timescale / (self.timescale + time))
@@ -166,8 +166,8 @@ class Warmup:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        bounds.at_least("length", self.length, 0)
-        bounds.at_least("start", self.start, 0)
+        bounds.number("length", self.length, at_least=0)
+        bounds.number("start", self.start, at_least=0)
         if not callable(self.then):
             got = repr(self.then)
             raise bounds.HyperparameterError(f"then must be a schedule, such as Cosine(10), got {got}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,14 +14,6 @@ from horovod_tune.large_batch.noise_scale import NoiseEstimate
 from horovod_tune.large_batch.world import horovod, world_size
 
 
-class GrowthPolicy(ABC):
-    """The policy of `BatchGrowth`; its state is in attributes whose names begin with ``_``."""
-
-    @abstractmethod
-    def growth(self, epoch: float, global_batch_size: int, measure: Any) -> int:
-        """Return the factor to multiply the global batch by now; 1 keeps it. The same on all ranks."""
-
-
 class BatchGrowth:
     """Grows the global batch by a policy: with more passes on each rank, and the rate with it.
 
@@ -30,7 +21,10 @@ class BatchGrowth:
     batch.
 
     Args:
-        policy: Decides when.
+        policy: Decides when: `FixedGrowth`, `NoiseScaleGrowth`, `CurvatureGrowth`, or one of your own with a
+            method ``growth(epoch, global_batch_size, measure)``, which returns the factor to multiply the
+            batch by now, the same on all ranks, and with its state in attributes whose names begin with
+            ``_``.
         batch: What grows: the `batch` of `from_config`, or one of your own.
         max_global_batch_size: Where growth ends.
         decay_at_limit: If True, the rate falls by the part of a growth that the limit does not allow (Smith
@@ -42,7 +36,7 @@ class BatchGrowth:
 
     def __init__(
         self,
-        policy: GrowthPolicy,
+        policy: Any,
         batch: GlobalBatch,
         *,
         max_global_batch_size: int,
@@ -83,7 +77,7 @@ class BatchGrowth:
         self.batch.load_state_dict(state_dict["batch"])
 
 
-class FixedGrowth(GrowthPolicy):
+class FixedGrowth:
     r"""Multiply the batch by `factor` at each milestone.
 
     AdaBatch (Devarakonda et al. 2017, arXiv:1712.02029) doubles it every so many epochs; Smith et al. (2018,
@@ -112,7 +106,7 @@ class FixedGrowth(GrowthPolicy):
         return factor
 
 
-class NoiseScaleGrowth(GrowthPolicy):
+class NoiseScaleGrowth:
     r"""Multiply the batch by `factor` while the noise scale is surely beyond it (McCandlish et al. 2018).
 
     .. math:: B \leftarrow f B \quad \text{while } c\,\mathrm{low}(B_{simple}) \ge f B
@@ -131,20 +125,20 @@ class NoiseScaleGrowth(GrowthPolicy):
 
     def __init__(self, *, factor: int = 2, fraction: float = 1.0) -> None:
         self.factor = bounds.count("factor", factor, 2)
-        self.fraction = bounds.more_than("fraction", fraction, 0)
+        self.fraction = bounds.number("fraction", fraction, more_than=0)
 
     def growth(self, epoch: float, global_batch_size: int, measure: NoiseEstimate | None) -> int:
         """Return the factor for the estimate `measure`; 1 if there is none yet."""
         if measure is None:
             return 1
-        low = bounds.at_least("the noise scale's lower end", measure.low, 0)
+        low = bounds.number("the noise scale's lower end", measure.low, at_least=0)
         total = 1
         while self.fraction * low >= global_batch_size * total * self.factor:
             total *= self.factor
         return total
 
 
-class CurvatureGrowth(GrowthPolicy):
+class CurvatureGrowth:
     r"""Multiply the batch by `factor` where the loss is flatter (ABSA, Yao et al. 2018, arXiv:1810.01021).
 
     The batch grows when the Hessian's `largest_eigenvalue` has fallen below 1 / `decay` of what it was at the
@@ -162,8 +156,8 @@ class CurvatureGrowth(GrowthPolicy):
 
     def __init__(self, *, factor: int = 2, decay: float = 2.0, duration: float = 10.0) -> None:
         self.factor = bounds.count("factor", factor, 2)
-        self.decay = bounds.more_than("decay", decay, 1)
-        self.duration = bounds.more_than("duration", duration, 0)
+        self.decay = bounds.number("decay", decay, more_than=1)
+        self.duration = bounds.number("duration", duration, more_than=0)
         self._reference: float | None = None
         self._since = 0.0
 
@@ -210,7 +204,7 @@ def largest_eigenvalue(
     5.0
     """
     bounds.count("max_products", max_products)
-    bounds.more_than("tolerance", tolerance, 0)
+    bounds.number("tolerance", tolerance, more_than=0)
     chosen = [parameter for parameter in parameters if parameter.requires_grad]
     if not chosen:
         raise bounds.HyperparameterError("parameters must have one that requires a gradient, got none")

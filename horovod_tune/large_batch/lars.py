@@ -62,8 +62,8 @@ class Lars(LayerWiseOptimizer):
 
     def check_options(self, group: Group) -> None:
         super().check_options(group)
-        bounds.between("momentum", group["momentum"], 0, 1, with_high=False)
-        bounds.more_than("trust", group["trust"], 0)
+        bounds.number("momentum", group["momentum"], at_least=0, less_than=1)
+        bounds.number("trust", group["trust"], more_than=0)
         if bounds.flag("nesterov", group["nesterov"]) and group["momentum"] == 0:
             raise bounds.HyperparameterError("momentum must be more than 0 with nesterov, got 0")
 

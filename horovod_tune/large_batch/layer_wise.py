@@ -60,7 +60,7 @@ class LayerWiseOptimizer(torch.optim.Optimizer, ABC):
         """Raise HyperparameterError if an option of the group is out of bounds."""
         for name in ("lr", "weight_decay", "eps"):
             value = group[name]
-            bounds.at_least(name, value.item() if isinstance(value, torch.Tensor) else value, 0)
+            bounds.number(name, value.item() if isinstance(value, torch.Tensor) else value, at_least=0)
         bounds.flag("layer_wise", group["layer_wise"])
 
     @abstractmethod
@@ -153,7 +153,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.0, **options: 
     ['0.weight'] 0.1 True
     ['0.bias', '1.weight', '1.bias'] 0.0 False
     """
-    bounds.at_least("weight_decay", weight_decay, 0)
+    bounds.number("weight_decay", weight_decay, at_least=0)
     excluded = {id(parameter) for parameter in _of_normalisation(model)}
     groups: dict[bool, dict[str, Any]] = {
         True: {"params": [], "names": [], "weight_decay": weight_decay, "layer_wise": True, **options},

@@ -138,8 +138,7 @@ class LargeBatchLR(LRScheduler):
         Raises:
             HyperparameterError: `factor` is not in (0, 1].
         """
-        bounds.between("factor", factor, 0, 1)
-        bounds.more_than("factor", factor, 0)
+        bounds.number("factor", factor, more_than=0, at_most=1)
         self._reduction *= factor
         self._set_rates()
 
@@ -231,7 +230,7 @@ def scaled_adam(
     >>> scaled_adam(1e-3, (0.75, 0.9375), 2e-8, global_batch_size=1024, base_batch_size=256)
     AdamHyperparameters(lr=0.002, betas=(0.0, 0.75), eps=1e-08)
     """
-    lr, eps = bounds.at_least("lr", lr, 0), bounds.at_least("eps", eps, 0)
+    lr, eps = bounds.number("lr", lr, at_least=0), bounds.number("eps", eps, at_least=0)
     root = scaling_factor(global_batch_size, base_batch_size, "sqrt")
     k = scaling_factor(global_batch_size, base_batch_size)
     scaled = []

@@ -57,8 +57,8 @@ class NoiseScale:
 
     def __init__(self, *, every: int = 8, decay: float = 0.99, confidence: float = 0.95) -> None:
         self.every = bounds.count("every", every)
-        self.decay = bounds.between("decay", decay, 0, 1, with_high=False)
-        self.confidence = bounds.between("confidence", confidence, 0, 1, with_high=False)
+        self.decay = bounds.number("decay", decay, at_least=0, less_than=1)
+        self.confidence = bounds.number("confidence", confidence, at_least=0, less_than=1)
         # Sums with weights decay ** age: of 1, of squared weights, and of G, S, GG, GS, SS.
         self._sums = [0.0] * 7
 
@@ -77,10 +77,10 @@ class NoiseScale:
             HyperparameterError: A number is not finite, or the small batches are not smaller than the big
                 one.
         """
-        bounds.at_least("mean_small_square", mean_small_square, 0)
-        bounds.at_least("big_square", big_square, 0)
-        bounds.more_than("big_batch_size", big_batch_size, 0)
-        bounds.more_than("mean_inverse_small", mean_inverse_small, 1 / big_batch_size)
+        bounds.number("mean_small_square", mean_small_square, at_least=0)
+        bounds.number("big_square", big_square, at_least=0)
+        bounds.number("big_batch_size", big_batch_size, more_than=0)
+        bounds.number("mean_inverse_small", mean_inverse_small, more_than=1 / big_batch_size)
         trace = (mean_small_square - big_square) / (mean_inverse_small - 1 / big_batch_size)
         square = big_square - trace / big_batch_size
         keep = [self.decay, self.decay**2] + [self.decay] * 5

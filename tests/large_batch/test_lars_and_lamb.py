@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import random
 from typing import Any
 
@@ -27,9 +26,7 @@ STEPS = 12
 KINDS = {"lars": Lars, "lamb": Lamb}
 
 
-def random_case(
-    seed: int, layers: int = len(SHAPES)
-) -> tuple[list[np.ndarray], list[list[np.ndarray]], list[float]]:
+def random_case(seed: int) -> tuple[list[np.ndarray], list[list[np.ndarray]], list[float]]:
     """Weights, gradients and rates over six orders of magnitude, with zeros among them."""
     draw = np.random.default_rng(seed)
     layers = len(SHAPES)
@@ -154,38 +151,6 @@ def test_norms_of_half_precision_do_not_overflow(kind: str) -> None:
     optimizer = KINDS[kind]([parameter], lr=1e-3)
     optimizer.step()
     assert torch.isfinite(parameter).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_round_trip_through_a_checkpoint_changes_no_bit(kind: str) -> None:
-    torch.manual_seed(0)
-    start = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
-    inputs = torch.randn(20, 9, 6)
-
-    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        model = copy.deepcopy(start)
-        return model, KINDS[kind](parameter_groups(model, weight_decay=0.1), lr=0.01)
-
-    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Tensor) -> None:
-        for batch in batches:
-            optimizer.zero_grad()
-            model(batch).square().sum().backward()
-            optimizer.step()
-
-    whole, optimizer = make()
-    train(whole, optimizer, inputs)
-    model, optimizer = make()
-    train(model, optimizer, inputs[:7])
-    saved = io.BytesIO()
-    torch.save([model.state_dict(), optimizer.state_dict()], saved)
-    saved.seek(0)
-    states = torch.load(saved, weights_only=True)
-    model, optimizer = make()
-    model.load_state_dict(states[0])
-    optimizer.load_state_dict(states[1])
-    train(model, optimizer, inputs[7:])
-    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -138,7 +138,7 @@ def test_a_refused_change_changes_nothing() -> None:
     before = scheduler.state_dict()
     with pytest.raises(HyperparameterError, match="base_batch_size must be given"):
         scheduler.change_batch(64, steps_per_epoch=2)
-    with pytest.raises(HyperparameterError, match=r"factor must be at least 0 and at most 1, got 2"):
+    with pytest.raises(HyperparameterError, match=r"factor must be more than 0 and at most 1, got 2"):
         scheduler.reduce(2)
     with pytest.raises(HyperparameterError, match="state_dict must have 1 parameter groups, got 2"):
         scheduler.load_state_dict(LargeBatchLR(sgd(0.5, 0.5), Cosine(10), steps_per_epoch=2).state_dict())

@@ -101,7 +101,7 @@ def noise_scale(device: str, rounds: int) -> None:
     meter = NoiseScale()
     meter.update = timed(meter.update)  # type: ignore[method-assign]
     with (
-        patch.object(GradientNorms, "_note", timed(GradientNorms._note)),
+        patch.object(GradientNorms, "_record", timed(GradientNorms._record)),
         patch.object(GradientNorms, "take", timed(GradientNorms.take)),
         patch.object(accumulation, "norms", timed(accumulation.norms)),
     ):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod_tune.messages import WorkerInfo
+from horovod_tune.messages import FailureKind, WorkerInfo
 from horovod_tune.xla.host_actor import HostActor
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals, Serve
 from horovod_tune.xla.torch_xla_runtime import lost_peer
@@ -50,11 +50,8 @@ class PlainProcesses:
     def enter_thread(self) -> Callable[[], None]:
         return lambda: None
 
-    def has_lost_peer(self, error: BaseException) -> bool:
-        return lost_peer(error)
-
-    def advice(self, error: BaseException) -> str:
-        return ""
+    def describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
+        return FailureKind.DISCONNECTED if lost_peer(error) else FailureKind.RAISED, ""
 
     def operations(self) -> int:
         """There is no device."""

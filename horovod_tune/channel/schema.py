@@ -27,7 +27,7 @@ RANK_MESSAGES: Schema = {
     "failed": {"failure_kind": int, "traceback": str},
     "fetch": {"path": str, "node_id": (str, _NO)},
     "reset_done": {"problems": (list, tuple)},
-    "stack": {"stack": str, "in_report": bool},
+    "stack": {"stack": str},
 }
 # What a training actor receives from the coordinator. `checkpoint`: the path, node_id and report of a place.
 ACKS: Schema = {
@@ -35,7 +35,7 @@ ACKS: Schema = {
 }
 # What a rank on a TPU host receives from its host actor, which has started it; pickled_... are pickles.
 HOST_MESSAGES: Schema = {
-    "proceed": {**ACKS["proceed"], "pickled_filesystem": (bytes, _NO)},
+    "proceed": {"index": _NUMBER, "pickled_checkpoint": bytes},
     "begin": {"pickled_request": bytes, "world": list},
     "stop": {},
     "fetched": {"path": str, "error": str},
@@ -59,7 +59,7 @@ def check(message: Any, schema: Schema) -> dict[str, Any]:
         raise MalformedMessage(f"{message!r:.200} is not a message of a known kind with its fields")
     for name, kinds in fields.items():
         # True is an int to Python, but not a number here.
-        if not isinstance(message[name], kinds) or (isinstance(message[name], bool) and kinds is not bool):
+        if not isinstance(message[name], kinds) or isinstance(message[name], bool):
             raise MalformedMessage(
                 f"{message!r:.200} has a field of the wrong type: {name} is {message[name]!r:.80}"
             )

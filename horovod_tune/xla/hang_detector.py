@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from horovod_tune.session import session
+
 # How often the activity of ranks that send nothing is measured; a host has many processes.
 CHECK_INTERVAL_S = 5.0
 # The share of one CPU that all ranks of a host together may use and still count as inactive.
@@ -78,26 +80,22 @@ class Inactivity:
         return abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * window_s)
 
 
-@dataclass(frozen=True)
-class StackDump:
-    """The stack of a rank's training function; ``in_report`` is True if it waits in a report."""
-
-    stack: str
-    in_report: bool
+def waits_in_report(stack: str) -> bool:
+    """Return True if the stack of a training function ends in the wait of a report."""
+    return any(f'File "{session.__file__}"' in line and ", in report" in line for line in stack.splitlines())
 
 
-def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int, str] | None:
+def explain(stacks: Mapping[int, str | None], limit_s: float) -> tuple[int, str] | None:
     """Return which rank hangs and the error's text, or None if every rank waits in its report.
 
     A rank that has reported waits for rank 0, which is on another host then, or for Tune. Of the others,
     the one at the least common place is named: usually the others wait for it.
 
     Args:
-        where: by rank; None for one that did not answer.
+        stacks: of each rank's training function; None for one that did not answer.
         limit_s: for how long they have been inactive.
 
-    >>> at_sync = StackDump("sync()", in_report=False)
-    >>> rank, text = explain({0: at_sync, 1: at_sync, 2: StackDump("queue.get()", in_report=False)}, 1800)
+    >>> rank, text = explain({0: "sync()", 1: "sync()", 2: "queue.get()"}, 1800)
     >>> print(rank, text)
     2 nothing happened for stall_timeout_s=1800 s: no report, no torch_xla operation, no computation.
     rank 2 is at:
@@ -105,12 +103,11 @@ def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int,
     ranks 0, 1 are at:
     sync()
     """
-    groups: dict[StackDump | None, list[int]] = {}
-    for rank in sorted(where):
-        groups.setdefault(where[rank], []).append(rank)
-    ordered = sorted(groups, key=lambda at: (at is not None and at.in_report, len(groups[at]), groups[at]))
-    first = ordered[0] if ordered else None
-    if not ordered or (first is not None and first.in_report):
+    groups: dict[str | None, list[int]] = {}
+    for rank in sorted(stacks):
+        groups.setdefault(stacks[rank], []).append(rank)
+    ordered = sorted(groups, key=lambda at: (waits_in_report(at or ""), len(groups[at]), groups[at]))
+    if not ordered or waits_in_report(ordered[0] or ""):
         return None
     nothing = "no report, no torch_xla operation, no computation."
     lines = [f"nothing happened for stall_timeout_s={limit_s:g} s: {nothing}"]
@@ -120,5 +117,5 @@ def explain(where: Mapping[int, StackDump | None], limit_s: float) -> tuple[int,
         if at is None:
             lines.append(f"{who} did not send a stack")
         else:
-            lines += [f"{who} {'are' if len(ranks) > 1 else 'is'} at:", at.stack.rstrip()]
-    return groups[first][0], "\n".join(lines)
+            lines += [f"{who} {'are' if len(ranks) > 1 else 'is'} at:", at.rstrip()]
+    return groups[ordered[0]][0], "\n".join(lines)

@@ -40,7 +40,7 @@ from horovod_tune.messages import (
 )
 from horovod_tune.rank.outbox import Outbox
 from horovod_tune.transfer.host_copies import Copy, HostCopies, hold_copy, readable_here
-from horovod_tune.xla.hang_detector import CHECK_INTERVAL_S, Inactivity, StackDump, explain
+from horovod_tune.xla.hang_detector import CHECK_INTERVAL_S, Inactivity, explain
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.supervisor import RankProcess, Supervisor
 
@@ -75,7 +75,6 @@ class HostActor:
         # The objects of `with_parameters`, in an anonymous file in memory that all ranks map. It is freed
         # when this process and the ranks have ended.
         self._parameters: tuple[Any, int] | None = None
-        self._request: TrialRequest | None = None
         # The newest copy of a checkpoint that a rank requested; the ranks hold those that they use.
         self._copies = HostCopies()
         self._newest_copy: Copy | None = None
@@ -124,7 +123,6 @@ class HostActor:
         """Start a trial's training function on every rank; returns at once."""
         self._outbox, self._logs = Outbox(), queue.SimpleQueue()
         self._restart_inactivity()
-        self._request = request
         # By cloudpickle, as Ray does: a config may hold objects of the script's own classes.
         packed = cloudpickle.dumps(replace(request, parameters=self._share(request.parameters)))
         self._running = set(self._rank_infos)
@@ -151,10 +149,6 @@ class HostActor:
                 os.close(self._parameters[1])
             self._parameters = reference, file
         return f"/proc/{os.getpid()}/fd/{self._parameters[1]}"
-
-    def _send_to_all(self, kind: str, **fields: Any) -> None:
-        for rank in self._supervisor.ranks:
-            rank.send(kind, **fields)
 
     def poll(
         self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
@@ -224,16 +218,12 @@ class HostActor:
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         self._restart_inactivity()
-        place, filesystem = None, None
-        if checkpoint is not None:
-            place = (checkpoint.path, checkpoint.node_id, checkpoint.report)
-            if checkpoint.filesystem is not None:
-                filesystem = cloudpickle.dumps(checkpoint.filesystem)
-        run = self._request.run if self._request is not None else 0
-        self._send_to_all("proceed", run=run, index=index, checkpoint=place, pickled_filesystem=filesystem)
+        for rank in self._supervisor.ranks:
+            rank.send("proceed", index=index, pickled_checkpoint=cloudpickle.dumps(checkpoint))
 
     def stop_training(self) -> None:
-        self._send_to_all("stop")
+        for rank in self._supervisor.ranks:
+            rank.send("stop")
 
     def close_world(self) -> None:
         """Do nothing: only the end of its processes breaks a collective on a TPU; the group ends them."""
@@ -281,8 +271,8 @@ class HostActor:
                 self._fail(rank, FailureKind(kind), text)
             case {"kind": "reset_done", "problems": problems}:
                 self._reply("reset_done", rank.ordinal, [str(problem) for problem in problems])
-            case {"kind": "stack", "stack": stack, "in_report": in_report}:
-                self._reply("stack", rank.ordinal, StackDump(stack, in_report))
+            case {"kind": "stack", "stack": stack}:
+                self._reply("stack", rank.ordinal, stack)
             case {"kind": "fetch", "path": path, "node_id": node_id}:
                 # In its own thread: a copy from another host may take minutes.
                 place = CheckpointPlace(path, None, node_id)

@@ -21,7 +21,6 @@ from types import FrameType
 
 from horovod_tune import ray_compat
 from horovod_tune.xla import rank
-from horovod_tune.xla.lifetime import die_with_parent
 from horovod_tune.xla.runtime import LaunchPlan, load_runtime
 
 _MAX_PLAN_BYTES = 1 << 17
@@ -34,7 +33,7 @@ def main(registry_fd: int, runtime_path: str, actor_pid: int, heartbeat_s: float
     """Import, wait for the plan, launch; returns when every rank has ended."""
     signal.signal(signal.SIGTERM, _end_ranks)
     # SIGTERM and not SIGKILL: this process ends its ranks before it ends.
-    die_with_parent(actor_pid, signal.SIGTERM)
+    rank.die_with_parent(actor_pid, signal.SIGTERM)
     registry = socket.socket(fileno=registry_fd)
     error = ""
     try:

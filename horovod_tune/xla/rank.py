@@ -6,6 +6,7 @@ listens, so that a rank which compiles for minutes still sends heartbeats.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
@@ -16,19 +17,17 @@ import socket
 import sys
 import threading
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from horovod_tune.channel.framing import Channel
-from horovod_tune.channel.report_channel import checkpoint_place
 from horovod_tune.channel.schema import HOST_MESSAGES
 from horovod_tune.errors import encodable
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import (
     CheckpointPlace,
     Failed,
-    FailureKind,
     Finished,
     Message,
     RankInfo,
@@ -38,21 +37,29 @@ from horovod_tune.messages import (
 )
 from horovod_tune.rank.streams import flush_streams
 from horovod_tune.rank.training import Training
-from horovod_tune.session import session
 from horovod_tune.session.session import Session
 from horovod_tune.transfer.host_copies import HostCopies, open_copy
-from horovod_tune.xla.hang_detector import StackDump
-from horovod_tune.xla.lifetime import die_with_parent
 from horovod_tune.xla.runtime import Runtime, load_runtime
 
 if TYPE_CHECKING:
     from horovod_tune.rank.reset.baseline import Baseline
 
+_PR_SET_PDEATHSIG = 1
 # How often a checkpoint is requested whose copy another rank's newer one has just replaced.
 FETCHES = 3
 # TPU v2 and v3 have two ranks in a process.
 _one_at_a_time = threading.Lock()
 _output: int | None = None
+
+
+def die_with_parent(parent: int, how: signal.Signals) -> None:
+    """Have the kernel send ``how`` to this process when the thread that started it ends.
+
+    So each rank ends with its parent, and that with its host actor: an orphan would lock the chip.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent had already ended
 
 
 def serve(ordinal: int, registry_fd: int, runtime_path: str, parent: int, heartbeat_s: float) -> None:
@@ -153,20 +160,17 @@ class _Rank:
         match message:
             case {"kind": "begin", "pickled_request": request, "world": world}:
                 self._begin(request, RankInfo(*world))
-            case {"kind": "proceed", "index": index, "checkpoint": fields, "pickled_filesystem": filesystem}:
-                place = checkpoint_place(fields)
-                if place is not None and filesystem is not None:
-                    place = replace(place, filesystem=pickle.loads(filesystem))
+            case {"kind": "proceed", "index": index, "pickled_checkpoint": checkpoint}:
                 if self._training is not None:
-                    self._training.session.proceed(index, place)
+                    self._training.session.proceed(index, pickle.loads(checkpoint))
             case {"kind": "stop"}:
                 if self._training is not None:
                     self._training.session.stop()
             case {"kind": "fetched"}:
                 self._fetched.put(message)
             case {"kind": "dump_stack"}:
-                dump = self._stack_dump()
-                self._channel.send("stack", stack=encodable(dump.stack), in_report=dump.in_report)
+                stack = self._training.stack() if self._training is not None else ""
+                self._channel.send("stack", stack=encodable(stack))
             case {"kind": "reset", "join_s": join_s}:
                 problems = self._reset(join_s)
                 self._channel.send("reset_done", problems=[encodable(each) for each in problems])
@@ -178,7 +182,7 @@ class _Rank:
         except Exception as error:
             # For example a class in the config whose module this host does not have.
             text = encodable(f"the trial's config cannot be read here:\n{traceback.format_exc()}")
-            self._send(Failed(world.rank, self._host, self._describe_failure(error)[0], text))
+            self._send(Failed(world.rank, self._host, self._runtime.describe_failure(error)[0], text))
             return
         if request.function is not None:
             self._function = request.function
@@ -189,7 +193,7 @@ class _Rank:
             host=self._host,
             send=self._send,
             prepare=self._enter_thread,
-            describe_failure=self._describe_failure,
+            describe_failure=self._runtime.describe_failure,
         )
         self._training.start()
 
@@ -208,16 +212,6 @@ class _Rank:
                 self._channel.send("stopped")
             case Failed(kind=kind, traceback=text):
                 self._channel.send("failed", failure_kind=kind.value, traceback=text)
-
-    def _describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
-        lost = self._runtime.has_lost_peer(error)
-        return FailureKind.DISCONNECTED if lost else FailureKind.RAISED, self._runtime.advice(error)
-
-    def _stack_dump(self) -> StackDump:
-        stack = self._training.stack() if self._training is not None else ""
-        reporting = (f'File "{session.__file__}"', ", in report")
-        waits = any(all(part in line for part in reporting) for line in stack.splitlines())
-        return StackDump(stack, in_report=waits)
 
     def _fetch(self, place: CheckpointPlace) -> Any:
         """Return the checkpoint as one that this process can read; the host actor fetches it, once."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
+from horovod_tune.messages import FailureKind
+
 Serve = Callable[..., None]
 
 
@@ -56,11 +58,11 @@ class Runtime(Protocol):
     def enter_thread(self) -> Callable[[], None]:
         """Return a function that lets another thread of this process act as this rank."""
 
-    def has_lost_peer(self, error: BaseException) -> bool:
-        """Return True if a function raised because another rank ended: its traceback is not the cause."""
+    def describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
+        """Return the kind of the training function's error, and advice to add to its traceback.
 
-    def advice(self, error: BaseException) -> str:
-        """Return advice to add to the traceback of the training function's error; may be empty."""
+        ``DISCONNECTED`` if it raised because another rank ended: its traceback is not the cause.
+        """
 
     def operations(self) -> int:
         """Return a number that changes when this process does anything with its device."""

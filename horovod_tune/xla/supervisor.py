@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing.connection
 import os
 import pickle
 import selectors
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,6 @@ from horovod_tune.channel.packing import MalformedMessage
 from horovod_tune.channel.schema import RANK_MESSAGES
 from horovod_tune.files.process_start import process_start
 from horovod_tune.xla.hang_detector import Activity
-from horovod_tune.xla.lifetime import describe_exit, first_to_die
 from horovod_tune.xla.runtime import LaunchPlan
 
 TICK_S = 0.5
@@ -37,6 +36,12 @@ _BOOT += "p.main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv
 _TAIL_BYTES = 16000
 # How the long last line of Python's fault handler begins.
 _NOISE = "Extension modules: "
+
+_USUAL_CAUSES = {
+    signal.SIGSEGV: " (segmentation fault). On a TPU host the usual cause is a lack of memory: let the "
+    "ranks load less, or share one model (horovod_tune.with_parameters).",
+    signal.SIGKILL: ". The kernel killed it since memory ran out (`dmesg` shows it), or another process did.",
+}
 
 
 @dataclass
@@ -176,21 +181,26 @@ class Supervisor:
         )
         self._theirs.close()
         self._selector.register(self._registry, selectors.EVENT_READ, self._read_registry)
+        self._registry.setblocking(False)
         while True:
             for key, _ in self._selector.select(timeout=TICK_S):
                 key.data()
             self._check_parent()
             self._report_deaths()
 
-    def _read_registry(self) -> None:
+    def _read_registry(self) -> bool:
+        """Take one message of the parent or a rank; return False if there is none."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._registry, 1 << 17, 2)
         except ConnectionResetError:
             # The parent ended before it read its plan. This is raised once; what it sent last is read next.
-            return
+            return True
+        except BlockingIOError:
+            return False
         if not data:
-            self._selector.unregister(self._registry)  # the parent and every rank have ended
-            return
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._registry)  # the parent and every rank have ended
+            return False
         message = json.loads(data)
         with self._changed:
             if message["kind"] == "hello":
@@ -201,6 +211,7 @@ class Supervisor:
                 self._exits = {int(pid): code for pid, code in message["exits"].items()}
                 self._launch_error = message["error"]
             self._changed.notify_all()
+        return True
 
     def _add(self, hello: dict[str, Any], descriptors: list[int]) -> None:
         del hello["kind"]
@@ -253,18 +264,12 @@ class Supervisor:
 
     def _check_parent(self) -> None:
         if self._exits is None and self._parent is not None and self._parent.poll() is not None:
-            self._drain_registry()
+            while self._read_registry():
+                pass
             with self._changed:
                 if self._exits is None:
                     self._exits = {self._parent.pid: self._parent.returncode}
                 self._changed.notify_all()
-
-    def _drain_registry(self) -> None:
-        with contextlib.suppress(KeyError):
-            while self._selector.get_key(self._registry) and multiprocessing.connection.wait(
-                [self._registry], 0
-            ):
-                self._read_registry()
 
     def _report_deaths(self) -> None:
         """Report which ranks have ended, as soon as the parent has reported how."""
@@ -312,3 +317,40 @@ class Supervisor:
             if now - rank.last_heard > timeout_s:
                 unresponsive.append(rank)
         return unresponsive
+
+
+def describe_exit(code: int | None) -> str:
+    """Return how a process ended, and the usual cause.
+
+    >>> describe_exit(3)
+    'it exited with status 3'
+    >>> describe_exit(-15)
+    'it was ended by SIGTERM'
+    >>> describe_exit(-11)[:52]
+    'it was ended by SIGSEGV (segmentation fault). On a T'
+    >>> describe_exit(-9)[:53]
+    'it was ended by SIGKILL. The kernel killed it since m'
+    """
+    if code is None:
+        return "it ended in an unknown way"
+    if code >= 0:
+        return f"it exited with status {code}"
+    number = signal.Signals(-code)
+    return f"it was ended by {number.name}{_USUAL_CAUSES.get(number, '')}"
+
+
+def first_to_die(exits: Mapping[int, int | None]) -> set[int]:
+    """Return the pids of processes that ended by themselves; a pool then ends the others with SIGTERM.
+
+    >>> first_to_die({10: -15, 11: -11, 12: -15})
+    {11}
+    >>> first_to_die({10: -15, 11: 0})  # os._exit(0) in the training function
+    {11}
+    >>> first_to_die({10: 0, 11: 7})
+    {11}
+    >>> first_to_die({10: -15}), first_to_die({10: None})
+    ({10}, {10})
+    """
+    own = {pid for pid, code in exits.items() if code not in (0, None, -signal.SIGTERM)}
+    left = {pid for pid, code in exits.items() if code == 0}
+    return own or left or set(exits)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from horovod_tune.messages import FailureKind
 from horovod_tune.xla import compile_cache
 from horovod_tune.xla.runtime import LaunchPlan, Ordinals, Serve
 
@@ -84,16 +85,15 @@ class TorchXla:
         device = torch_xla._XLAC._xla_get_default_device()
         return lambda: torch_xla._XLAC._xla_set_default_device(device)
 
-    def has_lost_peer(self, error: BaseException) -> bool:
+    def describe_failure(self, error: BaseException) -> tuple[FailureKind, str]:
         # The prefixes of the runtime's status codes for a peer that has ended (absl's canonical errors).
         gone = ("UNAVAILABLE:", "ABORTED:", "DEADLINE_EXCEEDED:")
-        return isinstance(error, RuntimeError) and (str(error).startswith(gone) or lost_peer(error))
-
-    def advice(self, error: BaseException) -> str:
+        if isinstance(error, RuntimeError) and (str(error).startswith(gone) or lost_peer(error)):
+            return FailureKind.DISCONNECTED, ""
         # torch_xla's messages if it cannot launch processes.
         begins = ("Runtime is already initialized", "Unsupported nprocs")
         nested = isinstance(error, (RuntimeError, ValueError)) and str(error).startswith(begins)
-        return _LAUNCHED_ALREADY if nested else ""
+        return FailureKind.RAISED, _LAUNCHED_ALREADY if nested else ""
 
     def operations(self) -> int:
         import torch_xla.debug.metrics as metrics

@@ -27,7 +27,7 @@ MESSAGES: list[dict[str, Any]] = [
     {**REPORT, "metrics": {"loss": 0.5, "pair": (1, 2), "big": 2**80}},
     {**REPORT, "metrics": {"a": numpy.arange(5), "b": (1,)}, "checkpoint_path": "/x"},
     {"kind": "failed", "failure_kind": 1, "traceback": "x"},
-    {"kind": "stack", "stack": "s", "in_report": True},
+    {"kind": "stack", "stack": "s"},
 ]
 # The beginnings of long extensions, strings, arrays and maps; deep arrays; a byte that nothing begins with.
 PIECES = [
@@ -173,7 +173,7 @@ def test_a_report_too_large_is_the_functions_error(ends: tuple[Channel, socket.s
         {"kind": "report", "run": 1, "index": 1, "metrics": [], "checkpoint_path": None},
         {"kind": "failed", "traceback": "x"},
         {"kind": "failed", "failure_kind": 99, "traceback": "x"},
-        {"kind": "stack", "stack": "", "in_report": 1},
+        {"kind": "stack", "stack": 1},
         {"kind": ["report"]},
     ],
     ids=repr,

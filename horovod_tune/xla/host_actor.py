@@ -98,18 +98,19 @@ class HostActor:
             tpu_ids=tuple(str(chip) for chip in chips),
         )
 
-    def launch(self, plan: LaunchPlan) -> None:
-        """Start this host's ranks; returns at once."""
-        self._supervisor.launch(plan)
-
-    def wait_until_up(self, wait_s: float) -> tuple[list[Ordinals], list[tuple[int, float]]] | None:
+    def wait_until_up(
+        self, wait_s: float, plan: LaunchPlan | None = None
+    ) -> tuple[list[Ordinals], list[tuple[int, float]]] | None:
         """Return the ordinals of this host's ranks when all have started, and every process below this actor.
 
-        Of a process: its pid and start time in s since the epoch. None, a heartbeat, after ``wait_s``.
+        Of a process: its pid and start time in s since the epoch. None, a heartbeat, after ``wait_s``. The
+        first call has the ``plan``, by which the ranks start.
 
         Raises:
             RuntimeError: they did not start; the message has how they ended.
         """
+        if plan is not None:
+            self._supervisor.launch(plan)
         ranks = self._supervisor.wait_until_up(wait_s)
         if not ranks:
             return None

@@ -103,9 +103,7 @@ class XlaLauncher:
         return ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
 
     def assign(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[Assignment]:
-        for actor, plan in zip(actors, self._plans(infos), strict=True):
-            actor.launch.remote(plan)
-        ordinals = self._wait_for_ranks(actors, infos)
+        ordinals = self._start_ranks(actors, infos)
         return topology.assignments_of(ordinals, num_slots=self._spec.num_slots)
 
     def _plans(self, infos: Sequence[WorkerInfo]) -> list[LaunchPlan]:
@@ -120,8 +118,8 @@ class XlaLauncher:
         here = next(host for host in hosts if host.node_id == infos[0].node_id)
         return [topology.plan_for_chips(infos[0].tpu_ids, here.chips, here.pod_type)]
 
-    def _wait_for_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
-        """Wait until every rank of every host has started; the first host that fails ends the wait."""
+    def _start_ranks(self, actors: Sequence[Any], infos: Sequence[WorkerInfo]) -> list[list[Ordinals]]:
+        """Start every host's ranks and wait until they are up; the first host that fails ends the wait."""
         ordinals: dict[int, list[Ordinals]] = {}
         self._below = []
         timeout_s, began = self._spec.timeout_s, time.monotonic()
@@ -129,11 +127,11 @@ class XlaLauncher:
         # By pending call: the index of its host, and when the reply, a heartbeat, is due.
         asked: dict[Any, tuple[int, float]] = {}
 
-        def ask(i: int) -> None:
-            asked[actors[i].wait_until_up.remote(heartbeat_s)] = (i, time.monotonic() + heartbeat_s)
+        def ask(i: int, *plan: LaunchPlan) -> None:
+            asked[actors[i].wait_until_up.remote(heartbeat_s, *plan)] = (i, time.monotonic() + heartbeat_s)
 
-        for i in range(len(actors)):
-            ask(i)
+        for i, plan in enumerate(self._plans(infos)):
+            ask(i, plan)
         while asked:
             replies, _ = ray.wait(list(asked), num_returns=len(asked), timeout=TICK_S)
             for reply in replies:

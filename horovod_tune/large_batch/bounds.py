@@ -36,11 +36,12 @@ def number(
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise HyperparameterError(f"{name} must be a finite number, got {value!r}")
-    if not (at_least <= value <= at_most and more_than < value < less_than):
+    found = float(value)
+    if not (at_least <= found <= at_most and more_than < found < less_than):
         named = {"at least": at_least, "more than": more_than, "at most": at_most, "less than": less_than}
         bounds = " and ".join(f"{words} {bound:g}" for words, bound in named.items() if math.isfinite(bound))
         raise HyperparameterError(f"{name} must be {bounds}, got {value!r}")
-    return float(value)
+    return found
 
 
 def count(name: str, value: Any, bound: int = 1) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horovod_tune.ray_compat import compatibility
-from horovod_tune.ray_compat.compatibility import Part, Patch, part
+from horovod_tune.ray_compat.compatibility import Patch, difference
 
 HERE = __name__
 
@@ -42,32 +42,32 @@ def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "same",
     [
-        part(f"{HERE}:Engine"),
-        part(f"{HERE}:Engine.run(self, speed, gear)"),
-        part(f"{HERE}:Engine.run", uses="_fuel range"),  # also inside a generator
-        part(f"{HERE}:Engine", uses="_fuel _gauge"),  # also in properties
-        part(f"{HERE}:Diesel", uses="_fuel _glow"),  # also in bases and in lambdas
-        part(HERE),
+        f"{HERE}:Engine",
+        f"{HERE}:Engine.run(self, speed, gear)",
+        f"{HERE}:Engine.run uses _fuel range",  # also inside a generator
+        f"{HERE}:Engine uses _fuel _gauge",  # also in properties
+        f"{HERE}:Diesel uses _fuel _glow",  # also in bases and in lambdas
+        HERE,
     ],
 )
-def test_what_is_as_expected_has_no_differences(same: Part) -> None:
-    assert same.difference() == ""
+def test_what_is_as_expected_has_no_differences(same: str) -> None:
+    assert difference(same) == ""
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (part("horovod_tune.no_such_module:x"), "there is no horovod_tune.no_such_module.x"),
-        (part(f"{HERE}:Engine.stop"), "Engine.stop"),
-        (part(f"{HERE}:Engine.run(self, speed)"), "takes (self, speed, gear), not (self, speed)"),
-        (part(f"{HERE}:Engine.run(self, gear, speed)"), "not (self, gear, speed)"),
-        (part(f"{HERE}:HERE(self)"), "has no signature"),
-        (part(f"{HERE}:Diesel", uses=f"_fuel {'_'.join('oil')}"), "Diesel does not use"),
-        (part(f"{HERE}:Engine.run", uses="gear brake"), "does not use brake"),
+        ("horovod_tune.no_such_module:x", "there is no horovod_tune.no_such_module.x"),
+        (f"{HERE}:Engine.stop", "Engine.stop"),
+        (f"{HERE}:Engine.run(self, speed)", "takes (self, speed, gear), not (self, speed)"),
+        (f"{HERE}:Engine.run(self, gear, speed)", "not (self, gear, speed)"),
+        (f"{HERE}:HERE(self)", "has no signature"),
+        (f"{HERE}:Diesel uses _fuel {'_'.join('oil')}", "Diesel does not use"),
+        (f"{HERE}:Engine.run uses gear brake", "does not use brake"),
     ],
 )
-def test_a_difference_is_told(changed: Part, says: str) -> None:
-    assert says in changed.difference()
+def test_a_difference_is_told(changed: str, says: str) -> None:
+    assert says in difference(changed)
 
 
 def test_a_function_that_we_have_wrapped_is_looked_at_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +80,11 @@ def test_a_function_that_we_have_wrapped_is_looked_at_as_it_was(monkeypatch: pyt
         return original(*anything)
 
     monkeypatch.setattr(Engine, "run", ours)
-    assert not part(f"{HERE}:Engine.run(self, speed, gear)", uses="_fuel").difference()
+    assert not difference(f"{HERE}:Engine.run(self, speed, gear) uses _fuel")
 
 
 def test_a_change_is_logged_once_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    patch = Patch("engine", "it runs more slowly", (part("ray.tune.tune:run(engine)"), part("ray:no_such")))
+    patch = Patch("engine", "it runs more slowly", "ray.tune.tune:run(engine)", "ray:no_such")
     with caplog.at_level(logging.WARNING):
         assert [patch.is_due, patch.is_due, patch.fits] == [False, False, False]
     (record,) = caplog.records
@@ -93,5 +93,5 @@ def test_a_change_is_logged_once_with_what_is_lost(caplog: pytest.LogCaptureFixt
 
 
 def test_a_patch_is_due_once_a_process() -> None:
-    patch = Patch("engine", "it runs more slowly", (part(f"{HERE}:Engine.run"),))
+    patch = Patch("engine", "it runs more slowly", f"{HERE}:Engine.run")
     assert [patch.is_due, patch.is_due, patch.fits] == [True, False, True]

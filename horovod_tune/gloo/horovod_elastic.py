@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from horovod_tune.errors import NotElastic
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
 
@@ -34,18 +34,16 @@ _SAVED = ("_saved_model_state", "_saved_optimizer_state", "_saved_sampler_state"
 _ELASTIC = Patch(
     "elastic API",
     "hvd.elastic.run is refused: Horovod's own could open a service that unpickles unauthenticated input",
-    (
-        part("horovod.common.elastic:notification_manager"),
-        part("horovod.common.elastic:run_fn(func, reset)", uses="notification_manager"),
-        part("horovod.torch.elastic:_reset"),
-        part("horovod.torch.elastic:run(func)", uses="run_fn _reset"),
-        part("horovod.runner.elastic.worker:HostUpdateResult.added"),
-        *(part(f"horovod.torch.elastic.state:{name}.sync(self)") for name in _HANDLERS),
-        part("horovod.torch.elastic.state:TorchState", uses="_handlers _saved_state"),
-        *(
-            part(f"horovod.torch.elastic.state:{name}", uses=saved)
-            for name, saved in zip(_HANDLERS, _SAVED, strict=True)
-        ),
+    "horovod.common.elastic:notification_manager",
+    "horovod.common.elastic:run_fn(func, reset) uses notification_manager",
+    "horovod.torch.elastic:_reset",
+    "horovod.torch.elastic:run(func) uses run_fn _reset",
+    "horovod.runner.elastic.worker:HostUpdateResult.added",
+    *(f"horovod.torch.elastic.state:{name}.sync(self)" for name in _HANDLERS),
+    "horovod.torch.elastic.state:TorchState uses _handlers _saved_state",
+    *(
+        f"horovod.torch.elastic.state:{name} uses {saved}"
+        for name, saved in zip(_HANDLERS, _SAVED, strict=True)
     ),
 )
 

@@ -26,7 +26,7 @@ from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.rank.reset.settings import horovod_settings
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _RANK_METHODS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
@@ -39,24 +39,20 @@ _WITHOUT = "every trial starts new workers and a Horovod world of its own, which
 _GUARD = Patch(
     "kept worlds",
     _WITHOUT,
-    (
-        part(f"{_BASICS}.init(self, comm, process_sets)"),
-        part(f"{_BASICS}.shutdown(self)"),
-        part(f"{_BASICS}.is_initialized(self)"),
-        *(part(f"{_BASICS}.{name}(self)") for name in _RANK_METHODS),
-        *(part(f"{_BASICS}.{name}(self, process_set_id)") for name in _PROCESS_SET_METHODS),
-        part(f"{_BASICS}._get_process_set_ids_and_ranks(self)"),
-    ),
+    f"{_BASICS}.init(self, comm, process_sets)",
+    f"{_BASICS}.shutdown(self)",
+    f"{_BASICS}.is_initialized(self)",
+    *(f"{_BASICS}.{name}(self)" for name in _RANK_METHODS),
+    *(f"{_BASICS}.{name}(self, process_set_id)" for name in _PROCESS_SET_METHODS),
+    f"{_BASICS}._get_process_set_ids_and_ranks(self)",
 )
 # and after that.
 _COUNTS = Patch(
     "counts of collectives",
     _WITHOUT,
-    (
-        part("horovod.torch.mpi_ops:_handle_map.clear"),
-        part("horovod.torch.mpi_ops:mpi_lib.horovod_torch_reset"),
-        part("horovod.torch.mpi_ops:poll(handle)"),
-    ),
+    "horovod.torch.mpi_ops:_handle_map.clear",
+    "horovod.torch.mpi_ops:mpi_lib.horovod_torch_reset",
+    "horovod.torch.mpi_ops:poll(handle)",
 )
 
 

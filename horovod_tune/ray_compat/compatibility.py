@@ -14,50 +14,38 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Part:
-    """One module, class, function or value of another library.
+def difference(part: str) -> str:
+    """Return how a part of another library differs from ``part``; "" if it does not.
 
-    Attributes:
-        signature: its module and, after a colon, its name there; in brackets a function's parameters, in this
-            order and no others: ``"ray.tune.logger:LoggerCallback.log_trial_start(self, trial)"``.
-        uses: names, separated by spaces, in the source of a function, or in the modules of a class and of its
-            bases.
+    ``part`` is a module and, after a colon, a name in it; in brackets a function's parameters, in this order
+    and no others; after ``uses`` names in the source of a function, or in the modules of a class and of its
+    bases: ``"ray.tune.logger:LoggerCallback.log_trial_start(self, trial) uses _trial_files"``.
     """
-
-    signature: str
-    uses: str = ""
-
-    def difference(self) -> str:
-        """Return what is not as expected; "" if everything is."""
-        path, _, parameters = self.signature.rstrip(")").partition("(")
-        module, _, names = path.partition(":")
-        name = path.replace(":", ".")
+    signature, _, uses = part.partition(" uses ")
+    path, _, parameters = signature.rstrip(")").partition("(")
+    module, _, names = path.partition(":")
+    name = path.replace(":", ".")
+    try:
+        found: Any = importlib.import_module(module)
+        found = functools.reduce(getattr, filter(None, names.split(".")), found)
+    except (ImportError, AttributeError) as error:
+        return f"there is no {name} ({error})"
+    # Of what we have wrapped ourselves, the original is checked.
+    found = inspect.unwrap(found) if callable(found) else found
+    if parameters:
         try:
-            found: Any = importlib.import_module(module)
-            found = functools.reduce(getattr, filter(None, names.split(".")), found)
-        except (ImportError, AttributeError) as error:
-            return f"there is no {name} ({error})"
-        # Of what we have wrapped ourselves, the original is checked.
-        found = inspect.unwrap(found) if callable(found) else found
-        if parameters:
-            try:
-                takes = ", ".join(inspect.signature(found).parameters)
-            except (TypeError, ValueError):
-                return f"{name} has no signature"
-            if takes != parameters:
-                return f"{name} takes ({takes}), not ({parameters})"
-        unused = [each for each in self.uses.split() if not re.search(rf"\b{each}\b", _source(found))]
-        return f"{name} does not use {', '.join(unused)}" if unused else ""
-
-
-part = Part  # as it is written in a patch's list
+            takes = ", ".join(inspect.signature(found).parameters)
+        except (TypeError, ValueError):
+            return f"{name} has no signature"
+        if takes != parameters:
+            return f"{name} takes ({takes}), not ({parameters})"
+    unused = [each for each in uses.split() if not re.search(rf"\b{each}\b", _source(found))]
+    return f"{name} does not use {', '.join(unused)}" if unused else ""
 
 
 def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
@@ -90,28 +78,26 @@ def _source(found: Any) -> str:
 _decided: dict[str, bool] = {}
 
 
-@dataclass(frozen=True)
 class Patch:
     """A use of another library's private APIs.
 
-    Attributes:
+    Args:
         name: of the patch, unique.
         without: what a user loses if it cannot be applied, as a clause.
-        parts: the APIs that it was written for.
+        parts: the APIs that it was written for, as in `difference`.
     """
 
-    name: str
-    without: str
-    parts: tuple[Part, ...]
+    def __init__(self, name: str, without: str, *parts: str) -> None:
+        self.name, self.without, self.parts = name, without, parts
 
     @property
     def fits(self) -> bool:
         """True if the library has the shape. It is checked once per process, and a change is logged once."""
         if self.name not in _decided:
-            differences = [difference for part in self.parts if (difference := part.difference())]
+            differences = list(filter(None, map(difference, self.parts)))
             _decided[self.name] = not differences
             if differences:
-                library = re.split("[.:]", self.parts[0].signature)[0]
+                library = re.split("[.:]", self.parts[0])[0]
                 logger.warning(
                     "%s %s differs from what horovod_tune was checked against, so %s. (%s)",
                     library.capitalize(),

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch
 
 _LIMITERS = Patch(
     "concurrency slots of paused trials",
     "PromotingASHA has fewer trials run at once than max_concurrent",
-    (
-        part("ray.tune.search:ConcurrencyLimiter", uses="live_trials num_unfinished_live_trials searcher"),
-        part("ray.tune.search.basic_variant:BasicVariantGenerator", uses="_live_trials"),
-    ),
+    "ray.tune.search:ConcurrencyLimiter uses live_trials num_unfinished_live_trials searcher",
+    "ray.tune.search.basic_variant:BasicVariantGenerator uses _live_trials",
 )
 
 

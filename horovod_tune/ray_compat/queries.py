@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from horovod_tune.errors import TrainingFailed
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch
 from horovod_tune.spec.placement import Placement, check_fits
 
 logger = logging.getLogger(__name__)
@@ -26,60 +26,50 @@ _STATE = "ray._private.state:state"
 _DRIVERS_NODE = Patch(
     "the driver's node",
     "checkpoints and logs reach the driver only where all hosts share the storage path",
-    (part(f"{_STATE}.job_table"),),
+    f"{_STATE}.job_table",
 )
 _REPORTS = Patch(
     "reports of restored trials",
     "after Tuner.restore, PromotingASHA knows only the last report of each trial",
-    (
-        part("ray.tune.experiment:Trial", uses="storage"),
-        part("ray.train._internal.storage:StorageContext", uses="storage_filesystem trial_fs_path"),
-    ),
+    "ray.tune.experiment:Trial uses storage",
+    "ray.train._internal.storage:StorageContext uses storage_filesystem trial_fs_path",
 )
 _GROWTH = Patch(
     "clusters that can grow",
     "a trial that no machine can ever hold waits instead of being refused",
-    (
-        part("ray._private.ray_constants:DEBUG_AUTOSCALING_STATUS"),
-        part("ray.experimental.internal_kv:_internal_kv_get(key, namespace)"),
-        part("ray._private.worker:_global_node"),
-        part("ray._private.node:Node.is_head"),
-    ),
+    "ray._private.ray_constants:DEBUG_AUTOSCALING_STATUS",
+    "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
+    "ray._private.worker:_global_node",
+    "ray._private.node:Node.is_head",
 )
 _FUNCTION_SIZE = Patch(
     "the size of functions",
     "a training function that is too large to be sent ends the search with an error of Ray's own",
-    (part("ray._private.ray_constants:FUNCTION_SIZE_ERROR_THRESHOLD"),),
+    "ray._private.ray_constants:FUNCTION_SIZE_ERROR_THRESHOLD",
 )
 # What a trainable class has besides its function when it is pickled: some thousand bytes.
 _BYTES_OF_A_CLASS = 100_000
 _PREEMPTION = Patch(
     "preempted nodes",
     "a trial whose machine is taken away counts that as a failure",
-    (
-        part(f"{_STATE}.get_draining_nodes"),
-        part(f"{_STATE}.available_resources_per_node"),
-        part("ray.core.generated.common_pb2:NodeDeathInfo.Reason"),
-    ),
+    f"{_STATE}.get_draining_nodes",
+    f"{_STATE}.available_resources_per_node",
+    "ray.core.generated.common_pb2:NodeDeathInfo.Reason",
 )
 _GCS = "ray._raylet:InnerGcsClient"
 _ANNOUNCED_END = Patch(
     "the announced end of all nodes",
     "near a job's time limit, trials that only commit make no checkpoints",
-    (
-        part(f"{_GCS}.internal_kv_put(self, key, value, overwrite, namespace, timeout)"),
-        part("ray.experimental.internal_kv:_internal_kv_get(key, namespace)"),
-    ),
+    f"{_GCS}.internal_kv_put(self, key, value, overwrite, namespace, timeout)",
+    "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
 )
 # The key and its namespace in Ray's own store.
 _ALL_NODES_DRAIN = (b"all_nodes_go", b"horovod_tune")
 _SESSION_DIRECTORY = Patch(
     "the session's directory",
     "each process fetches its own copy of a checkpoint from another host",
-    (
-        part("ray._private.worker:_global_node"),
-        part("ray._private.node:Node.get_session_dir_path(self)"),
-    ),
+    "ray._private.worker:_global_node",
+    "ray._private.node:Node.get_session_dir_path(self)",
 )
 
 

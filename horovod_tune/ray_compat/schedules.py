@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch
 
 _SCHEDULES = Patch(
     "schedules",
     "pass time_attr to BayesOptSearch explicitly",
-    (
-        part("ray.tune.schedulers:ASHAScheduler", uses="_time_attr _max_t"),
-        part("ray.tune.schedulers:HyperBandScheduler", uses="_time_attr _max_t_attr"),
-        part("ray.tune.schedulers:ResourceChangingScheduler", uses="_base_scheduler"),
-    ),
+    "ray.tune.schedulers:ASHAScheduler uses _time_attr _max_t",
+    "ray.tune.schedulers:HyperBandScheduler uses _time_attr _max_t_attr",
+    "ray.tune.schedulers:ResourceChangingScheduler uses _base_scheduler",
 )
 
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 import ray
 
 from horovod_tune.errors import UnsupportedRay
-from horovod_tune.ray_compat.compatibility import part
+from horovod_tune.ray_compat.compatibility import difference
 
 _REQUIRED = (
-    part("ray.train._internal.checkpoint_manager:_TrainingResult(checkpoint, metrics)"),
-    part("ray.tune.trainable:Trainable", uses="_storage"),
-    part(
-        "ray.train._internal.storage:StorageContext",
-        uses="storage_filesystem experiment_dir_name experiment_fs_path trial_fs_path sync_config "
-        "trial_driver_staging_path trial_working_directory checkpoint_fs_path checkpoint_dir_name "
-        "current_checkpoint_index persist_current_checkpoint persist_artifacts",
-    ),
+    "ray.train._internal.checkpoint_manager:_TrainingResult(checkpoint, metrics)",
+    "ray.tune.trainable:Trainable uses _storage",
+    "ray.train._internal.storage:StorageContext uses "
+    "storage_filesystem experiment_dir_name experiment_fs_path trial_fs_path "
+    "sync_config trial_driver_staging_path trial_working_directory checkpoint_fs_path "
+    "checkpoint_dir_name current_checkpoint_index persist_current_checkpoint persist_artifacts",
 )
-if differences := [difference for each in _REQUIRED if (difference := each.difference())]:
+if differences := list(filter(None, map(difference, _REQUIRED))):
     raise UnsupportedRay(
         f"Ray {ray.__version__} does not keep Tune's results or storage as horovod_tune knows them "
         f"({'; '.join(differences)}). Install a release that the README lists, or a newer horovod_tune."

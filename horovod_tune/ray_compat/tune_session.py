@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import ray
 
-from horovod_tune.ray_compat.compatibility import Patch, part, wrap
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 from horovod_tune.ray_compat.patches.idle_processes import LIGHTNING_VARIABLE
 from horovod_tune.session.reported_values import merge_metrics
 from horovod_tune.session.session import Session, current
@@ -23,33 +23,28 @@ _REPORT_MODULE = "ray.tune.trainable.trainable_fn_utils"
 _SESSION = Patch(
     "Tune's session in ranks",
     "ray.tune.report does not work inside a rank: call horovod_tune.report",
-    (part(f"{_SESSION_MODULE}:get_session", uses="_session"), part(f"{_SESSION_MODULE}:_session")),
+    f"{_SESSION_MODULE}:get_session uses _session",
+    f"{_SESSION_MODULE}:_session",
 )
 _REPORT = Patch(
     "Tune's report in ranks",
     "ray.tune.report takes no keywords inside a rank: call horovod_tune.report(loss=...)",
-    (
-        part(f"{_REPORT_MODULE}:report(metrics, checkpoint)", uses="get_session"),
-        part(f"{_REPORT_MODULE}:_in_tune_session", uses="get_session world_rank"),
-    ),
+    f"{_REPORT_MODULE}:report(metrics, checkpoint) uses get_session",
+    f"{_REPORT_MODULE}:_in_tune_session uses get_session world_rank",
 )
 _MLFLOW_MODULE = "ray.air.integrations.mlflow"
 _MLFLOW = Patch(
     "Ray's setup_mlflow in ranks",
     "setup_mlflow starts a run on every rank: call it on rank 0 only",
-    (
-        part(f"{_MLFLOW_MODULE}:setup_mlflow", uses="rank_zero_only _in_tune_session"),
-        part(f"{_MLFLOW_MODULE}:_NoopModule"),
-    ),
+    f"{_MLFLOW_MODULE}:setup_mlflow uses rank_zero_only _in_tune_session",
+    f"{_MLFLOW_MODULE}:_NoopModule",
 )
 _LAUNCH_HOOKS = Patch(
     "Ray tasks of a training function",
     "a task or actor that takes CPUs of the trial waits for them forever",
-    (
-        part("ray.remote_function:_task_launch_hook"),
-        part("ray.actor:_actor_launch_hook"),
-        part("ray.remote_function:RemoteFunction._remote", uses="_task_launch_hook _function_descriptor"),
-    ),
+    "ray.remote_function:_task_launch_hook",
+    "ray.actor:_actor_launch_hook",
+    "ray.remote_function:RemoteFunction._remote uses _task_launch_hook _function_descriptor",
 )
 
 

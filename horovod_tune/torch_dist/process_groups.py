@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from horovod_tune.actors.sockets import SocketRecorder
-from horovod_tune.ray_compat.compatibility import Patch, part
+from horovod_tune.ray_compat.compatibility import Patch
 from horovod_tune.session.session import WorldBroken
 from horovod_tune.torch_dist.world_store import WorldStore, wait_for_all
 
@@ -28,13 +28,11 @@ _C10D = "torch.distributed.distributed_c10d"
 GROUPS = Patch(
     "process groups",
     "every trial starts new workers",
-    (
-        part(f"{_C10D}:_new_process_group_helper"),
-        part(f"{_C10D}:init_process_group", uses="_new_process_group_helper"),
-        part(f"{_C10D}:_new_group_with_tag", uses="_new_process_group_helper"),
-        part(f"{_C10D}:_set_pg_timeout"),
-        part(f"{_C10D}:_process_group_name", uses="group_count"),
-    ),
+    f"{_C10D}:_new_process_group_helper",
+    f"{_C10D}:init_process_group uses _new_process_group_helper",
+    f"{_C10D}:_new_group_with_tag uses _new_process_group_helper",
+    f"{_C10D}:_set_pg_timeout",
+    f"{_C10D}:_process_group_name uses group_count",
 )
 # How long to wait for ranks that still import their modules, if the group's timeout is shorter.
 ARRIVAL_TIMEOUT = timedelta(seconds=60)

@@ -45,7 +45,7 @@ def test_every_patch_of_ray_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_the_ray_and_the_horovod_in_place_have_the_shapes(patch: compatibility.Patch) -> None:
-    assert not any(part.difference() for part in patch.parts)
+    assert not any(map(compatibility.difference, patch.parts))
 
 
 def test_a_search_runs_under_a_ray_in_which_everything_private_has_changed(tmp_path: Path) -> None:

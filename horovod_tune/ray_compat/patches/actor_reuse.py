@@ -6,31 +6,23 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part, wrap
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _PATCH = Patch(
     "actor reuse",
     "each trial starts workers of its own, unless you pass reuse_actors=True",
-    (
-        part(
-            _CONTROLLER,
-            uses="_trials _scheduler_alg _search_alg _reuse_actors _staged_trials _pending_trials "
-            "_trial_to_actor _actor_cache _actor_manager _started_actors",
-        ),
-        part(f"{_CONTROLLER}._maybe_cache_trial_actor(self, trial)", uses="_reuse_actors _staged_trials"),
-        part(f"{_CONTROLLER}._maybe_reuse_cached_actor(self, trial)", uses="_trial_to_actor _actor_cache"),
-        part(f"{_CONTROLLER}._schedule_trial_pause(self, trial, should_checkpoint)"),
-        part(f"{_CONTROLLER}._cleanup_cached_actors(self, force_all)", uses="_actor_cache"),
-        part(
-            "ray.air.execution._internal.actor_manager:RayActorManager",
-            uses="_live_actors_to_ray_actors_resources",
-        ),
-        part("ray.tune.utils.object_cache:_ObjectCache.increase_max(self, key, by)"),
-        part("ray.tune.utils.object_cache:_ObjectCache.decrease_max(self, key, by)"),
-        part("ray.tune.utils.object_cache:_ObjectCache.num_cached_objects"),
-        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
-    ),
+    f"{_CONTROLLER} uses _trials _scheduler_alg _search_alg _reuse_actors "
+    "_staged_trials _pending_trials _trial_to_actor _actor_cache _actor_manager _started_actors",
+    f"{_CONTROLLER}._maybe_cache_trial_actor(self, trial) uses _reuse_actors _staged_trials",
+    f"{_CONTROLLER}._maybe_reuse_cached_actor(self, trial) uses _trial_to_actor _actor_cache",
+    f"{_CONTROLLER}._schedule_trial_pause(self, trial, should_checkpoint)",
+    f"{_CONTROLLER}._cleanup_cached_actors(self, force_all) uses _actor_cache",
+    "ray.air.execution._internal.actor_manager:RayActorManager uses _live_actors_to_ray_actors_resources",
+    "ray.tune.utils.object_cache:_ObjectCache.increase_max(self, key, by)",
+    "ray.tune.utils.object_cache:_ObjectCache.decrease_max(self, key, by)",
+    "ray.tune.utils.object_cache:_ObjectCache.num_cached_objects",
+    "ray.tune.registry:get_trainable_cls(trainable_name)",
 )
 
 

@@ -10,18 +10,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part, wrap
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _PATCH = Patch(
     "drawn values",
     "tune.sample_from draws other values in each run, also if the search has a seed",
-    (
-        part(f"{_CONTROLLER}.add_trial(self, trial)", uses="resolve_config_placeholders"),
-        part(_CONTROLLER, uses="_search_alg"),
-        part("ray.tune.search.search_generator:SearchGenerator", uses="searcher"),
-        part("ray.tune.experiment.trial:Trial", uses="experiment_tag"),
-    ),
+    f"{_CONTROLLER}.add_trial(self, trial) uses resolve_config_placeholders",
+    f"{_CONTROLLER} uses _search_alg",
+    "ray.tune.search.search_generator:SearchGenerator uses searcher",
+    "ray.tune.experiment.trial:Trial uses experiment_tag",
 )
 
 

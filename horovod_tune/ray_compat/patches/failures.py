@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod_tune.errors import HorovodTuneError, MetricNotReported, TrainingFailed
-from horovod_tune.ray_compat.compatibility import Patch, part, wrap
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -22,25 +22,19 @@ _FAILURES = Patch(
     "failures of trials",
     "the death of a kept coordinator may count as two failures of its trial, and the error of a failed trial "
     "begins with frames of Ray and not with its cause",
-    (
-        part(_CONTROLLER, uses="_resetting_trials"),
-        part(
-            f"{_CONTROLLER}._trial_task_failure(self, trial, exception)",
-            uses="_fail_fast RAISE _print_trial_errors _process_trial_failure",
-        ),
-        part("ray.exceptions:RayTaskError", uses="proctitle pid ip"),
-        part("ray.exceptions:RayTaskError.as_instanceof_cause(self)"),
-        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
-    ),
+    f"{_CONTROLLER} uses _resetting_trials",
+    f"{_CONTROLLER}._trial_task_failure(self, trial, exception) uses _fail_fast RAISE "
+    "_print_trial_errors _process_trial_failure",
+    "ray.exceptions:RayTaskError uses proctitle pid ip",
+    "ray.exceptions:RayTaskError.as_instanceof_cause(self)",
+    "ray.tune.registry:get_trainable_cls(trainable_name)",
 )
 _METRICS = Patch(
     "missing metrics",
     "the error of a metric that no trial reports is Ray's, with the whole result",
-    (
-        part(f"{_CONTROLLER}._validate_result_metrics(self, result)", uses="_metric"),
-        part("ray.tune.registry:get_trainable_cls(trainable_name)"),
-        part("ray.tune.result:AUTO_RESULT_KEYS"),
-    ),
+    f"{_CONTROLLER}._validate_result_metrics(self, result) uses _metric",
+    "ray.tune.registry:get_trainable_cls(trainable_name)",
+    "ray.tune.result:AUTO_RESULT_KEYS",
 )
 
 

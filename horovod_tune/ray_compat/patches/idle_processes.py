@@ -6,16 +6,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part, wrap
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 _PATCH = Patch(
     "idle processes",
     "the first trials start about a second later",
-    (
-        part("ray.tune.execution.class_cache:_ActorClassCache.get(self, trainable_cls)", uses="_cache"),
-        part("ray.tune.execution.class_cache:DEFAULT_ENV_VARS"),
-        part("ray.tune.execution.class_cache:ENV_VARS_TO_PROPAGATE"),
-    ),
+    "ray.tune.execution.class_cache:_ActorClassCache.get(self, trainable_cls) uses _cache",
+    "ray.tune.execution.class_cache:DEFAULT_ENV_VARS",
+    "ray.tune.execution.class_cache:ENV_VARS_TO_PROPAGATE",
 )
 # What Tune sets in the processes of every trial.
 LIGHTNING_VARIABLE = {"PL_DISABLE_FORK": "1"}

@@ -10,55 +10,45 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part, wrap
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 _CONTROLLER = "ray.tune.execution.tune_controller:TuneController"
 _STATES = Patch(
     "stops of paused trials",
     "PopulationBasedTraining(synch=True) may wait forever for a trial that was paused while it was saved, "
     "and a trial that is stopped while it is paused continues after a restore",
-    (
-        part(_CONTROLLER, uses="_cached_trial_decisions"),
-        part(f"{_CONTROLLER}.pause_trial(self, trial, should_checkpoint)", uses="_schedule_trial_pause"),
-        part(f"{_CONTROLLER}.stop_trial(self, trial)"),
-        part(f"{_CONTROLLER}._mark_trial_to_checkpoint(self, trial)"),
-    ),
+    f"{_CONTROLLER} uses _cached_trial_decisions",
+    f"{_CONTROLLER}.pause_trial(self, trial, should_checkpoint) uses _schedule_trial_pause",
+    f"{_CONTROLLER}.stop_trial(self, trial)",
+    f"{_CONTROLLER}._mark_trial_to_checkpoint(self, trial)",
 )
 _FILES = Patch(
     "result files",
     "a trial that starts or continues may lose results that were not yet copied to the storage",
-    (
-        part(
-            "ray.tune.logger:LoggerCallback._restore_from_remote(self, file_name, trial)",
-            uses="local_path storage trial_fs_path storage_filesystem",
-        ),
-    ),
+    "ray.tune.logger:LoggerCallback._restore_from_remote(self, file_name, trial) uses "
+    "local_path storage trial_fs_path storage_filesystem",
 )
 _HYPERBAND = "ray.tune.schedulers:HyperBandScheduler"
 _BRACKET = "ray.tune.schedulers.hyperband:_Bracket"
 _BRACKETS = Patch(
     "brackets of HyperBand",
     "HyperBandScheduler may wait forever after a trial that failed last in its bracket",
-    (
-        part(f"{_HYPERBAND}.choose_trial_to_run(self, tune_controller)", uses="_hyperbands"),
-        part(f"{_HYPERBAND}._process_bracket(self, tune_controller, bracket)"),
-        part(f"{_BRACKET}.current_trials(self)"),
-        part(f"{_BRACKET}.continue_trial(self, trial)"),
-        part(_BRACKET, uses="trials_to_unpause"),
-        part(f"{_CONTROLLER}.get_trials(self)"),
-    ),
+    f"{_HYPERBAND}.choose_trial_to_run(self, tune_controller) uses _hyperbands",
+    f"{_HYPERBAND}._process_bracket(self, tune_controller, bracket)",
+    f"{_BRACKET}.current_trials(self)",
+    f"{_BRACKET}.continue_trial(self, trial)",
+    f"{_BRACKET} uses trials_to_unpause",
+    f"{_CONTROLLER}.get_trials(self)",
 )
 _PBT = "ray.tune.schedulers:PopulationBasedTraining"
 _POPULATIONS = Patch(
     "populations that wait",
     "PopulationBasedTraining(synch=True) may wait forever for a trial that failed or ended early",
-    (
-        part(f"{_PBT}.choose_trial_to_run(self, tune_controller)", uses="_trial_state"),
-        part(_PBT, uses="_synch _trial_state _time_attr last_result"),
-        part(f"{_PBT}.on_trial_result(self, tune_controller, trial, result)", uses="_time_attr"),
-        part(f"{_CONTROLLER}.get_live_trials(self)"),
-        part("ray.tune.experiment.trial:Trial.is_finished(self)"),
-    ),
+    f"{_PBT}.choose_trial_to_run(self, tune_controller) uses _trial_state",
+    f"{_PBT} uses _synch _trial_state _time_attr last_result",
+    f"{_PBT}.on_trial_result(self, tune_controller, trial, result) uses _time_attr",
+    f"{_CONTROLLER}.get_live_trials(self)",
+    "ray.tune.experiment.trial:Trial.is_finished(self)",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part, wrap
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 _SCHEDULER = "ray.tune.schedulers:ResourceChangingScheduler"
 _TRIAL = "ray.tune.experiment:Trial"
@@ -13,14 +13,12 @@ _PATCH = Patch(
     "resized trials",
     "ResourceChangingScheduler needs a function that returns placement groups with an empty first bundle, "
     "and starts elastic trials again in their new size",
-    (
-        part(f"{_SCHEDULER}.reallocate_trial_resources_if_needed(self, tune_controller, trial, result)"),
-        part(f"{_SCHEDULER}.set_trial_resources(self, trial, new_resources)", uses="_reallocated_trial_ids"),
-        part(f"{_SCHEDULER}.choose_trial_to_run(self, tune_controller, kwargs)", uses="set_trial_resources"),
-        part(f"{_TRIAL}.get_trainable_cls(self)"),
-        part(f"{_TRIAL}.set_ray_actor(self, ray_actor)", uses="temporary_state ray_actor"),
-        part(f"{_TRIAL}.update_resources(self, resources)", uses="placement_group_factory"),
-    ),
+    f"{_SCHEDULER}.reallocate_trial_resources_if_needed(self, tune_controller, trial, result)",
+    f"{_SCHEDULER}.set_trial_resources(self, trial, new_resources) uses _reallocated_trial_ids",
+    f"{_SCHEDULER}.choose_trial_to_run(self, tune_controller, kwargs) uses set_trial_resources",
+    f"{_TRIAL}.get_trainable_cls(self)",
+    f"{_TRIAL}.set_ray_actor(self, ray_actor) uses temporary_state ray_actor",
+    f"{_TRIAL}.update_resources(self, resources) uses placement_group_factory",
 )
 
 

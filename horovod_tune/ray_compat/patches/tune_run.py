@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from horovod_tune.ray_compat.compatibility import Patch, part, wrap
+from horovod_tune.ray_compat.compatibility import Patch, wrap
 
 Prepare = Callable[[Any, dict[str, Any]], AbstractContextManager[dict[str, Any]]]
 
@@ -25,33 +25,24 @@ _OUTPUT = "ray.tune.experimental.output"
 _RUNS = Patch(
     "runs",
     "Tune prints its own tables, and arguments of tune.run that mean nothing here are not refused",
-    (
-        part("ray.tune.tune:run", uses=_RUN_TAKES),
-        part(f"{_OUTPUT}:get_air_verbosity(verbose)"),
-        part(f"{_OUTPUT}:AirVerbosity.VERBOSE"),
-        part(f"{_OUTPUT}:IS_NOTEBOOK"),
-    ),
+    f"ray.tune.tune:run uses {_RUN_TAKES}",
+    f"{_OUTPUT}:get_air_verbosity(verbose)",
+    f"{_OUTPUT}:AirVerbosity.VERBOSE",
+    f"{_OUTPUT}:IS_NOTEBOOK",
 )
 _REPORTER = Patch(
     "reporter",
     "Tune prints a box when a search starts and a table when a trial fails",
-    (
-        part(f"{_OUTPUT}:_detect_reporter"),
-        part(f"{_OUTPUT}:TuneTerminalReporter.experiment_started", uses="tabulate"),
-        part(
-            f"{_OUTPUT}:TuneTerminalReporter.on_trial_error(self, iteration, trials, trial, info)",
-            uses="_start_block",
-        ),
-        part("ray.tune.utils.callback:_create_default_callbacks", uses="_detect_reporter"),
-    ),
+    f"{_OUTPUT}:_detect_reporter",
+    f"{_OUTPUT}:TuneTerminalReporter.experiment_started uses tabulate",
+    f"{_OUTPUT}:TuneTerminalReporter.on_trial_error(self, iteration, trials, trial, info) uses _start_block",
+    "ray.tune.utils.callback:_create_default_callbacks uses _detect_reporter",
 )
 _DEATHS = Patch(
     "deaths of processes",
     "Ray prints a paragraph when a rank's process dies, besides our line",
-    (
-        part("ray._private.worker:print_to_stdstream(data, ignore_prefix)", uses="stdout_deduplicator"),
-        part("ray._private.ray_logging:stdout_deduplicator.skip_re"),
-    ),
+    "ray._private.worker:print_to_stdstream(data, ignore_prefix) uses stdout_deduplicator",
+    "ray._private.ray_logging:stdout_deduplicator.skip_re",
 )
 # The raylet does not know the cause, and lists possible ones.
 _DEATH = re.compile("^A worker died or was killed while executing a task by an unexpected system error")

@@ -18,7 +18,7 @@ import torch
 import horovod_tune
 from horovod_tune.channel.packing import pack, unpack
 from horovod_tune.errors import MetricsError, NotInTraining
-from horovod_tune.messages import CheckpointPlace, RankInfo, Report, TrialRequest
+from horovod_tune.messages import CheckpointPlace, RankInfo, TrialRequest
 from horovod_tune.ray_compat import tune_session
 from horovod_tune.session import session as session_module
 from horovod_tune.session.reported_values import MAX_DEPTH, plain_metrics
@@ -224,31 +224,13 @@ def test_no_rank_passes_its_report_before_it_is_let_go():
         assert outcome == [None]
 
 
-def test_a_report_that_waits_is_sent_again_when_its_connection_is_lost():
-    live, sent = make_session()
-    live.resend()
-    assert sent == [], "nothing was reported"
-    thread, _ = _in_thread(lambda: live.report({"loss": 1}))
-    _until(lambda: sent)
-    live.resend()
-    assert sent == [Report(1, {"loss": 1})] * 2
-    live.proceed(1)
-    thread.join(10)
-    live.resend()
-    assert len(sent) == 2, "it has been let go"
-
-
-def test_a_report_of_a_broken_world_is_not_sent_again():
+def test_a_report_that_waits_in_a_broken_world_raises():
     live, sent = make_session()
     thread, outcome = _in_thread(lambda: live.report({"loss": 1}))
     _until(lambda: sent)
     live.break_world()
-    live.resend()
     thread.join(10)
     assert isinstance(outcome[0], session_module.WorldBroken)
-    live.join_world(RankInfo(0, 1, 0, 1, 0, 1), number=1, reports=0, resources=b"")
-    live.resend()
-    assert len(sent) == 1, "the next world makes it anew"
 
 
 def test_a_stopped_report_unwinds_the_function_but_not_through_except_exception():

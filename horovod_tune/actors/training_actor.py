@@ -140,16 +140,8 @@ class TrainingActor:
             # The coordinator may be in another container, for example.
             logger.warning("reports go through Ray: could not connect to the coordinator directly: %s", error)
             return
-        threading.Thread(target=self._listen, args=(self._channel,), name="channel", daemon=True).start()
-
-    def _listen(self, channel: RankChannel) -> None:
-        try:
-            channel.listen(self._release)
-        finally:
-            # Send a pending report again, now through Ray: the channel may have lost it.
-            training = self._training
-            if training is not None:
-                training.session.resend()
+        listen = self._channel.listen
+        threading.Thread(target=listen, args=(self._release,), name="channel", daemon=True).start()
 
     def _release(self, run: int, index: float, checkpoint: CheckpointPlace | None) -> None:
         training = self._training
@@ -211,11 +203,7 @@ class TrainingActor:
         if text and self._world is not None:
             self._outbox.put(LogChunk(self._world.rank, text))
 
-    def poll(
-        self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
-    ) -> list[Message]:
-        if proceed:
-            self.proceed(proceed, checkpoint)
+    def poll(self, wait_s: float) -> list[Message]:
         messages = self._outbox.take(wait_s)
         if not messages:
             self._send_log()
@@ -224,7 +212,7 @@ class TrainingActor:
             messages.append(AwaitedRanks(awaited))
         return messages
 
-    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None) -> None:
         if self._training is not None:
             self._training.session.proceed(index, checkpoint)
 

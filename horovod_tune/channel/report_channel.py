@@ -86,8 +86,7 @@ class RankChannel:
     def listen(self, on_ack: Callable[[int, float, CheckpointPlace | None], None]) -> None:
         """Call ``on_ack(run, index, checkpoint)`` for each acknowledgement, until the other end closes.
 
-        However it ends, it closes the channel: acknowledgements then come through Ray, and no report waits
-        for one that is lost.
+        However it ends, it closes the channel: reports and acknowledgements then go through Ray.
         """
         is_open = True
         try:

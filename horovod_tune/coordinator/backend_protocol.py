@@ -25,12 +25,10 @@ class WorkerActor(Protocol):
     def begin(self, request: TrialRequest) -> None:
         """Start the training function on every rank of the worker, without waiting for it."""
 
-    def poll(
-        self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
-    ) -> list[Message]:
+    def poll(self, wait_s: float) -> list[Message]:
         """Return new messages within ``wait_s`` seconds; the reply is the worker's heartbeat."""
 
-    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None) -> None:
         """Release the reports up to ``index`` on every rank of the worker."""
 
     def stop_training(self) -> None:

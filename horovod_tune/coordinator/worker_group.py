@@ -66,7 +66,6 @@ class WorkerGroup:
     def _forget_trial(self) -> None:
         self.world.forget_trial()
         self._reports: list[Report] = []
-        self._last_report = 0
         self._logs: list[LogChunk] = []
         self._returned: set[int] = set()
         self._returned_before: set[int] = set()
@@ -74,9 +73,7 @@ class WorkerGroup:
         self._awaited: dict[int, str] = {}
         # The acknowledgement to send next.
         self._next_ack: tuple[int, CheckpointPlace | None] | None = None
-        # The last one, which the next poll repeats in case the channel has lost it; with the newest
-        # checkpoint, since Ray's calls may arrive out of order.
-        self._last_ack: tuple[Any, ...] = ()
+        # The newest one is part of every acknowledgement, since Ray's calls may arrive out of order.
         self._checkpoint: CheckpointPlace | None = None
 
     @property
@@ -152,19 +149,10 @@ class WorkerGroup:
         (index, checkpoint), self._next_ack = self._next_ack, None
         self._checkpoint = checkpoint or self._checkpoint
         self.world.record_checkpoint(self._checkpoint)
-        self._last_ack = (index, self._checkpoint)
         for worker in self.workers:
             channel = worker.channel
-            is_sent = channel is not None and channel.acknowledge(self._run, index, self._checkpoint)
-            if worker.is_polled:
-                if not is_sent:
-                    worker.actor.proceed.remote(index, self._checkpoint)
-            elif worker.running:
-                # A worker without a channel gets the acknowledgement and the poll in one call.
-                self._poll(worker, *(() if is_sent else self._last_ack))
-
-    def _poll(self, worker: Worker, *proceed: Any) -> None:
-        worker.poll(self._events, self.world.limits.heartbeat_s, *proceed)
+            if channel is None or not channel.acknowledge(self._run, index, self._checkpoint):
+                worker.actor.proceed.remote(index, self._checkpoint)
 
     def _listen(self, wait_s: float) -> None:
         """Handle the workers' messages of the next ``wait_s``, and poll them again."""
@@ -185,11 +173,8 @@ class WorkerGroup:
             except (RayActorError, OutOfMemoryError) as error:
                 self.world.record_death(worker, error)
                 continue
-            last_report = self._last_report
             self._take(worker, messages)
-            waits_for_us = self._last_report > last_report
-            if not waits_for_us and worker.running and not worker.is_polled:
-                self._poll(worker, *(self._last_ack if worker.channel is not None else ()))
+        self.world.poll_all()
 
     def _take(self, worker: Worker, messages: Sequence[Any]) -> None:
         for message in messages:
@@ -219,11 +204,8 @@ class WorkerGroup:
             self._returned_before = set(self._returned)
 
     def _record_report(self, report: Report) -> None:
-        # A rank that has lost its channel sends its report again, which may have arrived the first time.
-        if report.index > self._last_report:
-            self._last_report = report.index
-            self._reports.append(report)
-            self.world.record_report(report.index)
+        self._reports.append(report)
+        self.world.record_report(report.index)
 
     def _check_awaited(self, names: dict[int, str]) -> None:
         """Fail the trial if ranks wait in a collective for a rank that has returned.
@@ -249,9 +231,8 @@ class WorkerGroup:
         """
         first += [each for each in self.world.end_trial() if each not in first]
         began, asked, prompt_s = time.monotonic(), len(self._logs), self.world.limits.prompt_s
+        self.world.poll_all()
         for worker in self.workers:
-            if worker.running and not worker.is_polled:
-                self._poll(worker)
             worker.request_reply()
         self._listen(0)
         while True:

@@ -75,15 +75,15 @@ class Worker:
         first, last = self.ranks[0], self.ranks[-1]
         return f"{f'rank {first}' if first == last else f'ranks {first}-{last}'} on {self.info.host}"
 
-    def poll(self, events: EventQueue, wait_s: float, *proceed: Any) -> None:
+    def poll(self, events: EventQueue, wait_s: float) -> None:
         """Request the worker's messages; the reply, its heartbeat, arrives in ``events``.
 
-        A worker with nothing to send replies after ``wait_s``. ``proceed`` are the call's other arguments.
+        A worker with nothing to send replies after ``wait_s``.
         """
         assert not self.is_polled, "the reply to the first poll would be lost"
         self.is_polled, self.is_reply_requested = True, False
         self._due_s = time.monotonic() + wait_s
-        events.expect(self.actor.poll.remote(wait_s, *proceed), self)
+        events.expect(self.actor.poll.remote(wait_s), self)
 
     def request_reply(self, *, every_s: float = 0.0) -> None:
         """Request an immediate reply to the poll, unless that was done less than ``every_s`` ago."""

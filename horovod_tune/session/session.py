@@ -72,8 +72,6 @@ class Session:
         self._stored: dict[int, CheckpointPlace] = {}
         # The number of this rank's last report.
         self.reports = request.reports
-        # What rank 0 has reported last in this world.
-        self._sent: Report | None = None
         self._released = float(request.reports)
         self._stopped = False
         # True if this rank has called `report` in this trial.
@@ -100,8 +98,7 @@ class Session:
         self.reports += 1
         self.has_reported = True
         if self.world.rank == 0:
-            self._sent = Report(self.reports, plain, path)
-            self._send(self._sent)
+            self._send(Report(self.reports, plain, path))
         with self._condition:
             # No timeout here: the coordinator releases every rank when the trial ends in any way, and
             # this process dies with the coordinator.
@@ -119,14 +116,6 @@ class Session:
                 self._place, self._checkpoint = self._stored[max(due)], None
             for report in due:
                 del self._stored[report]
-
-    def resend(self) -> None:
-        """Send the pending report again: it may have been lost with a connection."""
-        with self._condition:  # excludes `wait_for_world`, after which the report is obsolete
-            is_waiting = self._sent is not None and self._released < self._sent.index
-            if is_waiting and not (self._stopped or self._world_is_broken):
-                assert self._sent is not None
-                self._send(self._sent)
 
     def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
         """Release reports up to ``index``; ``checkpoint`` is where the newest one is stored."""
@@ -173,7 +162,7 @@ class Session:
         """Join the next world of the trial, which has made ``reports`` reports so far."""
         self.request = replace(self.request, resources=resources)
         with self._condition:
-            self.world, self.world_number, self._sent = world, number, None
+            self.world, self.world_number = world, number
             self.reports, self._released = reports, max(self._released, float(reports))
             self._world_is_broken = self.failed_unnoticed = False
             self._condition.notify_all()

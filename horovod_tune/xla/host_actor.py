@@ -151,12 +151,8 @@ class HostActor:
             self._parameters = reference, file
         return f"/proc/{os.getpid()}/fd/{self._parameters[1]}"
 
-    def poll(
-        self, wait_s: float, proceed: int = 0, checkpoint: CheckpointPlace | None = None
-    ) -> list[Message]:
+    def poll(self, wait_s: float) -> list[Message]:
         """Return the ranks' messages, after ``wait_s`` at the latest; an empty list is a heartbeat."""
-        if proceed:
-            self.proceed(proceed, checkpoint)
         for rank in self._supervisor.unresponsive(self._timeout_s):
             if rank.ordinal in self._running:
                 text = f"no heartbeat for {self._timeout_s:g} s (timeout_s)"
@@ -217,7 +213,7 @@ class HostActor:
             self._replies[kind][rank] = answer
             self._replied.notify_all()
 
-    def proceed(self, index: float, checkpoint: CheckpointPlace | None = None) -> None:
+    def proceed(self, index: float, checkpoint: CheckpointPlace | None) -> None:
         self._restart_inactivity()
         for rank in self._supervisor.ranks:
             rank.send("proceed", index=index, pickled_checkpoint=cloudpickle.dumps(checkpoint))

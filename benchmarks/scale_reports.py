@@ -29,9 +29,7 @@ from typing import Any
 from benchmarks.scale_rendezvous import RANKS_PER_HOST
 from horovod_tune import ray_compat
 from horovod_tune.actors import ranks
-from horovod_tune.channel import listener
-from horovod_tune.channel.listener import Listener
-from horovod_tune.channel.report_channel import CoordinatorChannel, RankChannel
+from horovod_tune.channel.report_channel import CoordinatorChannel, Listener, RankChannel, connect
 from horovod_tune.coordinator import actor_processes, workers
 from horovod_tune.coordinator import world as world_module
 from horovod_tune.coordinator.coordinator import Coordinator
@@ -197,7 +195,7 @@ def play_first() -> None:
 
 def play_others() -> None:
     """Be all other ranks: take what comes."""
-    ends = [listener.connect(token) for token in pickle.load(sys.stdin.buffer)]
+    ends = [connect(token) for token in pickle.load(sys.stdin.buffer)]
     print("connected", flush=True)
     with selectors.DefaultSelector() as selector:
         for end in ends:

@@ -171,7 +171,7 @@ class Assignment:
     """One worker's ranks in a world, and their environment variables.
 
     ``defaults`` are variables that are set only if the process does not have them. With ``channel_token`` (a
-    `channel.listener.ChannelToken`), a rank on the coordinator's host reports through a socket, not Ray.
+    `report_channel.ChannelToken`), a rank on the coordinator's host reports through a socket, not Ray.
     """
 
     rank_infos: tuple[RankInfo, ...]

@@ -20,8 +20,8 @@ def default_allocator(allocator: Any) -> None:
     allocator.keep_freed_memory = lambda: False
 
 
-def reports_through_ray(listener: Any) -> None:
-    listener.Listener.create_token = lambda self, worker: None
+def reports_through_ray(report_channel: Any) -> None:
+    report_channel.Listener.create_token = lambda self, worker: None
 
 
 def reset_when_next_trial_comes(worker_group: Any) -> None:
@@ -52,7 +52,7 @@ def new_workers(spec: Any) -> None:
 # By the trick's name: where it is decided, and what takes it out.
 TRICKS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "allocator": ("horovod_tune.rank.allocator", default_allocator),
-    "channel": ("horovod_tune.channel.listener", reports_through_ray),
+    "channel": ("horovod_tune.channel.report_channel", reports_through_ray),
     "early_reset": ("horovod_tune.coordinator.worker_group", reset_when_next_trial_comes),
     "idle_processes": ("horovod_tune.ray_compat.patches.idle_processes", new_actor_processes),
     "warm_workers": ("horovod_tune.spec.trial_spec", new_workers),

@@ -12,8 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from horovod_tune.actors import ranks
 from horovod_tune.actors.rank_backend import RankBackend, WorldRendezvous
 from horovod_tune.actors.training_actor import METHODS_AT_ONCE, TrainingActor
-from horovod_tune.channel.listener import Listener
-from horovod_tune.channel.report_channel import CoordinatorChannel
+from horovod_tune.channel.report_channel import CoordinatorChannel, Listener
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec.trial_spec import TrialSpec

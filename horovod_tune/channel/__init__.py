@@ -3,6 +3,6 @@
 packing.py          a message as msgpack bytes, and back
 schema.py           every kind of message with its fields; the one check of what has come
 framing.py          one end of a stream socket: messages in frames, each checked as it is received
-listener.py         lets in the ranks of one world: the same user, with the secret of its assignment
-report_channel.py   reports and acknowledgements between the coordinator and training actors
+report_channel.py   reports and acknowledgements between the coordinator and training actors, for ranks of the
+                    same user with the secret of their assignment
 """

@@ -17,27 +17,16 @@ import msgpack
 
 from horovod_tune.channel.packing import MalformedMessage, pack, unpack
 from horovod_tune.channel.schema import Schema, check
-from horovod_tune.errors import MetricsError
 
 MAX_FRAME_BYTES = 1 << 30
-# The largest report; larger data belongs into a checkpoint.
-MAX_REPORT_BYTES = 64 << 20
 # How much is read at a time.
 _READ_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
 
 
 def frame(kind: str, **fields: Any) -> bytes:
-    """Return a message as the bytes of its frame.
-
-    Raises:
-        MetricsError: a field has a value that cannot be sent, or is too large.
-    """
+    """Return a message as the bytes of its frame; MetricsError if a field cannot be sent."""
     data = pack({"kind": kind, **fields})
-    if len(data) > MAX_FRAME_BYTES or (kind == "report" and len(data) > MAX_REPORT_BYTES):
-        raise MetricsError(
-            f"a report may take {MAX_REPORT_BYTES} bytes, got {len(data)}; put more into a checkpoint"
-        )
     return _LENGTH.pack(len(data)) + data
 
 
@@ -52,8 +41,7 @@ class Channel:
 
     def __init__(self, end: socket.socket, receives: Schema, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._socket = end
-        self._most_bytes = max_bytes
-        self._hears = receives
+        self._max_bytes, self._receives = max_bytes, receives
         self._sending = threading.Lock()
         self._buffer = bytearray()
 
@@ -122,8 +110,8 @@ class Channel:
         messages = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > self._most_bytes:
-                raise MalformedMessage(f"a frame of {length} bytes is larger than {self._most_bytes}")
+            if length > self._max_bytes:
+                raise MalformedMessage(f"a frame of {length} bytes is larger than {self._max_bytes}")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
@@ -133,7 +121,7 @@ class Channel:
                 raise MalformedMessage(
                     f"a frame of {length} bytes is not a msgpack message: {error}"
                 ) from error
-            messages.append(check(message, self._hears))
+            messages.append(check(message, self._receives))
             del self._buffer[:end]
         return messages
 

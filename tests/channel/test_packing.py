@@ -16,7 +16,7 @@ import msgpack
 import numpy
 import pytest
 
-from horovod_tune.channel.framing import MAX_REPORT_BYTES, Channel
+from horovod_tune.channel.framing import Channel
 from horovod_tune.channel.packing import MAX_TUPLES_DEEP, MalformedMessage, pack, unpack
 from horovod_tune.channel.schema import RANK_MESSAGES, check
 from horovod_tune.errors import MetricsError
@@ -153,12 +153,6 @@ def test_a_length_beyond_bounds_is_refused_before_it_is_waited_for(
     other.sendall(struct.pack(">I", (1 << 32) - 1))
     with pytest.raises(MalformedMessage, match="4294967295 bytes"):
         channel.receive(1)
-
-
-def test_a_report_too_large_is_the_functions_error(ends: tuple[Channel, socket.socket]) -> None:
-    channel, _ = ends
-    with pytest.raises(MetricsError, match=f"may take {MAX_REPORT_BYTES} bytes"):
-        channel.send("report", run=1, index=1, metrics={"x": bytes(MAX_REPORT_BYTES)}, checkpoint_path=None)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from horovod_tune.channel.listener import Listener
-from horovod_tune.channel.report_channel import MAX_REPORT_BYTES, CoordinatorChannel, RankChannel
+from horovod_tune.channel.report_channel import MAX_REPORT_BYTES, CoordinatorChannel, Listener, RankChannel
 from horovod_tune.messages import CheckpointPlace, Report
 
 

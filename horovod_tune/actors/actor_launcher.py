@@ -10,7 +10,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod_tune.actors import ranks
-from horovod_tune.actors.rank_backend import RankBackend, WorldRendezvous
+from horovod_tune.actors.rank_backend import PlacedRank, RankBackend, WorldRendezvous
 from horovod_tune.actors.training_actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.channel.report_channel import CoordinatorChannel, Listener
 from horovod_tune.errors import StartFailed
@@ -103,23 +103,22 @@ class ActorLauncher:
         self._end_rendezvous()
         gpus = ranks.visible_gpus(infos, rank_infos)
         interfaces = self._interfaces(actors, infos, single_host=single_host)
-        environments = self._rendezvous.open(actors, infos, rank_infos, interfaces)
+        placed = list(map(PlacedRank, actors, infos, rank_infos, interfaces))
+        environments = self._rendezvous.open(placed)
         self._listener = Listener()
         assignments = []
-        for number, (info, rank_info, interface, visible, environment) in enumerate(
-            zip(infos, rank_infos, interfaces, gpus, environments, strict=True)
-        ):
+        for number, (rank, visible, environment) in enumerate(zip(placed, gpus, environments, strict=True)):
             if visible is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = visible
             # NCCL does not read Horovod's or Gloo's variable. Without "=" it takes the name for a prefix.
-            nccl = {"NCCL_SOCKET_IFNAME": f"={interface}"} if spec.use_gpu else {}
+            nccl = {"NCCL_SOCKET_IFNAME": f"={rank.interface}"} if spec.use_gpu else {}
             if spec.nics:
                 environment |= nccl
             # Without nics= a variable that the host sets is kept.
             defaults = {} if spec.nics else nccl
             # Ranks on other hosts report through Ray.
-            token = self._listener.create_token(number) if info.node_id == self._node_id else None
-            assignments.append(Assignment((rank_info,), environment, defaults, token))
+            token = self._listener.create_token(number) if rank.info.node_id == self._node_id else None
+            assignments.append(Assignment((rank.rank_info,), environment, defaults, token))
         return assignments
 
     def _interfaces(
@@ -157,7 +156,7 @@ class ActorLauncher:
         self._end_rendezvous()
 
     def abandon_world(self) -> None:
-        self._rendezvous.abandon()
+        self._rendezvous.close()
 
     def _end_rendezvous(self) -> None:
         for channel in self.channels().values():  # those that `channels` has not returned

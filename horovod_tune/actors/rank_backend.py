@@ -7,7 +7,7 @@ the methods that have a default.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from horovod_tune.messages import FailureKind, RankInfo, WorkerInfo
 from horovod_tune.session.committed_state import Collectives, States
@@ -71,22 +71,24 @@ class RankBackend(Protocol):
         return {}
 
 
+class PlacedRank(NamedTuple):
+    """A rank of the next world: its training actor, and the network interface of its collectives."""
+
+    actor: Any
+    info: WorkerInfo
+    rank_info: RankInfo
+    interface: str
+
+
 class WorldRendezvous(Protocol):
     """The rendezvous of one trial's worlds, in the coordinator."""
 
-    def open(
-        self,
-        actors: Sequence[Any],
-        infos: Sequence[WorkerInfo],
-        rank_infos: Sequence[RankInfo],
-        interfaces: Sequence[str],
-    ) -> list[dict[str, str]]:
+    def open(self, ranks: Sequence[PlacedRank]) -> list[dict[str, str]]:
         """Open it for the next world, instead of the previous one; return each rank's environment."""
 
-    def abandon(self) -> None:
-        """Make ranks that are still entering the latest world fail at once; by default, `abort` does that."""
-        return
-
     def close(self) -> None:
-        """Undo `open`; twice is harmless. By default, nothing has to be undone."""
+        """Undo `open`, so that ranks which are still entering the world fail at once; twice is harmless.
+
+        By default, nothing has to be undone, and `RankBackend.abort` ends the ranks' waits.
+        """
         return

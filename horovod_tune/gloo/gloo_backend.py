@@ -14,11 +14,11 @@ from typing import Any
 import ray
 
 from horovod_tune.actors.actor_launcher import ActorLauncher
-from horovod_tune.actors.rank_backend import WorldRendezvous
+from horovod_tune.actors.rank_backend import PlacedRank, WorldRendezvous
 from horovod_tune.errors import BackendMissing
 from horovod_tune.gloo.horovod_world import HorovodWorld
 from horovod_tune.gloo.rendezvous import Rendezvous
-from horovod_tune.messages import RankInfo, WorkerInfo
+from horovod_tune.messages import RankInfo
 from horovod_tune.spec.trial_spec import TrialSpec
 
 _GLOO_MARK = b"HOROVOD_GLOO_RENDEZVOUS_ADDR"
@@ -64,33 +64,23 @@ class HorovodRendezvous(WorldRendezvous):
         self._spec = spec
         self._rendezvous: Rendezvous | None = None
 
-    def open(
-        self,
-        actors: Sequence[Any],
-        infos: Sequence[WorkerInfo],
-        rank_infos: Sequence[RankInfo],
-        interfaces: Sequence[str],
-    ) -> list[dict[str, str]]:
-        single_host = len({each.node_id for each in infos}) == 1
+    def open(self, ranks: Sequence[PlacedRank]) -> list[dict[str, str]]:
+        single_host = len({each.info.node_id for each in ranks}) == 1
         self._rendezvous = Rendezvous("127.0.0.1" if single_host else ray.util.get_node_ip_address())
         return [
             horovod_environment(
-                rank_info,
-                host_key=info.node_id,
+                each.rank_info,
+                host_key=each.info.node_id,
                 rendezvous=self._rendezvous.address,
-                interface=interface,
+                interface=each.interface,
                 gloo_timeout_s=self._spec.connect_timeout_s,
                 stall_timeout_s=self._spec.stall_timeout_s,
             )
-            for info, rank_info, interface in zip(infos, rank_infos, interfaces, strict=True)
+            for each in ranks
         ]
 
-    def abandon(self) -> None:
-        # A rank that waits there for a peer otherwise retries until Gloo's own timeout.
-        if self._rendezvous is not None:
-            self._rendezvous.close()
-
     def close(self) -> None:
+        # A rank that waits there for a peer otherwise retries until Gloo's own timeout.
         if self._rendezvous is not None:
             self._rendezvous.close()
             self._rendezvous = None

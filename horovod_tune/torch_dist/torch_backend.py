@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from horovod_tune.actors.rank_backend import WorldRendezvous
+from horovod_tune.actors.rank_backend import PlacedRank, WorldRendezvous
 from horovod_tune.errors import BackendMissing, StartFailed
-from horovod_tune.messages import RankInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from horovod_tune.actors.actor_launcher import ActorLauncher
@@ -49,22 +48,16 @@ class StoreRendezvous(WorldRendezvous):
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
 
-    def open(
-        self,
-        actors: Sequence[Any],
-        infos: Sequence[WorkerInfo],
-        rank_infos: Sequence[RankInfo],
-        interfaces: Sequence[str],
-    ) -> list[dict[str, str]]:
+    def open(self, ranks: Sequence[PlacedRank]) -> list[dict[str, str]]:
         """Open the store; return the variables that torchrun would set for each rank."""
-        by_rank = sorted(zip(rank_infos, infos, actors, strict=True), key=lambda each: each[0].rank)
-        hosts = list(dict.fromkeys(info.node_id for _, info, _ in by_rank))
-        _, first, actor = by_rank[0]
-        address = "127.0.0.1" if len(hosts) == 1 else first.node_ip
+        by_rank = sorted(ranks, key=lambda each: each.rank_info.rank)
+        hosts = list(dict.fromkeys(each.info.node_id for each in by_rank))
+        first = by_rank[0]
+        address = "127.0.0.1" if len(hosts) == 1 else first.info.node_ip
         try:
-            port = ray.get(actor.call_backend.remote("serve_store", address), timeout=self._timeout_s)
+            port = ray.get(first.actor.call_backend.remote("serve_store", address), timeout=self._timeout_s)
         except ray.exceptions.RayError as error:
-            raise StartFailed(f"rank 0 on {first.host} could not open a TCPStore: {error}") from error
+            raise StartFailed(f"rank 0 on {first.info.host} could not open a TCPStore: {error}") from error
         return [
             {
                 "MASTER_ADDR": address,
@@ -79,5 +72,5 @@ class StoreRendezvous(WorldRendezvous):
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "GLOO_SOCKET_IFNAME": interface,
             }
-            for rank_info, info, interface in zip(rank_infos, infos, interfaces, strict=True)
+            for _, info, rank_info, interface in ranks
         ]

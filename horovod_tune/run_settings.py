@@ -18,9 +18,9 @@ from ray.tune.result import TRAINING_ITERATION
 from horovod_tune import ray_compat
 from horovod_tune.analysis.experiment_metadata import space_metadata, write_end, write_metadata
 from horovod_tune.best_effort import best_effort, best_effort_callback
-from horovod_tune.errors import MetricNotReported, SerializationError, SpecError
+from horovod_tune.errors import MetricNotReported, SpecError
 from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
-from horovod_tune.function.variables import find_unpicklable
+from horovod_tune.function.variables import unpicklable
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,12 @@ def settings_for(
         except Exception as error:
             if isinstance(error.__context__, MetricNotReported):  # within a TuneError with its traceback
                 raise error.__context__.with_traceback(None) from None
-            _name_unpicklable_value(config, error)
+            cure = "Make it inside the training function, from plain values in config."
+            unfit = isinstance(config, dict) and unpicklable(
+                "config", config, cloudpickle.dumps, cure, "config"
+            )
+            if unfit:
+                raise unfit from error
             raise
 
     return prepare
@@ -203,15 +208,3 @@ def _progress(callbacks: list[Callback], metric: str | None, mode: str | None) -
     known = metric is not None and mode in ("min", "max")  # Tune refuses the others itself
     live = None if importlib.util.find_spec("rich") else False
     return [ProgressCallback(metric if known else None, mode if known else None, live=live)]
-
-
-def _name_unpicklable_value(config: Any, error: Exception) -> None:
-    """Raise SerializationError if the search has ended because ``config`` cannot be pickled."""
-    found = find_unpicklable(config, cloudpickle.dumps) if isinstance(config, dict) else None
-    if found is not None:
-        where, what, cause = found
-        raise SerializationError(
-            f"config cannot be sent to the trials, because of config{where}, which is of type "
-            f"{type(what).__module__}.{type(what).__qualname__}: {cause}. Make it inside the training "
-            "function, from plain values in config."
-        ) from error

@@ -17,7 +17,7 @@ import cloudpickle
 from horovod_tune.errors import SerializationError
 from horovod_tune.function.driver_mistakes import refuse_horovod_of_driver, warn_of_horovod_in_driver
 from horovod_tune.function.training_function import function_name
-from horovod_tune.function.variables import find_largest, find_unpicklable, type_name
+from horovod_tune.function.variables import find_largest, type_name, unpicklable
 
 MB = 1_000_000
 
@@ -62,25 +62,14 @@ def dumps(function: Any) -> bytes:
     try:
         return _dumps(function)
     except Exception as error:  # whatever a __reduce__ of the user's raises
-        raise _explained(function, error) from error
+        explained = unpicklable(function_name(function), function, _dumps)
+        raise explained or SerializationError(f"{function_name(function)} cannot be sent: {error}") from error
 
 
 def _dumps(function: Any) -> bytes:
     with io.BytesIO() as file:
         _Pickler(file).dump(function)
         return file.getvalue()
-
-
-def _explained(function: Any, error: Exception) -> SerializationError:
-    found = find_unpicklable(function, _dumps)
-    name = function_name(function)
-    if found is None or not found[0]:
-        return SerializationError(f"{name} cannot be sent to its ranks: {type(error).__name__}: {error}")
-    where, what, cause = found
-    return SerializationError(
-        f"{name} cannot be sent to its ranks, because of its {where}, which is of type "
-        f"{type_name(what)}: {cause}. Make it inside the function."
-    )
 
 
 def _oversized(function: Any, size: int, max_bytes: float) -> SerializationError:

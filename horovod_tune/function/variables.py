@@ -13,21 +13,25 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
 
+from horovod_tune.errors import SerializationError
+
 Dumps = Callable[[Any], bytes]
 Finding = TypeVar("Finding")
 # A deeper path would not be readable; data that contains itself ends here too.
 _MAX_DEPTH = 8
 
 
-def find_unpicklable(value: Any, dumps: Dumps) -> tuple[str, Any, Exception] | None:
-    """Return where in ``value`` something cannot be pickled, that something, and its own error.
+def unpicklable(
+    what: str, value: Any, dumps: Dumps, cure: str = "Make it inside the function.", of: str = "its "
+) -> SerializationError | None:
+    """Return the error for what cannot be pickled in ``value``, which the error calls ``what``.
 
-    ``dumps`` is what pickles. None if ``value`` itself can be pickled.
+    ``dumps`` is what pickles, and ``of`` precedes the location. None if ``value`` can be pickled.
 
     >>> import cloudpickle, threading
-    >>> where, what, _ = find_unpicklable({"model": [1, threading.Lock()]}, cloudpickle.dumps)
-    >>> where, type(what).__name__
-    ("['model'][1]", 'lock')
+    >>> print(unpicklable("config", {"model": [1, threading.Lock()]}, cloudpickle.dumps))
+    config cannot be sent to the ranks, because of its ['model'][1], which is of type _thread.lock: cannot \
+pickle '_thread.lock' object. Make it inside the function.
     """
 
     def failure(part: Any) -> Exception | None:
@@ -38,7 +42,13 @@ def find_unpicklable(value: Any, dumps: Dumps) -> tuple[str, Any, Exception] | N
         return None
 
     error = failure(value)
-    return _descend(value, error, failure) if error is not None else None
+    if error is None:
+        return None
+    where, part, cause = _descend(value, error, failure)
+    place = f", because of {of}{where}, which" if where else ": it"
+    return SerializationError(
+        f"{what} cannot be sent to the ranks{place} is of type {type_name(part)}: {cause}. {cure}"
+    )
 
 
 def find_largest(function: Any, size: int, dumps: Dumps) -> tuple[str, Any, int] | None:

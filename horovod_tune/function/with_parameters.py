@@ -19,7 +19,7 @@ import cloudpickle
 
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
 from horovod_tune.function.training_function import function_name, unwrapped
-from horovod_tune.function.variables import find_unpicklable, type_name
+from horovod_tune.function.variables import unpicklable
 from horovod_tune.session.session import Session, current
 
 
@@ -156,28 +156,17 @@ def pack_values(values: dict[str, Any]) -> bytes:
     try:
         return _saved(torch, values)
     except Exception as error:  # whatever a __reduce__ of the user's raises
-        raise _explained(torch, values, error) from error
+        for name, value in values.items():
+            what = f"parameter {name!r} of with_parameters"
+            if explained := unpicklable(what, value, lambda each: _saved(torch, each)):
+                raise explained from error
+        raise SerializationError(f"the parameters of with_parameters cannot be sent: {error}") from error
 
 
 def _saved(torch: Any, value: Any) -> bytes:
     file = io.BytesIO()
     torch.save(value, file, pickle_module=cloudpickle)
     return file.getvalue()
-
-
-def _explained(torch: Any, values: dict[str, Any], error: Exception) -> SerializationError:
-    for name, value in values.items():
-        found = find_unpicklable(value, lambda each: _saved(torch, each))
-        if found is not None:
-            where, what, cause = found
-            place = f", because of its {where}, which" if where else ": it"
-            return SerializationError(
-                f"parameter {name!r} of with_parameters cannot be sent to the ranks{place} is of type "
-                f"{type_name(what)}: {cause}. Make it inside the function."
-            )
-    return SerializationError(
-        f"the parameters of with_parameters cannot be sent to the ranks: {type(error).__name__}: {error}"
-    )
 
 
 def _check_on_cpu(torch: Any, name: str, value: Any) -> None:

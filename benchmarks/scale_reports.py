@@ -225,7 +225,7 @@ class NoRay:
 def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
     """Return what a trial of ``size`` ranks costs its coordinator: its start, and each report."""
     workers.ray = world_module.ray = NoRay  # type: ignore[attr-defined]
-    actor_processes.end_actors = lambda *_, **__: None
+    actor_processes.end_workers = lambda *_, **__: None
     ray_compat.draining_nodes = set
     with contextlib.ExitStack() as stack:
         launcher = StandInLauncher(size, sink=_ray_sink(stack) if way == "ray" else None, stack=stack)
@@ -233,7 +233,7 @@ def measure(size: int, *, way: str, seconds: float) -> dict[str, float]:
         group = WorkerGroup(launcher, limits)
         coordinator = Coordinator(group, bytes(FUNCTION_BYTES), reuse_workers=True)
         request = TrialRequest("id", "trial", "dir", "dir", "experiment", {"lr": 0.1}, None)
-        coordinator.begin_workers()
+        group.create()
         coordinator.set_trial(request, NoStorage())  # type: ignore[arg-type]
         cpu_s = _cpu_s()
         assert coordinator.next_result() is not None

@@ -69,16 +69,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Finished:
-    """The training function returned on this rank."""
+    """The training function has returned on this rank, or was unwound since the trial was stopped."""
 
     rank: int
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """The training function was unwound on this rank, since the trial was stopped."""
-
-    rank: int
+    has_returned: bool = True
 
 
 class FailureKind(Enum):
@@ -138,7 +132,7 @@ class AwaitedRanks:
     names: dict[int, str]
 
 
-Message = Report | Finished | Stopped | Failed | LogChunk | NeedsWorld | AwaitedRanks
+Message = Report | Finished | Failed | LogChunk | NeedsWorld | AwaitedRanks
 
 
 @dataclass(frozen=True)

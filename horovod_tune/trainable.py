@@ -87,12 +87,11 @@ class DistributedTrainable(FunctionTrainable):
             self._spec = resized(self._spec, group.bundle_specs)  # type: ignore[misc]
         self._node_id = ray.get_runtime_context().get_node_id()
         self._last_training_result: TrainingResult | None = None
+        workers = make_group(self._spec, self._node_id)
+        workers.create()
         self._coordinator = Coordinator(
-            make_group(self._spec, self._node_id),
-            self._shipped.pickled(),
-            reuse_workers=self._spec.reuse_workers,
+            workers, self._shipped.pickled(), reuse_workers=self._spec.reuse_workers
         )
-        self._coordinator.begin_workers()
         self._set_trial(config)
         self._trial_storage.begin()
 

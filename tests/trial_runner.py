@@ -53,10 +53,10 @@ class TrialRunner:
             spec, self.placement_group, node_id=ray.get_runtime_context().get_node_id()
         )
         self.group = WorkerGroup(launcher, Limits(spec.timeout_s))
+        self.group.create()
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         function = shipping.dumps(run_what_config_says)
         self.coordinator = Coordinator(self.group, function, reuse_workers=reuse_workers)
-        self.coordinator.begin_workers()
         self._folder = folder
         self._numbers = itertools.count(1)
         self.storage = LogsInMemory()

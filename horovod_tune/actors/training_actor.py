@@ -37,7 +37,6 @@ from horovod_tune.messages import (
     Message,
     RankInfo,
     Report,
-    Stopped,
     TrialRequest,
     WorkerInfo,
 )
@@ -194,9 +193,9 @@ class TrainingActor:
             if channel is not None and channel.report(self._run, message):
                 return
         self._outbox.put(message)
-        if isinstance(message, Finished | Stopped | Failed):
+        if isinstance(message, Finished | Failed):
             # After the message, as this makes other ranks fail, which must not be taken for the cause.
-            self._backend.end(has_returned=isinstance(message, Finished))
+            self._backend.end(has_returned=isinstance(message, Finished) and message.has_returned)
 
     def _send_log(self) -> None:
         text = self._output.take()

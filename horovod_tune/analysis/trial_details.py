@@ -9,10 +9,11 @@ from typing import Any
 
 from horovod_tune.analysis.reader.plain_values import iteration_of, seconds
 from horovod_tune.analysis.reader.records import TrialRecord
-from horovod_tune.coordinator.host_slots import read_slots
 
 # The first line of TrainingFailed (`coordinator/failures.py`).
 _RANK = re.compile(r"rank \d+ of \d+ on .+:$")
+# A host and its number of ranks in Horovod's notation: `n1:2,n2:2` is ranks 0 and 1 on n1, 2 and 3 on n2.
+_HOST = re.compile(r"([^\s:,]+):([1-9]\d{0,5})")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -105,8 +106,9 @@ def hosts_of(trial: TrialRecord) -> list[str] | None:
     A function may report a `hosts` of its own: one that is not in Horovod's notation for this many ranks.
     """
     told = (trial.last_result or {}).get("hosts")
-    slots = read_slots(told) if isinstance(told, str) else None
-    if slots is None or sum(count for _, count in slots) != ranks_of(trial):
+    found = [_HOST.fullmatch(each) for each in told.split(",")] if isinstance(told, str) else [None]
+    slots = [(each[1], int(each[2])) for each in found if each]
+    if not all(found) or sum(count for _, count in slots) != ranks_of(trial):
         return None
     return [host for host, count in slots for _ in range(count)]
 

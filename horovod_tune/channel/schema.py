@@ -23,7 +23,6 @@ RANK_MESSAGES: Schema = {
     **REPORTS,
     "alive": {"operations": int},
     "finished": {},
-    "stopped": {},
     "failed": {"failure_kind": int, "traceback": str},
     "fetch": {"path": str, "node_id": (str, _NO)},
     "reset_done": {"problems": (list, tuple)},

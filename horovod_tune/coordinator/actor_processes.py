@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 import ray
@@ -17,27 +17,31 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from horovod_tune.files.process_start import process_start
 from horovod_tune.messages import WorkerInfo
 
+if TYPE_CHECKING:
+    from horovod_tune.coordinator.workers import Worker
+
 # How long a killed actor's process may take to end before it is killed by its pid.
 EXIT_TIMEOUT_S = 3.0
 REMOTE_EXIT_TIMEOUT_S = 10.0
 LOST_NODE_TIMEOUT_S = 2.0
 
 
-def end_actors(
-    actors: Sequence[Any],
-    infos: Sequence[WorkerInfo],
+def end_workers(
+    workers: Sequence[Worker],
     *,
+    below: Sequence[WorkerInfo] = (),
     lost_nodes: Collection[str] = (),
     wait: bool = True,
 ) -> None:
-    """Kill the actors, and wait until their processes ``infos`` are gone.
+    """Kill the workers' actors, and wait until their processes, and those ``below`` them, are gone.
 
     Ray's request to exit does not end a process that is stopped (SIGSTOP), so what remains is killed by its
     pid, on its own node. The wait for a node of ``lost_nodes``, which may be unreachable before Ray knows it,
     is LOST_NODE_TIMEOUT_S. Without ``wait``, only this node's processes are waited for.
     """
-    for actor in actors:
-        ray.kill(actor, no_restart=True)
+    for worker in workers:
+        ray.kill(worker.actor, no_restart=True)
+    infos = [*(worker.info for worker in workers if worker.info is not None), *below]
     here = ray.get_runtime_context().get_node_id() if infos else ""
     targets: dict[str, list[tuple[int, float]]] = {}
     for info in infos:

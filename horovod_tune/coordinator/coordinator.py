@@ -11,11 +11,11 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_tune import ray_compat
-from horovod_tune.coordinator.host_slots import write_slots
 from horovod_tune.coordinator.worker_group import WorkerGroup
 from horovod_tune.errors import MetricsError, StartFailed, TrainingFailed
 from horovod_tune.messages import CheckpointPlace, Finished, Report, TrialRequest
@@ -33,10 +33,10 @@ _USED = "(in processes that earlier trials had used; reuse_workers=False gives e
 
 
 class Coordinator:
-    """Runs one trial after another on the same workers, which `begin_workers` starts.
+    """Runs one trial after another on the same workers.
 
     Args:
-        group: the worker group, not started yet.
+        group: the worker group, whose workers may have begun to start.
         function: the training function as cloudpickle bytes.
         reuse_workers: True if workers that a trial leaves usable run the next one.
     """
@@ -56,10 +56,6 @@ class Coordinator:
         self._start_s = 0.0
         # Why the previous trial's workers were not kept; empty if they were.
         self.replaced_because: list[str] = []
-
-    def begin_workers(self) -> None:
-        """Begin to start the training actors, without waiting for them."""
-        self._group.create()
 
     def set_trial(self, request: TrialRequest, storage: TrialStorage) -> None:
         """Set the next trial; its training function starts with the first `next_result`."""
@@ -150,25 +146,20 @@ class Coordinator:
         self._workers_have_function = True
         self._start_s = round(time.monotonic() - asked, 4)
 
-    def _world_metrics(self) -> dict[str, Any]:
-        """Return the metrics that describe the world of a result."""
-        hosts = list(self._group.hosts.values())
-        return {
-            "world_size": len(hosts),
-            # A string: Tune's loggers for TensorBoard and the like draw lists of numbers.
-            "hosts": write_slots(hosts),
-            "start_s": self._start_s,
-            **self._group.change_metrics,
-        }
-
     def _store(
         self, index: int, metrics: dict[str, Any], path: str | None
     ) -> tuple[dict[str, Any], Checkpoint | None]:
         assert self._storage is not None
         self._has_reported = True
-        metrics = {**metrics}
-        for name, value in self._world_metrics().items():
-            metrics.setdefault(name, value)
+        hosts = groupby(self._group.hosts.values())
+        world = {
+            "world_size": len(self._group.hosts),
+            # In Horovod's notation; a string, since Tune's loggers draw lists of numbers.
+            "hosts": ",".join(f"{host}:{len(list(ranks))}" for host, ranks in hosts),
+            "start_s": self._start_s,
+            **self._group.change_metrics,
+        }
+        metrics = metrics | world | metrics  # a function's own metrics of these names count
         checkpoint, place = None, None
         if path is not None:
             try:
@@ -183,7 +174,7 @@ class Coordinator:
 
     def must_restart_elsewhere(self, node_id: str) -> bool:
         """Return True if the trial must restart on other nodes, see `Slots.must_restart_elsewhere`."""
-        return self._group.world.must_restart_elsewhere(node_id)
+        return self._group.world.slots.must_restart_elsewhere(self._group.workers, node_id)
 
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart."""
@@ -196,10 +187,11 @@ class Coordinator:
 
     def store_commit(self, metrics: dict[str, Any]) -> Checkpoint | None:
         """Make a checkpoint of the ranks' last commit; None if they have committed nothing."""
-        dumped = self._group.world.dump_commit() if self._started else None
+        assert self._storage is not None
+        world = self._group.world
+        dumped = world.first_reply("dump_commit", timeout_s=world.limits.timeout_s) if self._started else None
         if dumped is None:
             return None
-        assert self._storage is not None
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, COMMIT_FILE).write_bytes(dumped)
             checkpoint, _ = self._storage.persist(folder, metrics)

@@ -7,19 +7,14 @@ import selectors
 import socket
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 from horovod_tune.channel.report_channel import CoordinatorChannel
 from horovod_tune.messages import Report
 
-
-@dataclass
-class Events:
-    """Events that have arrived: replies with their worker, reports with their trial's `TrialRequest.run`."""
-
-    replies: list[tuple[Any, Future[Any]]] = field(default_factory=list)
-    reports: list[tuple[int, Report]] = field(default_factory=list)
+# A reply with its worker; a report with its trial's `TrialRequest.run`.
+Replies = list[tuple[Any, Future[Any]]]
+Reports = list[tuple[int, Report]]
 
 
 class EventQueue:
@@ -50,30 +45,25 @@ class EventQueue:
         for channel in channels:
             self._selector.register(channel, selectors.EVENT_READ, channel)
 
-    def wait(self, timeout_s: float) -> Events:
-        """Return the events as soon as there is one, after ``timeout_s`` at the latest.
+    def wait(self, timeout_s: float) -> tuple[Replies, Reports]:
+        """Return what has arrived as soon as there is something, after ``timeout_s`` at the latest.
 
         Raises:
             MalformedMessage: a rank sent something other than a report.
         """
-        events = Events()
+        replies: Replies = []
+        reports: Reports = []
         for key, _ in self._selector.select(timeout_s):
             channel = key.data
             if channel is None:
-                self._take_replies(events)
+                self._wakeup_r.recv(4096)
+                while not self._replies.empty():  # only this thread takes from it
+                    replies.append(self._replies.get_nowait())
                 continue
-            events.reports += channel.receive()
+            reports += channel.receive()
             if not channel.is_open:
                 self._selector.unregister(channel)
-        return events
-
-    def _take_replies(self, events: Events) -> None:
-        self._wakeup_r.recv(4096)
-        while True:
-            try:
-                events.replies.append(self._replies.get_nowait())
-            except queue.Empty:
-                return
+        return replies, reports
 
     def close_channel(self, channel: CoordinatorChannel | None) -> None:
         """Close one channel, if it is still open."""

@@ -13,9 +13,10 @@ import ray
 from ray.exceptions import RayError
 
 from horovod_tune import ray_compat
+from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator.backend_protocol import ElasticLauncher
 from horovod_tune.coordinator.policy import Limits, backoff_s
-from horovod_tune.coordinator.workers import Worker, end_workers
+from horovod_tune.coordinator.workers import Worker
 
 # Interval between queries of which nodes are draining.
 DRAINING_INTERVAL_S = 2.0
@@ -84,7 +85,7 @@ class Slots:
         if worker not in self._joining:
             return
         self._joining.remove(worker)
-        end_workers([worker])
+        actor_processes.end_workers([worker])
         deaths = self._deaths.get(worker.slot, 0)
         self._deaths[worker.slot] = deaths + 1
         self._due[worker.slot] = (time.monotonic() + backoff_s(deaths), worker.elsewhere)
@@ -101,7 +102,7 @@ class Slots:
         dropped = [worker for worker in self._joining if worker.slot in ended]
         self._joining = [worker for worker in self._joining if worker not in dropped]
         self._due = {slot: when for slot, when in self._due.items() if slot not in ended}
-        end_workers(dropped)
+        actor_processes.end_workers(dropped)
         return ended
 
     def is_excess(self, worker: Worker) -> bool:

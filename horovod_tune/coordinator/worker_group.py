@@ -36,7 +36,6 @@ from horovod_tune.messages import (
     LogChunk,
     NeedsWorld,
     Report,
-    Stopped,
     TrialRequest,
 )
 
@@ -157,14 +156,14 @@ class WorkerGroup:
     def _listen(self, wait_s: float) -> None:
         """Handle the workers' messages of the next ``wait_s``, and poll them again."""
         try:
-            events = self._events.wait(wait_s)
+            replies, reports = self._events.wait(wait_s)
         except MalformedMessage as error:
             raise TrainingFailed(f"received a malformed message on a rank's socket: {error}") from error
         # Reports first: they were sent before the replies that were received in the same wait.
-        for run, report in events.reports:
+        for run, report in reports:
             if run == self._run:
                 self._record_report(report)
-        for worker, reply in events.replies:
+        for worker, reply in replies:
             if not worker.is_polled:
                 continue  # the worker was lost meanwhile
             worker.is_polled = False
@@ -181,7 +180,7 @@ class WorkerGroup:
             match message:
                 case Report():
                     self._record_report(message)
-                case Finished(rank=rank) | Stopped(rank=rank):
+                case Finished(rank=rank):
                     worker.running.discard(rank)
                     self._returned.add(rank)
                     self.world.has_returned = True

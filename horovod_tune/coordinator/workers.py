@@ -14,7 +14,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from horovod_tune.channel.report_channel import CoordinatorChannel
-from horovod_tune.coordinator import actor_processes
 from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import WorkerInfo
@@ -101,12 +100,6 @@ class Worker:
         if not self.is_polled:
             return 0.0
         return max(0.0, time.monotonic() - max(self._due_s, listening_since))
-
-
-def end_workers(workers: Sequence[Worker], *, wait: bool = True) -> None:
-    """Kill the workers' actors; see `actor_processes.end_actors`."""
-    infos = [worker.info for worker in workers if worker.info is not None]
-    actor_processes.end_actors([worker.actor for worker in workers], infos, wait=wait)
 
 
 def call_all(

@@ -23,7 +23,7 @@ from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
-from horovod_tune.coordinator.workers import Worker, call_all, end_workers
+from horovod_tune.coordinator.workers import Worker, call_all
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, Failed, FailureKind, NeedsWorld, TrialRequest
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
@@ -123,7 +123,7 @@ class World:
                 if not lost or not self.limits.can_continue_with(len(remaining)):
                     raise
                 self.members = remaining
-                end_workers(lost)
+                actor_processes.end_workers(lost)
 
     def _slots_without_answer(self) -> tuple[int, ...]:
         calls = [worker.actor.describe.remote() for worker in self.members]
@@ -231,7 +231,7 @@ class World:
         self.members = [worker for worker in self.members if worker not in workers]
         for worker in workers:
             self._events.close_channel(worker.channel)
-        end_workers(workers, wait=wait)
+        actor_processes.end_workers(workers, wait=wait)
 
     def _fail(self, lost: list[Failed], reason: str = "") -> None:
         """Fail the trial because of the ranks ``lost``; ``reason`` is added to the error."""
@@ -424,10 +424,6 @@ class World:
             if self.slots.is_excess(worker):
                 self._launcher.release_slot(worker.slot)
 
-    def must_restart_elsewhere(self, node_id: str) -> bool:
-        """Return True if the trial must restart, see `Slots.must_restart_elsewhere`."""
-        return self.slots.must_restart_elsewhere(self.members, node_id)
-
     def resize(self, workers: int, resources: bytes) -> bool:
         """Change the number of ranks at the next commit; False if the trial must restart instead.
 
@@ -438,7 +434,7 @@ class World:
         # Ray removes a placement group only as a whole, so no part of the trial's own can be released.
         if workers < self._launcher.placed_workers:
             return False
-        if not self._first_reply("can_restore", timeout_s=self.limits.prompt_s):
+        if not self.first_reply("can_restore", timeout_s=self.limits.prompt_s):
             return False
         assert self._request is not None, "ranks run"
         self.limits = self.slots.limits = replace(self.limits, max_workers=workers)
@@ -448,12 +444,7 @@ class World:
         self._offer_change_if_due(False)
         return True
 
-    def dump_commit(self) -> bytes | None:
-        """Return the ranks' last commit, pickled; None if they have committed nothing."""
-        dumped: bytes | None = self._first_reply("dump_commit", timeout_s=self.limits.timeout_s)
-        return dumped
-
-    def _first_reply(self, method: str, *, timeout_s: float) -> Any:
+    def first_reply(self, method: str, *, timeout_s: float) -> Any:
         """Call ``method`` on one member after another, ``timeout_s`` each; return the first reply or None."""
         for worker in self.members:
             try:
@@ -475,9 +466,6 @@ class World:
         for worker in members:
             worker.is_polled = False  # its reply may arrive during the next trial
         self._events.close_channels()
-        actor_processes.end_actors(
-            [worker.actor for worker in members],
-            [*(worker.info for worker in members if worker.info), *self._launcher.processes_below()],
-            lost_nodes=self.lost_nodes,
-        )
+        below = self._launcher.processes_below()
+        actor_processes.end_workers(members, below=below, lost_nodes=self.lost_nodes)
         self._launcher.close()

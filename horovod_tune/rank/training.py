@@ -16,7 +16,7 @@ import cloudpickle
 from horovod_tune import ray_compat
 from horovod_tune.errors import encodable, traceback_text
 from horovod_tune.function.with_parameters import forget
-from horovod_tune.messages import Failed, FailureKind, Finished, Message, Stopped, TrialRequest
+from horovod_tune.messages import Failed, FailureKind, Finished, Message, TrialRequest
 from horovod_tune.rank import exit_handlers
 from horovod_tune.rank.advice import advice_on
 from horovod_tune.session import session
@@ -92,7 +92,7 @@ class Training:
             self._call(function)
             ending = Finished(self.session.world.rank)
         except StopTraining:
-            ending = Stopped(self.session.world.rank)
+            ending = Finished(self.session.world.rank, has_returned=False)
         except BaseException as error:
             # The coordinator raises it. That includes SystemExit: the function has not finished.
             kind, text = FailureKind.RAISED, _own_traceback(error)

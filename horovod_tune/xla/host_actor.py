@@ -34,7 +34,6 @@ from horovod_tune.messages import (
     Message,
     RankInfo,
     Report,
-    Stopped,
     TrialRequest,
     WorkerInfo,
 )
@@ -262,8 +261,6 @@ class HostActor:
                 self._outbox.put(Report(index, metrics, path))
             case {"kind": "finished"}:
                 self._end(rank, Finished(rank.ordinal))
-            case {"kind": "stopped"}:
-                self._end(rank, Stopped(rank.ordinal))
             case {"kind": "failed", "failure_kind": kind, "traceback": text}:
                 self._fail(rank, FailureKind(kind), text)
             case {"kind": "reset_done", "problems": problems}:

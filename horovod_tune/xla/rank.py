@@ -32,7 +32,6 @@ from horovod_tune.messages import (
     Message,
     RankInfo,
     Report,
-    Stopped,
     TrialRequest,
 )
 from horovod_tune.rank.streams import flush_streams
@@ -208,8 +207,6 @@ class _Rank:
         match message:
             case Finished():
                 self._channel.send("finished")
-            case Stopped():
-                self._channel.send("stopped")
             case Failed(kind=kind, traceback=text):
                 self._channel.send("failed", failure_kind=kind.value, traceback=text)
 

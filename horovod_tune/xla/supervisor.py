@@ -235,7 +235,7 @@ class Supervisor:
             return
         rank.last_heard = time.monotonic()
         for message in messages:
-            if message["kind"] in ("finished", "stopped", "failed"):
+            if message["kind"] in ("finished", "failed"):
                 self._read_output(rank)  # what it printed goes out before its last message
             if message["kind"] == "alive":
                 rank.operations = message["operations"]

@@ -127,14 +127,14 @@ def frame(data: bytes) -> bytes:
 
 def test_messages_come_whole_and_in_order_however_they_are_cut(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
-    data = frame(pack({"kind": "finished"})) + frame(pack({"kind": "stopped"}))
+    data = frame(pack({"kind": "finished"})) + frame(pack({"kind": "alive", "operations": 3}))
     got = []
     for i in range(len(data)):
         other.sendall(data[i : i + 1])
         messages, there = channel.receive(1)
         assert there
         got += messages
-    assert got == [{"kind": "finished"}, {"kind": "stopped"}]
+    assert got == [{"kind": "finished"}, {"kind": "alive", "operations": 3}]
     other.shutdown(socket.SHUT_WR)
     assert channel.receive(1) == ([], False)
 

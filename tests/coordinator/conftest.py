@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import ray
-from fake_workers import REQUEST, Clock, Elastic, FakeActor, Group, Ref
+from fake_workers import REQUEST, Clock, Elastic, Group, Ref
 from ray.exceptions import GetTimeoutError
 
 from horovod_tune import ray_compat
 from horovod_tune.coordinator import actor_processes
-from horovod_tune.coordinator.events import EventQueue, Events
-from horovod_tune.messages import WorkerInfo
+from horovod_tune.coordinator.events import EventQueue, Replies, Reports
+from horovod_tune.coordinator.workers import Worker
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     receive = EventQueue.wait
 
-    def wait_for_events(self: EventQueue, timeout_s: float) -> Events:
+    def wait_for_events(self: EventQueue, timeout_s: float) -> tuple[Replies, Reports]:
         end = clock.now + timeout_s
         while True:
-            events = receive(self, 0)
-            if events.replies or events.reports or clock.now >= end:
-                return events
+            replies, reports = receive(self, 0)
+            if replies or reports or clock.now >= end:
+                return replies, reports
             clock.advance(end - clock.now)
 
     def wait(
@@ -52,15 +52,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
             raise GetTimeoutError
         return [ref.reply.result() for ref in refs] if several else refs.reply.result()
 
-    def end_actors(actors: Sequence[FakeActor], infos: Sequence[WorkerInfo], **options: Any) -> None:
-        for actor in actors:
-            actor.kill()
+    def end_workers(workers: Sequence[Worker], **options: Any) -> None:
+        for worker in workers:
+            worker.actor.kill()
 
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(EventQueue, "wait", wait_for_events)
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(actor_processes, "end_actors", end_actors)
+    monkeypatch.setattr(actor_processes, "end_workers", end_workers)
     return clock
 
 

@@ -16,7 +16,7 @@ from horovod_tune import ray_compat
 from horovod_tune.coordinator.coordinator import Coordinator
 from horovod_tune.coordinator.trial_storage import TrialStorage
 from horovod_tune.errors import MetricsError, StartFailed, TrainingFailed
-from horovod_tune.messages import FailureKind, Finished, LogChunk, Report, Stopped
+from horovod_tune.messages import FailureKind, Finished, LogChunk, Report
 
 
 class Trial:
@@ -70,7 +70,7 @@ def trial(
 def stop_at_once(trial: Trial) -> None:
     for actor in trial.actors:
         actor.replies["stop_training"] = lambda actor=actor: actor.reply_to_poll(
-            LogChunk(actor.rank, b"stopped\n"), Stopped(actor.rank)
+            LogChunk(actor.rank, b"stopped\n"), Finished(actor.rank, has_returned=False)
         )
 
 

@@ -15,7 +15,6 @@ from horovod_tune.messages import (
     FailureKind,
     Finished,
     Report,
-    Stopped,
 )
 
 LOST = "HorovodInternalError: connection closed"
@@ -90,7 +89,9 @@ def test_when_a_channel_is_closed_reports_are_released_by_a_call(make: Callable[
 
 def test_a_stopped_trial_breaks_the_world_of_ranks_in_a_collective(make: Callable[..., Group]) -> None:
     group = make()
-    group.actors[0].replies["stop_training"] = lambda: group.actors[0].reply_to_poll(Stopped(0))
+    group.actors[0].replies["stop_training"] = lambda: group.actors[0].reply_to_poll(
+        Finished(0, has_returned=False)
+    )
     for actor in group.actors[1:]:
         end = failed(actor.rank, FailureKind.DISCONNECTED, LOST)
         actor.replies["close_world"] = lambda actor=actor, end=end: actor.reply_to_poll(end)
@@ -102,7 +103,9 @@ def test_a_function_that_does_not_stop_delays_the_end_by_seconds_only(make: Call
     group = make()
     began = group.clock.now
     for actor in group.actors[:2]:
-        actor.replies["stop_training"] = lambda actor=actor: actor.reply_to_poll(Stopped(actor.rank))
+        actor.replies["stop_training"] = lambda actor=actor: actor.reply_to_poll(
+            Finished(actor.rank, has_returned=False)
+        )
     assert group.worker_group.end_trial() == ["rank(s) [2] did not leave the training function in 5 s"]
     assert group.clock.now - began < 6
 
@@ -110,7 +113,9 @@ def test_a_function_that_does_not_stop_delays_the_end_by_seconds_only(make: Call
 def test_workers_are_not_reused_if_a_rank_dies_while_it_is_stopped(make: Callable[..., Group]) -> None:
     group = make()
     for actor in group.actors[:2]:
-        actor.replies["stop_training"] = lambda actor=actor: actor.reply_to_poll(Stopped(actor.rank))
+        actor.replies["stop_training"] = lambda actor=actor: actor.reply_to_poll(
+            Finished(actor.rank, has_returned=False)
+        )
     group.actors[2].replies["stop_training"] = group.actors[2].die
     (problem,) = group.worker_group.end_trial()
     assert "died" in problem or "could not be" in problem

@@ -40,6 +40,10 @@ def check_world(trial: Elastic) -> None:
     assert list(trial.group.hosts.values()) == hosts
 
 
+def must_restart(trial: Elastic, node: str) -> bool:
+    return trial.group.world.slots.must_restart_elsewhere(trial.group.workers, node)
+
+
 @pytest.mark.parametrize("cluster_is_full", [False, True])
 @pytest.mark.parametrize("size", [2, 16, 256])
 def test_a_loss_costs_calls_in_proportion_to_the_ranks(
@@ -151,9 +155,7 @@ def test_ranks_leave_a_draining_host_at_a_commit_and_others_start_elsewhere(
         trial.next_report()
     change = trial.group.world.changes[0]
     assert "rank 8 on host1" in change and "is draining" in change and "ranks 8" not in change
-    assert not trial.group.world.must_restart_elsewhere(
-        "node 0"
-    ) and trial.group.world.must_restart_elsewhere("node 1")
+    assert not must_restart(trial, "node 0") and must_restart(trial, "node 1")
     assert trial.group.world.lost_nodes == []
 
 
@@ -164,5 +166,5 @@ def test_a_trial_with_too_few_other_hosts_stays_on_a_draining_host(
     trial = make(24, min_workers=20, cluster_is_full=True)
     trial.launcher.draining = nodes
     trial.next_report()
-    assert trial.group.world.must_restart_elsewhere("another") and len(trial.group.workers) == 24
+    assert must_restart(trial, "another") and len(trial.group.workers) == 24
     assert trial.group.world.changes == [], "the next world would have the same ranks"

@@ -18,10 +18,11 @@ import tarfile
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import psutil
 
@@ -196,7 +197,8 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
                     shown = percent
             status = process.wait()
         except BaseException:
-            _end_session(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise
     if status != 0:
         lines = log.read_text(errors="replace").splitlines()
@@ -240,18 +242,6 @@ def _sigterm_raises() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end_session(process: subprocess.Popen[str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=5.0)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-
-
 def fetch_cmake(folder: Path) -> str:
     """Install pip's CMake into `folder`; return the program."""
     print("Fetching CMake (there is none on the path, or an old one) ...", flush=True)
@@ -270,8 +260,7 @@ def run_pip(*arguments: str) -> None:
         raise BuildError(f"{' '.join(command)}\nfailed with exit status {ran.returncode}:\n{last}")
 
 
-@dataclass(frozen=True)
-class Hunk:
+class Hunk(NamedTuple):
     """One replacement in one file of Horovod's source tree."""
 
     patch: str
@@ -280,11 +269,7 @@ class Hunk:
     after: str
 
     def applied_to(self, text: str) -> str:
-        """Return `text` with the replacement made.
-
-        Raises:
-            BuildError: `before` is not in it exactly once.
-        """
+        """Return `text` with the replacement made; BuildError if `before` is not in it exactly once."""
         found = text.count(self.before)
         if found != 1:
             raise BuildError(
@@ -297,19 +282,11 @@ class Hunk:
 
 def hunks(patch: Path) -> Iterator[Hunk]:
     """Yield the hunks of a unified diff; text before its first file is skipped."""
-    path = ""
-    lines: list[str] | None = None
-    for line in [*patch.read_text().splitlines(keepends=True), "@@\n"]:
-        if line.startswith(("--- ", "+++ ", "@@")) and lines:
-            before, after = ("".join(part[1:] for part in lines if part[0] in kept) for kept in (" -", " +"))
-            yield Hunk(patch.name, path, before, after)
-            lines = None
-        if line.startswith("+++ "):
-            path = line.rstrip("\n").partition("/")[2]
-        elif line.startswith("@@"):
-            lines = []
-        elif lines is not None:
-            lines.append(line)
+    for file in re.split(r"^--- .*\n\+\+\+ ", patch.read_text(), flags=re.MULTILINE)[1:]:
+        header, *parts = re.split(r"^@@.*\n", file, flags=re.MULTILINE)
+        for lines in (part.splitlines(keepends=True) for part in parts):
+            before, after = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+            yield Hunk(patch.name, header.strip().partition("/")[2], before, after)
 
 
 def apply(patches: Iterable[Path], source: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,9 +33,16 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     jobs = "number of compilers at a time (default: as many as CPUs and memory allow)"
     option("--jobs", "-j", type=_at_least_one, metavar="N", help=jobs)
     cache = "where wheels and the logs of failed builds are kept (default: ~/.cache/horovod_tune)"
-    option("--cache-dir", type=Path, metavar="DIR", help=cache)
+    option(
+        "--cache-dir",
+        dest="cache",
+        type=_absolute,
+        default=default_cache(os.environ),
+        metavar="DIR",
+        help=cache,
+    )
     option("--wheel-dir", type=Path, metavar="DIR", help="put a copy of the wheel into DIR")
-    option("--no-install", action="store_true", help="build the wheel, do not install it")
+    option("--no-install", dest="install", action="store_false", help="build the wheel, do not install it")
     source = "Horovod's source archive, for hosts without internet"
     option("--source", type=Path, metavar="FILE", help=source)
     parser.set_defaults(run=run)
@@ -42,21 +50,16 @@ def add_parsers(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    request = Request(
-        gpu=arguments.gpu,
-        force=arguments.force,
-        jobs=arguments.jobs,
-        cache=(arguments.cache_dir or default_cache(os.environ)).absolute(),
-        wheel_dir=arguments.wheel_dir,
-        install=not arguments.no_install,
-        source=arguments.source,
-    )
     try:
-        install_horovod(request)
+        install_horovod(Request(**{each.name: getattr(arguments, each.name) for each in fields(Request)}))
     except BuildError as error:
         print(f"horovod-tune install-horovod: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _absolute(text: str) -> Path:
+    return Path(text).absolute()
 
 
 def _at_least_one(text: str) -> int:

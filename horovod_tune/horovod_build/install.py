@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -11,17 +10,23 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from horovod_tune.horovod_build import BuildError, build, installed, patches
 from horovod_tune.horovod_build.build import Plan, apply, run_pip
-from horovod_tune.horovod_build.installed import InstalledTorch, installed_horovod, installed_torch
+from horovod_tune.horovod_build.installed import (
+    InstalledHorovod,
+    InstalledTorch,
+    installed_horovod,
+    installed_torch,
+)
 
 # How long the one collective that tries an installed Horovod may take; the import of torch is included.
 CHECK_TIMEOUT_S = 300
+# After this time the folder of a build is one that was killed.
+LONGEST_BUILD_S = 86_400
 
 # Modules that Horovod's setup and its compiled part import, with their names for pip.
 BUILD_REQUIREMENTS = {
@@ -76,7 +81,9 @@ def install_horovod(request: Request) -> None:
         cure = "Horovod is compiled for the installed torch: install torch first."
         raise BuildError(f"There is no torch in {sys.prefix}. {cure}")
     plan = Plan(torch.version, gpu=request.gpu, machine=build.machine_tag(Path("/proc/cpuinfo").read_text()))
-    if request.install and not request.force and request.wheel_dir is None and is_installed(plan):
+    present = installed_horovod()
+    is_installed = present == InstalledHorovod(plan.full_version, plan.torch_version)
+    if request.install and not request.force and request.wheel_dir is None and is_installed:
         _check_installed(plan)
         return
     kept = sorted((request.cache / "wheels" / plan.key).glob("horovod-*.whl"))
@@ -86,11 +93,11 @@ def install_horovod(request: Request) -> None:
     else:
         building = request.cache / "building"
         building.mkdir(parents=True, exist_ok=True)
-        for leftover in building.iterdir():
-            with suppress(OSError), _locked(leftover):  # its build was killed: no process holds the lock
-                shutil.rmtree(leftover)
+        for leftover in building.iterdir():  # of builds that were killed
+            if time.time() - leftover.stat().st_mtime > LONGEST_BUILD_S:
+                shutil.rmtree(leftover, ignore_errors=True)
         # A folder for each: two builds may run at once, also on hosts that share the cache.
-        with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work, _locked(work):
+        with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work:
             wheel = _build(plan, torch, request, Path(work))
     if request.wheel_dir is not None:
         request.wheel_dir.mkdir(parents=True, exist_ok=True)
@@ -99,24 +106,6 @@ def install_horovod(request: Request) -> None:
         run_pip("install", "--no-deps", "--force-reinstall", str(wheel))
         _pip_install_missing(without=("setuptools", "wheel"))
         _check_installed(plan)
-
-
-@contextmanager
-def _locked(folder: str | Path) -> Iterator[None]:
-    """Lock a folder, until this process ends at the latest. Raises OSError if another process has."""
-    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(lock)
-
-
-def is_installed(plan: Plan) -> bool:
-    """Return True if this environment has the Horovod that `plan` would make."""
-    present = installed_horovod()
-    wanted = (plan.full_version, plan.torch_version)
-    return present is not None and (present.version, present.torch_version) == wanted
 
 
 def _build(plan: Plan, torch: InstalledTorch, request: Request, work: Path) -> Path:
@@ -141,18 +130,14 @@ def _build(plan: Plan, torch: InstalledTorch, request: Request, work: Path) -> P
     what = f"Compiling Horovod {plan.full_version} for torch {torch.version}"
     build.compile_wheel(source, work / "wheel", environment, what, log)
     wheels = list((work / "wheel").glob("horovod-*.whl"))
-    if len(wheels) != 1 or not _has_library(wheels[0]):
+    files = [name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist()]
+    if len(wheels) != 1 or not any(name.startswith("horovod/torch/mpi_lib_v2.") for name in files):
         raise BuildError(f"The build succeeded but made no wheel with Horovod's library. Its log: {log}")
     kept = request.cache / "wheels" / plan.key / wheels[0].name
     kept.parent.mkdir(parents=True, exist_ok=True)
     os.replace(wheels[0], kept)
     log.unlink()
     return kept
-
-
-def _has_library(wheel: Path) -> bool:
-    with zipfile.ZipFile(wheel) as archive:
-        return any(name.startswith("horovod/torch/mpi_lib_v2.") for name in archive.namelist())
 
 
 def _check_installed(plan: Plan) -> None:

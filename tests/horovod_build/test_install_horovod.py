@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -75,7 +76,9 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_is_compiled_once_and_then_taken_from_the_cache(
     tmp_path: Path, archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "cache" / "building" / "of a build that was killed").mkdir(parents=True)
+    killed = tmp_path / "cache" / "building" / "of a build that was killed"
+    killed.mkdir(parents=True)
+    os.utime(killed, (0, 0))
     install_horovod(request(tmp_path, source=archive, jobs=3))
     first = capsys.readouterr().out
     assert f"Compiling Horovod 0.28.1+{patches.PATCH_LEVEL}.cpu for torch" in first

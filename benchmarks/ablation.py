@@ -4,7 +4,6 @@
     python -m benchmarks.ablation channel allocator     # some tricks
     python -m benchmarks.ablation --runs 1              # one round
     python -m benchmarks.ablation --horovod "patched waits"=FOLDER   # a Horovod built without them, in FOLDER
-    python -m benchmarks.ablation reset                 # the parts of a process's reset, by CPU time
 
 In each round every program runs once as it is and once without each trick, so that other work on the machine
 weighs on all of them; a ratio is one of two runs of the same round. Results go to results/ablation.csv, in
@@ -135,16 +134,16 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("tricks", nargs="*", metavar="trick", help=f"of {', '.join(ABLATIONS)}, or reset")
+    parser.add_argument("tricks", nargs="*", metavar="trick", help=f"of {', '.join(ABLATIONS)}")
     parser.add_argument("--runs", type=int, default=5, help="rounds (default 5)")
     parser.add_argument("--horovod", action="append", default=[], metavar="NAME=FOLDER")
     options = parser.parse_args()
-    unknown = set(options.tricks) - set(ABLATIONS) - {"reset"}
+    unknown = set(options.tricks) - set(ABLATIONS)
     if unknown:
         parser.error(f"there is no trick {', '.join(sorted(unknown))}")
     if options.runs < 1:
         parser.error(f"--runs must be at least 1, got {options.runs}")
-    tricks = {key: ABLATIONS[key] for key in options.tricks or ABLATIONS if key != "reset"}
+    tricks = {key: ABLATIONS[key] for key in options.tricks or ABLATIONS}
     for each in options.horovod:
         name, separator, folder = each.partition("=")
         if not separator or not Path(folder, "horovod").is_dir():
@@ -152,11 +151,6 @@ def main() -> None:
         tricks[name] = Trick(f"Horovod's patches: {name}", _OF_HOROVOD, {"PYTHONPATH": folder})
     for name, value in machine.describe().items():
         print(f"{name}: {value}")
-    if not options.tricks or "reset" in options.tricks:
-        for part, cost_ms in sorted(run_program("reset_parts").items(), key=lambda item: -item[1]):
-            print(f"reset: {part}: {cost_ms:.3f} ms")
-    if not tricks:
-        return
     rows = [row for row in read_results() if row["without"] not in tricks]
     rows += measure(tricks, options.runs)
     with RESULTS_FILE.open("w", newline="") as file:

@@ -192,31 +192,26 @@ class Collectives:
         view = torch.tensor([1.0 if flag else 0.0])
         return bool(hvd.allreduce(view, op=hvd.Max, name="horovod_tune.any").item())
 
-    def newest(self, number: int, state: Any) -> tuple[int, Any]:
-        """Return the largest ``number`` of any rank, and that rank's ``state``; every rank calls it."""
+    def gather(self, number: int) -> list[int]:
+        """Return the ``number`` of each rank."""
         import horovod.torch as hvd
 
-        numbers = hvd.allgather_object(number, name="horovod_tune.commits")
-        largest = max(numbers)
-        if largest == 0 or min(numbers) == largest:
-            return number, state
-        return largest, _broadcast(state, root=numbers.index(largest))
+        return list(hvd.allgather_object(number, name="horovod_tune.commits"))
 
+    def broadcast(self, state: Any, root: int) -> Any:
+        """Return rank ``root``'s ``state``, as `hvd.broadcast_object` does.
 
-def _broadcast(value: Any, root: int) -> Any:
-    """Return rank ``root``'s value on every rank, as `hvd.broadcast_object` does.
+        Horovod's makes a tensor of the bytes one by one, 0.2 s per megabyte, and its size overflows at 2 GiB.
+        """
+        import horovod.torch as hvd
+        import torch
 
-    Horovod's makes a tensor of the bytes one by one, 0.2 s for a megabyte, and its size overflows at 2 GiB.
-    """
-    import horovod.torch as hvd
-    import torch
-
-    name, is_root = "horovod_tune.state", hvd.rank() == root
-    pickled = bytearray(cloudpickle.dumps(value) if is_root else b"")
-    size = int(hvd.broadcast(torch.tensor([len(pickled)]), root, name=f"{name}.size").item())
-    if not is_root:
-        pickled = bytearray(size)
-    view = torch.frombuffer(pickled, dtype=torch.uint8)
-    for start in range(0, size, PIECE_BYTES):
-        hvd.broadcast_(view[start : start + PIECE_BYTES], root, name=f"{name}.{start}")
-    return value if is_root else pickle.loads(pickled)
+        name, is_root = "horovod_tune.state", hvd.rank() == root
+        pickled = bytearray(cloudpickle.dumps(state) if is_root else b"")
+        size = int(hvd.broadcast(torch.tensor([len(pickled)]), root, name=f"{name}.size").item())
+        if not is_root:
+            pickled = bytearray(size)
+        view = torch.frombuffer(pickled, dtype=torch.uint8)
+        for start in range(0, size, PIECE_BYTES):
+            hvd.broadcast_(view[start : start + PIECE_BYTES], root, name=f"{name}.{start}")
+        return state if is_root else pickle.loads(pickled)

@@ -21,7 +21,7 @@ class WorldChanges(BaseException):
 
 
 class Collectives(Protocol):
-    """How the ranks of a world agree. `any` and `newest` are collectives: every rank calls them."""
+    """How the ranks of a world agree. All but `are_ready` are collectives: every rank calls them."""
 
     # The call that makes a world, for errors.
     init_call: str
@@ -32,8 +32,11 @@ class Collectives(Protocol):
     def any(self, flag: bool) -> bool:
         """Return True if ``flag`` is true on any rank."""
 
-    def newest(self, number: int, state: Any) -> tuple[int, Any]:
-        """Return the largest ``number`` of any rank, and that rank's ``state``."""
+    def gather(self, number: int) -> list[int]:
+        """Return the ``number`` of each rank, in the order of ranks."""
+
+    def broadcast(self, state: Any, root: int) -> Any:
+        """Return the ``state`` of rank ``root``."""
 
 
 class States:
@@ -105,7 +108,11 @@ class CommittedState:
         self._require_world("get_state()")
         self._get_was_called = True
         self.load_stored()
-        self._number, self._state = self._collectives.newest(self._number, self._state)
+        numbers = self._collectives.gather(self._number)
+        newest = max(numbers)
+        if min(numbers) < newest:
+            self._state = self._collectives.broadcast(self._state, numbers.index(newest))
+            self._number = newest
         return copy.deepcopy(self._state)
 
     def _require_world(self, caller: str) -> None:

@@ -57,22 +57,19 @@ class TorchCollectives:
 
     def any(self, flag: bool) -> bool:
         """Return True if ``flag`` is true on any rank."""
-        return True in self._gather(flag)
+        return True in self.gather(flag)
 
-    def newest(self, number: int, state: Any) -> tuple[int, Any]:
-        """Return the largest ``number`` of any rank, and that rank's ``state``."""
-        numbers = self._gather(number)
-        largest = max(numbers)
-        if min(numbers) == largest:
-            return number, state
+    def gather(self, number: int) -> list[int]:
+        """Return the ``number`` of each rank."""
+        numbers = [0] * self._groups.dist.get_world_size()
+        self._groups.dist.all_gather_object(numbers, number)
+        return numbers
+
+    def broadcast(self, state: Any, root: int) -> Any:
+        """Return rank ``root``'s ``state``."""
         states = [state]
-        self._groups.dist.broadcast_object_list(states, src=numbers.index(largest))
-        return largest, states[0]
-
-    def _gather(self, value: Any) -> list[Any]:
-        values = [None] * self._groups.dist.get_world_size()
-        self._groups.dist.all_gather_object(values, value)
-        return values
+        self._groups.dist.broadcast_object_list(states, src=root)
+        return states[0]
 
 
 class TorchWorld(RankBackend):

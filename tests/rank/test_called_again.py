@@ -43,8 +43,8 @@ class Alone:
     def any(self, flag: bool) -> bool:
         return flag
 
-    def newest(self, number: int, state: Any) -> tuple[int, Any]:
-        return number, state
+    def gather(self, number: int) -> list[int]:
+        return [number]
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from sound_machine import GIB, HOROVOD, SOUND, TORCH
 
 from horovod_tune.doctor import (
     Finding,
     HorovodInfo,
-    NodeInfo,
     TorchInfo,
     can_run_trials,
     collect_info,
@@ -24,28 +24,8 @@ from horovod_tune.doctor import (
 )
 from horovod_tune.doctor.node_info import probe
 from horovod_tune.doctor.report import machine_table
-from horovod_tune.horovod_build.patches import PATCH_LEVEL
 
-GIB = 1024**3
-
-TORCH = TorchInfo("2.13.0+cpu")
-HOROVOD = HorovodInfo(f"0.28.1+{PATCH_LEVEL}.cpu", PATCH_LEVEL, "2.13.0+cpu", gloo=True)
 UNPATCHED = HorovodInfo("0.28.1", None, "2.13.0+cpu", gloo=True)
-SOUND = NodeInfo(
-    host="node1",
-    system="Linux 6.1 x86_64",
-    python="3.11.7",
-    executable="/venv/bin/python",
-    cpus=4,
-    memory=16 * GIB,
-    packages={"horovod_tune": "0.1.0", "ray": "2.60.0", "torch": "2.13.0+cpu"},
-    torch=TORCH,
-    horovod=HOROVOD,
-    interfaces={"lo": ("127.0.0.1",), "eth0": ("10.0.0.3",)},
-    temporary_free=50 * GIB,
-    shared_memory=8 * GIB,
-    open_files=65536,
-)
 
 
 def test_a_sound_machine_has_no_findings() -> None:

@@ -5,33 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sound_machine import GIB, SOUND
 
-from horovod_tune.doctor import HorovodInfo, Node, NodeInfo, Report, TorchInfo, diagnose_nodes
+from horovod_tune.doctor import HorovodInfo, Node, Report, TorchInfo, diagnose_nodes
 from horovod_tune.horovod_build.patches import PATCH_LEVEL
-
-GIB = 1024**3
-FACTS = NodeInfo(
-    host="n",
-    system="Linux",
-    python="3.11.7",
-    executable="/usr/bin/python3",
-    cpus=4,
-    memory=8 * GIB,
-    packages={"horovod_tune": "0.1.0", "ray": "2.60.0"},
-    torch=TorchInfo("2.13.0+cpu"),
-    horovod=HorovodInfo("0.28.1", PATCH_LEVEL, "2.13.0+cpu", gloo=True),
-    interfaces={"lo": ("127.0.0.1",), "eth0": ("10.0.0.1",)},
-    temporary_free=100 * GIB,
-    shared_memory=4 * GIB,
-    open_files=65536,
-)
 
 
 def machine(number: int, **changes: object) -> Node:
     look = Node(
         f"n{number}",
         f"10.0.0.{number}",
-        info=FACTS,
+        info=SOUND,
         interface="eth0",
         interface_address=f"10.0.0.{number}",
     )
@@ -47,16 +31,16 @@ def test_sound_machines_have_no_problem() -> None:
 @pytest.mark.parametrize(
     ("changes", "said", "ok"),
     [
-        ({"info": replace(FACTS, horovod=None)}, "Horovod is not installed", False),
-        ({"info": replace(FACTS, torch=TorchInfo("2.12.1"))}, "torch 2.12.1; n1 n3 have 2.13.0", False),
-        ({"info": replace(FACTS, python="3.10.2")}, "Python 3.10; n1 n3 have 3.11", False),
+        ({"info": replace(SOUND, horovod=None)}, "Horovod is not installed", False),
+        ({"info": replace(SOUND, torch=TorchInfo("2.12.1"))}, "torch 2.12.1; n1 n3 have 2.13.0", False),
+        ({"info": replace(SOUND, python="3.10.2")}, "Python 3.10; n1 n3 have 3.11", False),
         (
-            {"info": replace(FACTS, horovod=HorovodInfo("0.27.0", PATCH_LEVEL, "2.13.0+cpu", gloo=True))},
+            {"info": replace(SOUND, horovod=HorovodInfo("0.27.0", PATCH_LEVEL, "2.13.0+cpu", gloo=True))},
             "Horovod 0.27.0; n1 n3 have 0.28.1",
             False,
         ),
-        ({"info": replace(FACTS, shared_memory=GIB // 8)}, "/dev/shm", True),
-        ({"info": replace(FACTS, temporary_free=GIB // 8)}, "GiB left", True),
+        ({"info": replace(SOUND, shared_memory=GIB // 8)}, "/dev/shm", True),
+        ({"info": replace(SOUND, temporary_free=GIB // 8)}, "GiB left", True),
         ({"info": None, "failure": "it did not answer in time"}, "did not answer in time", False),
         (
             {"info": None, "failure": "ModuleNotFoundError: No module named 'horovod_tune'"},
@@ -64,7 +48,7 @@ def test_sound_machines_have_no_problem() -> None:
             False,
         ),
         (
-            {"info": replace(FACTS, broken={"mymodel": "no"}, modules=("mymodel",))},
+            {"info": replace(SOUND, broken={"mymodel": "no"}, modules=("mymodel",))},
             "mymodel cannot be",
             False,
         ),
@@ -74,7 +58,7 @@ def test_sound_machines_have_no_problem() -> None:
             False,
         ),
         ({"interface": "lo", "interface_address": "127.0.0.1"}, "no other machine reaches", False),
-        ({"info": replace(FACTS, slow={"mymodel": 60.0})}, "mymodel had not ended after 60 s: slow", True),
+        ({"info": replace(SOUND, slow={"mymodel": 60.0})}, "mymodel had not ended after 60 s: slow", True),
         ({"address": "fd00::2"}, "Ray knows it by fd00::2; Horovod's rendezvous and Gloo speak IPv4", False),
     ],
 )
@@ -105,5 +89,5 @@ def test_a_machine_that_nobody_reaches_is_blamed_once_and_a_pair_by_itself() -> 
 
 
 def test_a_torch_trial_needs_no_horovod() -> None:
-    facts = replace(FACTS, horovod=None)
+    facts = replace(SOUND, horovod=None)
     assert Report((), diagnose_nodes((machine(1, info=facts), machine(2, info=facts)), backend="torch")).ok

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import io
 import os
-import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -20,15 +19,16 @@ import cloudpickle
 from horovod_tune.errors import NotInTraining, SerializationError, TrainingFunctionError
 from horovod_tune.function.training_function import function_name, unwrapped
 from horovod_tune.function.variables import unpicklable
-from horovod_tune.session.session import Session, current
+from horovod_tune.session.session import current
 
 
 class ShippedParameters:
-    """The objects to ship, pickled as a reference into Ray's object store, which is made once."""
+    """Objects in the driver, put into Ray's object store once; in the coordinator only their reference."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-        self._reference: Any = None
+    def __init__(self, values: dict[str, Any] | None, reference: Any = None) -> None:
+        self.values = values
+        self._reference = reference
+        self._put_in: tuple[str, str] | None = None
 
     def reference(self) -> Any:
         """Return what a TrialRequest carries: a Ray ObjectRef of `pack_values`' bytes.
@@ -39,29 +39,22 @@ class ShippedParameters:
         """
         import ray
 
-        if self._reference is None or self._reference[0] != _session():
-            if not ray.is_initialized():
-                raise RuntimeError(
-                    "with_parameters needs Ray when its function is shipped: call ray.init() first"
-                )
+        if self.values is None:
+            return self._reference
+        session = _session()
+        if session is None:
+            raise RuntimeError(
+                "with_parameters needs Ray when its function is shipped: call ray.init() first"
+            )
+        if session != self._put_in:
             import numpy
 
-            packed = numpy.frombuffer(pack_values(self._values), dtype=numpy.uint8)
-            self._reference = (_session(), ray.put(packed))
-        return self._reference[1]
+            packed = numpy.frombuffer(pack_values(self.values), dtype=numpy.uint8)
+            self._put_in, self._reference = session, ray.put(packed)
+        return self._reference
 
     def __reduce__(self) -> Any:
-        return _Arrived, (self.reference(),)
-
-
-class _Arrived(ShippedParameters):
-    """ShippedParameters in the coordinator."""
-
-    def __init__(self, reference: Any) -> None:
-        self._arrived = reference
-
-    def reference(self) -> Any:
-        return self._arrived
+        return ShippedParameters, (None, self.reference())
 
 
 def _session() -> tuple[str, str] | None:
@@ -74,17 +67,14 @@ def _session() -> tuple[str, str] | None:
     return context.get_job_id(), context.get_node_id()
 
 
-_of_function: weakref.WeakKeyDictionary[Callable[..., Any], ShippedParameters] = weakref.WeakKeyDictionary()
-
-
 class _Slot:
     """Placeholder for a function's parameters: the originals in the driver, the trial's copies in a rank."""
 
     def __init__(self, values: dict[str, Any] | None = None) -> None:
-        self._values = values
+        self.shipped = ShippedParameters(values)
 
     def values(self) -> dict[str, Any]:
-        return self._values if self._values is not None else provided()
+        return self.shipped.values if self.shipped.values is not None else provided()
 
     def __reduce__(self) -> Any:
         return _Slot, ()
@@ -130,16 +120,14 @@ def with_parameters(func: Callable[..., Any], /, **parameters: Any) -> Callable[
     bound.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     )
-    _of_function[bound] = ShippedParameters(parameters)
+    bound._slot = slot  # type: ignore[attr-defined]
     return bound
 
 
 def parameters_of(func: Any) -> ShippedParameters | None:
     """Return what `with_parameters` bound to ``func``, also below ``functools.partial``; None if nothing."""
-    try:
-        return _of_function.get(unwrapped(func))
-    except TypeError:
-        return None  # callable objects need not be hashable
+    slot = getattr(unwrapped(func), "_slot", None)
+    return slot.shipped if isinstance(slot, _Slot) else None
 
 
 def pack_values(values: dict[str, Any]) -> bytes:
@@ -180,10 +168,6 @@ def _check_on_cpu(torch: Any, name: str, value: Any) -> None:
             )
 
 
-# By session, not by process: a rank that changes an object must not change that of another.
-_loaded: weakref.WeakKeyDictionary[Session, dict[str, Any]] = weakref.WeakKeyDictionary()
-
-
 def provided() -> dict[str, Any]:
     """Return the objects of this rank's trial, fetched at the first call.
 
@@ -196,14 +180,10 @@ def provided() -> dict[str, Any]:
             "the parameters of with_parameters did not come with the function: give the function that it "
             "returns to DistributedTrainableCreator"
         )
-    if live not in _loaded:
-        _loaded[live] = load_values(live.request.parameters)
-    return _loaded[live]
-
-
-def forget(session: Session) -> None:
-    """Release the objects of a rank whose training function has ended."""
-    _loaded.pop(session, None)
+    # By session, not by process: a rank that changes an object must not change that of another.
+    if live.parameters is None:
+        live.parameters = load_values(live.request.parameters)
+    return live.parameters
 
 
 def load_values(source: Any) -> dict[str, Any]:

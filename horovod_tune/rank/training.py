@@ -15,7 +15,6 @@ import cloudpickle
 
 from horovod_tune import ray_compat
 from horovod_tune.errors import encodable, traceback_text
-from horovod_tune.function.with_parameters import forget
 from horovod_tune.messages import Failed, FailureKind, Finished, Message, TrialRequest
 from horovod_tune.rank import exit_handlers
 from horovod_tune.rank.advice import advice_on
@@ -109,7 +108,7 @@ class Training:
             timer.start()
             exit_handlers.run_handlers(self.session)
             timer.cancel()
-        forget(self.session)
+        self.session.parameters = None
         session.activate(None)
         ray_compat.install_session(session.current())  # on TPU, the process may have another rank
         send_ending()

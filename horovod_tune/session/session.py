@@ -82,6 +82,8 @@ class Session:
         self.failed_unnoticed = False
         # What the training function has registered with `atexit`, see `rank.exit_handlers`.
         self.exit_handlers: list[functools.partial[Any]] = []
+        # The objects of `with_parameters`, once the function has asked for them.
+        self.parameters: dict[str, Any] | None = None
         # The rank's `committed_state.CommittedState`; None in a TPU trial.
         self.committed: Any = None
         # Makes the error that `report` raises in a broken world; under Horovod, its HorovodInternalError.

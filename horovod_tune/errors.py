@@ -68,9 +68,6 @@ class NotElastic(HorovodTuneError, RuntimeError):
 class StartFailed(HorovodTuneError, RuntimeError):
     """The training actors of a trial did not start. The message names the phase and the ranks."""
 
-    # The slots whose actors died, or did not answer in time.
-    lost_slots: tuple[int, ...] = ()
-
 
 class TrainingFailed(HorovodTuneError, RuntimeError):
     """A rank raised, died or stopped responding. The message has the rank, its host and its traceback."""

@@ -93,7 +93,6 @@ class DistributedTrainable(FunctionTrainable):
             workers, self._shipped.pickled(), reuse_workers=self._spec.reuse_workers
         )
         self._set_trial(config)
-        self._trial_storage.begin()
 
     def _set_trial(self, config: dict[str, Any]) -> None:
         self._has_reported_checkpoint = False

@@ -66,12 +66,6 @@ class TrialStorage:
         )
         return None if here == there else driver
 
-    def begin(self) -> None:
-        """Start the transfer actor of another node, so that the first checkpoint need not wait for it."""
-        driver = ray_compat.driver_node_id() if self.is_local else None
-        if driver is not None and driver != self._node_id:
-            node_transfer.begin(driver)
-
     def persist(self, directory: str, metrics: dict[str, Any]) -> tuple[Checkpoint, CheckpointPlace]:
         """Copy a checkpoint directory on this host to the trial's storage."""
         from ray.tune import Checkpoint

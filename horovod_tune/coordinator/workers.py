@@ -120,9 +120,7 @@ def call_all(
             missing = [worker for worker, ref in zip(workers, refs, strict=True) if ref not in ready]
         except RayActorError as error:
             dead = [worker for worker, ref in zip(workers, refs, strict=True) if _has_died(ref)]
-            failed = StartFailed(f"{_names(dead)} died when asked {doing}: {error}")
-            failed.lost_slots = tuple(worker.slot for worker in dead)
-            raise failed from error
+            raise StartFailed(f"{_names(dead)} died when asked {doing}: {error}") from error
         if waited < times:
             logger.warning(
                 "%d of %d training actors have taken longer than %g s %s; they have %g s more: %s",
@@ -130,16 +128,21 @@ def call_all(
                 _names(missing),
             )
     multiplied = f"{times} times " if times > 1 else ""
-    failed = StartFailed(
+    raise StartFailed(
         f"{len(missing)} of {len(refs)} training actors took longer than {times * once_s:g} s {doing} ("
         f"{multiplied}timeout_s={timeout_s:g} s and {START_S_PER_WORKER} s for each actor): {_names(missing)}"
     )
-    failed.lost_slots = tuple(worker.slot for worker in missing)
-    raise failed
 
 
 def _names(workers: Sequence[Worker]) -> str:
     return ", ".join(worker.name for worker in workers)
+
+
+def without_reply(workers: Sequence[Worker], timeout_s: float) -> list[Worker]:
+    """Return the workers that have died, or do not answer within ``timeout_s``."""
+    refs = [worker.actor.describe.remote() for worker in workers]
+    ready = set(ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[0])
+    return [worker for worker, ref in zip(workers, refs, strict=True) if ref not in ready or _has_died(ref)]
 
 
 def _has_died(ref: Any) -> bool:

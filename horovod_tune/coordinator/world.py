@@ -23,7 +23,7 @@ from horovod_tune.coordinator import failures as failure_texts
 from horovod_tune.coordinator.events import EventQueue
 from horovod_tune.coordinator.policy import TICK_S, Action, Fail, Limits, WorldStatus, backoff_s, decide
 from horovod_tune.coordinator.slots import Slots
-from horovod_tune.coordinator.workers import Worker, call_all
+from horovod_tune.coordinator.workers import Worker, call_all, without_reply
 from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, Failed, FailureKind, NeedsWorld, TrialRequest
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
@@ -114,24 +114,15 @@ class World:
             try:
                 self._form_first()
                 return
-            except StartFailed as failed:
+            except StartFailed:
                 if not self.limits.is_elastic:
                     raise
-                slots = failed.lost_slots or self._slots_without_answer()
-                lost = [each for each in self.members if each.slot in slots]
+                lost = without_reply(self.members, self.limits.prompt_s)
                 remaining = [each for each in self.members if each not in lost]
                 if not lost or not self.limits.can_continue_with(len(remaining)):
                     raise
                 self.members = remaining
                 actor_processes.end_workers(lost)
-
-    def _slots_without_answer(self) -> tuple[int, ...]:
-        calls = [worker.actor.describe.remote() for worker in self.members]
-        try:
-            call_all(self.members, calls, "to answer", timeout_s=self.limits.prompt_s)
-        except StartFailed as failed:
-            return failed.lost_slots
-        return ()
 
     def _form_first(self) -> None:
         timeout_s, members = self.limits.timeout_s, self.members

@@ -46,7 +46,7 @@ class MetricNotReported(HorovodTuneError, ValueError):
 
 
 class BackendMissing(HorovodTuneError, RuntimeError):
-    """Horovod (or torch_xla) is missing, or built without what a trial needs. The message has the command."""
+    """Horovod (or torch_xla) is missing, or not the one that a trial needs. The message has the command."""
 
 
 class UnsupportedRay(HorovodTuneError, ImportError):

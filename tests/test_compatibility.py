@@ -1,4 +1,4 @@
-"""A private API of Ray or Horovod that has changed is left alone, with a warning of what is lost."""
+"""A private API of Ray or torch that has changed is left alone, with a warning of what is lost."""
 
 from __future__ import annotations
 

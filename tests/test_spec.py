@@ -65,7 +65,7 @@ def test_a_wrong_argument_is_named_with_its_bound_and_value(arguments, parts):
     assert isinstance(raised.value, ValueError)
 
 
-def test_horovod_without_gloo_or_missing_is_said_with_its_cure(tmp_path):
+def test_horovod_that_is_missing_or_without_gloo_or_of_another_version_is_said_with_its_cure(tmp_path):
     code = "from horovod_tune.gloo.gloo_backend import require_installed\nrequire_installed()"
     hide = tmp_path / "hide"
     (hide / "horovod" / "torch").mkdir(parents=True)
@@ -82,6 +82,11 @@ def test_horovod_without_gloo_or_missing_is_said_with_its_cure(tmp_path):
     (hide / "horovod" / "torch" / "mpi_lib_v2.so").write_bytes(b"\0" * 100)
     text = run()
     assert "not built with Gloo" in text and "horovod-tune install-horovod" in text
+    (hide / "horovod" / "torch" / "mpi_lib_v2.so").write_bytes(b"HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    (hide / "horovod-0.27.0.dist-info").mkdir()
+    (hide / "horovod-0.27.0.dist-info" / "METADATA").write_text("Name: horovod\nVersion: 0.27.0\n")
+    text = run()
+    assert "must be 0.28.1, got 0.27.0" in text and "horovod-tune install-horovod" in text
 
 
 def test_a_trial_that_can_never_fit_is_an_error_that_says_both_sides():

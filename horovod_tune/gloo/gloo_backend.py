@@ -18,6 +18,7 @@ from horovod_tune.actors.rank_backend import PlacedRank, WorldRendezvous
 from horovod_tune.errors import BackendMissing
 from horovod_tune.gloo.horovod_world import HorovodWorld
 from horovod_tune.gloo.rendezvous import Rendezvous
+from horovod_tune.horovod_build.installed import installed_horovod
 from horovod_tune.messages import RankInfo
 from horovod_tune.spec.trial_spec import TrialSpec
 
@@ -39,6 +40,9 @@ def require_installed() -> None:
         )
     if not any(_mentions(library, _GLOO_MARK) for library in libraries):
         raise BackendMissing(f"Horovod is not built with Gloo. {_CURE}")
+    present = installed_horovod()
+    if present is not None and not present.version.startswith("0.28."):
+        raise BackendMissing(f"Horovod must be 0.28.1, got {present.version}. {_CURE}")
 
 
 def _mentions(library: Path, mark: bytes) -> bool:

@@ -20,7 +20,6 @@ from typing import Any
 import cloudpickle
 
 from horovod_tune.errors import NotElastic
-from horovod_tune.ray_compat.compatibility import Patch
 from horovod_tune.session import session
 from horovod_tune.session.committed_state import States
 
@@ -31,21 +30,6 @@ PIECE_BYTES = 1 << 28
 _HANDLERS = ("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler")
 # Where each of them keeps what was committed.
 _SAVED = ("_saved_model_state", "_saved_optimizer_state", "_saved_sampler_state")
-_ELASTIC = Patch(
-    "elastic API",
-    "hvd.elastic.run is refused: Horovod's own could open a service that unpickles unauthenticated input",
-    "horovod.common.elastic:notification_manager",
-    "horovod.common.elastic:run_fn(func, reset) uses notification_manager",
-    "horovod.torch.elastic:_reset",
-    "horovod.torch.elastic:run(func) uses run_fn _reset",
-    "horovod.runner.elastic.worker:HostUpdateResult.added",
-    *(f"horovod.torch.elastic.state:{name}.sync(self)" for name in _HANDLERS),
-    "horovod.torch.elastic.state:TorchState uses _handlers _saved_state",
-    *(
-        f"horovod.torch.elastic.state:{name} uses {saved}"
-        for name, saved in zip(_HANDLERS, _SAVED, strict=True)
-    ),
-)
 
 
 class Notifications(States):
@@ -114,12 +98,8 @@ def _load(state: Any, dumped: dict[str, Any]) -> None:
 
 def install() -> None:
     """Replace Horovod's notifications and reset by ours; once per process, when Horovod is imported."""
-    import horovod.torch.elastic
-
-    if not _ELASTIC.fits:
-        horovod.torch.elastic.run = _refuse
-        return
     import horovod.common.elastic
+    import horovod.torch.elastic
     import horovod.torch.elastic.state as states
 
     horovod.common.elastic.notification_manager = notifications
@@ -127,10 +107,6 @@ def install() -> None:
     for name in _HANDLERS:
         handler = getattr(states, name)
         handler.sync = _saved_after(handler.sync)
-
-
-def _refuse(func: Any) -> Any:
-    raise NotElastic("hvd.elastic.run is refused with this release of Horovod: horovod_tune knows 0.28.1's")
 
 
 def _saved_after(sync: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -26,34 +26,12 @@ from horovod_tune.gloo.horovod_elastic import Collectives, notifications
 from horovod_tune.horovod_build.installed import advice_on_failed_init, installed_horovod
 from horovod_tune.messages import FailureKind, RankInfo
 from horovod_tune.rank.reset.settings import horovod_settings
-from horovod_tune.ray_compat.compatibility import Patch
 
 _CLOSED_MESSAGE = "Horovod has not been initialized; use hvd.init()."
 _RANK_METHODS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
 _PROCESS_SET_METHODS = ("_process_set_rank", "_process_set_size")
 _PROBE_NAME = "horovod_tune.world_probe"
 _AGREEMENT_NAME = "horovod_tune.world_agreement"
-_BASICS = "horovod.common.basics:HorovodBasics"
-_WITHOUT = "every trial starts new workers and a Horovod world of its own, which takes longer"
-# Looked at before horovod.torch is imported, which binds the methods,
-_GUARD = Patch(
-    "kept worlds",
-    _WITHOUT,
-    f"{_BASICS}.init(self, comm, process_sets)",
-    f"{_BASICS}.shutdown(self)",
-    f"{_BASICS}.is_initialized(self)",
-    *(f"{_BASICS}.{name}(self)" for name in _RANK_METHODS),
-    *(f"{_BASICS}.{name}(self, process_set_id)" for name in _PROCESS_SET_METHODS),
-    f"{_BASICS}._get_process_set_ids_and_ranks(self)",
-)
-# and after that.
-_COUNTS = Patch(
-    "counts of collectives",
-    _WITHOUT,
-    "horovod.torch.mpi_ops:_handle_map.clear",
-    "horovod.torch.mpi_ops:mpi_lib.horovod_torch_reset",
-    "horovod.torch.mpi_ops:poll(handle)",
-)
 
 
 class HorovodWorld(RankBackend):
@@ -81,19 +59,13 @@ class HorovodWorld(RankBackend):
         with self._lock:
             if self._basics is not None:
                 return
-            if _GUARD.fits:
-                from horovod.common.basics import HorovodBasics
+            from horovod.common.basics import HorovodBasics
 
-                self._guard(HorovodBasics)
+            self._guard(HorovodBasics)  # before horovod.torch is imported, which binds the methods
             import horovod.torch as hvd
 
             horovod_elastic.install()
-            if _GUARD.fits:
-                self._basics = hvd.is_initialized.__self__
-            else:
-                self._basics = hvd
-                self._real_initialized = lambda basics: basics.is_initialized()
-                self._real_shutdown = lambda basics: basics.shutdown()
+            self._basics = hvd.is_initialized.__self__
 
     def enter(self, world: RankInfo, name: str) -> None:
         """Leave the world to ``hvd.init()``, which the training function calls."""
@@ -203,20 +175,19 @@ class HorovodWorld(RankBackend):
 
     @property
     def _has_only_the_global_set(self) -> bool:
-        """True if all collectives of the latest world are of all its ranks; False if that is not known.
+        """True if all collectives of the latest world are of all its ranks.
 
         Horovod adds sets after `hvd.init()` only where a variable allows it.
         """
         allowed = self._environment.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0")
-        return _GUARD.fits and not self._has_process_sets and allowed == "0"
+        return not self._has_process_sets and allowed == "0"
 
     def has_entered(self) -> bool:
         """Return True if the training function has called ``hvd.init()``, and not ``hvd.shutdown()`` since.
 
-        A world that it entered counts even if that world broke. With a release of Horovod whose worlds cannot
-        be kept this is unknown, and True is returned: Horovod's own error is raised then.
+        A world that it entered counts even if that world broke.
         """
-        return not _GUARD.fits or self._has_asked
+        return self._has_asked
 
     def describe_failure(
         self, error: BaseException, output: OutputReader
@@ -281,7 +252,7 @@ class HorovodWorld(RankBackend):
 
     def _reset_collective_count(self) -> None:
         """Number this rank's collectives from 1: Horovod pairs those that have no name by their number."""
-        if self._basics is not None and _COUNTS.fits:
+        if self._basics is not None:
             from horovod.torch import mpi_ops
 
             mpi_ops._handle_map.clear()
@@ -297,9 +268,6 @@ class HorovodWorld(RankBackend):
         self._forget()
         if not self.is_up:
             return []
-        if not (_GUARD.fits and _COUNTS.fits):
-            self.close()
-            return ["this release of Horovod differs from the one whose worlds can be kept"]
         import torch
         from horovod.torch import mpi_ops
 

@@ -1,4 +1,4 @@
-"""Checks that private APIs of Ray and Horovod have the expected shape before they are used.
+"""Checks that private APIs of Ray and torch have the expected shape before they are used.
 
 A `Patch` names what it needs of the other library and what a user loses without it. If the library has
 changed, the patch is not applied and a warning is logged once per process: trials then run more slowly, not

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from processes import run_python
 
-import horovod_tune.gloo.horovod_elastic
-import horovod_tune.gloo.horovod_world
+import horovod_tune.torch_dist.process_groups
 from horovod_tune import ray_compat
 from horovod_tune.ray_compat import compatibility
 
@@ -24,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def all_patches() -> Iterator[compatibility.Patch]:
-    modules: list[Any] = [horovod_tune.gloo.horovod_elastic, horovod_tune.gloo.horovod_world]
+    modules: list[Any] = [horovod_tune.torch_dist.process_groups]
     for found in pkgutil.walk_packages(ray_compat.__path__, ray_compat.__name__ + "."):
         modules.append(importlib.import_module(found.name))
     for module in modules:
@@ -44,7 +43,7 @@ def test_every_patch_of_ray_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
-def test_the_ray_and_the_horovod_in_place_have_the_shapes(patch: compatibility.Patch) -> None:
+def test_the_ray_and_the_torch_in_place_have_the_shapes(patch: compatibility.Patch) -> None:
     assert not any(map(compatibility.difference, patch.parts))
 
 

@@ -78,7 +78,7 @@ class TrainingActor:
         self._baseline: Baseline | None = None
         self._channel: RankChannel | None = None
         self._run = 0
-        self._prepared = threading.Lock()
+        self._loading = threading.Lock()
         self._forming = threading.Lock()
         ray_compat.prepare_rank_process()
         # Before other threads start: Python before 3.12 fills this table without a lock, and Horovod reports
@@ -94,7 +94,7 @@ class TrainingActor:
             return
 
     def load(self) -> None:
-        with self._prepared:
+        with self._loading:
             self._backend.load()
 
     def describe(self) -> WorkerInfo:
@@ -171,12 +171,11 @@ class TrainingActor:
         self._training.start()
 
     def _prepare(self) -> None:
-        with self._prepared:
-            self._backend.load()
-            if self._baseline is None:
-                from horovod_tune.rank.reset.baseline import Baseline
+        self.load()
+        if self._baseline is None:
+            from horovod_tune.rank.reset.baseline import Baseline
 
-                self._baseline = Baseline()
+            self._baseline = Baseline()
 
     def _enter_world(self) -> None:
         assert self._training is not None

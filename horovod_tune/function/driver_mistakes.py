@@ -40,16 +40,14 @@ def refuse_launcher() -> None:
 
 def warn_of_horovod_in_driver() -> None:
     """Warn if `hvd.init()` was called in the driver, whose rank is 0 and size 1."""
-    for name in ("horovod.torch", "horovod.tensorflow", "horovod.keras"):
-        horovod = sys.modules.get(name)
-        if horovod is not None and horovod.is_initialized():
-            warnings.warn(
-                "Horovod is initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. What is "
-                "computed from them outside the training function (samplers, data shards, learning rates) "
-                "is wrong in every rank. Move hvd.init() and all that depends on it into the function.",
-                stacklevel=2,
-            )
-            return
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is not None and horovod.is_initialized():
+        warnings.warn(
+            "Horovod is initialised in the driver, where hvd.rank() is 0 and hvd.size() is 1. What is "
+            "computed from them outside the training function (samplers, data shards, learning rates) is "
+            "wrong in every rank. Move hvd.init() and all that depends on it into the function.",
+            stacklevel=2,
+        )
 
 
 def refuse_horovod_of_driver(function: Any) -> None:

@@ -35,9 +35,9 @@ class _Pickler(cloudpickle.Pickler):
             if sys.modules.get(name) is obj:
                 return importlib.import_module, (name,)
         if isinstance(obj, MethodType) and type(obj.__self__).__module__.startswith("horovod."):
-            for module in ("horovod.torch", "horovod.tensorflow", "horovod.keras", "horovod.mxnet"):
-                if getattr(sys.modules.get(module), obj.__name__, None) == obj:
-                    return getattr, (sys.modules[module], obj.__name__)
+            module = sys.modules.get("horovod.torch")
+            if getattr(module, obj.__name__, None) == obj:
+                return getattr, (module, obj.__name__)
         if isinstance(obj, _LruCache) and not travels_by_name(obj.__module__):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)

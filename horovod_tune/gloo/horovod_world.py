@@ -306,10 +306,9 @@ def is_call_before_init(error: BaseException) -> bool:
 
 def is_collective_error(error: BaseException) -> bool:
     """Return True if Horovod raised because another rank left: this rank's traceback is not the cause."""
-    internal = sys.modules.get("horovod.common.exceptions")
-    names = ("HorovodInternalError", "HostsUpdatedInterrupt")
-    kinds = tuple(getattr(internal, name) for name in names if hasattr(internal, name))
-    if any(isinstance(each, kinds) for each in exception_chain(error)):
-        return True
+    if internal := sys.modules.get("horovod.common.exceptions"):
+        kinds = (internal.HorovodInternalError, internal.HostsUpdatedInterrupt)
+        if any(isinstance(each, kinds) for each in exception_chain(error)):
+            return True
     # hvd.init() that cannot reach the others raises a plain ValueError.
     return isinstance(error, ValueError) and "Horovod initialization failed" in str(error)

@@ -137,7 +137,11 @@ Message = Report | Finished | Failed | LogChunk | NeedsWorld | AwaitedRanks
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker's node and process. ``process_started`` is what `process_start` returns."""
+    """A worker's node and process.
+
+    ``process_started`` is what `process_start` returns; ``interfaces`` are the host's IP addresses by network
+    interface.
+    """
 
     node_id: str
     node_ip: str
@@ -146,6 +150,7 @@ class WorkerInfo:
     process_started: float
     gpu_ids: tuple[str, ...] = ()
     tpu_ids: tuple[str, ...] = ()
+    interfaces: dict[str, list[str]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

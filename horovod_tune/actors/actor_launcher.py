@@ -13,7 +13,6 @@ from horovod_tune.actors import ranks
 from horovod_tune.actors.rank_backend import PlacedRank, RankBackend, WorldRendezvous
 from horovod_tune.actors.training_actor import METHODS_AT_ONCE, TrainingActor
 from horovod_tune.channel.report_channel import CoordinatorChannel, Listener
-from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, WorkerInfo
 from horovod_tune.spec.trial_spec import TrialSpec
 
@@ -102,7 +101,12 @@ class ActorLauncher:
         single_host = len(set(nodes)) == 1
         self._end_rendezvous()
         gpus = ranks.visible_gpus(infos, rank_infos)
-        interfaces = self._interfaces(actors, infos, single_host=single_host)
+        interfaces = [
+            ranks.choose_interface(
+                info.interfaces, node_ip=info.node_ip, nics=spec.nics, single_host=single_host
+            )
+            for info in infos
+        ]
         placed = list(map(PlacedRank, actors, infos, rank_infos, interfaces))
         environments = self._rendezvous.open(placed)
         self._listener = Listener()
@@ -120,27 +124,6 @@ class ActorLauncher:
             token = self._listener.create_token(number) if rank.info.node_id == self._node_id else None
             assignments.append(Assignment((rank.rank_info,), environment, defaults, token))
         return assignments
-
-    def _interfaces(
-        self, actors: Sequence[Any], infos: Sequence[WorkerInfo], *, single_host: bool
-    ) -> list[str]:
-        """Return each rank's interface; queries one actor per host, since hosts may name them differently."""
-        asked: dict[str, Any] = {}
-        for actor, info in zip(actors, infos, strict=True):
-            asked.setdefault(info.node_id, actor)
-        refs = {node: actor.interfaces.remote() for node, actor in asked.items()}
-        chosen = {}
-        for info in infos:
-            if info.node_id in chosen:
-                continue
-            try:
-                addresses = ray.get(refs[info.node_id], timeout=self._spec.timeout_s)
-            except ray.exceptions.RayError as error:
-                raise StartFailed(f"could not read the network interfaces of {info.host}: {error}") from error
-            chosen[info.node_id] = ranks.choose_interface(
-                addresses, node_ip=info.node_ip, nics=self._spec.nics, single_host=single_host
-            )
-        return [chosen[info.node_id] for info in infos]
 
     def channels(self) -> dict[int, CoordinatorChannel]:
         listener, self._listener = self._listener, None

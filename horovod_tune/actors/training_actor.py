@@ -99,6 +99,7 @@ class TrainingActor:
 
     def describe(self) -> WorkerInfo:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        families = (socket.AF_INET, socket.AF_INET6)
         return WorkerInfo(
             node_id=self._node_id,
             node_ip=ray.util.get_node_ip_address(),
@@ -106,15 +107,11 @@ class TrainingActor:
             pid=os.getpid(),
             process_started=process_start(os.getpid()),
             gpu_ids=tuple(filter(None, devices.split(","))) if ray.get_gpu_ids() else (),
+            interfaces={
+                name: [each.address.partition("%")[0] for each in addresses if each.family in families]
+                for name, addresses in psutil.net_if_addrs().items()
+            },
         )
-
-    def interfaces(self) -> dict[str, list[str]]:
-        """Return this host's IP addresses by network interface."""
-        families = (socket.AF_INET, socket.AF_INET6)
-        return {
-            name: [each.address.partition("%")[0] for each in addresses if each.family in families]
-            for name, addresses in psutil.net_if_addrs().items()
-        }
 
     def call_backend(self, method: str, *arguments: Any) -> Any:
         """Call a method of this rank's backend, for its `WorldRendezvous`."""

@@ -88,23 +88,17 @@ class Channel:
             MalformedMessage: the other end sent something that it may not send.
         """
         try:
-            if timeout_s is not None and not self._is_readable(timeout_s):
-                return [], True
+            if timeout_s is not None:
+                # `select` takes no descriptors from 1024 on, of which a large world has some.
+                waits = select.poll()
+                waits.register(self._socket, select.POLLIN)
+                if not waits.poll(1000.0 * timeout_s):
+                    return [], True
             data = self._socket.recv(_READ_BYTES)
-        except OSError:  # the other end was closed with something unread, or this one is closed
+        except (OSError, ValueError):  # the other end was closed with something unread, or this one is closed
             data = b""
         self._buffer += data
         return self._whole_messages(), bool(data)
-
-    def _is_readable(self, timeout_s: float) -> bool:
-        """Return True if data or the end of the stream can be read within ``timeout_s``."""
-        number = self._socket.fileno()
-        if number < 0:
-            raise OSError("this end is closed")
-        # `select` takes no descriptors from 1024 on, of which a large world has some.
-        waits = select.poll()
-        waits.register(number, select.POLLIN)
-        return bool(waits.poll(1000.0 * timeout_s))
 
     def _whole_messages(self) -> list[dict[str, Any]]:
         messages = []

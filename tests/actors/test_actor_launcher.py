@@ -1,14 +1,12 @@
-"""What the launcher hands its ranks, without Ray: the actors are fakes that know their interfaces."""
+"""What the launcher hands its ranks, without Ray: only their workers' infos are needed."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 
 from horovod_tune.actors.training_actor import TrainingActor
 from horovod_tune.errors import StartFailed
@@ -20,16 +18,17 @@ INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.9.0.5"]}
 
 
 @pytest.fixture
-def assign(monkeypatch: pytest.MonkeyPatch) -> Any:
+def assign() -> Any:
     """Return rank 0's assignment in a world of two ranks on this host."""
-    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
     launchers = []
 
     def assign(**settings: Any) -> Assignment:
         launchers.append(gloo_backend.launcher(make_spec(num_slots=2, **settings), None, node_id="a"))  # type: ignore[arg-type]
-        actor = SimpleNamespace(interfaces=SimpleNamespace(remote=lambda: INTERFACES))
-        facts = [WorkerInfo("a", "10.0.0.5", "host", 7 + each, 0.0, (str(each),)) for each in (0, 1)]
-        return launchers[-1].assign([actor, actor], facts)[0]
+        facts = [
+            WorkerInfo("a", "10.0.0.5", "host", 7 + each, 0.0, (str(each),), interfaces=INTERFACES)
+            for each in (0, 1)
+        ]
+        return launchers[-1].assign([None, None], facts)[0]
 
     yield assign
     for launcher in launchers:

@@ -326,7 +326,7 @@ class ElasticLauncher(FakeLauncher):
         self, workers: Sequence[Any], infos: Sequence[WorkerInfo], *, first_node: str | None = None
     ) -> Sequence[Assignment]:
         if any(actor.is_dead for actor in workers):
-            raise StartFailed("could not read the network interfaces of a host: an actor has died")
+            raise StartFailed("rank 0 could not open a TCPStore: an actor has died")
         rank_infos = assign_ranks([each.node_id for each in infos], first_node=first_node or "node 0")
         for actor, rank_info in zip(workers, rank_infos, strict=True):
             actor.rank = rank_info.rank

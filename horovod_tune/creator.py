@@ -45,7 +45,8 @@ def DistributedTrainableCreator(
     """Turn a distributed training function into a Trainable for ``tune.run`` and ``tune.Tuner``.
 
     This call starts nothing. Each trial has one coordinator actor, which takes no CPU, and
-    ``num_hosts * num_slots`` training actors, each of which runs ``func(config)`` as one rank.
+    ``num_hosts * num_slots`` training actors, each of which runs ``func(config)`` as one rank (with
+    ``use_tpu``, one actor per host, whose processes are the ranks).
 
     Args:
         func: the training function. It takes ``config``, calls ``hvd.init()``, and reports with
@@ -55,10 +56,10 @@ def DistributedTrainableCreator(
         num_slots: ranks on each host (default 1; with ``use_tpu``, all chips of the host).
         num_cpus_per_slot: CPUs that each rank holds (default 1).
         timeout_s: seconds by which a rank's heartbeat may be late before the rank counts as lost (default
-            60). A heartbeat is due every 10 s, or every quarter of ``timeout_s`` if that is shorter. Each
-            phase of the start may take ``timeout_s`` plus 0.25 s per training actor; the first phase, in
-            which processes start and import modules, three times as long. The time between two reports is
-            not limited: an epoch may take hours.
+            60; 5 while an elastic trial changes its world). A heartbeat is due every 10 s, or every quarter
+            of ``timeout_s`` if that is shorter. Each phase of the start may take ``timeout_s`` plus 0.25 s
+            per training actor; the first phase, in which processes start and import modules, three times as
+            long. The time between two reports is not limited: an epoch may take hours.
         replicate_pem: accepted for old scripts; no SSH key is needed any more.
         num_workers: instead of ``num_slots``: the total number of ranks, placed as tightly as they fit if
             ``num_hosts`` is not given.
@@ -79,7 +80,7 @@ def DistributedTrainableCreator(
             the loopback if all ranks are on one host, otherwise the interface with the node's address in Ray.
         min_workers: minimum number of ranks. If set, the trial is elastic: it continues when ranks are lost,
             as long as this many remain or return within ``min_workers_timeout_s``, and starts with this many
-            if neither ``num_slots`` nor ``num_workers`` is given. See `commit`.
+            if none of ``num_hosts``, ``num_slots`` and ``num_workers`` is given. See `commit`.
         max_workers: how many ranks an elastic trial grows to when resources are free (default: as many as it
             starts with).
         min_workers_timeout_s: seconds that fewer ranks than ``min_workers`` wait for others (default 60).
@@ -133,5 +134,6 @@ def _describe(trainable: type[DistributedTrainable]) -> str:
     return f"{trainable._name}, {ranks} per trial{hosts}"
 
 
-# On import, since in `tune.run(DistributedTrainableCreator(...))` Python looks up `tune.run` first.
+# When this module is imported: in `tune.run(DistributedTrainableCreator(...))` Python evaluates `tune.run`
+# first.
 run = ray_compat.prepare_runs(settings_for(is_distributed, keeps_actors, _callbacks_of, _describe), __name__)

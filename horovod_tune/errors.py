@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 
 class HorovodTuneError(Exception):
-    """Base class of all errors that this package raises."""
+    """Base class of this package's exceptions. Wrong arguments may also raise ValueError or TypeError."""
 
 
 class SpecError(HorovodTuneError, ValueError):
@@ -30,7 +30,7 @@ class NotInTraining(HorovodTuneError, RuntimeError):
 
 
 class NotSynchronised(HorovodTuneError, RuntimeError):
-    """The ranks' models differ, or would differ. The message names the parameter, or the missing line."""
+    """The ranks' models differ, or would differ. The message names the parameter, or the missing call."""
 
 
 class NotInitialized(HorovodTuneError, RuntimeError):
@@ -62,7 +62,7 @@ class PreflightFailed(HorovodTuneError, RuntimeError):
 
 
 class NotElastic(HorovodTuneError, RuntimeError):
-    """The world of a trial of fixed size broke; only an elastic trial can form another."""
+    """The ranks of a trial lost their connection, and the trial is not elastic."""
 
 
 class StartFailed(HorovodTuneError, RuntimeError):

@@ -78,7 +78,7 @@ class DistributedTrainable(FunctionTrainable):
         if self._storage is None or ray.util.get_current_placement_group() is None:
             raise OutsideTune(
                 f"{name} is a Tune trainable, which only Tune can start: tune.run({name}, config=...) or "
-                f"tune.Tuner({name}, param_space=...).fit(). One configuration is a search of one trial."
+                f"tune.Tuner({name}, param_space=...).fit(). For one configuration, search with one trial."
             )
         group = ray.util.get_current_placement_group()
         assert group is not None
@@ -152,7 +152,8 @@ class DistributedTrainable(FunctionTrainable):
     def resize(self, resources: PlacementGroupFactory) -> bool:
         """Change the number of ranks to what ``resources`` hold, without a restart; False if impossible.
 
-        Remaining ranks keep their processes. Possible only in elastic trials whose function commits.
+        Remaining ranks keep their processes. Possible only in elastic trials whose function calls `commit` or
+        `get_state` or uses `hvd.elastic`, and not below the number of ranks that the trial started with.
         """
         if self._spec.num_hosts not in (None, 1):
             return False  # every host must have the same number of ranks
@@ -207,12 +208,12 @@ class DistributedTrainable(FunctionTrainable):
         self._coordinator.restore(self._restored_from)
 
     def reset(self, *args: Any, **keywords: Any) -> bool:
-        """Prepare for the next trial, even if the previous one removed this process's working directory."""
+        """End the trial, store its artifacts, and reset as Tune does; its working directory may be gone."""
         try:
             os.getcwd()
         except FileNotFoundError:
             os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", "/"))
-        # Before Tune's method gives this object the storage of the next trial.
+        # Before Tune's method, which replaces the storage by the next trial's.
         self._coordinator.end_trial()
         self._store_artifacts()  # not stored yet if the trial was stopped
         return super().reset(*args, **keywords)

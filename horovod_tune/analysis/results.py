@@ -37,7 +37,7 @@ class MetricUnknown(HorovodTuneError, ValueError):
 class Analysis:
     """An experiment's results as they were when it was read; `reload()` reads a running one again.
 
-    `metric`, `mode` and `scope` are what trials are compared by, within `limits`. `trials` has every trial,
+    `metric`, `mode` and `scope` determine the best trial that meets `limits`. `trials` has every trial,
     in the order of creation; `problems` lists what could not be read, `record` has everything that was.
     `run` is the start time of this search's driver, which identifies the search (None without a state file);
     `runs` are all searches that wrote into the folder, the oldest first: what `analyze(…, run=…)` takes.
@@ -195,7 +195,7 @@ class Analysis:
 
     @property
     def best_trial(self) -> TrialRecord:
-        """The best trial. NaN and infinities never win, and of equals the earlier trial does."""
+        """The best trial. NaN and infinities never win; ties go to the earlier trial."""
         return self.trials[self._best]
 
     @property

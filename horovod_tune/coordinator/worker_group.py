@@ -270,7 +270,7 @@ class WorkerGroup:
             return ["a rank failed"]
         problems = self.unwind() or self._reset()
         if not problems and (self.world.changes or self.world.slots.starting):
-            return ["the world of the trial changed its size"]
+            return ["the trial's world changed, or workers were still joining it"]
         return problems
 
     def unwind(self) -> list[str]:

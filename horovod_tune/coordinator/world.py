@@ -1,7 +1,7 @@
 """The world of one trial in the coordinator: its members, and how it is formed, broken and formed again.
 
-What happens when a rank dies: the reply to `Worker.poll` is an error or overdue, so `lose` removes the
-worker and calls `policy.decide`. Either the trial fails (`failures`), or `_begin_change` breaks the world on
+What happens when a rank dies: the reply to `Worker.poll` is an error or overdue, so `lose` asks
+`policy.decide`. Either the trial fails (`failures`), or `lose` removes the worker and breaks the world on
 the other ranks, so that none waits in a collective or a report. Each sends `NeedsWorld` when its training
 function has left the world (`record_left`). When all have, `policy.decide` returns `REFORM`, and `_form_next`
 assigns ranks in the next world to the remaining workers and to those that have started meanwhile.

@@ -96,8 +96,8 @@ def _packages(info: NodeInfo) -> Iterator[Finding]:
             cure = f"pip install --force-reinstall {name}"
         yield problem(name, f"{name} cannot be imported: {why}", cure)
     for name, seconds in info.slow.items():
-        what = f"The import of {name} had not ended after {seconds:.0f} s: slow, not known to be broken."
-        yield warning(name, what, "Look at the machine's load and at the file system of its Python.")
+        what = f"The import of {name} takes more than {seconds:.0f} s; it may still work."
+        yield warning(name, what, "Check the load of the machine and the file system that has its Python.")
 
 
 def _torch(info: NodeInfo) -> Iterator[Finding]:
@@ -126,7 +126,7 @@ def _horovod(info: NodeInfo) -> Iterator[Finding]:
         return
     built_for = horovod.built_for_torch
     if torch is not None and built_for not in (None, torch.version):
-        what = f"compiled for torch {built_for}; installed is torch {torch.version}."
+        what = f"compiled for torch {built_for}, but torch {torch.version} is installed."
         yield problem("horovod", f"Horovod {horovod.version} was {what}", INSTALL)
     elif horovod.error is not None:
         what = f"Horovod {horovod.version} cannot be imported: {horovod.error}"
@@ -156,9 +156,9 @@ def _working_horovod(info: NodeInfo, horovod: HorovodInfo) -> Iterator[Finding]:
 
 def _room(info: NodeInfo) -> Iterator[Finding]:
     if info.temporary_free < MIN_FREE_DISK:
-        what = f"{info.temporary_folder} has {info.temporary_free / GIB:.1f} GiB left; Ray writes logs there"
+        what = f"{info.temporary_folder} has {info.temporary_free / GIB:.1f} GiB left; Ray writes its logs"
         cure = "Make room, or set RAY_TMPDIR to a folder with more (a short path: Ray's sockets are in it)."
-        yield warning("disk", f"{what} and what does not fit into memory.", cure)
+        yield warning("disk", f"{what} and spilled objects there.", cure)
     wanted = int(info.memory * RAY_OBJECT_STORE_SHARE)
     if info.shared_memory is None or info.shared_memory < wanted:
         size = "missing" if info.shared_memory is None else f"{info.shared_memory / GIB:.1f} GiB"
@@ -204,7 +204,7 @@ def _of_node(node: Node, info: NodeInfo, backend: str) -> Iterator[Finding]:
 
 
 def _versions(infos: dict[str, NodeInfo], backend: str) -> Iterator[Finding]:
-    """Compare versions; one that is missing altogether is `diagnose`'s to report."""
+    """Compare versions; `diagnose` reports missing packages."""
     compared: dict[str, Callable[[NodeInfo], str | None]] = {
         "Python": lambda info: ".".join(info.python.split(".")[:2]),
         "torch": lambda info: info.torch.version.split("+")[0] if info.torch else None,
@@ -213,7 +213,7 @@ def _versions(infos: dict[str, NodeInfo], backend: str) -> Iterator[Finding]:
     }
     for name, version_of in compared.items():
         versions = {node: version for node, info in infos.items() if (version := version_of(info))}
-        for usual, _ in Counter(versions.values()).most_common(1):  # of equals, the driver's comes first
+        for usual, _ in Counter(versions.values()).most_common(1):  # on a tie, the driver's
             others = " ".join(node for node, version in versions.items() if version == usual)
             cure = f"Install {name} {usual} there" + (f", then {INSTALL}." if name == "torch" else ".")
             for node, version in versions.items():
@@ -223,7 +223,7 @@ def _versions(infos: dict[str, NodeInfo], backend: str) -> Iterator[Finding]:
 
 
 def _reach(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Name a node that no other reaches once, and every other pair by itself."""
+    """Report an unreachable node once; otherwise each unreachable pair."""
     examined = {node.label: node for node in nodes if node.info is not None}
     blamed = set()
     for label, node in examined.items():
@@ -233,7 +233,7 @@ def _reach(nodes: Sequence[Node]) -> Iterator[Finding]:
             blamed.add(label)
             where = f"{node.interface_address} ({node.interface})"
             what = f"No other machine reaches it at {where}: {refused[0]}."
-            cure = "Open all TCP ports between the nodes (Gloo takes any), or name another interface"
+            cure = "Open all TCP ports between the nodes (Gloo uses any of them), or name another interface"
             yield problem("interface", what, f"{cure}: nics=[...]", label)
     for label, node in examined.items():
         for peer, why in node.unreached.items():

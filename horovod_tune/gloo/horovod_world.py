@@ -1,9 +1,10 @@
-"""Runs in each rank: Horovod, loaded once and kept between trials. Its private APIs are used only here.
+"""Runs in each rank: Horovod, loaded once and kept between trials. Its private APIs are used only here and in
+`horovod_elastic`.
 
 Checked against Horovod 0.28.1: `horovod.common.basics.HorovodBasics`, `_handle_map` and `mpi_lib` of
 `horovod.torch.mpi_ops`, and what the library writes to stderr.
 
-A world that a trial leaves sound is kept for the next one, so that its ``hvd.init()`` costs one collective
+A world that a trial leaves intact is kept for the next one, so that its ``hvd.init()`` costs two collectives
 of some bytes. The trial sees no difference: until it calls ``hvd.init()`` a kept world behaves as if it were
 not initialised, and afterwards as a world that was made with the environment of that moment.
 """
@@ -41,10 +42,10 @@ class HorovodWorld(RankBackend):
         self.collectives = Collectives(self.has_entered)
         self.states = notifications
         self._kept = False
-        # What is known of the world that the training function has made, until it leaves it itself.
-        self._known: dict[tuple[Any, ...], Any] = {}
-        # True if it has called `hvd.init()`, even if that failed, since it began or left a world.
-        self._has_asked = False
+        # Ranks and sizes of the world that the training function has initialised, until it shuts it down.
+        self._cached: dict[tuple[Any, ...], Any] = {}
+        # True if it has called `hvd.init()`, even if that failed, since it started or last left a world.
+        self._init_was_called = False
         self._basics: Any = None
         self._environment: dict[str, str] = {}
         self._has_process_sets = False
@@ -52,7 +53,7 @@ class HorovodWorld(RankBackend):
         self._settings: set[tuple[str, str]] | None = None
         self._sockets = SocketRecorder()
         self._lock = threading.Lock()
-        self._ending = threading.Lock()
+        self._shutdown_lock = threading.Lock()
 
     def load(self) -> None:
         """Import torch and Horovod, which takes a second, and put `_kept` in front of Horovod's functions."""
@@ -68,10 +69,10 @@ class HorovodWorld(RankBackend):
             self._basics = hvd.is_initialized.__self__
 
     def enter(self, world: RankInfo, name: str) -> None:
-        """Leave the world to ``hvd.init()``, which the training function calls."""
+        """Do nothing: the training function's ``hvd.init()`` creates the world."""
 
     def end(self, *, has_returned: bool) -> None:
-        """Keep the world: Horovod's stall inspector names a rank that has returned while others wait."""
+        """Do nothing: Horovod's stall inspector names a rank that has returned while others wait."""
 
     def _guard(self, basics_class: Any) -> None:
         real_init, real_shutdown = basics_class.init, basics_class.shutdown
@@ -80,7 +81,7 @@ class HorovodWorld(RankBackend):
 
         @functools.wraps(real_init)
         def init(basics: Any, comm: Any = None, process_sets: Any = None) -> Any:
-            world._has_asked = True
+            world._init_was_called = True
             world._check_settings()
             if world._hides(basics):
                 world._kept = False
@@ -134,15 +135,15 @@ class HorovodWorld(RankBackend):
         """Cache rank and size, so that they remain readable after the world is aborted."""
         try:
             known = {(name,): getattr(basics, name)() for name in _RANK_METHODS}
-            self._known = {**known, **{(name, 0): getattr(basics, name)(0) for name in _PROCESS_SET_METHODS}}
+            self._cached = {**known, **{(name, 0): getattr(basics, name)(0) for name in _PROCESS_SET_METHODS}}
         except ValueError:
             raise ValueError("Horovod initialization failed: the world was broken off at once") from None
 
     def _guarded_fact(self, name: str, real: Any) -> Any:
-        """Cache rank and size so they remain readable after the world is aborted.
+        """Return a replacement for the method ``name`` that returns the cached value in an aborted world.
 
-        So does Horovod's own until this process shuts it down. Its `broadcast_object` and the restore of an
-        `ElasticSampler` read them then; the next collective raises `HorovodInternalError`.
+        Horovod's `broadcast_object` and the restore of an `ElasticSampler` read rank and size then; the next
+        collective raises `HorovodInternalError`.
         """
 
         @functools.wraps(real)
@@ -153,9 +154,9 @@ class HorovodWorld(RankBackend):
                 return real(basics, *arguments)
             except ValueError:
                 known = (name, *arguments)
-                if self.is_up or known not in self._known:
+                if self.is_up or known not in self._cached:
                     raise
-                return self._known[known]
+                return self._cached[known]
 
         return fact
 
@@ -187,7 +188,7 @@ class HorovodWorld(RankBackend):
 
         A world that it entered counts even if that world broke.
         """
-        return self._has_asked
+        return self._init_was_called
 
     def describe_failure(
         self, error: BaseException, output: OutputReader
@@ -217,7 +218,7 @@ class HorovodWorld(RankBackend):
         self.close()
 
     def _forget(self) -> None:
-        self._known, self._has_asked = {}, False
+        self._cached, self._init_was_called = {}, False
 
     def close(self) -> None:
         """Shut the world down: every collective that any rank waits in fails, and so ends its function."""
@@ -231,7 +232,7 @@ class HorovodWorld(RankBackend):
 
     def _shut_down(self) -> None:
         # The training function and `close` may come here at once; Horovod joins its thread without a lock.
-        with self._ending:
+        with self._shutdown_lock:
             if self.is_up:
                 self._real_shutdown(self._basics)
 

@@ -205,7 +205,7 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
         cause = first_error(lines) or "\n".join(lines[-5:])
         killed = any("Killed signal terminated program" in line or "out of memory" in line for line in lines)
         cure = "\nThe machine ran out of memory: try --jobs 1." if killed else ""
-        raise BuildError(f"Horovod did not compile. The first error:\n\n{cause}\n{cure}\nIts log: {log}")
+        raise BuildError(f"Horovod did not compile. The first error:\n\n{cause}\n{cure}\nFull log: {log}")
 
 
 def percent_done(line: str) -> int | None:
@@ -244,14 +244,14 @@ def _sigterm_raises() -> Iterator[None]:
 
 def fetch_cmake(folder: Path) -> str:
     """Install pip's CMake into `folder`; return the program."""
-    print("Fetching CMake (there is none on the path, or an old one) ...", flush=True)
+    print("Downloading CMake (not on PATH, or too old) ...", flush=True)
     run_pip("install", "--no-deps", "--target", str(folder), "cmake")
     # The program itself: the script next to it would look for its module in the environment.
     return str(folder / "cmake" / "data" / "bin" / "cmake")
 
 
 def run_pip(*arguments: str) -> None:
-    """Run pip without showing its output; raise BuildError with its end if it fails."""
+    """Run pip without showing its output; raise BuildError with its last lines if it fails."""
     command = [sys.executable, "-m", "pip", *arguments]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     ran = subprocess.run(command, stdin=nothing, stdout=pipe, stderr=subprocess.STDOUT, text=True)

@@ -25,7 +25,7 @@ from horovod_tune.large_batch.world import horovod, rank, torch_distributed, wor
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What `from_config` makes; all of it may be used by itself too.
+    """The objects that `from_config` builds; each also works on its own.
 
     Attributes:
         optimizer: A ``hvd.DistributedOptimizer`` where there are several ranks.
@@ -55,7 +55,7 @@ class TrainingSetup:
         yield from rank_passes(order, self.split, rank(self.accumulator.process_set))
 
     def backward(self, loss: torch.Tensor, *, samples: int) -> None:
-        """Compute the gradients of a pass, whose mean loss this is."""
+        """Backpropagate ``loss``, the mean loss of a pass over ``samples`` samples."""
         self.accumulator.backward(loss, samples=samples)
 
     def step(self) -> StepResult:
@@ -86,8 +86,8 @@ class TrainingSetup:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict` at the same epoch, with the rates and the batch of this configuration.
 
-        So PBT may change a trial's configuration between saving and loading. An optimiser of another kind
-        starts with a state of its own.
+        So PBT may change a trial's configuration between saving and loading. If the kind of
+        optimiser has changed, its state starts empty.
 
         Raises:
             HyperparameterError: It is not the state of such a setup.
@@ -126,8 +126,8 @@ def from_config(
     it the ``DistributedDataParallel``. Read from `config`:
 
     * ``epochs`` and ``base_batch_size``, the batch for which rates are tuned (both required)
-    * exactly one of ``global_batch_size``, the same in every world, and ``local_batch_size`` of each rank,
-      with which batch and rate grow with the world
+    * exactly one of ``global_batch_size``, the same in every world, and ``local_batch_size``, per rank: batch
+      and rate then scale with the number of ranks
     * exactly one of ``lr``, the rate for a batch of ``base_batch_size``, and ``relative_lr``, that rate as a
       multiple of the optimiser's usual one (`configuration.USUAL_RATE`)
     * ``scaling``: ``linear``, ``sqrt`` or ``none``; by default what fits the optimiser
@@ -167,7 +167,7 @@ def from_config(
     if torch_distributed() is not None:
         if distributed:
             raise bounds.HyperparameterError(
-                f"with torch.distributed there is no hvd.DistributedOptimizer, got {', '.join(distributed)}"
+                f"{', '.join(distributed)}: for hvd.DistributedOptimizer, not for torch.distributed"
             )
         world = world_size(getattr(model, "process_group", None))
     else:

@@ -26,7 +26,7 @@ from horovod_tune.session.session import Session, StopTraining
 _CAUSED_BY_OTHERS = (FailureKind.DISCONNECTED, FailureKind.STALLED)
 # How long the trial's `atexit` handlers may delay the message that the function has ended.
 EXIT_HANDLERS_TIMEOUT_S = 30.0
-# The same if it failed: other ranks that lose contact meanwhile would be taken for the cause.
+# The same if it failed: other ranks that lose contact meanwhile would be reported as the cause.
 FAILED_EXIT_HANDLERS_TIMEOUT_S = 1.0
 # The most frames of a hung function's stack in the error, the innermost ones.
 STACK_FRAMES = 50
@@ -158,7 +158,7 @@ class _Once:
 def call(function: Callable[[dict[str, Any]], Any], live_session: Session) -> None:
     """Call the training function, and report what it returns or yields, as Tune does."""
     output = function(dict(live_session.request.config))
-    # Not inspect.isgeneratorfunction(function): a partial or a callable object is none.
+    # Not inspect.isgeneratorfunction(function): a partial or a callable object may return a generator too.
     if inspect.isgenerator(output):
         for each in output:
             session.handle_output(live_session, each)

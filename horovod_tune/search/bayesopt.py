@@ -64,7 +64,9 @@ class BayesOptSearch(Searcher):
     * `points_to_evaluate`: configurations to run first; missing parameters are filled in.
       `evaluated_rewards`: their metric values, if they are known already; only those with None are run.
     * `utility_kwargs`: as in Ray's BayesOptSearch, e.g. `{"kind": "ucb", "kappa": 2.576}`.
-      `acquisition_function`: an object of `bayes_opt.acquisition` instead. By default neither is used.
+      `acquisition_function`: an object of `bayes_opt.acquisition` instead, or of a subclass of its
+      `AcquisitionFunction`. Pass at most one of the two; by default it is the logarithm of expected
+      improvement.
     * `random_state`: an int (42), a NumPy generator, or None for a different search each time. The same
       state and the same results give the same suggestions.
     * `random_search_steps`: suggestions from a Sobol sequence before the model takes over; by default
@@ -417,9 +419,9 @@ class BayesOptSearch(Searcher):
 
 
 def _reported(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """Return the names of what a trial reported, and the values of the metrics that are among them."""
+    """Return the names of the reported values, and the values of those metrics that are not numbers."""
     wrong = [f"{name}={flat[name]!r}" for name in metrics if name in flat and as_number(flat[name]) is None]
-    return f"{', '.join(wrong)} besides {sorted(set(flat) - set(metrics))}" if wrong else str(sorted(flat))
+    return f"{', '.join(wrong)} and also {sorted(set(flat) - set(metrics))}" if wrong else str(sorted(flat))
 
 
 @cache

@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 class PromotingASHA(TrialScheduler):
     """Asynchronous successive halving that promotes: a scheduler for Tune.
 
-    Every trial pauses after `grace_period`, `grace_period * reduction_factor`, ... and continues from its
-    checkpoint once it is among the best `1 / reduction_factor` of all that have come so far (Li et al., 2020,
-    "A System for Massively Parallel Hyperparameter Tuning"). Tune's `ASHAScheduler` decides once, when the
-    trial gets there: it continues too many of the first trials, and ends those that later ones would show to
-    be good. Pausing costs little with warm workers; the search learns from the curves in both cases.
+    Every trial pauses at each *rung*: after `grace_period`, `grace_period * reduction_factor`, ... It
+    continues from its checkpoint once it is among the best `1 / reduction_factor` of all trials that have
+    reached the rung (Li et al., 2020, "A System for Massively Parallel Hyperparameter Tuning"). Tune's
+    `ASHAScheduler` decides once, when a trial reaches a rung, so it continues too many early trials and can
+    end one that would later rank among the best. Pausing costs little with reused workers.
 
         tune.run(trainable, search_alg=ConcurrencyLimiter(BayesOptSearch(), max_concurrent=4),
                  scheduler=PromotingASHA(max_t=52, grace_period=2), metric="loss", mode="min", ...)
 
-    A trial that waits has no resources and no place under `max_concurrent`: another one runs. When the
-    search has no more trials, the best of those that wait continues until one has been trained to the end;
-    the others end. A trial whose function saves no checkpoints cannot be paused: it continues if it is among
-    the best of those before it, and ends otherwise. One whose metric is NaN or infinite at a rung ends.
-    After `Tuner.restore` those that waited wait again.
+    A paused trial holds no resources and does not count towards `max_concurrent`. When the search has no more
+    trials, the best paused one continues until one has been trained to the end; the others end. A trial whose
+    function saves no checkpoints cannot be paused: it continues if it is among the best of those before it,
+    and ends otherwise. One whose metric is NaN or infinite at a rung ends. After `Tuner.restore` paused
+    trials are paused again.
 
     Args:
         time_attr: the metric that measures a trial's progress.
@@ -44,8 +44,8 @@ class PromotingASHA(TrialScheduler):
         mode: "min" or "max"; may also come from the tuner.
         max_t: where a whole training ends, in units of `time_attr`.
         grace_period: the first rung.
-        reduction_factor: how many times more trials reach a rung than continue from it, and how many times
-            longer a trial has been trained at the next one.
+        reduction_factor: the best `1 / reduction_factor` of the trials at a rung continue; each rung is at
+            `reduction_factor` times the training time of the one before.
 
     Raises:
         ValueError: For an argument of another kind or out of bounds.
@@ -89,15 +89,15 @@ class PromotingASHA(TrialScheduler):
         self._rungs = Rungs(levels, reduction_factor)
         self._trials: dict[str, Trial] = {}
         # Trials that were continued and have not reported since.
-        self._going_on: list[str] = []
+        self._continuing: list[str] = []
         # Trials that were trained to the end, and those that ended at a rung.
         self._finished: set[str] = set()
         self._ended_at_rung: set[str] = set()
-        # Trials that are paused without a checkpoint: functions that only commit get one from that.
+        # Trials that are paused before a checkpoint exists; pausing saves one if the function has committed.
         self._tries_to_pause: list[str] = []
         # By rung: True if pausing such a trial gave a checkpoint.
         self._saves: dict[int, bool] = {}
-        # Trials that failed while they were saved in order to wait; tried again, they wait after a report.
+        # Trials that failed while being paused; after the retry they pause at their next report.
         self._failed_waiting: set[str] = set()
         self._is_restored = False
         self._said_no_time = False
@@ -127,8 +127,8 @@ class PromotingASHA(TrialScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
         trial_id = trial.trial_id
-        if trial_id in self._going_on:
-            self._going_on.remove(trial_id)
+        if trial_id in self._continuing:
+            self._continuing.remove(trial_id)
         if trial_id in self._failed_waiting:
             self._failed_waiting.remove(trial_id)
             self._rungs.waiting.add(trial_id)
@@ -166,7 +166,7 @@ class PromotingASHA(TrialScheduler):
             following = self._rungs.next()
             if following == trial_id:
                 return TrialScheduler.CONTINUE
-        logger.info("trial %s waits after %g: it is number %d of %d there", trial_id, time, place, of)
+        logger.info("trial %s paused at %g: number %d of %d trials at this rung", trial_id, time, place, of)
         release_slot(tune_controller, trial_id)
         if following is not None:
             self._continue(tune_controller, following)
@@ -191,7 +191,7 @@ class PromotingASHA(TrialScheduler):
         while self._is_restored and (following := self._rungs.next()) is not None:
             self._continue(tune_controller, following)
         self._is_restored = False
-        for trial_id in self._going_on:
+        for trial_id in self._continuing:
             # A trial that is still being saved is not ready.
             if self._trials[trial_id].status in (Trial.PAUSED, Trial.PENDING):
                 return self._trials[trial_id]
@@ -199,14 +199,14 @@ class PromotingASHA(TrialScheduler):
         for trial in trials:
             if trial.status == Trial.PENDING:
                 return trial
-        runs = self._going_on or any(trial.status == Trial.RUNNING for trial in trials)
+        runs = self._continuing or any(trial.status == Trial.RUNNING for trial in trials)
         if runs or not self._rungs.waiting or not tune_controller.search_alg.is_finished():
             return None
         return self._continue_best(tune_controller)
 
     def debug_string(self) -> str:
         parts = [
-            f"{level:g}: {len(values)} trials, {len(values) - waiting} of them went on or ended"
+            f"{level:g}: {len(values)} trials, {len(values) - waiting} of them continued or ended"
             for level, values in zip(self._rungs.levels, self._rungs.values, strict=True)
             for waiting in [sum(trial in self._rungs.waiting for trial in values)]
         ]
@@ -229,12 +229,12 @@ class PromotingASHA(TrialScheduler):
         place, of = self._rungs.rank(trial_id)
         logger.info("trial %s continues: it is number %d of %d that came as far", trial_id, place, of)
         acquire_slot(controller, trial_id)
-        self._going_on.append(trial_id)
+        self._continuing.append(trial_id)
 
     def _forget(self, trial_id: str) -> None:
         self._rungs.waiting.discard(trial_id)
-        if trial_id in self._going_on:
-            self._going_on.remove(trial_id)
+        if trial_id in self._continuing:
+            self._continuing.remove(trial_id)
         if trial_id in self._tries_to_pause:
             self._tries_to_pause.remove(trial_id)
 

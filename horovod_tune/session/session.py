@@ -147,8 +147,8 @@ class Session:
         """
         if not self.request.is_elastic:
             raise NotElastic(
-                "the world of this trial broke, and the trial is not elastic: with min_workers= given to "
-                "DistributedTrainableCreator, the other ranks continue without one that is lost"
+                "a rank was lost, and this trial is not elastic: pass min_workers= to "
+                "DistributedTrainableCreator to let the other ranks continue"
             )
         with self._condition:
             self._world_is_broken = True
@@ -301,9 +301,9 @@ class TrialWorld:
     def check_synchronised(self, model: torch.nn.Module) -> None:
         """Raise `NotSynchronised` unless all ranks have the same parameters; every rank must call this.
 
-        It finds a forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`, and is cheap enough for
-        every epoch: one allgather of eight bytes per parameter tensor. Buffers (the running mean of batch
-        normalization) are not compared: they differ under Horovod.
+        It finds a forgotten `hvd.broadcast_parameters` or `hvd.DistributedOptimizer`. It computes a
+        checksum of every parameter on the CPU, and gathers eight bytes of each. Buffers (the running mean of
+        batch normalization) are not compared: they differ under Horovod.
 
         Raises:
             NotSynchronised: names the first parameter that differs from rank 0's, and the ranks.
@@ -347,8 +347,8 @@ def _child_process_error(caller: str, rank: int, pid: int) -> str:
     return (
         f"{caller} was called in process {os.getpid()}, which the training function of rank {rank} (process "
         f"{pid}) started. Only the function itself can report. It runs in every rank already: one "
-        "process per slot, or per TPU chip. So give DistributedTrainableCreator the function that a launcher "
-        "(torch_xla.launch, xmp.spawn, notebook_launcher, mp.spawn) is to run, without the launcher; or "
+        "process per slot, or per TPU chip. Pass to DistributedTrainableCreator the function that you pass "
+        "to a launcher (torch_xla.launch, xmp.spawn, notebook_launcher, mp.spawn), without the launcher; or "
         "return the results of such a process to the function, and report them there."
     )
 

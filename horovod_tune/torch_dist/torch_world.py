@@ -23,15 +23,15 @@ from horovod_tune.torch_dist import nccl_watch
 from horovod_tune.torch_dist.process_groups import GROUPS, ProcessGroups
 from horovod_tune.torch_dist.world_store import WorldStore
 
-# How long a rank whose collective timed out waits for the others to record the same. A rank that has not is
-# the one that never entered it.
+# How long a rank whose collective timed out waits for the others to record the same. Ranks that do not never
+# entered the collective.
 PEER_WAIT_S = 2.0
-# Parts of the messages of errors that may be a plain RuntimeError: Gloo's; TCPStore's in other releases.
+# Gloo, and TCPStore in some releases, raise plain RuntimeErrors, which have one of these texts.
 _PLAIN_ERRORS = (
     *("gloo/transport/", "connectFullMesh failed"),
     *("Socket Timeout", "Broken pipe", "failed to recv", "Connection reset"),
 )
-# Parts of such a message if it is a timeout's. DataLoader's timeouts have them too.
+# Those of timeouts; DataLoader's have them too.
 _TIMEOUT_TEXTS = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
 
 
@@ -148,7 +148,7 @@ class TorchWorld(RankBackend):
         self._has_timed_out = has_timed_out
         if has_timed_out:
             store.publish("timed out")
-        # Before the groups are aborted, since the function then continues, and must not report.
+        # Before the abort, which lets the function continue: `report` must already fail.
         live.break_world(was_unnoticed=True)
         self._groups.abort()
 
@@ -174,7 +174,7 @@ class TorchWorld(RankBackend):
         self._groups.abort()
 
     def abort(self) -> None:
-        """Break a world that has lost a rank. Returns when no group of it is being made any more."""
+        """Break a world that has lost a rank. Returns when no process group is still being created."""
         self.close()
         while self._groups.sockets.is_forming:  # which opens more sockets
             self._groups.sockets.shut_down()
@@ -192,7 +192,7 @@ class TorchWorld(RankBackend):
         return ["a collective was started and never waited for"] if thread.is_alive() else []
 
     def describe_failure(self, error: BaseException, output: Any) -> tuple[FailureKind, str, dict[int, str]]:
-        """Return the kind of a failure, no text, and the ranks for which the function waited in vain."""
+        """Return the kind of a failure, an empty text, and the ranks that the function was waiting for."""
         if (store := self._store) is None:  # the function, or torch, could not be imported
             return FailureKind.RAISED, "", {}
         chain = list(exception_chain(error))

@@ -43,7 +43,7 @@ def test_an_import_that_is_slow_is_not_called_broken(name: str) -> None:
     )
     (found,) = diagnose(facts)
     assert (found.level, found.subject) == ("warning", name)
-    assert "had not ended after 120 s" in found.what
+    assert "takes more than 120 s" in found.what
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_import_that_is_slow_is_not_called_broken(name: str) -> None:
         (
             {"horovod": replace(HOROVOD, built_for_torch="2.12.1", error="undefined symbol")},
             "horovod",
-            "compiled for torch 2.12.1; installed is torch 2.13.0+cpu",
+            "compiled for torch 2.12.1, but torch 2.13.0+cpu is installed",
             "horovod-tune install-horovod",
         ),
         (

@@ -149,7 +149,7 @@ def test_metrics_may_be_any_kind_of_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(None, "it reported ['done', "), ("good", f"{METRIC}='good' besides")]
+    ("value", "message"), [(None, "it reported ['done', "), ("good", f"{METRIC}='good' and also")]
 )
 def test_a_missing_metric_is_said_once_with_what_there_was(value: Any, message: str, caplog: Any) -> None:
     assert len(Loop(searcher(), mixed_space()).run(20, lambda config: value)) == 20

@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 import builtins
+import codecs
 import contextlib
+import copy
 import copyreg
 import csv
 import decimal
+import fcntl
 import gc
 import io
 import json
 import locale
 import logging
 import multiprocessing
+import numbers
 import os
 import random
 import resource
@@ -27,6 +31,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from multiprocessing import shared_memory
 from typing import Any
 
 import numpy as np
@@ -47,6 +52,27 @@ _OwnDict.__module__ = "yaml"
 
 yaml.SafeLoader.named = {"lr": 1}
 torch.nn.init.kaiming_normal_.setting = 1  # type: ignore[attr-defined]
+
+def _end_of_a_fork() -> int:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def _enter_a_context_of_warnings() -> None:
+    warnings.catch_warnings().__enter__()
+    warnings.simplefilter("error")
+
+
+def _is_locked() -> bool:
+    with open(__file__) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
 
 LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a new environment variable": (
@@ -92,6 +118,7 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: setattr(json.encoder, "INFINITY", 3.0),
     ),
     "warning filters": (lambda: len(warnings.filters), lambda: warnings.simplefilter("error")),
+    "warning filters of a context": (lambda: len(warnings.filters), _enter_a_context_of_warnings),
     "the root logger's level": (
         lambda: logging.getLogger().level,
         lambda: logging.getLogger().setLevel(5),
@@ -239,6 +266,48 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: json._default_encoder.indent,
         lambda: setattr(json._default_encoder, "indent", 3),
     ),
+    "a handler of codecs' errors": (
+        lambda: codecs.lookup_error("leak"),
+        lambda: codecs.register_error("leak", codecs.ignore_errors),
+    ),
+    "a function at each fork": (
+        _end_of_a_fork,
+        lambda: os.register_at_fork(after_in_child=lambda: os._exit(7)),
+    ),
+    "a subclass of an abstract class": (
+        lambda: issubclass(torch.Tensor, numbers.Number),
+        lambda: numbers.Number.register(torch.Tensor),
+    ),
+    "how copies are made": (
+        lambda: len(copy._deepcopy_dispatch),
+        lambda: copy._deepcopy_dispatch.update({torch.Size: lambda each, _: each}),
+    ),
+    "a default argument of NumPy's": (
+        lambda: np.load.__defaults__,
+        lambda: setattr(np.load, "__defaults__", (None, True, True, "ASCII")),
+    ),
+    "checks of sparse tensors": (
+        torch.sparse.check_sparse_tensor_invariants.is_enabled,
+        torch.sparse.check_sparse_tensor_invariants.enable,
+    ),
+    "the precision of convolutions": (
+        lambda: torch._C._get_fp32_precision_getter("mkldnn", "conv"),
+        lambda: setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
+    ),
+    "what torch.compile does": (
+        lambda: torch._dynamo.eval_frame._stance.stance,
+        lambda: torch.compiler.set_stance("force_eager"),
+    ),
+    "a compiler of the user's": (
+        lambda: "leak" in torch._dynamo.list_backends(),
+        lambda: torch._dynamo.register_backend(lambda *_: None, name="leak"),
+    ),
+    "the session of the process": (lambda: os.getsid(0) == os.getpid(), os.setsid),
+    "a lock on a file": (_is_locked, lambda: fcntl.flock(os.open(__file__, os.O_RDONLY), fcntl.LOCK_EX)),
+    "shared memory": (
+        lambda: os.path.exists("/dev/shm/leak_of_ours"),
+        lambda: shared_memory.SharedMemory("leak_of_ours", create=True, size=1),
+    ),
     "the longest int in text": (sys.get_int_max_str_digits, lambda: sys.set_int_max_str_digits(0)),
     "a profiling timer": (
         lambda: signal.getitimer(signal.ITIMER_PROF)[0] > 0,
@@ -259,8 +328,8 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 }
 
 
-def look() -> dict[str, str]:
-    return {name: repr(_look_at(each)) for name, (each, _) in LEAKS.items()}
+def look(*names: str) -> dict[str, str]:
+    return {name: repr(_look_at(LEAKS[name][0])) for name in names or LEAKS}
 
 
 def _look_at(read: Callable[[], Any]) -> Any:

@@ -32,7 +32,7 @@ def in_a_thread(function):
 
 def plant_and_look():
     leaks.LEAKS[name][1]()
-    return leaks.look()[name], leaks.generators()
+    return leaks.look(name)[name], leaks.generators()
 
 in_a_thread(leaks.look)  # what looking itself imports
 del sys.modules["users_own_module"]
@@ -43,10 +43,11 @@ for name in leaks.LEAKS:
     if os.fork() == 0:
         try:
             baseline._watch.accept({})  # what the fork itself has changed
-            before = in_a_thread(leaks.look)[name]
+            before = in_a_thread(lambda: leaks.look(name))[name]
             planted, drawn = in_a_thread(plant_and_look)
             problems = baseline.restore() + baseline.memory_left()
-            answer = [before, planted, problems, in_a_thread(leaks.look)[name], drawn, leaks.generators()]
+            after = in_a_thread(lambda: leaks.look(name))[name]
+            answer = [before, planted, problems, after, drawn, leaks.generators()]
         except BaseException:
             answer = traceback.format_exc()
         os.write(writing, json.dumps(answer).encode())
@@ -62,7 +63,7 @@ with open(sys.argv[1], "w") as file:
 RESTORED = {
     *("a new environment variable", "the working directory", "sys.path", "sys.argv", "sys.stdout"),
     *(
-        "warning filters",
+        *("warning filters", "warning filters of a context"),
         "the root logger's level",
         "the root logger's handlers",
         "a logger of the user's",
@@ -71,7 +72,7 @@ RESTORED = {
     *("the default dtype", "the number of threads", "grad mode", "torch's random state", "torch's seed"),
     *("cuDNN's flags", "deterministic algorithms", "the precision of float32 products"),
     *("a function of the standard library", "a patched method of torch", "a method added to tensors"),
-    *("a module of the user's", "a built-in function", "autocast"),
+    *("a module of the user's", "a built-in function", "autocast", "shared memory"),
 }
 
 

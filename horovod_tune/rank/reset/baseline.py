@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 import weakref
+from multiprocessing import resource_tracker
+from typing import Any
 
 import psutil
 
@@ -56,6 +58,7 @@ class Baseline:
         self._threads = weakref.WeakSet(threading.enumerate())
         self._children = set(_children())
         self._files = len(os.listdir("/proc/self/fd"))
+        self._locks = _file_locks()
         self._memory_mb = _own_memory_mb()
         self._output = [os.dup(1), os.dup(2)]
         # So that collections after trials skip the modules, which are never freed. There is no collection
@@ -115,6 +118,7 @@ class Baseline:
 
     def _children_left(self) -> list[str]:
         """Kill the processes that the trial left running; return one problem per process."""
+        _end_resource_tracker()
         left = [process for pid in _children() if pid not in self._children and (process := _child(pid))]
         if not left:
             return []
@@ -141,7 +145,8 @@ class Baseline:
 
     def _files_left(self) -> list[str]:
         more = len(os.listdir("/proc/self/fd")) - self._files
-        return [f"{more} files were left open"] if more > MAX_FILES_LEFT else []
+        problems = [f"{more} files were left open"] if more > MAX_FILES_LEFT else []
+        return problems + (["a file is still locked"] if _file_locks() > self._locks else [])
 
 
 def _gpu_memory_left() -> list[str]:
@@ -195,10 +200,24 @@ def _children() -> list[int]:
 
 
 def _child(pid: int) -> psutil.Process | None:
-    """Return a child process of the trial; None if it is gone, or is Python's resource tracker."""
     try:
-        process = psutil.Process(pid)
-        # multiprocessing starts the tracker once per process; it keeps nothing of a trial.
-        return None if "resource_tracker" in " ".join(process.cmdline()) else process
+        return psutil.Process(pid)
     except psutil.NoSuchProcess:
         return None
+
+
+def _end_resource_tracker() -> None:
+    """Let multiprocessing's tracker end, which removes the shared memory that the trial has left."""
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._fd is not None:
+        os.close(tracker._fd)
+        tracker._fd = tracker._pid = None
+
+
+def _file_locks() -> int:
+    """Return the number of locks that this process has on files, and that keep others away."""
+    try:
+        with open("/proc/locks") as file:
+            return sum(line.split()[3:5] == ["WRITE", str(os.getpid())] for line in file)
+    except FileNotFoundError:
+        return 0

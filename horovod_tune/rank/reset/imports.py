@@ -8,6 +8,9 @@ import changes in other modules is accepted.
 
 from __future__ import annotations
 
+import abc
+import codecs
+import functools
 import importlib
 import importlib.util
 import linecache
@@ -35,6 +38,12 @@ _INSTALLED = tuple(
     if path and os.path.isabs(path) and len(path) > 1 and os.path.basename(path) not in ("bin", "scripts")
 )
 
+# Functions whose effect on the process can neither be seen nor be undone.
+_LASTING_CALLS = (
+    *((codecs, "register"), (codecs, "register_error"), (os, "register_at_fork"), (sys, "addaudithook")),
+    (abc.ABCMeta, "register"),
+)
+
 
 class Imports:
     """The modules of this process before its first trial; tracks what is imported later."""
@@ -48,6 +57,9 @@ class Imports:
         # Names of the modules that imports of libraries have loaded.
         self._library_modules: set[str] = set()
         self._thread = threading.local()
+        self._calls: list[str] = []
+        for owner, name in _LASTING_CALLS:
+            setattr(owner, name, self._noted(owner, name))
         bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
         real = bootstrap._find_and_load
 
@@ -62,6 +74,21 @@ class Imports:
                 co_filename=real.__code__.co_filename, co_name="_call_with_frames_removed"
             )
         bootstrap._find_and_load = _call_with_frames_removed
+
+    def _noted(self, owner: Any, name: str) -> Callable[..., Any]:
+        """Return the function ``name``; calls outside the imports of libraries are noted."""
+        real = getattr(owner, name)
+
+        @functools.wraps(real)
+        def noted(*given: Any, **named: Any) -> Any:
+            is_importing = getattr(self._thread, "is_importing", False)
+            # A class that is registered as another one's subclass: if both of them stay.
+            stay = owner is not abc.ABCMeta or all(_top(each.__module__) in self._packages for each in given)
+            if stay and not is_importing:
+                self._calls.append(f"{owner.__name__}.{name}() was called")
+            return real(*given, **named)
+
+        return noted
 
     def _import_library(self, real: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
         """Import ``name``, and accept what that changes in other modules."""
@@ -100,12 +127,13 @@ class Imports:
         Returns:
             True if some new modules stay, and the reasons why the process must be replaced.
         """
+        calls, self._calls = self._calls, []
         for name, module in self._before.items():
             if sys.modules.get(name) is not module:
                 sys.modules[name] = module
         new = {name: sys.modules[name] for name in sys.modules.keys() - self._before.keys()}
         if not new:
-            return False, []
+            return False, calls
         packages: dict[str, dict[str, Any]] = {}
         for name, module in new.items():
             packages.setdefault(_top(name), {})[name] = module
@@ -129,7 +157,7 @@ class Imports:
             linecache.checkcache()
         self._installed.clear()
         problems = [f"the package {name!r} cannot be imported again in one process" for name in stay & users]
-        return len(new) > len(forgotten), problems
+        return len(new) > len(forgotten), calls + problems
 
     def _is_user_module(self, name: str, module: Any) -> bool:
         path = getattr(module, "__file__", None) or "built-in"

@@ -130,7 +130,8 @@ def _python_settings() -> Iterator[Setting]:
         yield _contents(f"sys.{name}", getattr(sys, name))
     for name in ("stdin", "stdout", "stderr"):
         yield _attribute(sys, name)
-    yield _contents("warnings.filters", warnings.filters)
+    write = functools.partial(_write_filters, warnings.filters)
+    yield Setting("warnings.filters", lambda: list(warnings.filters), write)
     yield _contents("gc.callbacks", gc.callbacks)
     yield Setting("logging", _logging, _write_logging)
     yield Setting("the umask", _umask, os.umask)
@@ -159,6 +160,7 @@ def _python_settings() -> Iterator[Setting]:
         "the CPUs of the process": lambda: os.sched_getaffinity(0),
         "the priority": lambda: os.getpriority(os.PRIO_PROCESS, 0),
         "the I/O priority": psutil.Process().ionice,
+        "the session of the process": lambda: (os.getsid(0), os.getpgrp()),
         "signal handlers": lambda: _status("self", "SigIgn", "SigCgt"),
     }
     for name in ("ITIMER_REAL", "ITIMER_PROF", "ITIMER_VIRTUAL"):
@@ -209,9 +211,14 @@ def _torch_settings(torch: Any) -> Iterator[Setting]:
     for name in [each for each in sys.modules if each.startswith("torch.backends.")]:
         module = sys.modules[name]
         for attribute, value in list(vars(type(module)).items()):
-            # torch's property whose value is in C.
+            # torch's properties whose values are in C.
             if type(value).__name__ == "ContextProp":
                 yield Setting(f"{name}.{attribute}", functools.partial(getattr, module, attribute))
+            elif type(value).__name__ == "_FP32Precision":
+                write = functools.partial(setattr, value, "fp32_precision")
+                yield Setting(
+                    f"{name}.{attribute}", functools.partial(getattr, value, "fp32_precision"), write
+                )
 
 
 # Without constants, what belongs to a thread, what would start CUDA, and what torch itself sets at the first
@@ -220,6 +227,7 @@ _TORCH_GETTERS = re.compile(
     r"_get_(?!all_|accelerator|max_|operator_|upgraders_|thread|DTensor|caught_|torch_function|tracing"
     r"|sdp_priority)\w+"
     r"|_jit_(get_(?!all|custom|num)|can_fuse|texpr|llga)\w+|_is_(multithreading|view_replay|fwd_grad)_enabled"
+    r"|_check_sparse_tensor_invariants"
 )
 
 
@@ -243,6 +251,12 @@ def _attribute(owner: ModuleType | Any, name: str) -> Setting:
 
 def _contents(name: str, holder: Any) -> Setting:
     return Setting(name, holder.copy, lambda value: holder.__setitem__(slice(None), value))
+
+
+def _write_filters(holder: Any, value: list[Any]) -> None:
+    # `catch_warnings` sets another list, which stays if threads use it at the same time.
+    holder[:] = value
+    warnings.filters = holder
 
 
 def _write_environment(value: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 _UNWATCHED = {"ray", "horovod_tune", "google", "grpc", "msgpack", "psutil", "cloudpickle", "__main__"}
 _UNWATCHED |= {"sympy", "mpmath", "charset_normalizer", "wcwidth", "torchgen", "_ast"}
 # torch's compiler, a fourth of a new worker's modules: of these, only the packages and their settings.
+_COMPILER_SETTINGS = ("config", "eval_frame", "backends.registry")
 _COMPILER = tuple(
     f"torch.{name}."
     for name in (
@@ -25,13 +26,13 @@ _COMPILER = tuple(
         *("_decomp", "testing", "distributed.tensor", "utils._sympy"),
     )
 )
-# Standard-library modules in which programs modify dicts, lists and sets. In the others these are mostly
-# caches.
-_WATCHED_STANDARD = (
-    *("calendar", "copyreg", "csv", "gettext", "json", "mimetypes", "multiprocessing.reduction"),
-    *("shutil", "urllib"),
+# Modules of the standard library whose containers are bookkeeping and caches, or which `settings` restores.
+_UNWATCHED_STANDARD = (
+    *("_warnings", "asyncio", "concurrent", "functools", "importlib", "linecache", "os", "posix"),
+    *("multiprocessing.process", "multiprocessing.resource_tracker", "multiprocessing.util", "random"),
+    *("signal", "subprocess", "sys", "threading", "typing", "weakref"),
 )
-# Modules with functions whose defaults, code or attributes programs change.
+# Modules with functions whose code or attributes programs change. Defaults are watched in all modules.
 _WITH_FUNCTIONS = ("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions", "horovod")
 # What libraries record for themselves, which training functions do not notice. A name that is missing here
 # costs new processes, not wrong results.
@@ -41,6 +42,7 @@ _BOOKKEEPING = {
     *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
     # torch's registry of operators that were called, its counters of fake tensors, and FSDP2's classes.
     *("singleton", "DESCRIBER_NEXT_ID", "simple_call_counter", "cls_to_fsdp_cls"),
+    *("_handlerList", "emittedNoHandlerWarning"),  # of logging
     "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
 }
 # The same for CUDA: its state (there is a context, its generators), and operators that are registered at
@@ -101,7 +103,9 @@ class Watch:
         """Watch these modules too, with their present contents."""
         for module in modules:
             name = module.__name__ if isinstance(module, ModuleType) else "__main__"
-            if _top(name) not in _UNWATCHED and (not name.startswith(_COMPILER) or name.endswith("config")):
+            if _top(name) not in _UNWATCHED and (
+                not name.startswith(_COMPILER) or name.endswith(_COMPILER_SETTINGS)
+            ):
                 self._add(module, name, _top(name), _DEPTH)
 
     def _add(self, owner: Any, name: str, top: str, depth: int) -> None:
@@ -112,7 +116,8 @@ class Watch:
         self._containers[id(owner)] = container
         for key, value in zip(container.keys, container.values, strict=True):
             if type(value) is FunctionType:
-                if str(value.__module__).startswith(_WITH_FUNCTIONS):
+                has_defaults = value.__defaults__ or value.__kwdefaults__
+                if has_defaults or str(value.__module__).startswith(_WITH_FUNCTIONS):
                     self._parts[value] = _parts_of(value)
                     if value.__kwdefaults__:
                         self._add(value.__kwdefaults__, f"{name}.{key}.__kwdefaults__", top, depth=0)
@@ -180,10 +185,10 @@ def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
     try:
         if old is _MISSING:
             delattr(owner, key)
-        elif callable(old) or hasattr(type(old), "__get__") or old is None:
-            setattr(owner, key, old)
+        elif callable(old) or hasattr(type(old), "__get__") or old is None or _are_equal(old, new):
+            setattr(owner, key, old)  # an equal one too: it is the one that is watched
         else:
-            return _are_equal(old, new)
+            return False
     except Exception:  # any that a class of a library raises
         return False
     return True
@@ -212,7 +217,7 @@ def _contents_of(owner: Any, top: str, name: str) -> Any:
         return vars(owner) if is_own else None
     if top == "horovod" or owner is sys.modules:
         return None  # Horovod's objects belong to its world
-    if top in sys.stdlib_module_names and not name.startswith(_WATCHED_STANDARD):
+    if top in sys.stdlib_module_names and name.startswith(_UNWATCHED_STANDARD):
         return None
     if issubclass(kind, dict | list | set):
         return None if len(_values(owner)) > _MAX_ELEMENTS else owner

@@ -53,6 +53,7 @@ _OwnDict.__module__ = "yaml"
 yaml.SafeLoader.named = {"lr": 1}
 torch.nn.init.kaiming_normal_.setting = 1  # type: ignore[attr-defined]
 
+
 def _end_of_a_fork() -> int:
     pid = os.fork()
     if pid == 0:
@@ -63,6 +64,11 @@ def _end_of_a_fork() -> int:
 def _enter_a_context_of_warnings() -> None:
     warnings.catch_warnings().__enter__()
     warnings.simplefilter("error")
+
+
+def _replace_an_operator() -> None:
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("softplus", lambda x, *_: x + len([library]), "CPU")  # the library lives on in a cycle
 
 
 def _is_locked() -> bool:
@@ -301,6 +307,10 @@ LEAKS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a compiler of the user's": (
         lambda: "leak" in torch._dynamo.list_backends(),
         lambda: torch._dynamo.register_backend(lambda *_: None, name="leak"),
+    ),
+    "an operator of torch's": (
+        lambda: torch.nn.functional.softplus(torch.zeros(1)).item(),
+        _replace_an_operator,
     ),
     "the session of the process": (lambda: os.getsid(0) == os.getpid(), os.setsid),
     "a lock on a file": (_is_locked, lambda: fcntl.flock(os.open(__file__, os.O_RDONLY), fcntl.LOCK_EX)),

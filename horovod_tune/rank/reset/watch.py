@@ -8,6 +8,7 @@ and classes and deletes added attributes. Any other difference is returned, and 
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 from collections.abc import Collection, Iterable
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -28,7 +29,7 @@ _COMPILER = tuple(
 )
 # Modules of the standard library whose containers are bookkeeping and caches, or which `settings` restores.
 _UNWATCHED_STANDARD = (
-    *("_warnings", "asyncio", "concurrent", "functools", "importlib", "linecache", "os", "posix"),
+    *("_warnings", "asyncio", "concurrent", "functools", "importlib", "inspect", "linecache", "os", "posix"),
     *("multiprocessing.process", "multiprocessing.resource_tracker", "multiprocessing.util", "random"),
     *("signal", "subprocess", "sys", "threading", "typing", "weakref"),
 )
@@ -58,13 +59,18 @@ _LEAF_TYPES = (
 _OPERATOR_TYPES = ("OpOverload", "OpOverloadPacket", "ufunc", "_ArrayFunctionDispatcher", "Library", "Logger")
 # How deep to follow references from a module: to the contents of a dict in one of its objects.
 _DEPTH = 2
-# A container with more elements is a table of torch's or Python's.
-_MAX_ELEMENTS = 1500
+# A container with more elements is a table of Python's or of a library. torch's operators have 1800.
+_MAX_ELEMENTS = 4000
 _MISSING = object()
 
 
+# In C, since there are thousands of functions.
+_read_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
+
+
 def _parts_of(function: FunctionType) -> tuple[Any, ...]:
-    return function.__code__, function.__defaults__, function.__kwdefaults__, *function.__dict__.items()
+    *parts, attributes = _read_parts(function)
+    return *parts, dict(attributes)
 
 
 class _Container(NamedTuple):
@@ -158,7 +164,8 @@ class Watch:
 
     def restore(self) -> list[str]:
         """Restore what can be restored; return the other changes."""
-        changed = [each for each, parts in self._parts.items() if not _are_equal(parts, _parts_of(each))]
+        parts = zip(self._parts.items(), map(_read_parts, self._parts), strict=True)
+        changed = [each for (each, then), now in parts if not _are_equal(then, now)]
         problems = [f"{each.__module__}.{each.__qualname__}" for each in changed]
         self._parts |= zip(changed, map(_parts_of, changed), strict=True)
         for number, now in self.differing().items():

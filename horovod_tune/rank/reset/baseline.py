@@ -57,8 +57,7 @@ class Baseline:
         # By object, since a new thread may get the id of one that has ended.
         self._threads = weakref.WeakSet(threading.enumerate())
         self._children = set(_children())
-        self._files = len(os.listdir("/proc/self/fd"))
-        self._locks = _file_locks()
+        self._files = set(os.listdir("/proc/self/fd"))
         self._memory_mb = _own_memory_mb()
         self._output = [os.dup(1), os.dup(2)]
         # So that collections after trials skip the modules, which are never freed. There is no collection
@@ -144,9 +143,9 @@ class Baseline:
         return [f"{more} MB more memory were in use than before the first trial"]
 
     def _files_left(self) -> list[str]:
-        more = len(os.listdir("/proc/self/fd")) - self._files
-        problems = [f"{more} files were left open"] if more > MAX_FILES_LEFT else []
-        return problems + (["a file is still locked"] if _file_locks() > self._locks else [])
+        more = set(os.listdir("/proc/self/fd")) - self._files
+        problems = [f"{len(more)} files were left open"] if len(more) > MAX_FILES_LEFT else []
+        return problems + (["a file is still locked"] if any(map(_is_locked, more)) else [])
 
 
 def _gpu_memory_left() -> list[str]:
@@ -214,10 +213,9 @@ def _end_resource_tracker() -> None:
         tracker._fd = tracker._pid = None
 
 
-def _file_locks() -> int:
-    """Return the number of locks that this process has on files, and that keep others away."""
+def _is_locked(descriptor: str) -> bool:
     try:
-        with open("/proc/locks") as file:
-            return sum(line.split()[3:5] == ["WRITE", str(os.getpid())] for line in file)
-    except FileNotFoundError:
-        return 0
+        with open(f"/proc/self/fdinfo/{descriptor}") as file:
+            return "lock:" in file.read()
+    except FileNotFoundError:  # that of listdir itself
+        return False

@@ -59,7 +59,7 @@ class Imports:
         self._thread = threading.local()
         self._calls: list[str] = []
         for owner, name in _LASTING_CALLS:
-            setattr(owner, name, self._noted(owner, name))
+            setattr(owner, name, self._recording(owner, name))
         bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
         real = bootstrap._find_and_load
 
@@ -75,12 +75,12 @@ class Imports:
             )
         bootstrap._find_and_load = _call_with_frames_removed
 
-    def _noted(self, owner: Any, name: str) -> Callable[..., Any]:
-        """Return the function ``name``; calls outside the imports of libraries are noted."""
+    def _recording(self, owner: Any, name: str) -> Callable[..., Any]:
+        """Return the function ``name``; calls outside the imports of libraries are recorded."""
         real = getattr(owner, name)
 
         @functools.wraps(real)
-        def noted(*given: Any, **named: Any) -> Any:
+        def recorded(*given: Any, **named: Any) -> Any:
             is_importing = getattr(self._thread, "is_importing", False)
             # A class that is registered as another one's subclass: if both of them stay.
             stay = owner is not abc.ABCMeta or all(_top(each.__module__) in self._packages for each in given)
@@ -88,7 +88,7 @@ class Imports:
                 self._calls.append(f"{owner.__name__}.{name}() was called")
             return real(*given, **named)
 
-        return noted
+        return recorded
 
     def _import_library(self, real: Callable[..., Any], name: str, import_: Callable[..., Any]) -> Any:
         """Import ``name``, and accept what that changes in other modules."""

@@ -134,6 +134,6 @@ def _describe(trainable: type[DistributedTrainable]) -> str:
     return f"{trainable._name}, {ranks} per trial{hosts}"
 
 
-# When this module is imported: in `tune.run(DistributedTrainableCreator(...))` Python evaluates `tune.run`
-# first.
+# `tune.run` is replaced when this module is imported: in `tune.run(DistributedTrainableCreator(...))` Python
+# looks it up before it calls the creator.
 run = ray_compat.prepare_runs(settings_for(is_distributed, keeps_actors, _callbacks_of, _describe), __name__)

@@ -5,7 +5,6 @@ Runs in the driver, for trainables of `DistributedTrainableCreator` only, howeve
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -206,5 +205,4 @@ def _progress(callbacks: list[Callback], metric: str | None, mode: str | None) -
     if any(isinstance(each, ProgressCallback) for each in callbacks):
         return []
     known = metric is not None and mode in ("min", "max")  # Tune refuses the others itself
-    live = None if importlib.util.find_spec("rich") else False
-    return [ProgressCallback(metric if known else None, mode if known else None, live=live)]
+    return [ProgressCallback(metric if known else None, mode if known else None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import math
 import sys
 import time
@@ -295,6 +296,8 @@ def notebook_view() -> View:
 
 
 def _view(stream: Any, live: bool | None, every_s: float) -> View:
+    if live is None and importlib.util.find_spec("rich") is None:
+        live = False
     # A notebook's kernel has IPython loaded; no other process should load it to find out.
     ipython = sys.modules.get("IPython")
     shell = type(ipython.get_ipython()).__name__ if ipython is not None else ""
@@ -333,8 +336,9 @@ class ProgressCallback(Callback):
         """Make the callback; nothing is written before the search starts.
 
         `every_s` is the shortest time between two plain lines about a trial's progress, in seconds. `live`
-        forces live or plain lines; by default they are live if `stream` (default: standard output) is a
-        terminal. Raises `ValueError` for an unknown mode, or if only one of metric and mode is given.
+        forces live or plain lines; by default they are live in a notebook without `stream`, and if `stream`
+        (default: standard output) is a terminal, both with rich installed. Raises `ValueError` for an
+        unknown mode, or if only one of metric and mode is given.
         """
         if mode not in (None, "min", "max"):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')

@@ -267,8 +267,8 @@ class Analysis:
         """Return one row per trial, in the order of creation.
 
         Columns: trial_id, status, the metric (its last value), best_<metric>, best_iteration, iterations,
-        start and end (UTC), duration_s, ranks, hosts and start_s (seconds until its processes had started);
-        these three are NA if the reports lack them; error (its last line), num_failures, logdir, and the
+        start and end (UTC), duration_s, ranks, hosts and start_s (seconds until its processes had started;
+        all three are NA if the reports lack them), error (its last line), num_failures, logdir, and the
         configuration as config/….
         """
         scored = self.scores if self._scored else repeat(None)
@@ -281,10 +281,10 @@ class Analysis:
     def history(self) -> pd.DataFrame:
         """Return one row per report, by trial and then in the order of reporting.
 
-        Columns: trial_id, training_iteration, attempt (counts the trial's starts), time (UTC; Tune writes
-        whole seconds), elapsed_s since the experiment's start, then whatever was reported; a metric named
-        attempt, time or elapsed_s is in reported_…. Configurations are there as config/… when they change
-        within trials, as under PopulationBasedTraining.
+        Columns: trial_id, training_iteration, attempt (one more when the iteration falls back), time (UTC;
+        Tune writes whole seconds), elapsed_s since the experiment's start, then whatever was reported; a
+        metric named attempt, time or elapsed_s is in reported_…. Configurations are there as config/… when
+        they change within trials, as under PopulationBasedTraining.
         """
         changing = any(map(config_changes, self.trials))
         return frames.history_frame(self.trials, self.record.start_time, changing)

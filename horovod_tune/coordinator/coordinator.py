@@ -81,7 +81,7 @@ class Coordinator:
                 self._start()
             event = self._group.next_event()
         except Exception as cause:
-            self._started = False  # the trial needs no unwinding
+            self._started = False  # so that `close` ends the processes without unwinding the trial
             if self._may_retry(cause):
                 return self._retry(cause)
             self._end_workers(cause)
@@ -154,7 +154,7 @@ class Coordinator:
         hosts = groupby(self._group.hosts.values())
         world = {
             "world_size": len(self._group.hosts),
-            # In Horovod's notation; a string, since Tune's loggers draw lists of numbers.
+            # In Horovod's notation; a string, since the TensorBoard logger would plot a list.
             "hosts": ",".join(f"{host}:{len(list(ranks))}" for host, ranks in hosts),
             "start_s": self._start_s,
             **self._group.change_metrics,
@@ -217,7 +217,7 @@ class Coordinator:
     def end_trial(self) -> None:
         """End the current trial; keep the workers for the next one if they can be reset."""
         if not self._started:
-            return  # no trial has used the workers
+            return  # the trial has not begun: the workers are as they were
         self._started = False
         if self._reuse_workers:
             problems = self._group.end_trial()

@@ -317,7 +317,8 @@ class WorkerGroup:
     def close(self) -> None:
         """End every worker's process and wait for it; twice is harmless."""
         if self._has_ranks:
-            # Killed one after the other, ranks log lost connections and run no `atexit` handlers.
+            # If they were killed one after the other, they would log lost connections and run no `atexit`
+            # handlers.
             unresponsive = {
                 each.rank for each in self.world.failures if each.kind is FailureKind.UNRESPONSIVE
             }

@@ -377,7 +377,7 @@ class World:
         new = [worker for worker in joining if worker in self.members]
         self._await(new, [worker.actor.begin.remote(request) for worker in new])
         if self._change is not None:
-            self._break_world()  # a rank was lost meanwhile; workers that had not begun ignored that call
+            self._break_world()  # again: workers that had not begun ignored the first `break_world`
         self.poll_all()
         self.changes.append("; ".join(change.reasons))
 

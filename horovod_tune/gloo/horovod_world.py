@@ -56,7 +56,7 @@ class HorovodWorld(RankBackend):
         self._shutdown_lock = threading.Lock()
 
     def load(self) -> None:
-        """Import torch and Horovod, which takes a second, and put `_kept` in front of Horovod's functions."""
+        """Import torch and Horovod, which takes a second, and wrap what would show a kept world."""
         with self._lock:
             if self._basics is not None:
                 return
@@ -263,8 +263,8 @@ class HorovodWorld(RankBackend):
         """Keep the world for the next trial if it is sound; every rank of it has to call this.
 
         Returns:
-            the problems with it. A trial that called hvd.shutdown(), or never hvd.init(), leaves no world,
-            and that is sound: the next ``hvd.init()`` makes one.
+            the problems with it. A trial that called hvd.shutdown(), or found no world and never called
+            hvd.init(), leaves none: the next ``hvd.init()`` makes one.
         """
         self._forget()
         if not self.is_up:

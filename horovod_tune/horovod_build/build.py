@@ -108,7 +108,7 @@ def compile_environment(
     """Return the environment in which Horovod's setup runs.
 
     The user's own HOROVOD_ variables that choose *what* is built are dropped, since the wheel is kept under
-    the plan's name. Those that name a location or a compiler option stay.
+    the plan's name. The others stay, but for the locations of CMake, CUDA and NCCL, which `tools` has.
     """
     what = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_SKIP_COMPILE", "HOROVOD_DEBUG")
     kept = {name: value for name, value in environ.items() if not name.startswith(what)}
@@ -202,10 +202,11 @@ def compile_wheel(source: Path, folder: Path, environment: dict[str, str], what:
             raise
     if status != 0:
         lines = log.read_text(errors="replace").splitlines()
-        cause = first_error(lines) or "\n".join(lines[-5:])
+        first = first_error(lines)
+        cause = f"The first error:\n\n{first}" if first else "\n".join(["Its last lines:\n", *lines[-5:]])
         killed = any("Killed signal terminated program" in line or "out of memory" in line for line in lines)
         cure = "\nThe machine ran out of memory: try --jobs 1." if killed else ""
-        raise BuildError(f"Horovod did not compile. The first error:\n\n{cause}\n{cure}\nFull log: {log}")
+        raise BuildError(f"Horovod did not compile. {cause}\n{cure}\nFull log: {log}")
 
 
 def percent_done(line: str) -> int | None:
@@ -246,7 +247,7 @@ def fetch_cmake(folder: Path) -> str:
     """Install pip's CMake into `folder`; return the program."""
     print("Downloading CMake (not on PATH, or too old) ...", flush=True)
     run_pip("install", "--no-deps", "--target", str(folder), "cmake")
-    # The program itself: the script next to it would look for its module in the environment.
+    # The program itself, not pip's script bin/cmake, which would look for its module in the environment.
     return str(folder / "cmake" / "data" / "bin" / "cmake")
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -94,8 +95,9 @@ def install_horovod(request: Request) -> None:
         building = request.cache / "building"
         building.mkdir(parents=True, exist_ok=True)
         for leftover in building.iterdir():  # of builds that were killed
-            if time.time() - leftover.stat().st_mtime > LONGEST_BUILD_S:
-                shutil.rmtree(leftover, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another build ends at this moment
+                if time.time() - leftover.stat().st_mtime > LONGEST_BUILD_S:
+                    shutil.rmtree(leftover, ignore_errors=True)
         # A folder for each: two builds may run at once, also on hosts that share the cache.
         with tempfile.TemporaryDirectory(prefix=f"{plan.key}_", dir=building) as work:
             wheel = _build(plan, torch, request, Path(work))

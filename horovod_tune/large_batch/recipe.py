@@ -28,7 +28,7 @@ class TrainingSetup:
     """The objects that `from_config` builds; each also works on its own.
 
     Attributes:
-        optimizer: A ``hvd.DistributedOptimizer`` where there are several ranks.
+        optimizer: With several ranks of Horovod a ``hvd.DistributedOptimizer``.
         scheduler: The accumulator calls its `step()`.
         accumulator: Makes an optimiser step out of the passes.
         batch: The global batch, which may be resized and follows the world.

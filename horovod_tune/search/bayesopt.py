@@ -81,8 +81,9 @@ class BayesOptSearch(Searcher):
       a `ResultGrid`, or a DataFrame of its results. The search starts where those were good; how much they
       count later is learned from the new results.
 
-    If trials report several times, every report counts, also of running, paused and stopped trials; the
-    search looks for the best result at the end of a full training. A trial that fails, or whose metric is
+    If trials report several times, every report counts (with another acquisition function only the last),
+    also of running, paused and stopped trials; the search looks for the best result at the end of a full
+    training. A trial that fails, or whose metric is
     NaN, infinite or an extreme outlier, makes points near it less likely to be suggested. One that ends
     without a metric is ignored. The search never ends before `num_samples`; when each point of a finite space
     has been suggested, it logs a warning and begins to repeat the best ones.
@@ -393,7 +394,7 @@ class BayesOptSearch(Searcher):
             self.on_trial_complete(trial_id, result, error)
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
-        """Add a trial that was not suggested under this id: Tune gives a restarted trial a new id."""
+        """Add a trial that was not suggested under this id: Tune gives one that starts anew a new id."""
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
             return False

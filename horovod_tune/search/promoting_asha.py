@@ -33,10 +33,10 @@ class PromotingASHA(TrialScheduler):
                  scheduler=PromotingASHA(max_t=52, grace_period=2), metric="loss", mode="min", ...)
 
     A paused trial holds no resources and does not count towards `max_concurrent`. When the search has no more
-    trials, the best paused one continues until one has been trained to the end; the others end. A trial whose
-    function saves no checkpoints cannot be paused: it continues if it is among the best of those before it,
-    and ends otherwise. One whose metric is NaN or infinite at a rung ends. After `Tuner.restore` paused
-    trials are paused again.
+    trials, the best paused one continues, and so on until one has been trained to the end; then the others
+    end. A trial whose function saves no checkpoints cannot be paused: it continues if it is among the best of
+    those before it, and ends otherwise. One whose metric is NaN or infinite at a rung ends. After
+    `Tuner.restore` paused trials are paused again.
 
     Args:
         time_attr: the metric that measures a trial's progress.
@@ -72,15 +72,14 @@ class PromotingASHA(TrialScheduler):
         for name, number in numbers.items():
             if as_number(number) is None:
                 raise ValueError(f"{name} must be a number, got {number!r}")
-        if max_t <= 0:
-            raise ValueError(f"max_t must be above 0, got {max_t!r}")
-        if not 0 < grace_period <= max_t < math.inf:
+        if not 0 < max_t < math.inf:
+            raise ValueError(f"max_t must be a finite number above 0, got {max_t!r}")
+        if not 0 < grace_period <= max_t:
             raise ValueError(
-                f"grace_period must be above 0 and at most max_t={max_t!r}, which is finite; "
-                f"got {grace_period!r}"
+                f"grace_period must be above 0 and at most max_t={max_t!r}, got {grace_period!r}"
             )
         if not 1 < reduction_factor < math.inf:
-            raise ValueError(f"reduction_factor must be above 1, got {reduction_factor!r}")
+            raise ValueError(f"reduction_factor must be a finite number above 1, got {reduction_factor!r}")
         self._time_attr, self._metric, self._mode = time_attr, metric, mode
         self._max_t = max_t
         levels = [grace_period] if grace_period < max_t else []
@@ -281,7 +280,8 @@ class PromotingASHA(TrialScheduler):
         self._rungs.waiting.discard(trial.trial_id)
         if trial.status == Trial.TERMINATED and time >= self._max_t:
             self._finished.add(trial.trial_id)
-        # One that had reported since the rung was continuing.
+        # A trial that had reported again after its rung had been continued. `between` is the time from one
+        # report to the next.
         between = time / max(as_number(result.get(TRAINING_ITERATION)) or 1.0, 1.0)
         if trial.status != Trial.PENDING:
             return

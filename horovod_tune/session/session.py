@@ -273,7 +273,9 @@ def report(
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """Return the trial's newest checkpoint, or else the one that it was restored from; None if there is none.
+    """Return the trial's newest checkpoint, or else the one that it was restored from.
+
+    None if there is none, or if it was made from a commit, which `get_state` returns.
 
     Ranks that have reported equally often get the same one, on any host.
 

@@ -23,8 +23,8 @@ from horovod_tune.torch_dist import nccl_watch
 from horovod_tune.torch_dist.process_groups import GROUPS, ProcessGroups
 from horovod_tune.torch_dist.world_store import WorldStore
 
-# How long a rank whose collective timed out waits for the others to record the same. Ranks that do not never
-# entered the collective.
+# How long a rank whose collective timed out waits for the others to record the same. A rank that has not by
+# then never entered the collective.
 PEER_WAIT_S = 2.0
 # Gloo, and TCPStore in some releases, raise plain RuntimeErrors, which have one of these texts.
 _PLAIN_ERRORS = (

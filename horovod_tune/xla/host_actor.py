@@ -44,7 +44,8 @@ from horovod_tune.xla.runtime import LaunchPlan, Ordinals
 from horovod_tune.xla.supervisor import RankProcess, Supervisor
 
 METHODS_AT_ONCE = 5
-# How often an idle rank, or a host whose ranks start, sends a heartbeat; more often if a timeout is short.
+# How often a rank that receives nothing, or a host whose ranks start, sends a heartbeat; more often if a
+# timeout is short.
 HEARTBEAT_S = 5.0
 # How long the ranks may take to reset their processes.
 RESET_S = 6.0
@@ -64,7 +65,7 @@ class HostActor:
         self._rank_infos: dict[int, RankInfo] = {}
         self._running: set[int] = set()
         self._lost: dict[int, tuple[FailureKind, str]] = {}
-        # What the ranks have printed since the last reply to `poll` in which nothing else was to be sent.
+        # What the ranks have printed. It goes into the outbox when that is empty, or a rank ends.
         self._logs: queue.SimpleQueue[LogChunk] = queue.SimpleQueue()
         # The ranks' answers to `_ask`, by kind and rank.
         self._replies: dict[str, dict[int, Any]] = {"stack": {}, "reset_done": {}}
@@ -102,8 +103,8 @@ class HostActor:
     ) -> tuple[list[Ordinals], list[tuple[int, float]]] | None:
         """Return the ordinals of this host's ranks when all have started, and every process below this actor.
 
-        Of a process: its pid and start time in s since the epoch. None, a heartbeat, after ``wait_s``. The
-        first call has the ``plan``, by which the ranks start.
+        A process is its pid and its start time in s since the epoch. After ``wait_s`` the answer is None, a
+        heartbeat. Only the first call has the ``plan``, by which the ranks are started.
 
         Raises:
             RuntimeError: they did not start; the message has how they ended.
@@ -222,10 +223,10 @@ class HostActor:
             rank.send("stop")
 
     def close_world(self) -> None:
-        """Do nothing: only the end of its processes breaks a collective on a TPU; the group ends them."""
+        """Do nothing: a collective on a TPU breaks only when its ranks end; the coordinator ends them."""
 
     def end_process(self) -> None:
-        """Do nothing: the runtime's own handlers may wait for other hosts."""
+        """Run no exit handlers: those of the TPU runtime may wait for other hosts."""
 
     def dump_commit(self) -> bytes | None:
         """Return None: ranks of a TPU trial cannot commit."""

@@ -130,6 +130,18 @@ def test_plain_lines_repeat_a_trial_no_more_often_than_asked():
     assert lines[0].endswith("best so far")
 
 
+def test_a_terminal_without_rich_gets_plain_lines(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    callback = ProgressCallback("loss", "min", stream=stream)
+    callback._metadata_written = True
+    callback.setup(total_num_samples=3)
+    trial = SimpleNamespace(trial_id="a", status="RUNNING", stopping_criterion={}, evaluated_params={"x": 1})
+    callback.on_trial_start(0, [trial], trial)
+    assert stream.getvalue() == "a started  x=1\n"
+
+
 def test_the_live_table_is_bounded_and_leaves_the_terminal_as_it_was():
     stream = io.StringIO()
     view = live_view(stream)

@@ -1,8 +1,9 @@
 """Detects changes that a trial made to modules that remain loaded for the next one, in 10 to 20 ms.
 
 A *container* is a module, a class, or one of the dicts, lists, sets and objects that those contain. `Watch`
-compares the keys and values of each with a snapshot. In modules and classes it restores replaced functions
-and classes and deletes added attributes. Any other difference is returned, and the process is replaced.
+compares the keys and values of each with a snapshot. In modules and classes it restores replaced functions,
+classes and Nones, and deletes added attributes. What libraries record for themselves is ignored. Any other
+difference is returned, and the process is replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 # are tables of thousands of constants.
 _UNWATCHED = {"ray", "horovod_tune", "google", "grpc", "msgpack", "psutil", "cloudpickle", "__main__"}
 _UNWATCHED |= {"sympy", "mpmath", "charset_normalizer", "wcwidth", "torchgen", "_ast"}
-# torch's compiler, a fourth of a new worker's modules: of these, only the packages and their settings.
+# torch's compiler, a fourth of a new worker's modules: only the packages and their settings are watched.
 _COMPILER_SETTINGS = ("config", "eval_frame", "backends.registry")
 _COMPILER = tuple(
     f"torch.{name}."
@@ -33,7 +34,7 @@ _UNWATCHED_STANDARD = (
     *("multiprocessing.process", "multiprocessing.resource_tracker", "multiprocessing.util", "random"),
     *("signal", "subprocess", "sys", "threading", "typing", "weakref"),
 )
-# Modules with functions whose code or attributes programs change. Defaults are watched in all modules.
+# Modules in which programs change the code or attributes of functions. Defaults are watched in all modules.
 _WITH_FUNCTIONS = ("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions", "horovod")
 # What libraries record for themselves, which training functions do not notice. A name that is missing here
 # costs new processes, not wrong results.
@@ -46,7 +47,7 @@ _BOOKKEEPING = {
     *("_handlerList", "emittedNoHandlerWarning"),  # of logging
     "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
 }
-# The same for CUDA: its state (there is a context, its generators), and operators that are registered at
+# The same for CUDA: its state (a context, its generators), and operators that are registered at
 # their first use.
 _CUDA_NAMES = ("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary.")
 # Accelerate's singletons, of which every object shares one dict: empty until the first is made.
@@ -87,9 +88,10 @@ class _Container(NamedTuple):
         try:
             if _values(self.contents) != self.values:
                 return True
-            # Not of modules and classes, where this takes as long again and nothing is renamed.
+            # Keys are compared for dicts, lists and sets only. For modules, classes and other objects this
+            # would double the time, and a name hardly changes there while all values stay the same.
             return self.contents is self.owner and _keys(self.contents) != self.keys
-        except Exception:  # any: comparing objects may raise, and only different ones are compared
+        except Exception:  # any: comparing may raise; what is still the same object is not compared
             return True
 
     def items(self) -> dict[Any, Any]:
@@ -193,7 +195,7 @@ def _restore(owner: Any, key: Any, old: Any, new: Any) -> bool:
         if old is _MISSING:
             delattr(owner, key)
         elif callable(old) or hasattr(type(old), "__get__") or old is None or _are_equal(old, new):
-            setattr(owner, key, old)  # an equal one too: it is the one that is watched
+            setattr(owner, key, old)  # also instead of an equal value: the old object is watched
         else:
             return False
     except Exception:  # any that a class of a library raises

@@ -95,6 +95,8 @@ class Analysis:
             name = one_line(self.metric or "NAME")
             front = " and ".join(map(one_line, self.record.front))
             why = f"does not record its {missing}"
+            if self.metric and self.record.metric and self.metric != self.record.metric:
+                why = f"records metric {self.record.metric!r}, and not the mode of {self.metric!r}"
             if front:
                 why = f"optimised several metrics ({front}), see pareto_front(), and has no single one"
             raise MetricUnknown(
@@ -211,7 +213,7 @@ class Analysis:
 
     @property
     def best_config(self) -> dict[str, Any]:
-        """The best trial's hyperparameters, as they were at its best result."""
+        """The best trial's hyperparameters, as they were at `best_result`."""
         # Under PopulationBasedTraining a trial's configuration changes: the report has the one of that time.
         if config_changes(self.best_trial) and isinstance(self.best_result.get("config"), dict):
             return dict(self.best_result["config"])

@@ -212,7 +212,7 @@ class Coordinator:
         except Exception as error:  # the storage may raise anything
             if not self._has_warned_of_logs:
                 self._has_warned_of_logs = True
-                logger.warning("the ranks' logs cannot be stored, which ends nothing else: %r", error)
+                logger.warning("the ranks' logs cannot be stored; this does not affect the trial: %r", error)
 
     def end_trial(self) -> None:
         """End the current trial; keep the workers for the next one if they can be reset."""

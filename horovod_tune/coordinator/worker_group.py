@@ -41,7 +41,8 @@ from horovod_tune.messages import (
 
 # How long to wait for the cause while ranks are only known to have lost contact.
 ROOT_CAUSE_WAIT_S = 2.0
-# How long a stopped training function may take to unwind before its process is replaced.
+# How long a stopped training function, with its `atexit` handlers, may take to end before its process is
+# replaced.
 UNWIND_TIMEOUT_S = 5.0
 # How long processes may take to close their world before they are killed.
 CLOSE_TIMEOUT_S = 2.0

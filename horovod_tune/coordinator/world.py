@@ -28,7 +28,8 @@ from horovod_tune.errors import StartFailed
 from horovod_tune.messages import Assignment, Failed, FailureKind, NeedsWorld, TrialRequest
 from horovod_tune.spec.trial_spec import PROCESS_START_FACTOR, start_timeout_s
 
-# From this total size for all workers on, a request is sent through Ray's object store, once per host.
+# If the copies for all workers have this many bytes or more, a request goes through Ray's object store, once
+# per host.
 SHARED_REQUEST_BYTES = 1_000_000
 
 
@@ -77,7 +78,7 @@ class World:
         self.lost_nodes: list[str] = []
         # Why the world changed, one text per change.
         self.changes: list[str] = []
-        # How long the last change took, until the next report.
+        # How long the last change took, from the loss of the world to the first report of the next one.
         self.change_s = 0.0
         self.has_returned = False
         self._change: _Change | None = None
@@ -297,7 +298,7 @@ class World:
                     self.lose(worker, FailureKind.HUNG, text)
             case Action.WAIT:
                 if time.monotonic() - change.began > 2 * TICK_S:
-                    # A member that does not leave may be dead: an immediate reply shows it.
+                    # A member that does not leave may be dead: it counts as lost if it does not reply soon.
                     for worker in self.members:
                         if worker not in change.left:
                             worker.request_reply(every_s=self.limits.prompt_s / 2)

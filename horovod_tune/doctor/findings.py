@@ -89,7 +89,7 @@ def _packages(info: NodeInfo) -> Iterator[Finding]:
     for line in info.unmet:
         name = line.split("[")[0].split(" ")[0].rstrip("<>=!~,.0123456789")
         if name != "torch" or info.torch is not None:  # _torch reports a missing torch
-            yield problem(name, f"This package needs {line}.", f"pip install '{line.split(' (')[0]}'")
+            yield problem(name, f"horovod_tune needs {line}.", f"pip install '{line.split(' (')[0]}'")
     for name, why in info.broken.items():
         cure = "Install it there, or ship it: ray.init(runtime_env={'py_modules': [...]})"
         if name not in info.modules:

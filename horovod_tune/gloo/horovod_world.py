@@ -137,7 +137,9 @@ class HorovodWorld(RankBackend):
             known = {(name,): getattr(basics, name)() for name in _RANK_METHODS}
             self._cached = {**known, **{(name, 0): getattr(basics, name)(0) for name in _PROCESS_SET_METHODS}}
         except ValueError:
-            raise ValueError("Horovod initialization failed: the world was broken off at once") from None
+            raise ValueError(
+                "Horovod initialization failed: the world was shut down as soon as it had formed"
+            ) from None
 
     def _guarded_fact(self, name: str, real: Any) -> Any:
         """Return a replacement for the method ``name`` that returns the cached value in an aborted world.
@@ -171,7 +173,7 @@ class HorovodWorld(RankBackend):
     def awaited_ranks(self, output: OutputReader) -> dict[int, str]:
         """Return the ranks that the stall inspector has called missing, with what waits for them."""
         awaited = output.awaited_ranks()
-        # In another process set than that of all ranks, Horovod counts the set's ranks in its message.
+        # In a smaller process set, Horovod's message has the ranks' numbers within the set.
         return awaited if awaited and self._has_only_the_global_set else {}
 
     @property
@@ -263,8 +265,7 @@ class HorovodWorld(RankBackend):
         """Keep the world for the next trial if it is sound; every rank of it has to call this.
 
         Returns:
-            the problems with it. A trial that called hvd.shutdown(), or found no world and never called
-            hvd.init(), leaves none: the next ``hvd.init()`` makes one.
+            the problems with it; none if it was kept, or if there is none: hvd.init() then makes a world.
         """
         self._forget()
         if not self.is_up:

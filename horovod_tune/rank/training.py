@@ -24,7 +24,8 @@ from horovod_tune.session.session import Session, StopTraining
 
 # The kinds of failure that another rank causes.
 _CAUSED_BY_OTHERS = (FailureKind.DISCONNECTED, FailureKind.STALLED)
-# How long the trial's `atexit` handlers may delay the message that the function has ended.
+# How long the trial's `atexit` handlers may delay the message that the function has ended. If Tune stops the
+# trial, the coordinator waits `UNWIND_TIMEOUT_S`.
 EXIT_HANDLERS_TIMEOUT_S = 30.0
 # The same if it failed: other ranks that lose contact meanwhile would be reported as the cause.
 FAILED_EXIT_HANDLERS_TIMEOUT_S = 1.0

@@ -394,7 +394,7 @@ class BayesOptSearch(Searcher):
             self.on_trial_complete(trial_id, result, error)
 
     def _adopt(self, trial_id: str, flat: Mapping[str, Any]) -> bool:
-        """Add a trial that was not suggested under this id: Tune gives one that starts anew a new id."""
+        """Add a trial that was not suggested under this id: one that starts again gets a new id from Tune."""
         config = {key[len("config/") :]: value for key, value in flat.items() if key.startswith("config/")}
         if self._space is None or not config:
             return False

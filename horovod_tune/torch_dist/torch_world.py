@@ -23,15 +23,15 @@ from horovod_tune.torch_dist import nccl_watch
 from horovod_tune.torch_dist.process_groups import GROUPS, ProcessGroups
 from horovod_tune.torch_dist.world_store import WorldStore
 
-# How long a rank whose collective timed out waits for the others to record the same. A rank that has not by
-# then never entered the collective.
+# How long a rank whose collective timed out waits for the others to record the same. A rank that has
+# recorded nothing by then is taken never to have entered the collective.
 PEER_WAIT_S = 2.0
 # Gloo, and TCPStore in some releases, raise plain RuntimeErrors, which have one of these texts.
 _PLAIN_ERRORS = (
     *("gloo/transport/", "connectFullMesh failed"),
     *("Socket Timeout", "Broken pipe", "failed to recv", "Connection reset"),
 )
-# Those of timeouts; DataLoader's have them too.
+# The texts of timeouts. A DataLoader's timeout has one too, hence `_is_of_torch`.
 _TIMEOUT_TEXTS = ("Timed out waiting", "wait timeout after", "timed out after", "Socket Timeout")
 
 

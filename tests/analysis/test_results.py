@@ -59,6 +59,8 @@ def test_without_metric_and_mode_the_error_says_what_may_be_passed(experiments):
         _ = analyze(experiments / "no_metric").best_config
     analysis = analyze(experiments / "no_metric", metric="deep/loss", mode="max")
     assert analysis.best_value == analysis.best_result["deep"]["loss"]
+    with pytest.raises(ValueError, match="records metric 'loss', and not the mode of 'accuracy': pass"):
+        _ = analyze(experiments / "distributed", metric="accuracy").best_config
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,16 @@ _BOOKKEEPING = {
     *("_handle_map", "_distributed_opaque_types_registered", "_max_vals", "_min_vals", "cls_counter"),
     *("concrete_type_store", "_lazy_seed_tracker", "hide", "_dir", "_global_uid"),
     # torch's registry of operators that were called, its counters of fake tensors, and FSDP2's classes.
-    *("singleton", "DESCRIBER_NEXT_ID", "simple_call_counter", "cls_to_fsdp_cls"),
+    *("singleton", "DESCRIBER_NEXT_ID", "simple_call_counter", "cls_to_fsdp_cls", "_builtin_table"),
     *("_handlerList", "emittedNoHandlerWarning"),  # of logging
     "_CAN_RECORD_REGISTRY",  # Transformers': classes of models
 }
-# The same for CUDA: its state (a context, its generators), and operators that are registered at
-# their first use.
-_CUDA_NAMES = ("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary.")
+# The same for CUDA (a context, its generators), for operators that are registered at their first use, and for
+# functions of which `torch_dist` drops the default group.
+_BOOKKEEPING_PREFIXES = (
+    *("torch.cuda.", "torch.library._defs.triton::", "torch._TritonLibrary."),
+    *("torch.distributed.nn.functional.", "torch.distributed.optim.zero_redundancy_optimizer."),
+)
 # Accelerate's singletons, of which every object shares one dict: empty until the first is made.
 _SINGLETONS = "_shared_state"
 _LEAF_TYPES = (
@@ -168,7 +171,8 @@ class Watch:
         """Restore what can be restored; return the other changes."""
         parts = zip(self._parts.items(), map(_read_parts, self._parts), strict=True)
         changed = [each for (each, then), now in parts if not _are_equal(then, now)]
-        problems = [f"{each.__module__}.{each.__qualname__}" for each in changed]
+        names = (f"{each.__module__}.{each.__qualname__}" for each in changed)
+        problems = [name for name in names if not _is_bookkeeping(name)]
         self._parts |= zip(changed, map(_parts_of, changed), strict=True)
         for number, now in self.differing().items():
             known = self._containers[number]
@@ -211,7 +215,7 @@ def _are_equal(old: Any, new: Any) -> bool:
 
 
 def _is_bookkeeping(name: str) -> bool:
-    is_known = name.startswith(_CUDA_NAMES) or not _BOOKKEEPING.isdisjoint(name.split("."))
+    is_known = name.startswith(_BOOKKEEPING_PREFIXES) or not _BOOKKEEPING.isdisjoint(name.split("."))
     return is_known or "cache" in name.lower()
 
 

@@ -14,6 +14,7 @@ from horovod_tune.analysis.reader.records import TrialRecord
 _RANK = re.compile(r"rank \d+ of \d+ on .+:$")
 # A host and its number of ranks in Horovod's notation: `n1:2,n2:2` is ranks 0 and 1 on n1, 2 and 3 on n2.
 _HOST = re.compile(r"([^\s:,]+):([1-9]\d{0,5})")
+_CLASS_OF_A_RANKS_ERROR = re.compile(r"^horovod_tune\.errors\.\w+: (?=rank \d+ of )")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -72,6 +73,8 @@ def error_line(text: str | None) -> str | None:
 
     >>> error_line("TrainingFailed: rank 1 of 2 on b failed:\nTraceback:\n  at x\nValueError: two")
     'rank 1 of 2 on b failed: ValueError: two'
+    >>> error_line("horovod_tune.errors.MetricsError: rank 0 of 2 on b failed: the metric 'x' is a list")
+    "rank 0 of 2 on b failed: the metric 'x' is a list"
     """
     if text is None:
         return None
@@ -84,7 +87,7 @@ def error_line(text: str | None) -> str | None:
         # The exception; below it may be the rest of its message, notes and our advice.
         cause = next((line for line in lines[frames[-1] :] if not line[0].isspace()), cause)
     if rank is None or cause.endswith(rank):
-        return cause
+        return _CLASS_OF_A_RANKS_ERROR.sub("", cause)
     # Of a process that is gone, Ray has a paragraph.
     return f"{rank} {cause.split('. ')[0]}" if " died:" in rank else f"{rank} {cause}"
 

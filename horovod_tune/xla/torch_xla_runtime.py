@@ -22,8 +22,8 @@ from horovod_tune.xla.runtime import LaunchPlan, Ordinals, Serve
 
 _LAUNCHED_ALREADY = """
 The training function runs in each of torch_xla's processes already, one per chip, so it cannot launch any.
-Give DistributedTrainableCreator the function that torch_xla.launch, xmp.spawn or notebook_launcher is to run,
-not the one that calls them.
+Pass to DistributedTrainableCreator the function that you pass to torch_xla.launch, xmp.spawn or
+notebook_launcher, not the one that calls them.
 """
 _READ_ONCE = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 

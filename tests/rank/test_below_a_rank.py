@@ -87,7 +87,7 @@ def test_report_in_a_child_process_of_a_rank_is_an_error(workers: Workers, tmp_p
         caller = "get_checkpoint()" if how == "get_checkpoint" else "report()"
         assert said.startswith(f"NotInTraining: {caller} was called in process "), (how, said)
         assert "which the training function of rank 0 (process " in said
-        assert "give DistributedTrainableCreator the function that a launcher" in said
+        assert "Pass to DistributedTrainableCreator the function that you pass to a launcher" in said
     assert workers.group.end_trial() == []
 
 
@@ -110,6 +110,6 @@ def test_a_function_that_launches_processes_itself_fails_with_the_advice(workers
     workers.begin(launches, with_torch_xla=workers.kind == "torch_xla")
     with pytest.raises(TrainingFailed, match=r"(?s)rank \d of \d on .* failed") as caught:
         workers.events()
-    assert "Give DistributedTrainableCreator the function" in str(caught.value).replace("give", "Give")
+    assert "to DistributedTrainableCreator the function that you pass to" in str(caught.value)
     assert "in launches" in str(caught.value)
     workers.group.close()

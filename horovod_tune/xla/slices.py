@@ -94,12 +94,12 @@ def head_of(pod_type: str) -> str:
 
 def _placement_on_a_host(spec: TrialSpec, hosts: Sequence[TpuHost]) -> Placement:
     sizes = Counter(host.slice_name for host in hosts)
-    alone = [host for host in hosts if host.slice_name is None or sizes[host.slice_name] == 1]
-    alone = [host for host in alone if host.chips and spec.tpu_type in (None, host.pod_type)]
-    chips = spec.num_slots if spec.num_slots is not None else _chips_of_a_host(spec, alone)
+    single = [host for host in hosts if host.slice_name is None or sizes[host.slice_name] == 1]
+    single = [host for host in single if host.chips and spec.tpu_type in (None, host.pod_type)]
+    chips = spec.num_slots if spec.num_slots is not None else _chips_of_a_host(spec, single)
     if chips not in CHIP_COUNTS:
         raise SpecError(f"num_slots must be one of {CHIP_COUNTS} with use_tpu, got {chips}")
-    if alone and all(is_undivided(host.pod_type) and host.chips > chips for host in alone):
+    if single and all(is_undivided(host.pod_type) and host.chips > chips for host in single):
         raise SpecError(UNDIVIDED.format(chips=chips))
     bundle = _bundle(spec, chips)
     if spec.tpu_type is not None:
@@ -117,8 +117,8 @@ def is_undivided(pod_type: str | None) -> bool:
     return generation_of(pod_type) == "v7x"
 
 
-def _chips_of_a_host(spec: TrialSpec, alone: Sequence[TpuHost]) -> int:
-    counts = {host.chips for host in alone}
+def _chips_of_a_host(spec: TrialSpec, single: Sequence[TpuHost]) -> int:
+    counts = {host.chips for host in single}
     if len(counts) == 1:
         return counts.pop()
     if counts:

@@ -106,7 +106,7 @@ class MaternCovariance:
         self._powers = None if powers is None else powers[groups]
         self._scale = 1.0 / hyperparameters.lengths[groups] if len(groups) else np.empty(0)
         self.signal, self.noise = hyperparameters.signal, hyperparameters.noise
-        #: The points of the latest call, what is computed of them alone: a climb repeats them.
+        #: The points of the latest call, what is computed of only them: a climb repeats them.
         self._latest: tuple[FloatArray, FloatArray, FloatArray | None] | None = None
 
     def _prepared(self, points: FloatArray) -> tuple[FloatArray, FloatArray | None]:

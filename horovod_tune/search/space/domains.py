@@ -62,7 +62,7 @@ def from_mixed(space: Mapping[str, Any]) -> dict[str, Any]:
 
     In bayesian-optimization's own `pbounds`, `(low, high)` and `(low, high, float)` are floats, `(low, high,
     int)` integers with both bounds included, any other sequence categories; its parameter objects are taken
-    too. A `/` in a name nests. Beside Tune domains only ranges and these objects are bounds, and every other
+    too. A `/` in a name nests. Besides Tune domains, only ranges and these objects are bounds; every other
     value is a constant.
 
     >>> sorted(from_mixed({"x": (0, 1), "model/depth": (2, 8, int)}))

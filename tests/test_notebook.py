@@ -41,6 +41,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory):
         _INTERRUPT + cell.source.replace("num_samples=6", "num_samples=6, callbacks=[_Interrupt()]")
     )
     notebook.cells.insert(search, interrupted)
+    # Without it the kernel ends while Ray runs, as when a browser's tab is closed.
+    assert notebook.cells[-1].source.strip().endswith("ray.shutdown()")
+    notebook.cells[-1].source = notebook.cells[-1].source.replace("ray.shutdown()", "")
     notebook.cells.append(
         nbformat.v4.new_code_cell("print(len(results.trials), analysis.runs, analysis.problems)")
     )
@@ -54,7 +57,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory):
             kernel_name="python3",
             resources={"metadata": {"path": str(folder)}},
         )
-        client.execute()
+        with (folder / "stderr.txt").open("w") as stderr:
+            client.execute(stderr=stderr)
+    notebook.stderr = (folder / "stderr.txt").read_text()
     return notebook
 
 
@@ -75,6 +80,10 @@ def test_the_live_table_gives_way_to_the_last_screen(executed):
     found = outputs(executed, "tune.run(")
     assert html(found) == "<div></div>"
     assert "search ended: 6 of 6 trials ended" in printed(found)
+
+
+def test_the_kernel_ends_without_a_trace(executed):
+    assert "SIGTERM" not in executed.stderr
 
 
 def test_the_last_value_of_a_cell_is_the_analysis(executed):

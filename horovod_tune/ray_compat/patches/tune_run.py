@@ -10,6 +10,9 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
@@ -132,7 +135,8 @@ def shows_tunes_own_output(arguments: dict[str, Any]) -> bool:
 def without_reporter() -> Iterator[None]:
     """Silence Tune for a search that this thread runs: at ``verbose=0`` it still prints failures.
 
-    The raylet's paragraph on a dead process is left out too: a trial's error names the rank.
+    The raylet's paragraph on a dead process is left out too: a trial's error names the rank. In a notebook
+    the kernel then ends without Ray's native trace.
     """
     if _REPORTER.is_due:
         _allow_silent_reporter()
@@ -142,6 +146,16 @@ def without_reporter() -> Iterator[None]:
             yield
     finally:
         _IS_SILENT.reset(token)
+        _end_notebooks_quietly()
+
+
+def _end_notebooks_quietly() -> None:
+    # Jupyter ends kernels with SIGTERM. Ray sets a Python handler for it that exits, then a native one in
+    # its place that prints the stack. Setting the first one again removes the second.
+    if "ipykernel" in sys.modules and threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler):
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ _STATE = (
 
 
 class LargeBatchLR(LRScheduler):
-    r"""Sets each rate to its group's base rate, times the scaling rule's factor, times the schedule now.
+    r"""Sets each rate to its group's base rate, times the scaling rule's factor, times the schedule's value.
 
     .. math:: \eta_g(t) = \eta_g\, s(B/B_0)\, f(t), \quad t = \text{steps} / \text{steps per epoch}
 
@@ -31,8 +31,8 @@ class LargeBatchLR(LRScheduler):
     Call `step()` after each optimiser step (not after each pass of an accumulation).
 
     Args:
-        optimizer: Its groups' ``lr`` are the base rates, tuned for `base_batch_size`. A
-            ``hvd.DistributedOptimizer`` is one.
+        optimizer: Its groups' ``lr`` are the base rates, tuned for `base_batch_size`. May be
+            a ``hvd.DistributedOptimizer``.
         schedule: A function of the time: one of `horovod_tune.large_batch`, or your own.
         steps_per_epoch: Optimiser steps in an epoch; with 1, the schedule's lengths count steps.
         global_batch_size: Samples in an optimiser step, over all ranks; None for no scaling.
@@ -148,9 +148,10 @@ class LargeBatchLR(LRScheduler):
         return {"epoch": epoch, "groups": groups, **{name: getattr(self, name) for name in _STATE}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from `state_dict`, and set the optimiser's rates, before or after it is loaded.
+        """Continue from `state_dict`, and set the optimiser's rates.
 
-        If the world or the batch has changed, call `change_batch` afterwards.
+        Call it before or after the optimiser's own `load_state_dict`. If the world or the batch has changed,
+        call `change_batch` afterwards.
 
         Raises:
             HyperparameterError: The state is that of another number of parameter groups.
@@ -175,7 +176,7 @@ class LargeBatchLR(LRScheduler):
 
 RULES = ("linear", "sqrt", "none")
 
-# Malladi et al. derive "sqrt" for Adam, You et al. (2020) use it with LAMB. For LARS the papers do not agree
+# Malladi et al. derive "sqrt" for Adam; You et al. (2020) use it with LAMB. For LARS the papers do not agree
 # on one; its steps depend only on the gradient's direction, whose noise falls with the root of the batch.
 RULE_OF_OPTIMIZER = {"sgd": "linear", "lars": "sqrt", "adamw": "sqrt", "lamb": "sqrt"}
 
@@ -185,9 +186,9 @@ def scaling_factor(global_batch_size: int, base_batch_size: int, rule: str = "li
 
     * ``linear``, :math:`k`: SGD with or without momentum (Goyal et al. 2017, arXiv:1706.02677). It keeps the
       sum of k small steps where gradients change little from step to step; hence a warm-up.
-    * ``sqrt``, :math:`\sqrt k`: Adam-like optimisers (Malladi et al. 2022, arXiv:2205.10287; its betas and
-      epsilon: `scaled_adam`), LAMB (You et al. 2020, arXiv:1904.00962). For SGD it keeps the variance of a
-      step (Krizhevsky 2014, arXiv:1404.5997, who then used ``linear``).
+    * ``sqrt``, :math:`\sqrt k`: Adam-like optimisers (Malladi et al. 2022, arXiv:2205.10287; for Adam's betas
+      and epsilon see `scaled_adam`), LAMB (You et al. 2020, arXiv:1904.00962). For SGD it keeps the variance
+      of a step (Krizhevsky 2014, arXiv:1404.5997, who then used ``linear``).
     * ``none``, 1.
 
     Args:

@@ -1,7 +1,7 @@
 """Bayesian optimisation as a Tune searcher, on bayesian-optimization 3.x.
 
 Runs in the driver process. `BayesOptSearch` records the trials; `space/` translates between
-Tune's domains and the model's space, `gp/` models, `optimizer` chooses the next point.
+Tune's domains and the model's space, `gp/` models the results, `optimizer` chooses the next point.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ class BayesOptSearch(Searcher):
       The last of them is the middle of all ranges, unless trials report several times.
     * `gp_params`: settings of the Gaussian process, see `set_gp_params`.
     * `time_attr`: the metric that measures a trial's progress, for the model of learning curves that is used
-      if trials report several times. The default is that of the tuner's ASHA, HyperBand or `PromotingASHA`
-      (for distributed trials), otherwise `training_iteration`. `max_t`: where a full training ends; by
-      default the stop criterion of the tuner, otherwise the latest report so far.
+      if trials report several times. For distributed trials the default is that of the tuner's ASHA,
+      HyperBand or `PromotingASHA`; otherwise it is `training_iteration`. `max_t`: where a full training ends;
+      by default the stop criterion of the tuner, otherwise the latest report so far.
     * `analysis`: an earlier experiment, on the same or on other data: its directory, an `ExperimentAnalysis`,
       a `ResultGrid`, or a DataFrame of its results. The search starts where those were good; how much they
       count later is learned from the new results.
 
-    If trials report several times, every report counts (with another acquisition function only the last),
-    also of running, paused and stopped trials; the search looks for the best result at the end of a full
-    training. A trial that fails, or whose metric is
-    NaN, infinite or an extreme outlier, makes points near it less likely to be suggested. One that ends
-    without a metric is ignored. The search never ends before `num_samples`; when each point of a finite space
-    has been suggested, it logs a warning and begins to repeat the best ones.
+    If trials report several times, every report counts, also those of running, paused and stopped trials, and
+    the search looks for the best result at the end of a full training. With several metrics or another
+    acquisition function, only the last report of each trial counts. A trial that fails, or whose metric is
+    NaN, infinite or far worse than all others, makes points near it less likely to be suggested. One that
+    ends without a metric is ignored. The search never ends before `num_samples`; when each point of a finite
+    space has been suggested, it logs a warning and begins to repeat the best ones.
 
     Raises `SpaceError` (a `ValueError`) for a space or a point that cannot be used, `ValueError` or
     `TypeError` for other arguments; each names the argument, its bounds and its value.
@@ -427,12 +427,12 @@ def _reported(flat: Mapping[str, Any], metrics: Sequence[str]) -> str:
 
 @cache
 def _libraries() -> ThreadpoolController:
-    # Looking for the loaded libraries takes milliseconds, so it is done once; NumPy's and SciPy's are there.
+    # Looking for the loaded libraries takes milliseconds, so it is done once; NumPy's and SciPy's are loaded.
     return ThreadpoolController()
 
 
 def _seeding(searcher: Any, tag: str) -> AbstractContextManager[None]:
-    """Return a context in which Tune draws `tune.sample_from`, seeded if the search is."""
+    """Return a context in which Tune draws `tune.sample_from`, with the seed of a `BayesOptSearch`."""
     if not isinstance(searcher, BayesOptSearch):
         return nullcontext()
     return seeded(int(np.random.SeedSequence([searcher._seed, *tag.encode()]).generate_state(1)[0]))

@@ -1,7 +1,7 @@
 """Chooses the next point from the search's history: a quasi-random start, then the model.
 
-The choice is a function of the history, the seed and, with many results, the fit before, which a saved search
-keeps: not of the clock, or of the order in which trials ended.
+The choice depends on the history, the seed and, with many results, the previous fit, which a saved search
+keeps; not on the clock, or on the order in which trials ended.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from horovod_tune.search.space.search_space import Point, SearchSpace
 #: Suggestions of the quasi-random start if trials report several times: a curve has more information.
 _CURVES_START = 4
 #: Results to wait for before they are modelled together with an earlier experiment's. Until then its model
-#: and the quasi-random sequence suggest in turns: the difference shows how far it can be trusted.
+#: and the quasi-random sequence take turns: comparing their results shows how far that model can be trusted.
 _TRANSFER_START = 3
-#: Unfinished trials whose expected ends are added to the model, the most promising ones: each is a row more.
+#: At most so many unfinished trials, the most promising ones, get their expected ends added to the model.
 _MOST_EXPECTED = 200
-#: Hyperparameters that expected improvement is averaged over, the most probable ones and draws, and the most
-#: rows of the model with which it is; with more only the most probable ones are used.
+#: Expected improvement is averaged over 4 sets of the model's hyperparameters (the most probable set, and
+#: draws) while the model has at most 150 rows; with more rows only the most probable set is used.
 _HYPERPARAMETERS, _AVERAGED_ROWS = 4, 150
-#: Results of an earlier experiment that its model has, which is evaluated with every point.
+#: At most so many results are in the earlier experiment's model, which is evaluated at every point.
 _EARLIER_POINTS = 150
 
 
@@ -57,7 +57,7 @@ class SuggestState:
     space: SearchSpace
     usable: list[Trial]
     objectives: Objectives
-    #: The probability that a trial neither fails nor breaks a limit; None if all are expected to.
+    #: The probability that a trial neither fails nor breaks a limit; None while none is known to.
     feasibility: JointFeasibility | None
     #: The probability that a trial breaks no limit; None without limits, and while too little is known.
     within_limits: Feasibility | None
@@ -97,7 +97,7 @@ class SuggestState:
 
 
 class Optimizer:
-    """How points are chosen; `random_search_steps` is None for a number that goes with the space."""
+    """How points are chosen; if `random_search_steps` is None, the number of parameters sets it."""
 
     def __init__(
         self,
@@ -139,8 +139,9 @@ class Optimizer:
             begins = len(known) < _TRANSFER_START and len(history.trials) % 2 == 1
             asks_earlier = len(known) < _TRANSFER_START and not begins
         if begins:
-            # The best is nearer to the middle than to most points. Curves begin with fewer points: the model
-            # would then take a parameter whose best value is in the middle for an unimportant one.
+            # The best point is usually nearer to the middle of the space than to most others. Not with
+            # curves, which begin with fewer points: with the middle among so few, the model would mistake a
+            # parameter whose best value is there for an unimportant one.
             middle = not by_curves and len(history.trials) == steps - 1
             start = quasi_random_point(space, history, seed, taken, safety, middle)
             return start if start is not None else remaining_point(space, taken, None, seed)
@@ -187,7 +188,8 @@ class Optimizer:
     ) -> EarlierModel | None:
         """Return a model of the earlier experiment that the search begins with, if there is one.
 
-        If its trials ended at different times, they are modelled as learning curves, at the horizon.
+        If its trials ended at different times, they are modelled as learning curves, and the model is
+        evaluated at the horizon.
         """
         trials, metric = history.earlier, objectives.metrics[0]
         if len(trials) < 2 or space.dimension == 0 or len(objectives.metrics) > 1:
@@ -212,7 +214,7 @@ class Optimizer:
         return self.options
 
     def _model_final(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return what is known from the trials' last results, and the best points."""
+        """Return the acquisition given the trials' last results, and the best points."""
         scored, metric = state.in_state(Ending.SCORED), state.objectives.metrics[0]
         scores, features = state.scores(scored, metric), state.features_of(scored)
         options = self._options_with_scales
@@ -251,7 +253,7 @@ class Optimizer:
         return HypervolumeGain(drawn, allowed, state.feasibility, state.draws, pool), centres
 
     def _model_curves(self, state: SuggestState) -> tuple[Acquisition, FloatArray]:
-        """Return what is known from every report about the ends of trainings, and the best points."""
+        """Return the acquisition at the ends of trainings given every report, and the best points."""
         space, usable = state.space, state.usable
         rows = rows_of(usable, self.horizon)
         points = state.features_of(usable)
@@ -265,8 +267,8 @@ class Optimizer:
             timed=True,
             task=state.earlier,
         )
-        # Of those that have reported, most wait at a rung or were stopped there: what is expected of them is
-        # enough. As long as the end of a stopped trial is open, the search keeps suggesting others like it.
+        # Most unfinished trials wait at a rung or were stopped there. Their ends are expected, not drawn: if
+        # the end of a stopped trial were left open, the search would keep suggesting others like it.
         begun = [trial for trial in usable if is_unfinished(trial, rows.target)]
         ends = model.condition().predict(_at(rows.target, state.features_of(begun)))[0][:, 0]
         begun = [begun[i] for i in np.sort(np.argsort(-ends, kind="stable")[:_MOST_EXPECTED])]
@@ -308,7 +310,7 @@ class Optimizer:
         self, space: SearchSpace, trials: Sequence[Trial], objectives: Objectives
     ) -> JointFeasibility | None:
         """Return the probability that all limits are kept; None if too little is known about each."""
-        # The scale has the limit at 0.
+        # `slack` has scaled the values: the limit is at 0 and outliers are compressed.
         options = replace(self.options, fixed_noise=None, linear_depth=math.inf)
         feasibilities = []
         for limit in objectives.limits:

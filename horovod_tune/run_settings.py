@@ -18,7 +18,7 @@ from horovod_tune import ray_compat
 from horovod_tune.analysis.experiment_metadata import space_metadata, write_end, write_metadata
 from horovod_tune.best_effort import best_effort, best_effort_callback
 from horovod_tune.errors import MetricNotReported, SpecError
-from horovod_tune.function.training_function import RESOURCE_ARGUMENTS
+from horovod_tune.function.training_function import RESOURCE_ARGUMENTS, check_config
 from horovod_tune.function.variables import unpicklable
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ def settings_for(
         if any(spec.get("resources_per_trial") is not None for spec in specs):
             raise SpecError(f"resources_per_trial does not apply to distributed trials. {RESOURCE_ARGUMENTS}")
         config = next((spec["config"] for spec in specs if spec.get("config")), None)
+        check_config(config)  # Tune's own error would have no name
         quiet = not ray_compat.shows_tunes_own_output(arguments)
         try:
             if quiet:

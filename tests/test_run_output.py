@@ -125,6 +125,13 @@ def test_resources_per_trial_is_refused_with_our_arguments(ray_session):
         tune.run(trainable, resources_per_trial={"cpu": 2}, verbose=0)
 
 
+@pytest.mark.parametrize("config", [{("a", 1): 1}, {"layers": {("a", 1): 1}}, {"lr": 1, 2: 3}])
+def test_a_space_that_tune_cannot_write_is_named(ray_session, config):
+    trainable = DistributedTrainableCreator(train, num_slots=2)
+    with pytest.raises(SpecError, match=r"the keys of (config|parameter 'layers') must all be strings"):
+        tune.run(trainable, config=config, verbose=0)
+
+
 def test_a_config_that_cannot_be_sent_is_named(ray_session, tmp_path):
     trainable = DistributedTrainableCreator(train, num_slots=2)
     config = {"x": 1.0, "model": {"guard": threading.Lock()}}

@@ -19,7 +19,7 @@ COMMAND_MODULES = (
 )
 
 # The extra that installs a module.
-EXTRAS = {"plotly": "analysis", "rich": "analysis"}
+EXTRAS = {"jinja2": "analysis", "plotly": "analysis", "rich": "analysis"}
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from pyarrow import fs as pafs
@@ -42,17 +44,20 @@ class Folder:
     """A folder of a pyarrow filesystem; `shown` is how a person writes its place.
 
     `top` is the experiment's folder that this one belongs to, itself unless given: links may not lead out.
+    `staged` is the copy of it in which its driver writes first; of a file in both, the longer one is read.
     """
 
     filesystem: pafs.FileSystem
     path: str
     shown: str
     top: str | None = None
+    staged: Folder | None = None
 
     def below(self, name: str) -> Folder:
         place, mark, query = self.shown.partition("?") if "://" in self.shown else (self.shown, "", "")
         shown = f"{place.rstrip('/')}/{name}{mark}{query}"  # s3://bucket/experiment?region=eu-west-1
-        return Folder(self.filesystem, self._inside(name), shown, self.top or self.path)
+        staged = self.staged.below(name) if self.staged is not None else None
+        return Folder(self.filesystem, self._inside(name), shown, self.top or self.path, staged)
 
     def _inside(self, name: str) -> str:
         return f"{self.path.rstrip('/')}/{name}"
@@ -65,42 +70,37 @@ class Folder:
         """Return the entries directly in the folder, sorted by name; empty if the folder does not exist."""
         local = _on_this_machine(self.filesystem, self.path)
         if local is not None:
-            return self._local_entries(local)
+            return sorted(self._local_entries(local), key=lambda entry: entry.name)
         selector = pafs.FileSelector(self.path, recursive=False, allow_not_found=True)
         found = []
         for info in self.filesystem.get_file_info(selector):
             modified = info.mtime.timestamp() if info.mtime is not None else None
-            is_dir = info.type == pafs.FileType.Directory
-            found.append(Entry(info.base_name, is_dir, modified))
+            found.append(Entry(info.base_name, info.type == pafs.FileType.Directory, modified))
         return sorted(found, key=lambda entry: entry.name)
 
-    def _local_entries(self, local: str) -> list[Entry]:
-        found = []
-        try:
-            with os.scandir(local) as listed:
-                for item in listed:
-                    stays = not item.is_symlink() or self._stays_inside(item.path)
-                    is_dir = stays and os.path.isdir(item.path)
-                    text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
-                    modified = item.stat(follow_symlinks=False).st_mtime
-                    found.append(Entry(text, is_dir, modified, text != item.name))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(found, key=lambda entry: entry.name)
+    def _local_entries(self, local: str) -> Iterator[Entry]:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(local) as listed:
+            for item in listed:
+                stays = not item.is_symlink() or self._stays_inside(item.path)
+                text = os.fsencode(item.name).decode("utf-8", "backslashreplace")
+                modified = item.stat(follow_symlinks=False).st_mtime
+                yield Entry(text, stays and os.path.isdir(item.path), modified, text != item.name)
 
-    def read(self, name: str, at_most: int = LARGEST) -> bytes | None:
+    def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None if there is no such file.
 
         Raises:
-            UnusableFile: it is larger than `at_most` bytes, no regular file, or a link that leads outside.
+            UnusableFile: it is too large, no regular file, or a link that leads outside.
         """
+        if self.staged is not None and self.staged.size(name) > self._own_size(name):
+            return self.staged.read(name)
         local = _on_this_machine(self.filesystem, self._inside(name))
         try:
             if local is not None:
                 with self._open_local(local) as file:
-                    _refuse_larger(os.fstat(file.fileno()).st_size, at_most)
-                    return file.read(at_most + 1)
-            _refuse_larger(self.size(name), at_most)
+                    _refuse_larger(os.fstat(file.fileno()).st_size)
+                    return file.read(LARGEST + 1)
+            _refuse_larger(self._own_size(name))
             with self.filesystem.open_input_stream(self._inside(name), compression=None) as stream:
                 return stream.readall()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -108,6 +108,9 @@ class Folder:
 
     def size(self, name: str) -> int:
         """Return a file's size in bytes; 0 if there is no such file."""
+        return max(self._own_size(name), self.staged.size(name) if self.staged is not None else 0)
+
+    def _own_size(self, name: str) -> int:
         local = _on_this_machine(self.filesystem, self._inside(name))
         if local is None:
             return self.filesystem.get_file_info(self._inside(name)).size or 0
@@ -116,21 +119,20 @@ class Folder:
         except OSError:
             return 0
 
-    def _open_local(self, local: str) -> Any:
-        real = os.path.realpath(local)
-        found = os.lstat(real)
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(real)
-        if not stat.S_ISREG(found.st_mode):
-            raise UnusableFile("not a regular file")
+    def _open_local(self, local: str) -> BinaryIO:
         if not self._stays_inside(local):
             raise UnusableFile("a link that leads out of the experiment's folder")
-        # Not followed and not waited for: it may have become something else since.
-        file = os.fdopen(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        real = os.path.realpath(local)
+        mode = os.lstat(real).st_mode
+        if stat.S_ISREG(mode):
+            # Not followed and not waited for: it may have become something else since.
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.fdopen(os.open(real, flags), "rb")
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(mode):
+                return file
             file.close()
-            raise UnusableFile("not a regular file")
-        return file
+        raise IsADirectoryError(local) if stat.S_ISDIR(mode) else UnusableFile("not a regular file")
 
     def _stays_inside(self, local: str) -> bool:
         top = os.path.realpath(_on_this_machine(self.filesystem, self.top or self.path) or "/")
@@ -159,9 +161,9 @@ def shown_place(filesystem: pafs.FileSystem, path: str) -> str:
     return f"{filesystem.type_name}://{quote(path)}" if has_uri(filesystem) else path
 
 
-def _refuse_larger(size: int, at_most: int) -> None:
-    if size > at_most:
-        raise UnusableFile(f"larger than {at_most:,} bytes: {size:,}")
+def _refuse_larger(size: int) -> None:
+    if size > LARGEST:
+        raise UnusableFile(f"larger than {LARGEST:,} bytes: {size:,}")
 
 
 def open_folder(place: str | os.PathLike[str], filesystem: Any = None) -> Folder:

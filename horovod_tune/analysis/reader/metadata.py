@@ -5,8 +5,8 @@ Both become fields of `ExperimentRecord`, of which the values can be trusted.
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from horovod_tune.analysis.experiment_metadata import METADATA_PREFIX, METADATA_SUFFIX
@@ -15,11 +15,9 @@ from horovod_tune.analysis.reader.plain_values import mapping, number_or_none, r
 from horovod_tune.analysis.reader.records import Domain, Problem
 from horovod_tune.analysis.scoring import parse_limit
 
-_LARGEST = 64 * 2**20
-
 
 def metadata_of(
-    folders: Sequence[Folder],
+    folder: Folder,
     entries: Iterable[Entry],
     stamps: Collection[str],
     trial_ids: Collection[str],
@@ -27,15 +25,14 @@ def metadata_of(
 ) -> dict[str, Any]:
     """Return what the driver of these trials wrote, and what only `BayesOptSearch` saved.
 
-    `entries` are those of the `folders`: the experiment's and its driver's copy. `stamps` are in the name of
-    this search's state files, if the folder has several searches.
+    `entries` are the folder's, with those of its driver's copy. `stamps` are in the name of this search's
+    state files, if the folder has several searches.
     """
 
-    def first(names: Iterable[str], read: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+    def first(names: Iterable[str], parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         for name in names:
-            try:
-                found = (folder.read(name, _LARGEST) for folder in folders)
-                return read(next(filter(None, found), b""))
+            try:  # that a search has ended is written to the storage only
+                return parse(replace(folder, staged=None).read(name) or folder.read(name) or b"")
             except (ValueError, OSError) as error:
                 problems.append(Problem(name, f"not readable ({error})"))
         return {}
@@ -44,7 +41,7 @@ def metadata_of(
     names = dict.fromkeys(entry.name for entry in newest_first if not entry.odd_name)
     ours = {f"{METADATA_PREFIX}{trial_id}{METADATA_SUFFIX}" for trial_id in trial_ids}
     known = first((name for name in names if name in ours), run_metadata)
-    states = [name for name in fnmatch.filter(names, "searcher-state-*") if any(s in name for s in stamps)]
+    states = [name for name in names if name.startswith("searcher-state-") and any(s in name for s in stamps)]
     searcher = first(sorted(states, reverse=True)[:1], searcher_metadata)
     return searcher | {name: value for name, value in known.items() if value}
 
@@ -55,26 +52,25 @@ def run_metadata(data: bytes) -> dict[str, Any]:
     if not isinstance(written, dict):
         raise ValueError("no JSON object")
     samples, resources = written.get("num_samples"), written.get("resources")
-    domains = {str(name): mapping(one) for name, one in mapping(written.get("space")).items()}
-    return {
+    texts = {name: text_or_none(written.get(name)) for name in ("metric", "mode", "searcher", "scheduler")}
+    return texts | {
         "metadata": written,
-        "metric": text_or_none(written.get("metric")),
-        "mode": text_or_none(written.get("mode")),
         "num_samples": samples if isinstance(samples, int) and 0 < samples < 2**31 else None,
         "time_budget_s": number_or_none(written.get("time_budget_s")),
-        "searcher": text_or_none(written.get("searcher")),
-        "scheduler": text_or_none(written.get("scheduler")),
-        "domains": {
-            name: Domain(
-                text_or_none(one.get("kind")) or "other",
-                text_or_none(one.get("text")) or "",
-                log=one.get("log") is True,
-            )
-            for name, one in domains.items()
-        },
+        "domains": {name: _domain(mapping(one)) for name, one in mapping(written.get("space")).items()},
         "constants": mapping(written.get("constants")),
         "resources": tuple(map(_amounts, resources)) if isinstance(resources, list) else (),
     }
+
+
+def _domain(written: dict[str, Any]) -> Domain:
+    kind, text = text_or_none(written.get("kind")), text_or_none(written.get("text"))
+    return Domain(kind or "other", text or "", log=written.get("log") is True)
+
+
+def _amounts(bundle: Any) -> dict[str, float]:
+    numbers = {name[:300]: number_or_none(amount) for name, amount in mapping(bundle).items()}
+    return {name: amount for name, amount in numbers.items() if amount is not None}
 
 
 def searcher_metadata(data: bytes) -> dict[str, Any]:
@@ -96,11 +92,6 @@ def searcher_metadata(data: bytes) -> dict[str, Any]:
         "limits": limits,
         "front": _front(state.get("metric"), state.get("mode")),
     }
-
-
-def _amounts(bundle: Any) -> dict[str, float]:
-    numbers = {str(name)[:300]: number_or_none(amount) for name, amount in mapping(bundle).items()}
-    return {name: amount for name, amount in numbers.items() if amount is not None}
 
 
 def _front(metrics: Any, modes: Any) -> Mapping[str, str]:

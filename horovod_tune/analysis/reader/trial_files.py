@@ -1,7 +1,6 @@
-"""Reads one trial: its entry in the state file (JSON within JSON) and its folder.
+"""Reads one trial's folder: `result.json` (one report per line) or `progress.csv`, `params.json`, the error.
 
-The folder has `result.json` (one report per line) or `progress.csv`, `params.json` and errors. A part of
-`tune_files.py`'s adapter to Tune's private files; checked against Ray 2.60.0.
+Tune's private files, checked against Ray 2.60.0.
 """
 
 from __future__ import annotations
@@ -14,34 +13,19 @@ from dataclasses import replace
 from typing import Any
 
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import (
-    OBJECT,
-    mapping,
-    parse_json,
-    plain,
-    read_json,
-    seconds,
-    text_or_none,
-)
+from horovod_tune.analysis.reader.plain_values import OBJECT, mapping, read_json, seconds
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
-from horovod_tune.analysis.reader.runs import folder_name_of, id_of
 
 _LONGEST_TEXT = 200_000
 _LARGEST_ERROR = 200_000  # bytes: a traceback's two ends
 
 
-def with_files(
-    folder: Folder, staged: Folder | None, trial: TrialRecord
-) -> tuple[TrialRecord, list[Problem]]:
-    """Return the trial with its reports and its error's text."""
-    name = trial.folder_name
-    if not name:
+def with_files(folder: Folder, trial: TrialRecord) -> tuple[TrialRecord, list[Problem]]:
+    """Return the trial with its reports and its error's text; `folder` is the experiment's."""
+    if not trial.folder_name:
         return trial, []
-    copied = staged.below(name) if staged is not None else None
-    files = _TrialFiles(folder.below(name), copied, trial.trial_id)
-    results = files.longer("result.json")
-    rows = _rows(results, files) if results is not None else []
-    rows = rows or _csv_rows(files)
+    files = _TrialFiles(folder.below(trial.folder_name), trial.trial_id)
+    rows = _rows(files) or _csv_rows(files)
     if not rows and trial.last_result is not None:
         files.add_problem("result.json is missing or empty; only its last report is known")
     if not rows and trial.last_result is None and trial.status in ("TERMINATED", "UNKNOWN"):
@@ -51,7 +35,7 @@ def with_files(
         config = _params(files, rows) or config
     error = trial.error
     if error is not None:
-        text = files.longer("error.txt") or b"error.txt is missing"
+        text = files.read("error.txt") or b"error.txt is missing"
         if len(text) > _LARGEST_ERROR:
             half = _LARGEST_ERROR // 2
             left = b"\n[... %d bytes are left out here ...]\n" % (len(text) - 2 * half)
@@ -61,29 +45,25 @@ def with_files(
 
 
 class _TrialFiles:
-    """A trial's folder in the storage and the driver's copy of it; what cannot be read is noted."""
+    """A trial's folder; what cannot be read there is noted."""
 
-    def __init__(self, stored: Folder, staged: Folder | None, where: str):
-        self._stored, self._staged, self._where = stored, staged, where
+    def __init__(self, folder: Folder, trial_id: str):
+        self._folder, self._trial_id = folder, trial_id
         self.problems: list[Problem] = []
 
     def add_problem(self, what: str) -> None:
-        self.problems.append(Problem(self._where, what))
+        self.problems.append(Problem(self._trial_id, what))
 
-    def longer(self, name: str) -> bytes | None:
-        """Return the file from storage, or the driver's copy if that has more."""
+    def read(self, name: str) -> bytes | None:
         try:
-            place = self._stored
-            if self._staged is not None and self._staged.size(name) > self._stored.size(name):
-                place = self._staged
-            return place.read(name)
+            return self._folder.read(name)
         except OSError as error:
             self.add_problem(f"{name} cannot be read: {error}")
             return None
 
 
 def _params(files: _TrialFiles, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    data = files.longer("params.json")
+    data = files.read("params.json")
     if not data:
         if not rows or not mapping(rows[-1].get("config")):
             files.add_problem("params.json is missing")
@@ -98,9 +78,9 @@ def _params(files: _TrialFiles, rows: Sequence[dict[str, Any]]) -> dict[str, Any
     return mapping(config)
 
 
-def _rows(data: bytes, files: _TrialFiles) -> list[dict[str, Any]]:
+def _rows(files: _TrialFiles) -> list[dict[str, Any]]:
     rows = []
-    lines = data.split(b"\n")
+    lines = (files.read("result.json") or b"").split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -121,7 +101,7 @@ def _rows(data: bytes, files: _TrialFiles) -> list[dict[str, Any]]:
 
 def _csv_rows(files: _TrialFiles) -> list[dict[str, Any]]:
     """Return the reports in `progress.csv`, which Tune writes next to result.json, with nested names flat."""
-    data = files.longer("progress.csv")
+    data = files.read("progress.csv")
     if not data:
         return []
     rows: list[dict[str, Any]] = []
@@ -181,67 +161,3 @@ def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:
         config=config,
         last_result={**(trial.last_result or {}), **last},
     )
-
-
-def trials_of_state(
-    folder: Folder, state: dict[str, Any] | None, problems: list[Problem]
-) -> list[TrialRecord]:
-    """Return the trials of a state file in the order of creation."""
-    trials = []
-    for number, pair in enumerate((state or {}).get("trial_data", [])):
-        try:
-            trial, run = (_object(part) for part in pair)
-            cut: list[str] = []
-            made = _trial_of_state(folder, number, trial, run, cut)
-        except (ValueError, TypeError, KeyError) as error:
-            what = f"{type(error).__name__}: {error}"[:300]
-            problems.append(Problem(f"trial {number} of the state file", what))
-            continue
-        trials.append(made)
-        problems.extend(Problem(made.trial_id, f"its state: {what} is left out") for what in cut)
-    return sorted(trials, key=lambda trial: trial.number)  # the file has them in no particular order
-
-
-def _object(part: Any) -> dict[str, Any]:
-    if not isinstance(part, str):
-        raise ValueError("no JSON text")
-    value = parse_json(part)
-    if not isinstance(value, dict):
-        raise ValueError("no JSON object")
-    return value
-
-
-def _trial_of_state(
-    folder: Folder, number: int, trial: dict[str, Any], run: dict[str, Any], cut: list[str]
-) -> TrialRecord:
-    trial_id = id_of(trial)
-    name = text_or_none(trial.get("custom_trial_name"))
-    name = name or f"{text_or_none(trial.get('trainable_name')) or 'trial'}_{trial_id}"
-    # Before its first report, Tune has only the trial's names in it.
-    last = run.get("last_result") if "training_iteration" in mapping(run.get("last_result")) else None
-    config = plain(trial.get("config") or {}, cut)
-    tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1": the twelfth after the first
-    failures = run.get("num_failures")
-    return TrialRecord(
-        trial_id=trial_id,
-        number=int(tag) if tag.isascii() and tag.isdigit() and len(tag) < 10 else number,
-        name=name.replace("/", "_"),
-        config=config if isinstance(config, dict) else {},
-        status=text_or_none(trial.get("status")) or "UNKNOWN",
-        directory=_directory(folder, folder_name_of(trial), cut),
-        start_time=seconds(run.get("start_time")),
-        end_time=seconds(run.get("last_result_time") or mapping(last).get("timestamp")) if last else None,
-        last_result=mapping(plain(last, cut)) or None,
-        num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
-        error="" if run.get("error_filename") or run.get("error_file") else None,
-    )
-
-
-def _directory(folder: Folder, name: Any, cut: list[str]) -> str:
-    """Return a trial's folder, which is directly below the experiment's."""
-    if not name:
-        return ""
-    if not isinstance(name, str) or "/" in name or name in (".", "..") or "\0" in name:
-        cut.append(f"the folder {str(name)[:100]!r}")
-        return ""
-    return folder.below(name).shown

@@ -1,14 +1,10 @@
 """Reads the folder of a Tune experiment: finished, interrupted or still running.
 
-With `trial_files.py` the only place that knows Tune's private files; checked against Ray 2.60.0. In the
-experiment's folder that is `experiment_state-*.json` (every trial's state, as JSON within JSON). No pickle is
-opened: `metadata.py` has what our driver wrote. A part that cannot be read costs that part and is named among
-the record's problems.
+A part that cannot be read costs that part and is named among the record's problems.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +15,19 @@ from typing import Any
 
 from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders, shown_place
 from horovod_tune.analysis.reader.metadata import metadata_of
-from horovod_tune.analysis.reader.plain_values import mapping, parse_json, text_or_none
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
-from horovod_tune.analysis.reader.runs import STATE_PREFIX, STATE_SUFFIX, Run, StateFile, choose, runs_of
-from horovod_tune.analysis.reader.trial_files import trials_of_state, with_files
+from horovod_tune.analysis.reader.state_files import (
+    PREFIX,
+    SUFFIX,
+    Run,
+    StateFile,
+    choose,
+    is_state,
+    parse_state,
+    runs_of,
+)
+from horovod_tune.analysis.reader.trial_files import with_files
 
-_STATE = f"{STATE_PREFIX}*{STATE_SUFFIX}"
-_UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
 _TRIAL_FILES = ("result.json", "params.json", "progress.csv")
 _EQUAL = 4  # so many trials with the same problem make one line
 _COPIED_S = 3600.0  # a file of a search is written at most so long after its trial has started
@@ -58,26 +60,27 @@ def read_experiment(
         ValueError: the folder holds no Tune experiment, or no such run.
     """
     problems: list[Problem] = []
-    entries = _entries(folder, problems)
+    entries = folder.entries()
+    problems += [Problem(e.name, "its name is not UTF-8; it is left out") for e in entries if e.odd_name]
+    entries = [entry for entry in entries if not entry.odd_name]
     runs = runs_of(_state_files(folder, entries, problems))
     chosen = choose(runs, run, trial_ids)
-    others: frozenset[str] = frozenset().union(*(other.trial_ids for other in runs if other is not chosen))
-    state = chosen.newest.state if chosen is not None else None
+    others = {trial_id for other in runs if other is not chosen for trial_id in other.trial_ids}
+    state = chosen.files[0] if chosen is not None else None
     # A state file that cannot be read is known only by its name: its driver may run here.
-    names = [chosen.newest.name] if chosen is not None else [e.name for e in entries if _is_state(e)][-1:]
-    staged = _staged(folder, names, state)
-    if staged is not None:
-        with suppress(ValueError, OSError):
-            state = _state(staged, names[0])
-    trials = trials_of_state(folder, state, problems)
+    name = state.name if state is not None else max(filter(is_state, (e.name for e in entries)), default="")
+    folder, state = _with_staged(folder, name, state)
+    listed = [*entries, *(folder.staged.entries() if folder.staged is not None else ())]
+    trials = list(state.trials) if state is not None else []
+    problems += state.problems if state is not None else ()
     if chosen is None or chosen is runs[-1] or trial_ids is not None:
         taken = {trial.folder_name for trial in trials}.union(*(run.folder_names for run in runs))
-        trials += _trials_without_state(folder, staged, entries, taken)
+        trials += _trials_without_state(folder, listed, taken)
     if not trials and state is None:
         raise ValueError(_no_experiment(folder, entries, problems))
     with ThreadPoolExecutor(_READERS) as readers:
-        read = list(readers.map(lambda trial: with_files(folder, staged, trial), trials))
-    kept: list[Any] = []
+        read = list(readers.map(lambda trial: with_files(folder, trial), trials))
+    kept: list[TrialRecord] = []
     for trial, found in read:
         stray = trial.number < 0
         if trial.trial_id in others or (trial_ids is not None and trial.trial_id not in trial_ids):
@@ -86,20 +89,18 @@ def read_experiment(
             problems.append(Problem(trial.name, "belongs to a search that began earlier; it is left out"))
             continue
         kept.append(replace(trial, number=len(kept)) if stray else trial)
-        problems.extend(found)
+        problems += found
     for missing in sorted(set(trial_ids or ()) - {trial.trial_id for trial in kept}):
         problems.append(Problem(missing, "nothing of this trial is in the experiment's folder"))
-    listed = [*entries, *(staged.entries() if staged is not None else ())]
-    folders = [folder] if staged is None else [folder, staged]
     stamps = chosen.stamps if chosen is not None and len(runs) > 1 else {""}
-    known = metadata_of(folders, listed, stamps, {trial.trial_id for trial in kept}, problems)
+    known = metadata_of(folder, listed, stamps, {trial.trial_id for trial in kept}, problems)
     # Tune's state has a metric only, and a mode counts only for its own metric.
-    metric = text_or_none(mapping(mapping(state).get("runner_data")).get("_metric")) or known.get("metric")
+    metric = (state.metric if state is not None else None) or known.get("metric")
     if known.get("mode") not in ("min", "max") or known.get("metric") not in (metric, None):
         known["mode"] = None
     if resources := known.pop("resources", ()):
         kept = [replace(trial, resources=resources) for trial in kept]
-    is_copy = staged is None and chosen is not None and _is_copy(folder, entries, chosen, kept)
+    is_copy = folder.staged is None and chosen is not None and _is_copy(folder, entries, chosen, kept)
     if is_copy:
         modified = []
     elif chosen is not None and chosen is not runs[-1]:
@@ -137,80 +138,49 @@ def _together(problems: Iterable[Problem]) -> list[Problem]:
     return found
 
 
-def _entries(folder: Folder, problems: list[Problem]) -> list[Entry]:
-    entries = folder.entries()
-    for entry in entries:
-        if entry.odd_name:
-            problems.append(Problem(entry.name, "its name is not UTF-8; it is left out"))
-    return [entry for entry in entries if not entry.odd_name]
-
-
-def _is_state(entry: Entry) -> bool:
-    return fnmatch.fnmatchcase(entry.name, _STATE)
-
-
 def _state_files(folder: Folder, entries: Iterable[Entry], problems: list[Problem]) -> list[StateFile]:
     """Return the readable state files; a restored search, or several searches, have several."""
     found = []
-    for entry in filter(_is_state, entries):
-        try:
-            found.append(StateFile(entry.name, _state(folder, entry.name), entry.modified))
-        except (ValueError, OSError) as error:
-            problems.append(Problem(entry.name, str(error)))
+    for entry in entries:
+        if is_state(entry.name):
+            try:
+                data = folder.read(entry.name) or b""
+                found.append(parse_state(data, entry.name, folder, entry.modified))
+            except (ValueError, OSError) as error:
+                problems.append(Problem(entry.name, str(error)))
     return found
 
 
-def _state(folder: Folder, name: str) -> dict[str, Any]:
-    try:
-        state = parse_json((folder.read(name) or b"").decode("utf-8", "replace"))
-    except ValueError as error:
-        raise ValueError(f"not readable as JSON ({error})") from error
-    if not isinstance(state, dict):
-        raise ValueError("holds no trials")
-    if "trial_data" not in state and isinstance(state.get("checkpoints"), list):
-        # Ray 1.x has all of a trial in one JSON text.
-        state["trial_data"] = [[trial, trial] for trial in state["checkpoints"]]
-    if not isinstance(state.get("trial_data"), list):
-        raise ValueError("holds no trials")
-    return state
+def _with_staged(folder: Folder, name: str, state: StateFile | None) -> tuple[Folder, StateFile | None]:
+    """Return the folder with its driver's own copy, and the state there.
 
-
-def _staged(folder: Folder, names: Sequence[str], state: dict[str, Any] | None) -> Folder | None:
-    """Return the driver's own copy of an unfinished experiment, if that driver ran on this machine."""
-    if not names or (state is not None and not _unfinished(state)):
-        return None
+    They are the same again if the search is finished, or its driver did not run on this machine.
+    """
+    if not name or (state is not None and not state.unfinished):
+        return folder, state
     for candidate in driver_folders(folder.name):
-        try:
-            if candidate.read(names[0]) is not None:  # the name has the moment the driver started
-                return candidate
-        except OSError:  # another user's search of the same name
-            continue
-    return None
-
-
-def _unfinished(state: dict[str, Any]) -> bool:
-    return not state["trial_data"] or any(
-        isinstance(pair, list) and pair and f'"status": "{status}"' in str(pair[0])
-        for status in _UNFINISHED
-        for pair in state["trial_data"]
-    )
+        with suppress(OSError):  # another user's search of the same name
+            data = candidate.read(name)  # the name has the moment the driver started
+            if data is not None:
+                with suppress(ValueError):  # half-written
+                    state = parse_state(data, name, folder)
+                return replace(folder, staged=candidate), state
+    return folder, state
 
 
 def _trials_without_state(
-    folder: Folder, staged: Folder | None, entries: Iterable[Entry], taken: Collection[str]
+    folder: Folder, entries: Iterable[Entry], taken: Collection[str]
 ) -> list[TrialRecord]:
     """Return trials' folders that no state file names: it was lost, or is older than they are.
 
     Their number is not known yet: -1.
     """
-    listed = [*entries, *(staged.entries() if staged is not None else ())]
     found: list[TrialRecord] = []
-    for name in sorted({entry.name for entry in listed if entry.is_dir}.difference(taken)):
-        places = [folder.below(name)] + ([staged.below(name)] if staged is not None else [])
-        if not any(place.size(file) for place in places for file in _TRIAL_FILES):
-            continue
-        error = "" if any(place.size("error.txt") for place in places) else None
-        found.append(TrialRecord(name, -1, name, {}, "UNKNOWN", folder.below(name).shown, error=error))
+    for name in sorted({entry.name for entry in entries if entry.is_dir}.difference(taken)):
+        place = folder.below(name)
+        if any(map(place.size, _TRIAL_FILES)):
+            error = "" if place.size("error.txt") else None
+            found.append(TrialRecord(name, -1, name, {}, "UNKNOWN", place.shown, error=error))
     return found
 
 
@@ -225,9 +195,9 @@ def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[
     if unreadable:
         return f"no Tune experiment can be read at {folder.shown!r}: {unreadable}"
     folders = [entry.name for entry in entries if entry.is_dir]
-    inner = [name for name in folders if any(map(_is_state, folder.below(name).entries()))]
+    inner = [name for name in folders if any(is_state(e.name) for e in folder.below(name).entries())]
     hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
-    missing = f"neither {_STATE} nor a trial's folder with result.json or progress.csv"
+    missing = f"neither {PREFIX}*{SUFFIX} nor a trial's folder with result.json or progress.csv"
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
 
 
@@ -236,5 +206,5 @@ def _is_copy(folder: Folder, entries: Sequence[Entry], run: Run, trials: Iterabl
     started = [trial for trial in trials if trial.status != "PENDING"][:3]
     inside = [folder.below(trial.folder_name).entries() for trial in started if trial.folder_name]
     written = [entry.modified for entry in chain(*inside, entries) if entry.modified and not entry.is_dir]
-    began = run.newest.start_time
+    began = run.files[0].start_time
     return began is not None and bool(started and written) and min(written) > began + _COPIED_S

@@ -1,4 +1,4 @@
-"""Puts the page together: texts, Plotly's figures, the table, and the security policy that fits them."""
+"""The report: one HTML page that needs nothing but itself. Its words are in `page.html`, a Jinja template."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Mapping
-from html import escape
-from importlib import resources
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata, resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from horovod_tune.analysis import plots
-from horovod_tune.analysis.report import sections
+from horovod_tune.analysis.printable import python_text, yaml_text
+from horovod_tune.analysis.report.run_summary import (
+    duration,
+    hours,
+    moment,
+    run_summary,
+    statuses,
+    usage,
+    wall_text,
+)
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.varying_parameters import varying_parameters
+from horovod_tune.analysis.trial_details import error_line, iterations_of, ranks_of, spans
+from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -43,108 +53,167 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
 
     Its content security policy allows no network, and no script but its own (by hash).
     """
+    from jinja2 import Environment
+    from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    figures = _Figures()
-    parts = {
-        "title": escape(f"{analysis.name}: what the search found"),
-        "style": _asset("page.css"),
-        "header": sections.header_section(analysis),
-        "answer": sections.answer_section(analysis),
-        "notes": sections.notes_section(analysis),
-        "plotly": f"<script>{get_plotlyjs()}</script>",
-        "progress": _progress(analysis, figures),
-        "trade_offs": _trade_offs(analysis, pareto, figures),
-        "space": _space(analysis, figures),
-        "schedule": figures.card(plots.timeline(analysis)),
-        "table": sections.trials_table(analysis),
-        "failures": sections.failures_section(analysis),
-        "facts": sections.summary_section(analysis),
-        "sort": f"<script>{_asset('sort.js')}</script>",
-    }
-    scripts = [text for name in ("plotly", "sort") for text in _SCRIPT.findall(parts[name])]
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in [*scripts, *figures.scripts])
-    allowed = f"style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes}"
-    parts["policy"] = f"default-src 'none'; {allowed}"
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
+    if pareto is None and set(analysis.record.front) <= set(analysis.reported_numbers):
+        pareto = analysis.record.front
+    front = analysis.pareto_front(pareto) if pareto else None
+    varying = varying_parameters(analysis) if analysis.has_best else []
+    scripts = [get_plotlyjs(), _asset("sort.js")]
+
+    def card(figure: Figure, **look: int) -> Markup:
+        drawn = _card(figure, len(scripts), **look)
+        scripts.extend(_SCRIPT.findall(drawn))
+        return Markup(drawn)
+
+    parts: dict[str, Any] = {"progress": [], "trade_off": "", "space": [], "parameters": []}
+    if analysis.has_best:
+        parts["progress"] = [card(figure) for figure in _progress(analysis)]
+    if front is not None and len(front.metrics) == 2 and len(front.members):
+        parts["trade_off"] = card(plots.pareto_front(analysis, front.metrics))
+    if varying:
+        wide = {"min_width": (len(varying) + 1) * 92}
+        parts["space"] = [
+            card(plots.parallel_coordinates(analysis), **wide),
+            card(plots.importance(analysis)),
+        ]
+        parts["parameters"] = [card(plots.parameter(analysis, one.name)) for one in varying[:_PARAMETERS]]
+    parts["schedule"] = card(plots.timeline(analysis))
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes}"
+    texts = {"policy": policy, "style": _asset("page.css"), "plotly": scripts[0], "sort": scripts[1]}
+    page = Environment(autoescape=True, keep_trailing_newline=True).from_string(_asset("page.html"))
+    return page.render(
+        parts,
+        **{name: Markup(text) for name, text in texts.items()},
+        analysis=analysis,
+        front=front,
+        tiles=_tiles(analysis),
+        columns=_columns(analysis),
+        failures=_failures(analysis),
+        left_out=max(0, len(varying) - _PARAMETERS),
+        summary=run_summary(analysis),
+        space_domains=_space(analysis),
+        made=f"Made by horovod_tune {metadata.version('horovod_tune')} on {moment(time.time())}.",
+        python_text=python_text,
+        yaml_text=yaml_text,
+        text_of=text_of,
+    )
 
 
 def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def _card(figure: Figure, number: int, min_width: int = 0) -> str:
+    """Return a figure with its title and subtitle as text of the page, where they break on a phone."""
+    title, said = figure.layout.title.text or "", figure.layout.title.subtitle.text or ""
+    height = figure.layout.height
+    legend = any(trace.showlegend is not False and trace.name for trace in figure.data)
+    top = 44 if legend and figure.layout.showlegend is not False and len(figure.data) > 1 else 16
+    figure.update_layout(
+        title=None,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        margin={"l": 4, "r": 8, "t": top, "b": 4},
+        height=height - 104 + top,
+    )
+    drawn = figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        config=_CONFIG,
+        div_id=f"figure-{number}",
+        default_height=f"{figure.layout.height}px",
+    )
+    wide = f' style="min-width:{min_width}px"' if min_width else ""
+    # Both are escaped already, as Plotly wants them.
+    note = f'<p class="said">{said}</p>' if said else ""
+    inner = f'<div class="scroll"><div{wide}>{drawn}</div></div>'
+    return f'<div class="card"><h3>{title}</h3>{inner}{note}</div>'
 
 
-class _Figures:
-    """Turns figures into cards of the page and keeps their scripts, which the policy names."""
-
-    def __init__(self) -> None:
-        self.scripts: list[str] = []
-
-    def card(self, figure: Figure, *, min_width: int = 0) -> str:
-        """Return a figure with its title and subtitle as text of the page, where they break on a phone."""
-        title, said = figure.layout.title.text or "", figure.layout.title.subtitle.text or ""
-        height = figure.layout.height
-        legend = any(trace.showlegend is not False and trace.name for trace in figure.data)
-        top = 44 if legend and figure.layout.showlegend is not False and len(figure.data) > 1 else 16
-        figure.update_layout(
-            title=None,
-            paper_bgcolor="rgba(0,0,0,0)",
-            plot_bgcolor="rgba(0,0,0,0)",
-            margin={"l": 4, "r": 8, "t": top, "b": 4},
-            height=height - 104 + top,
-        )
-        drawn = figure.to_html(
-            full_html=False,
-            include_plotlyjs=False,
-            config=_CONFIG,
-            div_id=f"figure-{len(self.scripts)}",
-            default_height=f"{figure.layout.height}px",
-        )
-        self.scripts += _SCRIPT.findall(drawn)
-        wide = f' style="min-width:{min_width}px"' if min_width else ""
-        # Both are escaped already, as Plotly wants them.
-        note = f'<p class="said">{said}</p>' if said else ""
-        inner = f'<div class="scroll"><div{wide}>{drawn}</div></div>'
-        return f'<div class="card"><h3>{title}</h3>{inner}{note}</div>'
-
-
-def _progress(analysis: Analysis, figures: _Figures) -> str:
-    if not analysis.has_best:
-        return f'<p class="none">There is nothing to draw: {escape(analysis.no_best_reason)}</p>'
+def _progress(analysis: Analysis) -> list[Figure]:
     drawn = {
         "Best so far": plots.best_so_far(analysis),
         "Learning curves over iterations": plots.learning_curves(analysis),
         "Best so far over trials": plots.best_so_far(analysis, "trials"),
         "Learning curves over time": plots.learning_curves(analysis, "time"),
     }
-    cards = [figures.card(figure.update_layout(title_text=title)) for title, figure in drawn.items()]
-    return f'<div class="two">{"".join(cards)}</div>'
+    return [figure.update_layout(title_text=title) for title, figure in drawn.items()]
 
 
-def _trade_offs(analysis: Analysis, pareto: Mapping[str, str] | None, figures: _Figures) -> str:
-    if pareto is None and set(analysis.record.front) <= set(analysis.reported_numbers):
-        pareto = analysis.record.front
-    if not pareto:
-        return ""
-    front = analysis.pareto_front(pareto)
-    drawn = len(front.metrics) == 2 and front.on_front.any()
-    picture = figures.card(plots.pareto_front(analysis, pareto)) if drawn else ""
-    head = '<section id="trade-offs"><h2>Several metrics at once</h2>'
-    return f'{head}{picture}<div class="card">{sections.trade_offs(front)}</div></section>'
+def _tiles(analysis: Analysis) -> list[tuple[str, str, str]]:
+    (cpu, gpu, counted), wall = usage(analysis), wall_text(analysis)
+    tiles = [("trials", f"{len(analysis.trials):,}", statuses(analysis))]
+    if wall is not None:
+        tiles.append(("wall time", wall, moment(analysis.record.start_time or 0.0)))
+    if counted:
+        tiles.append(("CPU time", hours(cpu), f"{hours(gpu)} of GPU" if gpu else "no GPU"))
+    return tiles
 
 
-def _space(analysis: Analysis, figures: _Figures) -> str:
-    found = varying_parameters(analysis)
-    if not analysis.has_best or not found:
-        why = "no hyperparameter varies" if analysis.has_best else "that needs a metric"
-        return f'<p class="none">There is nothing to draw: {why}.</p>'
-    cards = [figures.card(plots.parallel_coordinates(analysis), min_width=(len(found) + 1) * 92)]
-    cards.append(figures.card(plots.importance(analysis)))
-    small = "".join(figures.card(plots.parameter(analysis, one.name)) for one in found[:_PARAMETERS])
-    cards.append(f'<div class="multiples">{small}</div>')
-    left = len(found) - _PARAMETERS
-    cards += [f'<p class="said">{left} more hyperparameters are in the table.</p>'] if left > 0 else []
-    return "".join(cards)
+def _space(analysis: Analysis) -> list[tuple[str, str]]:
+    """Return the search space and its constants, in words; empty if it is not recorded."""
+    domains, constants = analysis.record.domains, analysis.record.constants
+    constant = [(name, f"{value!r} (constant)"[:300]) for name, value in constants.items()]
+    return [(name, domain.text) for name, domain in domains.items()] + constant if domains else []
+
+
+def _failures(analysis: Analysis) -> list[tuple[str, list[str], str]]:
+    """Return each kind of failure: its line, the trials' ids, the first one's text; the commonest first."""
+    errors = analysis.errors()
+    groups: dict[str, list[str]] = {}
+    for trial_id, text in errors.items():
+        groups.setdefault(error_line(text) or "", []).append(trial_id)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return [(line, ids, errors[ids[0]]) for line, ids in ordered]
+
+
+# A column's name, if it sorts as numbers, and for each trial the text and what it sorts by.
+_Column = tuple[str, bool, list[tuple[str, str]]]
+
+
+def _columns(analysis: Analysis) -> list[_Column]:
+    """Return the columns of the table of trials."""
+
+    def column(name: str, values: Sequence[Any], shown: Callable[[Any], str] | None = None) -> _Column:
+        return name, shown is not None, [_cell(value, shown) for value in values]
+
+    trials, metric = analysis.trials, analysis.metric or ""
+    found = [
+        column("trial", [trial.trial_id for trial in trials]),
+        column("status", [trial.status.lower() for trial in trials]),
+    ]
+    if analysis.is_scored:
+        found += [
+            column(metric, [score.last for score in analysis.scores], _short),
+            column(f"best {metric}", [score.best for score in analysis.scores], _short),
+            column("at iteration", [score.best_iteration for score in analysis.scores], str),
+        ]
+    held = [spans(trial, analysis.record.sessions) for trial in trials]
+    times = [sum(end - trained for _, trained, end in one) if one else None for one in held]
+    found += [column("iterations", list(map(iterations_of, trials)), str), column("time", times, duration)]
+    ranks = [ranks_of(trial) for trial in trials]
+    if any(ranks):
+        found.append(column("ranks", ranks, str))
+    for one in varying_parameters(analysis):
+        numeric = one.kind == "numeric" or all(isinstance(v, (int, float, type(None))) for v in one.values)
+        found.append(column(one.name, one.values, _short if numeric else None))
+    if any(trial.error is not None for trial in trials):
+        found.append(column("error", [error_line(trial.error) for trial in trials]))
+    return found
+
+
+def _cell(value: Any, shown: Callable[[Any], str] | None) -> tuple[str, str]:
+    if value is None or value != value:
+        return "", ""
+    if shown is None:
+        return text_of(value)[:300], ""
+    return shown(value), f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,180 @@
+"""The state files of an experiment, `experiment_state-<its driver's start>.json`: every trial's state.
+
+A restored search writes a new one that has the earlier trials too; a search that was started again under the
+same name writes into the same folder, and its file has other trials. It is JSON within JSON, private to Tune
+(checked against Ray 2.60.0); what Tune could only write as a pickle is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod_tune.analysis.reader.folders import Folder
+from horovod_tune.analysis.reader.plain_values import mapping, parse_json, plain, seconds, text_or_none
+from horovod_tune.analysis.reader.records import Problem, TrialRecord
+
+PREFIX, SUFFIX = "experiment_state-", ".json"
+
+
+def is_state(name: str) -> bool:
+    return name.startswith(PREFIX) and name.endswith(SUFFIX)
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """One driver's record of its search: the trials in the order of creation, and what is not readable.
+
+    `start_time`, when the driver started, and `written` are Unix times in seconds, None if not known.
+    """
+
+    name: str
+    trials: tuple[TrialRecord, ...]
+    problems: tuple[Problem, ...] = ()
+    metric: str | None = None
+    start_time: float | None = None
+    written: float | None = None
+
+    @property
+    def stamp(self) -> str:
+        """When its driver started, as Tune writes it into the names of its files."""
+        return self.name.removeprefix(PREFIX).removesuffix(SUFFIX)
+
+    @property
+    def unfinished(self) -> bool:
+        """Return True if its driver may still have run when it was written."""
+        going = ("PENDING", "RUNNING", "PAUSED")
+        return not self.trials or any(trial.status in going for trial in self.trials)
+
+
+def parse_state(data: bytes, name: str, folder: Folder, written: float | None = None) -> StateFile:
+    """Read a state file; `folder` is the experiment's. Raises `ValueError` if it has no list of trials."""
+    try:
+        state = mapping(parse_json(data.decode("utf-8", "replace")))
+    except ValueError as error:
+        raise ValueError(f"not readable as JSON ({error})") from error
+    pairs = state.get("trial_data")
+    if pairs is None and isinstance(state.get("checkpoints"), list):
+        pairs = [[trial, trial] for trial in state["checkpoints"]]  # Ray 1.x: all of a trial in one text
+    if not isinstance(pairs, list):
+        raise ValueError("holds no trials")
+    trials: list[TrialRecord] = []
+    problems: list[Problem] = []
+    for number, pair in enumerate(pairs):
+        cut: list[str] = []
+        try:
+            trial, run = (_object(part) for part in pair)
+            trials.append(_trial(folder, number, trial, run, cut))
+        except (ValueError, TypeError, KeyError) as error:
+            what = f"{type(error).__name__}: {error}"[:300]
+            problems.append(Problem(f"trial {number} of the state file", what))
+            continue
+        problems += [Problem(trials[-1].trial_id, f"its state: {what} is left out") for what in cut]
+    trials.sort(key=lambda trial: trial.number)  # the file has them in no particular order
+    runner, stats = mapping(state.get("runner_data")), mapping(state.get("stats"))
+    start = seconds(runner.get("_start_time"))
+    start = seconds(stats.get("start_time")) if start is None else start
+    metric = text_or_none(runner.get("_metric"))
+    return StateFile(name, tuple(trials), tuple(problems), metric, start, written)
+
+
+def _object(part: Any) -> dict[str, Any]:
+    if not isinstance(part, str):
+        raise ValueError("no JSON text")
+    value = parse_json(part)
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    return value
+
+
+def _trial(
+    folder: Folder, number: int, trial: dict[str, Any], run: dict[str, Any], cut: list[str]
+) -> TrialRecord:
+    trial_id = text_or_none(trial["trial_id"]) or str(plain(trial["trial_id"]))[:300]
+    name = text_or_none(trial.get("custom_trial_name"))
+    name = name or f"{text_or_none(trial.get('trainable_name')) or 'trial'}_{trial_id}"
+    # Before its first report, Tune has only the trial's names in it.
+    last = run.get("last_result") if "training_iteration" in mapping(run.get("last_result")) else None
+    config = plain(trial.get("config") or {}, cut)
+    tag = str(trial.get("experiment_tag") or "").split("_", 1)[0]  # "12_lr=0.1": the twelfth after the first
+    failures = run.get("num_failures")
+    # Ray 1.x wrote the whole path.
+    place = trial.get("relative_logdir") or str(trial.get("logdir") or "").rstrip("/").rsplit("/", 1)[-1]
+    if not isinstance(place, str) or "/" in place or place in (".", "..") or "\0" in place:
+        cut.append(f"the folder {str(place)[:100]!r}")
+        place = ""
+    return TrialRecord(
+        trial_id=trial_id,
+        number=int(tag) if tag.isascii() and tag.isdigit() and len(tag) < 10 else number,
+        name=name.replace("/", "_"),
+        config=config if isinstance(config, dict) else {},
+        status=text_or_none(trial.get("status")) or "UNKNOWN",
+        directory=folder.below(place).shown if place else "",
+        start_time=seconds(run.get("start_time")),
+        end_time=seconds(run.get("last_result_time") or mapping(last).get("timestamp")) if last else None,
+        last_result=mapping(plain(last, cut)) or None,
+        num_failures=failures if isinstance(failures, int) and 0 <= failures < 2**31 else 0,
+        error="" if run.get("error_filename") or run.get("error_file") else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One search: its state files, the newest first. `name` is what `analyze(…, run=…)` takes."""
+
+    files: tuple[StateFile, ...]
+
+    @property
+    def name(self) -> str:
+        return self.files[-1].stamp
+
+    @property
+    def stamps(self) -> frozenset[str]:
+        return frozenset(file.stamp for file in self.files)
+
+    @property
+    def trial_ids(self) -> frozenset[str]:
+        return frozenset(trial.trial_id for file in self.files for trial in file.trials)
+
+    @property
+    def folder_names(self) -> frozenset[str]:
+        return frozenset(trial.folder_name for file in self.files for trial in file.trials)
+
+    @property
+    def sessions(self) -> tuple[float, ...]:
+        """When each of its drivers started, in Unix time (seconds), the first one first."""
+        return tuple(sorted({file.start_time for file in self.files if file.start_time is not None}))
+
+
+def runs_of(files: Iterable[StateFile]) -> list[Run]:
+    """Return the searches that have state files, the oldest first.
+
+    Two files belong to one search when they have a trial in common.
+    """
+    runs: list[Run] = []
+    for file in sorted(files, key=lambda file: file.name):
+        own = Run((file,))
+        same = [run for run in runs if run.trial_ids & own.trial_ids]
+        joined = sorted((file, *(f for run in same for f in run.files)), key=lambda f: f.name, reverse=True)
+        runs = [*(run for run in runs if run not in same), Run(tuple(joined))]
+    return sorted(runs, key=lambda run: run.files[0].name)
+
+
+def choose(
+    runs: Sequence[Run], name: str | None = None, trial_ids: Collection[str] | None = None
+) -> Run | None:
+    """Return the run of that name, or that of these trials, or the newest; None if there is none.
+
+    Raises `ValueError` for a name that no run has.
+    """
+    if name is not None:
+        for run in runs:
+            if name in run.stamps:
+                return run
+        known = ", ".join(run.name for run in runs) or "none"
+        raise ValueError(f"there is no run {name!r} in this experiment; its runs: {known}")
+    if trial_ids is not None:
+        common = [len(run.trial_ids & set(trial_ids)) for run in runs]
+        return runs[common.index(max(common))] if any(common) else None
+    return runs[-1] if runs else None

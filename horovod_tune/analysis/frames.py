@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import pandas as pd
 
 from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.reader.records import TrialRecord
-from horovod_tune.analysis.scoring import Score
 from horovod_tune.analysis.trial_details import (
     attempts,
     error_line,
@@ -76,7 +75,9 @@ def clock(unix_s: pd.Series) -> pd.Series:
 def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) -> list[dict[str, Any]]:
     """Return one flat dictionary per report."""
     flat = []
-    for row, time, attempt in zip(trial.rows, report_times(trial), attempts(trial.rows), strict=True):
+    for row, time, attempt in zip(
+        trial.rows, report_times(trial).tolist(), attempts(trial.rows), strict=False
+    ):
         known = time == time
         made: dict[str, Any] = {
             "trial_id": trial.trial_id,
@@ -93,21 +94,25 @@ def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) 
     return flat
 
 
-_TRIAL_COLUMNS: tuple[str, ...] = (
-    *("trial_id", "status", "iterations", "best_iteration", "start", "end", "duration_s"),
-    *("ranks", "hosts", "start_s", "num_failures", "error", "logdir"),
-)
-
-
-def trial_row(trial: TrialRecord, scored: Score | None, metric: str) -> dict[str, Any]:
-    """Return one flat dictionary per trial."""
-    start, end = trial.start_time, trial.end_time
-    row: dict[str, Any] = {"trial_id": trial.trial_id, "status": trial.status}
-    if scored is not None:
+def trials_frame(trials: Sequence[TrialRecord], scores: pd.DataFrame | None, metric: str) -> pd.DataFrame:
+    """Return one row per trial: see `Analysis.dataframe`."""
+    made = frame([_trial_row(trial) for trial in trials])
+    if scores is not None:
         # The metric's own name, unless another column has it.
-        row[f"last_{metric}" if metric in _TRIAL_COLUMNS else metric] = scored.last
-        row |= {f"best_{metric}": scored.best, "best_iteration": scored.best_iteration}
-    row |= {
+        taken = metric in (*made.columns, "best_iteration")
+        names = {f"last_{metric}" if taken else metric: "last", f"best_{metric}": "best"}
+        for place, (name, column) in enumerate((names | {"best_iteration": "best_iteration"}).items(), 2):
+            made.insert(place, name, scores[column])
+    types = {"ranks": "Int64", "start_s": "float64"}
+    made = made.astype({name: dtype for name, dtype in types.items() if name in made})
+    return made.assign(**{name: clock(made[name]) for name in ("start", "end") if name in made})
+
+
+def _trial_row(trial: TrialRecord) -> dict[str, Any]:
+    start, end = trial.start_time, trial.end_time
+    return {
+        "trial_id": trial.trial_id,
+        "status": trial.status,
         "iterations": iterations_of(trial),
         "start": start if start is not None else math.nan,
         "end": end if end is not None else math.nan,
@@ -118,16 +123,8 @@ def trial_row(trial: TrialRecord, scored: Score | None, metric: str) -> dict[str
         "num_failures": trial.num_failures,
         "error": error_line(trial.error),
         "logdir": trial.directory,
+        **flatten(trial.config, "config/"),
     }
-    return row | flatten(trial.config, "config/")
-
-
-def trials_frame(trials: Sequence[TrialRecord], scores: Iterable[Score | None], metric: str) -> pd.DataFrame:
-    """Return one row per trial: see `Analysis.dataframe`."""
-    made = frame([trial_row(trial, scored, metric) for trial, scored in zip(trials, scores, strict=False)])
-    types = {"ranks": "Int64", "best_iteration": "Int64", "start_s": "float64"}
-    made = made.astype({name: dtype for name, dtype in types.items() if name in made})
-    return made.assign(**{name: clock(made[name]) for name in ("start", "end") if name in made})
 
 
 def history_frame(trials: Sequence[TrialRecord], start_time: float | None, with_config: bool) -> pd.DataFrame:

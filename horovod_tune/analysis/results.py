@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,11 @@ from horovod_tune.analysis import frames
 from horovod_tune.analysis.pareto import ParetoFront, pareto_front
 from horovod_tune.analysis.printable import one_line
 from horovod_tune.analysis.reader.folders import Folder
-from horovod_tune.analysis.reader.plain_values import TUNES_OWN
+from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
-from horovod_tune.analysis.scoring import Limit, Score, kept, score, value_of
-from horovod_tune.analysis.trial_details import config_changes, plain_text
+from horovod_tune.analysis.scoring import Limit, kept, value_of
+from horovod_tune.analysis.trial_details import attempts, config_changes, plain_text, report_times
 from horovod_tune.errors import HorovodTuneError
 
 # Not checkpoint_000001.part: an incomplete copy.
@@ -134,11 +134,55 @@ class Analysis:
         return ", ".join(map(one_line, self.reported_numbers[:30])) or "none"
 
     @cached_property
-    def scores(self) -> tuple[Score, ...]:
-        """Each trial's last and best value of the metric, in the order of `trials`."""
-        metric, mode = self.require_metric()
-        every = (trial.reports for trial in self.trials)
-        return tuple(score(rows, metric, mode, kept(rows, self.limits)) for rows in every)
+    def reports(self) -> pd.DataFrame:
+        """One row per report, by trial and then in the order of reporting.
+
+        Columns: trial (its place in `trials`), row (the report's place in the trial's), iteration and time
+        (Unix time in seconds; NaN if unknown), attempt, session (how many drivers of the search had started),
+        value (the metric's), known (False if the report lacks it), allowed (True if it keeps the limits).
+        """
+        metric, _ = self.require_metric()
+        each = [trial.reports for trial in self.trials]
+        values = [value_of(report, metric) for rows in each for report in rows]
+        times = np.concatenate([np.empty(0), *map(report_times, self.trials)])
+        return pd.DataFrame(
+            {
+                "trial": np.repeat(np.arange(len(each)), [len(rows) for rows in each]),
+                "row": np.array([row for rows in each for row in range(len(rows))], dtype=int),
+                "iteration": np.array(
+                    [iteration_of(report) for rows in each for report in rows], dtype=float
+                ),
+                "time": times,
+                "attempt": np.array([number for rows in each for number in attempts(rows)], dtype=int),
+                "session": np.searchsorted(self.record.sessions, times),
+                "value": np.array(values, dtype=float),
+                "known": np.array([value is not None for value in values], dtype=bool),
+                "allowed": np.array([good for rows in each for good in kept(rows, self.limits)], dtype=bool),
+            }
+        )
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """One row per trial: the metric's last and best value, best_iteration, best_row, and allowed.
+
+        They are missing if it never reported a finite one. Only reports that keep the limits can be best, of
+        equal ones the earlier; `allowed` is True if the last one keeps them.
+        """
+        reports, number = self.reports, pd.RangeIndex(len(self.trials))
+        finite = reports[np.isfinite(reports["value"]) & reports["allowed"]]
+        ranked = finite.sort_values("value", ascending=self.mode == "min", kind="stable")
+        best = ranked.drop_duplicates("trial").set_index("trial").reindex(number)
+        known = reports[reports["known"]].drop_duplicates("trial", keep="last")
+        ends = reports.drop_duplicates("trial", keep="last").set_index("trial")
+        return pd.DataFrame(
+            {
+                "last": known.set_index("trial")["value"].reindex(number),
+                "best": best["value"],
+                "best_iteration": best["iteration"].astype("Int64"),
+                "best_row": best["row"].astype("Int64"),
+                "allowed": ends["allowed"].reindex(number, fill_value=True),
+            }
+        )
 
     @property
     def _best(self) -> int:
@@ -160,20 +204,20 @@ class Analysis:
     @property
     def is_scored(self) -> bool:
         """Return True if any trial has a finite value of the metric, within the limits or not."""
-        return self._scored and any(math.isfinite(score.last) for score in self.scores)
+        return self._scored and bool(np.isfinite(self.scores["last"]).any())
 
     @cached_property
     def values(self) -> np.ndarray:
         """What trials are compared by, shape (trials,): the last values, or the best with scope "all"."""
-        values = [scored.last if self.scope == "last" else scored.best for scored in self.scores]
-        return np.array([value if math.isfinite(value) else math.nan for value in values])
+        values = self.scores["last" if self.scope == "last" else "best"].to_numpy()
+        return np.where(np.isfinite(values), values, math.nan)
 
     @cached_property
     def _costs(self) -> np.ndarray:
         """`values` with lower being better, and NaN where a trial does not keep the limits."""
         if not self._scored or not {limit.metric for limit in self.limits} <= set(self.reported_numbers):
             return np.full(len(self.trials), math.nan)
-        allowed = [self.scope == "all" or scored.allowed for scored in self.scores]
+        allowed = self.scores["allowed"] | (self.scope == "all")
         return np.where(allowed, self.values if self.mode == "min" else -self.values, math.nan)
 
     @property
@@ -208,8 +252,8 @@ class Analysis:
     @property
     def best_result(self) -> dict[str, Any]:
         """The best trial's last report; with scope "all" its best one."""
-        row = self.scores[self._best].best_row if self.scope == "all" else None
-        return dict(self.best_trial.reports[row if row is not None else -1])
+        row = self.scores["best_row"][self._best] if self.scope == "all" else -1
+        return dict(self.best_trial.reports[row])
 
     @property
     def best_config(self) -> dict[str, Any]:
@@ -273,8 +317,7 @@ class Analysis:
         all three are NA if the reports lack them), error (its last line), num_failures, logdir, and the
         configuration as config/….
         """
-        scored = self.scores if self._scored else repeat(None)
-        return frames.trials_frame(self.trials, scored, self.metric or "")
+        return frames.trials_frame(self.trials, self.scores if self._scored else None, self.metric or "")
 
     @property
     def _scored(self) -> bool:

@@ -11,23 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from horovod_tune.analysis.reader.plain_values import iteration_of
-
-
-@dataclass(frozen=True)
-class Score:
-    """One trial's values of the metric; NaN and None if it never reported a finite one.
-
-    `best_row` is the index of the best report among the trial's rows; only reports that keep the limits can
-    be best. `allowed` is True if the last one keeps them.
-    """
-
-    last: float = math.nan
-    best: float = math.nan
-    best_iteration: int | None = None
-    best_row: int | None = None
-    allowed: bool = True
-
 
 def value_of(row: Mapping[str, Any], metric: str) -> float | None:
     """Return the metric in a report, with `/` reaching into nested results; None if it is not there.
@@ -59,25 +42,6 @@ def is_better(value: float, other: float, mode: str) -> bool:
     if not math.isfinite(other):
         return True
     return value < other if mode == "min" else value > other
-
-
-def score(
-    rows: Sequence[Mapping[str, Any]], metric: str, mode: str, kept: Sequence[bool] | None = None
-) -> Score:
-    """Return a trial's last and best value of the metric; of equal ones the earlier report's is best.
-
-    `kept` is True for each report that keeps the limits; by default all do.
-    """
-    last, best, best_row = math.nan, math.nan, None
-    for index, row in enumerate(rows):
-        value = value_of(row, metric)
-        if value is None:
-            continue
-        last = value
-        if (kept is None or kept[index]) and is_better(value, best, mode):
-            best, best_row = value, index
-    iteration = iteration_of(rows[best_row]) if best_row is not None else None
-    return Score(last, best, iteration, best_row, allowed=not kept or kept[-1])
 
 
 _SENSES = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}

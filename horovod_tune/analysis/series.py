@@ -2,58 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain
 
 import numpy as np
 import pandas as pd
 
-from horovod_tune.analysis.reader.plain_values import iteration_of
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.scoring import is_better, value_of
-from horovod_tune.analysis.trial_details import (
-    attempts,
-    hosts_of,
-    ranks_of,
-    report_times,
-    session_gaps,
-    spans,
-)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One trial's reports of the metric: iterations, seconds since the experiment's start, values.
-
-    `attempts` and `sessions` count the starts of the trial and of the experiment's driver.
-    """
-
-    trial: int
-    iterations: np.ndarray
-    elapsed_s: np.ndarray
-    values: np.ndarray
-    attempts: np.ndarray
-    sessions: np.ndarray
-
-
-@lru_cache(maxsize=1)  # an analysis never changes
-def curves(analysis: Analysis) -> list[Curve]:
-    """Return each trial's learning curve; trials without a report of the metric have an empty one."""
-    metric, _ = analysis.require_metric()
-    start, sessions = analysis.record.start_time or 0.0, analysis.record.sessions
-    found = []
-    for index, trial in enumerate(analysis.trials):
-        values = [value_of(row, metric) for row in trial.rows]
-        has_value = np.array([value is not None for value in values], dtype=bool)
-        # None, where something is not known, becomes NaN.
-        iterations = np.array([iteration_of(row) for row in trial.rows], dtype=float)[has_value]
-        times = np.array(report_times(trial))[has_value]
-        starts = np.array(attempts(trial.rows), dtype=int)[has_value]
-        known = np.array(values, dtype=float)[has_value]
-        found.append(Curve(index, iterations, times - start, known, starts, np.searchsorted(sessions, times)))
-    return found
+from horovod_tune.analysis.trial_details import hosts_of, ranks_of, session_gaps, spans
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
@@ -82,20 +37,21 @@ def best_so_far(analysis: Analysis, against: str = "time") -> tuple[np.ndarray, 
     """
     _, mode = analysis.require_metric()
     if against == "trials":
-        points = [(float(number), scored.best) for number, scored in enumerate(analysis.scores, start=1)]
+        values = analysis.scores["best"].to_numpy()
+        xs = np.arange(1.0, len(values) + 1)
     elif against == "time":
-        reports = [zip(curve.elapsed_s, curve.values, strict=True) for curve in curves(analysis)]
-        points = sorted((p for p in chain(*reports) if math.isfinite(p[0])), key=lambda point: point[0])
+        reports = analysis.reports[analysis.reports["known"] & np.isfinite(analysis.reports["time"])]
+        reports = reports.sort_values("time", kind="stable")
+        values = reports["value"].to_numpy()
+        xs = reports["time"].to_numpy() - (analysis.record.start_time or 0.0)
     else:
         raise ValueError(f'against must be "time" or "trials", got {against!r}')
-    steps: list[tuple[float, float]] = []
-    for x, y in points:
-        if is_better(y, steps[-1][1] if steps else math.nan, mode):
-            steps.append((x, y))
-    if steps and points[-1][0] > steps[-1][0]:
-        steps.append((points[-1][0], steps[-1][1]))
-    xs, ys = np.array(steps).reshape(-1, 2).T
-    return xs, ys
+    sign = 1.0 if mode == "min" else -1.0
+    best = np.minimum.accumulate(np.where(np.isfinite(values), sign * values, np.inf))
+    steps = np.flatnonzero(best < np.append(np.inf, best)[:-1])
+    if len(steps) and xs[-1] > xs[steps[-1]]:
+        steps = np.append(steps, len(xs) - 1)
+    return xs[steps], sign * best[steps]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from horovod_tune.analysis.report.run_summary import (
     wall_time_s,
 )
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.series import curves
 from horovod_tune.analysis.trial_details import error_line
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
@@ -111,14 +110,14 @@ def _table(analysis: Analysis, rows: int, width: int) -> Table:
     table.add_column("it", justify="right", no_wrap=True)
     for one in shown:
         table.add_column(_safe(one.name), overflow="ellipsis", no_wrap=True)
-    drawn = curves(analysis) if scored else []
+    reports = analysis.reports[analysis.reports["known"]] if scored else None
     for index in order[:rows]:
         trial = analysis.trials[index]
         cells = [_safe(trial.trial_id), _safe(trial.status.lower(), _STYLES.get(trial.status, ""))]
-        if scored:
-            score = analysis.scores[index]
-            cells += [_number(score.last), _number(score.best)]
-            cells.append(Text(sparkline(drawn[index].values, 16), style="cyan"))
+        if reports is not None:
+            cells += [_number(analysis.scores[name][index]) for name in ("last", "best")]
+            curve = reports.loc[reports["trial"] == index, "value"].to_numpy()
+            cells.append(Text(sparkline(curve, 16), style="cyan"))
         iteration = iteration_of(trial.last_result or {})
         cells.append(Text("" if iteration is None else str(iteration)))
         cells += [_safe(_short(one.values[index])) for one in shown]

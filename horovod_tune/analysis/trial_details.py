@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from horovod_tune.analysis.reader.plain_values import iteration_of, seconds
 from horovod_tune.analysis.reader.records import TrialRecord
 
@@ -18,27 +20,18 @@ _CLASS_OF_A_RANKS_ERROR = re.compile(r"^horovod_tune\.errors\.\w+: (?=rank \d+ o
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def report_times(trial: TrialRecord) -> list[float]:
-    """Return the Unix time of each report in seconds; NaN if it is not recorded.
+def report_times(trial: TrialRecord) -> np.ndarray:
+    """Return the Unix time of each report in seconds, shape (reports,); NaN if it is not recorded.
 
     Tune writes whole seconds. The time that training took, counted back from the moment of the last report,
     gives the fraction; it is used only if it agrees with what is written.
     """
-    rows = trial.rows
-    if not rows:
-        return []
-    end, spent = trial.end_time, seconds(rows[-1].get("time_total_s"))
-    times: list[float] = []
-    for row in rows:
-        stamp, total = seconds(row.get("timestamp")), seconds(row.get("time_total_s"))
-        if stamp is None:
-            times.append(math.nan)
-            continue
-        guess = stamp
-        if end is not None and total is not None and spent is not None:
-            guess = min(max(end - (spent - total), stamp), stamp + 0.999)
-        times.append(max(guess, times[-1]) if times and times[-1] == times[-1] else guess)
-    return times
+    stamps = np.array([seconds(row.get("timestamp")) for row in trial.reports], dtype=float)
+    spent = np.array([seconds(row.get("time_total_s")) for row in trial.reports], dtype=float)
+    end = trial.end_time if trial.end_time is not None else math.nan
+    guesses = np.clip(end - (spent[-1:] - spent), stamps, stamps + 0.999)
+    times = np.fmax.accumulate(np.where(np.isfinite(guesses), guesses, stamps))
+    return np.where(np.isnan(stamps), math.nan, times)
 
 
 def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -47,15 +40,11 @@ def attempts(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     >>> attempts([{"training_iteration": n} for n in (1, 2, 2, 3, 1)])
     [1, 1, 2, 2, 3]
     """
-    numbers, number, before = [], 1, 0
-    for row in rows:
-        iteration = iteration_of(row)
-        if iteration is not None:
-            if iteration <= before:
-                number += 1
-            before = iteration
-        numbers.append(number)
-    return numbers
+    iterations = np.array([0, *map(iteration_of, rows)], dtype=float)
+    known = np.isfinite(iterations)
+    falls = np.zeros(len(iterations), dtype=int)
+    falls[known] = np.diff(iterations[known], prepend=-1.0) <= 0
+    return (1 + falls.cumsum()[1:]).tolist()
 
 
 def iterations_of(trial: TrialRecord) -> int:
@@ -132,14 +121,14 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
         return []
     begin, trained = first
     end = max(trained, trial.end_time if trial.end_time is not None else trained)
-    times, found = report_times(trial), []
+    times, found = report_times(trial).tolist(), []
     for session in sessions:
         if not begin < session < end:
             continue
         stop = max((time for time in times if time < session), default=trained)
         found.append((begin, trained, max(trained, stop)))
         later = next((n for n, time in enumerate(times) if time >= session), None)
-        spent = 0.0 if later is None else seconds(trial.rows[later].get("time_this_iter_s")) or 0.0
+        spent = 0.0 if later is None else seconds(trial.reports[later].get("time_this_iter_s")) or 0.0
         trained = session if later is None else max(session, times[later] - spent)
         begin = max(session, trained - (start_seconds(trial) or 0.0))
     return [*found, (begin, trained, end)]

@@ -17,6 +17,8 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import hosts_of
 
+NAN, INF = math.nan, math.inf
+
 
 @pytest.mark.parametrize(
     "name", ["random", "asha", "failing", "diverging", "distributed", "pbt", "plain_run"]
@@ -63,23 +65,47 @@ def test_without_metric_and_mode_the_error_says_what_may_be_passed(experiments):
         _ = analyze(experiments / "distributed", metric="accuracy").best_config
 
 
+def reporting(*values: list[float], mode: str, scope: str = "last") -> Analysis:
+    """An experiment whose trials report these values."""
+    made = made_experiment(len(values))
+    reports = [tuple({"loss": v, "training_iteration": n} for n, v in enumerate(one, 1)) for one in values]
+    trials = tuple(
+        replace(t, rows=rows, last_result=None) for t, rows in zip(made.trials, reports, strict=True)
+    )
+    return Analysis(replace(made.record, trials=trials), made.folder, metric="loss", mode=mode, scope=scope)
+
+
 @pytest.mark.parametrize(
     ("values", "mode", "scope", "winner"),
     [
         ([[2], [1], [1]], "min", "last", 1),
         ([[2], [2], [1]], "max", "last", 0),
-        ([[math.nan], [3], [-math.inf]], "min", "last", 1),
-        ([[math.nan], [math.inf]], "max", "last", None),
+        ([[NAN], [3], [-INF]], "min", "last", 1),
+        ([[NAN], [INF]], "max", "last", None),
         ([[1, 9], [5, 5]], "min", "last", 1),
         ([[1, 9], [5, 5]], "min", "all", 0),
     ],
 )
 def test_nan_never_wins_and_of_equals_the_earlier_does(values, mode, scope, winner):
-    made = made_experiment(len(values))
-    reports = [tuple({"loss": each, "training_iteration": n} for n, each in enumerate(one)) for one in values]
-    trials = tuple(replace(t, rows=rows) for t, rows in zip(made.trials, reports, strict=True))
-    record = replace(made.record, trials=trials)
-    assert Analysis(record, made.folder, metric="loss", mode=mode, scope=scope).best_number == winner
+    assert reporting(*values, mode=mode, scope=scope).best_number == winner
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "last", "best", "iteration"),
+    [
+        ((3, 1, 2), "min", 2, 1, 2),
+        ((3, 1, 2), "max", 2, 3, 1),
+        ((1, 1, 1), "min", 1, 1, 1),
+        ((5, NAN, 4, NAN), "min", NAN, 4, 3),
+        ((5, -INF), "min", -INF, 5, 1),
+        ((NAN, INF), "max", INF, NAN, None),
+        ((), "min", NAN, NAN, None),
+    ],
+)
+def test_the_score_of_a_trial(values, mode, last, best, iteration):
+    found = reporting([0.5, 0.5], list(values), mode=mode).dataframe().iloc[1]
+    assert (found["loss"], found["best_loss"]) == pytest.approx((last, best), nan_ok=True)
+    assert found["best_iteration"] == iteration or (iteration is None and pd.isna(found["best_iteration"]))
 
 
 @pytest.mark.parametrize(

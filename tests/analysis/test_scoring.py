@@ -1,4 +1,4 @@
-"""Which report and which trial is best, worked out on plain lists."""
+"""Metrics of a report, columns of a frame, and the line that says why a trial failed."""
 
 from __future__ import annotations
 
@@ -8,33 +8,8 @@ import pandas as pd
 import pytest
 
 from horovod_tune.analysis.frames import clock, frame, typed
-from horovod_tune.analysis.scoring import score, value_of
+from horovod_tune.analysis.scoring import value_of
 from horovod_tune.analysis.trial_details import error_line
-
-NAN, INF = math.nan, math.inf
-
-
-def reports(*values, name="loss"):
-    return [{name: value, "training_iteration": n} for n, value in enumerate(values, start=1)]
-
-
-@pytest.mark.parametrize(
-    ("values", "mode", "last", "best", "iteration"),
-    [
-        ((3, 1, 2), "min", 2, 1, 2),
-        ((3, 1, 2), "max", 2, 3, 1),
-        ((1, 1, 1), "min", 1, 1, 1),
-        ((5, NAN, 4, NAN), "min", NAN, 4, 3),
-        ((5, -INF), "min", -INF, 5, 1),
-        ((NAN, INF), "max", INF, NAN, None),
-        ((), "min", NAN, NAN, None),
-    ],
-)
-def test_the_score_of_a_trial(values, mode, last, best, iteration):
-    found = score(reports(*values), "loss", mode)
-    assert found.last == pytest.approx(last, nan_ok=True)
-    assert found.best == pytest.approx(best, nan_ok=True)
-    assert found.best_iteration == iteration
 
 
 def test_a_metric_may_be_nested_or_hold_a_slash():

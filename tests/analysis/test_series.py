@@ -23,7 +23,7 @@ def test_the_best_so_far_only_gets_better_and_ends_with_the_search():
         xs, ys = series.best_so_far(analysis, against)
         assert (np.diff(ys[:-1]) < 0).all()
         assert (np.diff(xs) > 0).all()
-        assert ys[-1] == min(score.best for score in analysis.scores if math.isfinite(score.best))
+        assert ys[-1] == analysis.scores["best"].min()
     assert xs[-1] == 40
     with pytest.raises(ValueError, match='against must be "time" or "trials", got \'days\''):
         series.best_so_far(analysis, "days")

@@ -77,7 +77,7 @@ def test_where_no_trial_keeps_the_limits_it_says_so_and_shows_the_values():
     limited = Analysis(analysis.record, analysis.folder, metric="loss", mode="min", limits=limits)
     text = shown(limited)
     assert "No best trial: no trial has a finite value of loss within loss <= -1e+09 yet" in text
-    assert f"{limited.scores[0].last:.5g}" in text
+    assert f"{limited.scores['last'][0]:.5g}" in text
 
 
 def test_what_looks_like_markup_is_text():

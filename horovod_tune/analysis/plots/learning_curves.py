@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from horovod_tune.analysis import series
 from horovod_tune.analysis.plots import style
@@ -28,76 +29,68 @@ def learning_curves(analysis: Analysis, against: str = "iteration") -> Figure:
     if against not in ("iteration", "time"):
         raise ValueError(f'against must be "iteration" or "time", got {against!r}')
     metric, mode = analysis.require_metric()
-    drawn = [curve for curve in series.curves(analysis) if len(curve.values)]
-    if not drawn:
+    reports = analysis.reports[analysis.reports["known"]]
+    if reports.empty:
         return style.figure("Learning curves", empty=f"no trial has reported {metric}")
-    every = np.concatenate([curve.values for curve in drawn])
-    most = int(np.clip(_POINTS // len(drawn), _FEWEST, _MOST))
-    xs = [curve.iterations if against == "iteration" else curve.elapsed_s for curve in drawn]
-    ends = [float(np.nanmax(x)) for x in xs if np.isfinite(x).any()]
+    begun, xs = reports["attempt"], reports["iteration"]
     if against == "time":
-        x_axis, length = style.time_axis(max(ends, default=0.0))
-    else:
-        x_axis, length = style.count_axis("iteration", max(ends, default=0.0)), 1.0
-    y_axis, outside = style.metric_axis(every, mode, metric)
-    lines = [_line(curve, x / length, most, against) for curve, x in zip(drawn, xs, strict=True)]
-    few = len(drawn) <= style.FEW
-    made = style.figure("Learning curves").add_traces((_few if few else _many)(analysis, drawn, lines))
+        begun, xs = begun + reports["session"], reports["time"] - (analysis.record.start_time or 0.0)
+    end = float(xs[np.isfinite(xs)].max()) if np.isfinite(xs).any() else 0.0
+    x_axis, length = style.time_axis(end) if against == "time" else (style.count_axis("iteration", end), 1.0)
+    y_axis, outside = style.metric_axis(reports["value"].to_numpy(), mode, metric)
+    points = pd.DataFrame({"x": xs / length, "y": reports["value"], "begun": begun})
+    count = reports["trial"].nunique()
+    most = int(np.clip(_POINTS // count, _FEWEST, _MOST))
+    lines = {trial: _line(one.to_numpy(), most) for trial, one in points.groupby(reports["trial"])}
+    few = count <= style.FEW
+    made = style.figure("Learning curves").add_traces((_few if few else _many)(analysis, lines))
     colours = "" if few else "the strongest colour is best; orange: the best trial"
-    note = style.joined(f"{len(drawn):,} trials", style.direction(mode), colours, outside)
+    note = style.joined(f"{count:,} trials", style.direction(mode), colours, outside)
     return made.update_layout(xaxis=x_axis, yaxis=y_axis, title_subtitle_text=note)
 
 
-def _line(curve: series.Curve, x: np.ndarray, most: int, against: str) -> np.ndarray:
-    """Return one curve's points, shape (points, 2), with a row of NaN before each new start."""
-    begun = curve.attempts + (curve.sessions if against == "time" else 0)
-    kept = series.thinned(curve.values, most)
-    points = np.column_stack([x, curve.values])[kept]
-    starts = np.flatnonzero(np.diff(begun[kept])) + 1
-    return np.insert(points, starts, np.nan, axis=0)
+def _line(reports: np.ndarray, most: int) -> np.ndarray:
+    """Return one curve's points, shape (points, 2), with a row of NaN before each new start.
+
+    `reports` has x, y and the number of the start, shape (reports, 3).
+    """
+    kept = reports[series.thinned(reports[:, 1], most)]
+    return np.insert(kept[:, :2], np.flatnonzero(np.diff(kept[:, 2])) + 1, np.nan, axis=0)
 
 
-def _few(analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
-    best = analysis.best_number
+def _few(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
     traces = []
-    for tint, curve, points in zip(style.OKABE_ITO, drawn, lines, strict=False):
-        winner = curve.trial == best
-        name = style.as_text(analysis.trials[curve.trial].trial_id) + (" (best)" if winner else "")
+    for tint, (trial, points) in zip(style.OKABE_ITO, lines.items(), strict=False):
+        winner = trial == analysis.best_number
+        name = style.as_text(analysis.trials[trial].trial_id) + (" (best)" if winner else "")
         look: dict[str, Any] = {"line": {"color": tint, "width": 3 if winner else 1.7}, "marker": {"size": 5}}
         look |= {"mode": "lines+markers" if len(points) < 60 else "lines", "hovertemplate": "%{x}: %{y:.5g}"}
         traces.append(look | {"x": points[:, 0], "y": points[:, 1], "name": name})
     return traces
 
 
-def _many(analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray]) -> list[Any]:
+def _many(analysis: Analysis, lines: dict[int, np.ndarray]) -> list[Any]:
     """Return a trace per shade, worst first, then the best trial's: thousands of traces would be slow."""
-    place_of = {curve.trial: place for place, curve in enumerate(drawn)}
-    order = [place_of[trial] for trial in analysis.ranked if trial in place_of]
-    best = analysis.best_number
-    alpha = float(np.clip(80 / len(drawn), 0.15, 0.85))
+    best, order = analysis.best_number, [trial for trial in analysis.ranked if trial in lines]
+    alpha = float(np.clip(80 / len(lines), 0.15, 0.85))
     tints = [style.faded(colour, alpha) for colour in style.SEQUENTIAL]
     shades: list[tuple[list[int], dict[str, Any]]] = []
-    for tint, places in reversed(list(zip(tints, np.array_split(order, len(tints)), strict=True))):
-        chosen = [place for place in places if drawn[place].trial != best]
-        curves = [place for place in chosen if len(lines[place]) > 1]
-        single = [place for place in chosen if len(lines[place]) == 1]
+    for tint, trials in reversed(list(zip(tints, np.array_split(order, len(tints)), strict=True))):
+        curves = [trial for trial in trials if trial != best and len(lines[trial]) > 1]
+        single = [trial for trial in trials if trial != best and len(lines[trial]) == 1]
         shades.append((curves, {"mode": "lines", "line": {"color": tint, "width": 1.2}}))
         shades.append((single, {"mode": "markers", "marker": {"color": tint, "size": 4}}))
-    winner = [place for place, curve in enumerate(drawn) if curve.trial == best]
+    winner = [best] if best is not None and best in lines else []
     orange = {"line": {"color": style.BEST, "width": 3}, "marker": {"size": 4}}
     shades.append((winner, {"mode": "lines+markers"} | orange))
-    return [_together(analysis, drawn, lines, places) | look for places, look in shades if places]
+    return [_together(analysis, lines, trials) | look for trials, look in shades if trials]
 
 
-def _together(
-    analysis: Analysis, drawn: list[series.Curve], lines: list[np.ndarray], places: Sequence[int]
-) -> dict[str, Any]:
+def _together(analysis: Analysis, lines: dict[int, np.ndarray], trials: Sequence[int]) -> dict[str, Any]:
     """Return the points of several curves with gaps between them."""
     gap = np.full((1, 2), np.nan)
-    parts = [part for place in places for part in (lines[place], gap)]
-    points = np.concatenate(parts).astype(np.float32)
-    lengths = [len(lines[place]) + 1 for place in places]
-    names = np.repeat(style.trial_names(analysis)[[drawn[place].trial for place in places]], lengths)
+    points = np.concatenate([part for trial in trials for part in (lines[trial], gap)]).astype(np.float32)
+    names = np.repeat(style.trial_names(analysis)[trials], [len(lines[trial]) + 1 for trial in trials])
     told = "%{text}<br>%{x}: %{y:.5g}<extra></extra>"
     return {"x": points[:, 0], "y": points[:, 1], "text": names, "hovertemplate": told, "showlegend": False}
 

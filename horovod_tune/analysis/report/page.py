@@ -12,6 +12,8 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from horovod_tune.analysis import plots
 from horovod_tune.analysis.printable import python_text, yaml_text
 from horovod_tune.analysis.report.run_summary import (
@@ -189,9 +191,9 @@ def _columns(analysis: Analysis) -> list[_Column]:
     ]
     if analysis.is_scored:
         found += [
-            column(metric, [score.last for score in analysis.scores], _short),
-            column(f"best {metric}", [score.best for score in analysis.scores], _short),
-            column("at iteration", [score.best_iteration for score in analysis.scores], str),
+            column(metric, analysis.scores["last"].tolist(), _short),
+            column(f"best {metric}", analysis.scores["best"].tolist(), _short),
+            column("at iteration", analysis.scores["best_iteration"].tolist(), str),
         ]
     held = [spans(trial, analysis.record.sessions) for trial in trials]
     times = [sum(end - trained for _, trained, end in one) if one else None for one in held]
@@ -208,7 +210,7 @@ def _columns(analysis: Analysis) -> list[_Column]:
 
 
 def _cell(value: Any, shown: Callable[[Any], str] | None) -> tuple[str, str]:
-    if value is None or value != value:
+    if value is None or value is pd.NA or value != value:
         return "", ""
     if shown is None:
         return text_of(value)[:300], ""

@@ -77,6 +77,11 @@ class TrialProgress:
         ]
 
 
+def _goal(trial: Any) -> Any:
+    """Return the iteration at which Tune stops one of its trials, if it was given."""
+    return (trial.stopping_criterion or {}).get("training_iteration")
+
+
 def settings(config: dict[str, Any]) -> str:
     """Return a configuration's sampled values in one line: `lr=0.01 width=64`."""
     return " ".join(f"{name}={text_of(value)}" for name, value in config.items())
@@ -89,7 +94,6 @@ class Progress:
     metric: str | None = None
     mode: str | None = None
     total: int | None = None
-    goal: float | None = None
     budget_s: float | None = None
     began: float = 0.0
     trials: dict[str, TrialProgress] = field(default_factory=dict)
@@ -100,18 +104,17 @@ class Progress:
         """Record that a trial starts: a new, a paused or a restarted one."""
         trial = self.trials.get(trial_id)
         if trial is None:
-            goal = goal if isinstance(goal, (int, float)) else self.goal
+            goal = goal if isinstance(goal, (int, float)) else None
             trial = self.trials[trial_id] = TrialProgress(trial_id, now, goal, dict(config or {}))
         trial.state, trial.reports, trial.ended = "running", [], None
         return trial
 
     def restored(self, trial: Any, now: float) -> None:
-        """Record one of Tune's trials that has reports of an earlier session."""
+        """Record one of Tune's trials if it has reports of an earlier session."""
         result = trial.last_result or {}
         if trial.trial_id in self.trials or "training_iteration" not in result:
             return
-        known = self.started(trial.trial_id, now, (trial.stopping_criterion or {}).get("training_iteration"))
-        known.config = dict(trial.evaluated_params or {})
+        known = self.started(trial.trial_id, now, _goal(trial), trial.evaluated_params)
         self.reported(trial.trial_id, result, now)
         best = (trial.metric_analysis.get(self.metric) or {}).get(self.mode)
         if isinstance(best, (int, float)) and is_better(best, self.best_value, self.mode or "min"):
@@ -351,35 +354,31 @@ class ProgressCallback(Callback):
         self._metric, self._mode = metric, mode
         self._every_s, self._live, self._stream = every_s, live, stream
         self._progress = Progress(metric=metric, mode=mode)
-        self._view: Any = None
-        self._started = self._metadata_written = False
+        self._view: View | None = None
+        self._metadata_written = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks, but not a screen and an open stream.
-        return self.__dict__ | {"_view": None, "_stream": None, "_started": False, "_metadata_written": False}
+        return self.__dict__ | {"_view": None, "_stream": None, "_metadata_written": False}
 
     def setup(
-        self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any
+        self, *args: Any, total_num_samples: Any = None, time_budget_s: Any = None, **info: Any
     ) -> None:
         total = total_num_samples if isinstance(total_num_samples, int) else 0
-        goal = stop.get("training_iteration") if isinstance(stop, dict) else None
-        budget: Any = info.get("time_budget_s")
+        budget = time_budget_s
         budget = budget.total_seconds() if hasattr(budget, "total_seconds") else budget
         self._progress = Progress(
             metric=self._metric,
             mode=self._mode,
             total=total if 0 < total < 2**31 else None,
-            goal=goal if isinstance(goal, (int, float)) else None,
             budget_s=budget if isinstance(budget, (int, float)) and math.isfinite(budget) else None,
             began=time.time(),
         )
         self._view = _view(self._stream, self._live, self._every_s)
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        if not self._started and trials:
-            self._started = True
-            for trial in trials:
-                self._progress.restored(trial, time.time())
+        for trial in trials:
+            self._progress.restored(trial, time.time())
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if not self._metadata_written:
@@ -388,8 +387,7 @@ class ProgressCallback(Callback):
         state = getattr(self._progress.trials.get(trial.trial_id), "state", "")
         # A restored trial without a checkpoint begins again.
         resumed = state == "paused" or (state == "waiting" and trial.checkpoint is not None)
-        goal = (trial.stopping_criterion or {}).get("training_iteration")
-        self._progress.started(trial.trial_id, time.time(), goal, trial.evaluated_params)
+        self._progress.started(trial.trial_id, time.time(), _goal(trial), trial.evaluated_params)
         self._show("resumed" if resumed else "started", trial.trial_id)
 
     def on_trial_result(

@@ -22,7 +22,7 @@ from horovod_tune.analysis.reader.plain_values import TUNES_OWN, iteration_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, TrialRecord
 from horovod_tune.analysis.reader.tune_files import read_experiment
 from horovod_tune.analysis.scoring import Limit, kept, value_of
-from horovod_tune.analysis.trial_details import attempts, config_changes, plain_text, report_times
+from horovod_tune.analysis.trial_details import attempts, config_changes, plain_text, report_times, spans
 from horovod_tune.errors import HorovodTuneError
 
 # Not checkpoint_000001.part: an incomplete copy.
@@ -183,6 +183,25 @@ class Analysis:
                 "allowed": ends["allowed"].reindex(number, fill_value=True),
             }
         )
+
+    @cached_property
+    def spans(self) -> pd.DataFrame:
+        """One row per time for which a driver ran a trial, by trial; times are Unix times in seconds.
+
+        Columns: trial (its place in `trials`), begin (of its start-up), trained (from when it trained), end.
+        """
+        sessions = self.record.sessions
+        found = [(n, *span) for n, trial in enumerate(self.trials) for span in spans(trial, sessions)]
+        return pd.DataFrame(found, columns=["trial", "begin", "trained", "end"])
+
+    @cached_property
+    def session_gaps(self) -> list[tuple[float, float]]:
+        """The gaps without a driver: from the last report before each later session to its start."""
+        found = []
+        for session in self.record.sessions[1:]:
+            ends = self.spans.loc[self.spans["begin"] < session, "end"].clip(upper=session)
+            found.append((float(ends.max()) if len(ends) else session, session))
+        return found
 
     @property
     def _best(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_details import hosts_of, ranks_of, session_gaps, spans
+from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
@@ -76,17 +76,18 @@ def timeline(analysis: Analysis) -> Timeline:
     The start-up comes from `start_span` if the reports have its length (`start_s`). If no trial reports its
     number of ranks, a row is a place for one whole trial.
     """
-    zero, now = analysis.record.start_time or 0.0, analysis.record.last_write
-    sessions = analysis.record.sessions
-    held = []
-    for index, trial in enumerate(analysis.trials):
-        found = spans(trial, sessions)
-        if found and trial.status == "RUNNING" and now and found[-1][2] >= max(sessions, default=0.0):
-            found[-1] = (*found[-1][:2], max(now, found[-1][2]))
-        held += [(begin - zero, trained - zero, end - zero, index) for begin, trained, end in found]
+    zero, now = analysis.record.start_time or 0.0, analysis.record.last_write or 0.0
+    spans, times = analysis.spans.copy(), ["begin", "trained", "end"]
+    running = spans["trial"].map(lambda trial: analysis.trials[trial].status == "RUNNING").astype(bool)
+    newest = ~spans["trial"].duplicated(keep="last") & (
+        spans["end"] >= max(analysis.record.sessions, default=0.0)
+    )
+    spans["end"] = spans["end"].mask(running & newest, spans["end"].clip(lower=now))
+    spans[times] -= zero
+    ordered = spans.sort_values([*times, "trial"])[[*times, "trial"]]
     free: dict[str, list[float]] = {}
     bars = []
-    for begin, trained, end, index in sorted(held):
+    for begin, trained, end, index in ordered.itertuples(index=False, name=None):
         hosts, ranks = hosts_of(analysis.trials[index]), ranks_of(analysis.trials[index])
         # The ranks of a host get its free rows.
         for rank, host in enumerate(sorted(hosts, key=hosts.index) if hosts else [""] * (ranks or 1)):
@@ -100,7 +101,7 @@ def timeline(analysis: Analysis) -> Timeline:
     names = tuple(f"{host} {slot}" if host else str(slot + 1) for host, slot in places)
     known = any(ranks_of(trial) for trial in analysis.trials)
     unit = "hosts' slots" if any(free) and "" not in free else "ranks" if known else "trials at once"
-    gaps = tuple((one - zero, two - zero) for one, two in session_gaps(analysis.trials, sessions))
+    gaps = tuple((one - zero, two - zero) for one, two in analysis.session_gaps)
     return Timeline(table, names, unit, gaps)
 
 

@@ -134,16 +134,6 @@ def spans(trial: TrialRecord, sessions: Sequence[float]) -> list[tuple[float, fl
     return [*found, (begin, trained, end)]
 
 
-def session_gaps(trials: Sequence[TrialRecord], sessions: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the gaps without a driver: from the last report before each later session to its start."""
-    every = [span for trial in trials for span in spans(trial, sessions)] if len(sessions) > 1 else []
-    found = []
-    for session in sessions[1:]:
-        ends = [min(end, session) for begin, _, end in every if begin < session]
-        found.append((max(ends, default=session), session))
-    return found
-
-
 def start_span(trial: TrialRecord) -> tuple[float, float] | None:
     """Return when a trial's start-up and its training began (Unix time, seconds); None before it began.
 

@@ -26,7 +26,7 @@ from horovod_tune.analysis.report.run_summary import (
     wall_text,
 )
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_details import error_line, iterations_of, ranks_of, spans
+from horovod_tune.analysis.trial_details import error_line, iterations_of, ranks_of
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
 
 if TYPE_CHECKING:
@@ -195,8 +195,8 @@ def _columns(analysis: Analysis) -> list[_Column]:
             column(f"best {metric}", analysis.scores["best"].tolist(), _short),
             column("at iteration", analysis.scores["best_iteration"].tolist(), str),
         ]
-    held = [spans(trial, analysis.record.sessions) for trial in trials]
-    times = [sum(end - trained for _, trained, end in one) if one else None for one in held]
+    trained = (analysis.spans["end"] - analysis.spans["trained"]).groupby(analysis.spans["trial"]).sum()
+    times = trained.reindex(range(len(trials))).tolist()
     found += [column("iterations", list(map(iterations_of, trials)), str), column("time", times, duration)]
     ranks = [ranks_of(trial) for trial in trials]
     if any(ranks):

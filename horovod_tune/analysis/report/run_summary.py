@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from horovod_tune.analysis.results import Analysis
-from horovod_tune.analysis.trial_details import hosts_of, ranks_of, session_gaps, spans
+from horovod_tune.analysis.trial_details import hosts_of, ranks_of
 from horovod_tune.analysis.varying_parameters import text_of
 
 NOT_KNOWN = "not written down"
@@ -19,17 +19,14 @@ def usage(analysis: Analysis) -> tuple[float, float, int]:
 
     A trial's resources count for its start-up and its training.
     """
-    cpu = gpu = 0.0
-    counted = 0
-    for trial in analysis.trials:
-        held = spans(trial, analysis.record.sessions)
-        if not trial.resources or not held or trial.end_time is None:
-            continue
-        hours = sum(end - begin for begin, _, end in held) / 3600
-        cpu += hours * sum(bundle.get("CPU", 0.0) for bundle in trial.resources)
-        gpu += hours * sum(bundle.get("GPU", 0.0) for bundle in trial.resources)
-        counted += 1
-    return cpu, gpu, counted
+    held = (analysis.spans["end"] - analysis.spans["begin"]).groupby(analysis.spans["trial"]).sum() / 3600
+    known = [(hours, trial) for number, hours in held.items() if (trial := analysis.trials[number]).resources]
+    known = [(hours, trial) for hours, trial in known if trial.end_time is not None]
+    cpu, gpu = (
+        sum(hours * bundle.get(kind, 0.0) for hours, trial in known for bundle in trial.resources)
+        for kind in ("CPU", "GPU")
+    )
+    return cpu, gpu, len(known)
 
 
 def wall_time_s(analysis: Analysis) -> float | None:
@@ -38,8 +35,8 @@ def wall_time_s(analysis: Analysis) -> float | None:
     ends = [trial.end_time for trial in analysis.trials if trial.end_time is not None]
     if begin is None or not ends:
         return None
-    gaps = session_gaps(analysis.trials, analysis.record.sessions)
-    return max(ends) - begin - sum(min(end, max(ends)) - min(start, max(ends)) for start, end in gaps)
+    last, gaps = max(ends), analysis.session_gaps
+    return last - begin - sum(min(end, last) - min(start, last) for start, end in gaps)
 
 
 def wall_text(analysis: Analysis) -> str | None:

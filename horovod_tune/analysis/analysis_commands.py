@@ -13,44 +13,37 @@ if TYPE_CHECKING:
 
 def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     """Register `report`, `show` and `export`; each sets `run`, which returns the exit status."""
+    about = "Write one self-contained HTML page about a Tune experiment, finished or not."
     report = subparsers.add_parser(
-        "report",
-        help="write one HTML page about an experiment",
-        description="Write one self-contained HTML page about a Tune experiment, finished or not.",
+        "report", help="write one HTML page about an experiment", description=about
     )
-    _common(report)
     output = "the page to write (default: %(default)s)"
     report.add_argument("-o", "--output", default="report.html", help=output)
     pareto = 'add a section on several metrics at once, such as "accuracy=max,latency_ms=min" '
     pareto += "(default: those that BayesOptSearch looked for)"
     report.add_argument("--pareto", type=_aims, metavar="METRICS", help=pareto)
-    report.set_defaults(run=run_report)
 
-    show = subparsers.add_parser(
-        "show",
-        help="show an experiment in the terminal",
-        description="Show a Tune experiment in the terminal: the best, a table of trials, their curves.",
-    )
-    _common(show)
+    about = "Show a Tune experiment in the terminal: the best, a table of trials, their curves."
+    show = subparsers.add_parser("show", help="show an experiment in the terminal", description=about)
     rows = "trials in the table (default: 20)"
     show.add_argument("-n", "--rows", type=_positive_int, default=20, help=rows)
     show.add_argument("-w", "--watch", action="store_true", help="follow a running experiment until it ends")
-    show.set_defaults(run=run_show)
 
+    about = "Write one row per trial, or with --what history one row per report."
     export = subparsers.add_parser(
-        "export",
-        help="write an experiment's tables as CSV or Parquet",
-        description="Write one row per trial, or with --what history one row per report.",
+        "export", help="write an experiment's tables as CSV or Parquet", description=about
     )
-    _common(export)
     export.add_argument("--csv", metavar="FILE", help="write CSV to this file (- for standard output)")
     export.add_argument("--parquet", metavar="FILE", help="write Parquet to this file")
     what = "(default: %(default)s)"
     export.add_argument("--what", choices=("trials", "history"), default="trials", help=what)
-    export.set_defaults(run=run_export)
+
+    for parser, run in ((report, run_report), (show, run_show), (export, run_export)):
+        _add_common(parser)
+        parser.set_defaults(run=run)
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("experiment", help="the experiment's folder: a path, or a URI such as s3://bucket/name")
     option("--metric", help="what trials are compared by (default: the experiment's own)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,6 @@ from horovod_tune.analysis.trial_details import (
     report_times,
     start_seconds,
 )
-
-_TUNES_COLUMNS = ("trial_id", "training_iteration")  # of a report; `trial_rows` has them first
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -72,28 +70,6 @@ def clock(unix_s: pd.Series) -> pd.Series:
     return pd.Series(pd.DatetimeIndex(moments, tz="UTC"), index=unix_s.index)
 
 
-def trial_rows(trial: TrialRecord, start_time: float | None, with_config: bool) -> list[dict[str, Any]]:
-    """Return one flat dictionary per report."""
-    flat = []
-    for row, time, attempt in zip(
-        trial.rows, report_times(trial).tolist(), attempts(trial.rows), strict=False
-    ):
-        known = time == time
-        made: dict[str, Any] = {
-            "trial_id": trial.trial_id,
-            "training_iteration": iteration_of(row),
-            "attempt": attempt,
-            "time": time,
-            "elapsed_s": time - start_time if known and start_time is not None else math.nan,
-        }
-        config = row.get("config")
-        with_this = with_config and config and isinstance(config, Mapping)
-        left_out = _TUNES_COLUMNS if with_this else (*_TUNES_COLUMNS, "config")
-        told = flatten({name: value for name, value in row.items() if name not in left_out})
-        flat.append(made | {f"reported_{name}" if name in made else name: told[name] for name in told})
-    return flat
-
-
 def trials_frame(trials: Sequence[TrialRecord], scores: pd.DataFrame | None, metric: str) -> pd.DataFrame:
     """Return one row per trial: see `Analysis.dataframe`."""
     made = frame([_trial_row(trial) for trial in trials])
@@ -129,7 +105,24 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
 
 def history_frame(trials: Sequence[TrialRecord], start_time: float | None, with_config: bool) -> pd.DataFrame:
     """Return one row per report: see `Analysis.history`."""
-    made = frame([row for trial in trials for row in trial_rows(trial, start_time, with_config)])
+    zero = start_time if start_time is not None else math.nan
+    made = frame([row for trial in trials for row in _report_rows(trial, zero, with_config)])
     if "time" in made:
         made["time"] = clock(made["time"])
     return made
+
+
+def _report_rows(trial: TrialRecord, zero: float, with_config: bool) -> Iterator[dict[str, Any]]:
+    for row, time, attempt in zip(trial.rows, report_times(trial), attempts(trial.rows), strict=False):
+        made: dict[str, Any] = {
+            "trial_id": trial.trial_id,
+            "training_iteration": iteration_of(row),
+            "attempt": attempt,
+            "time": float(time),
+            "elapsed_s": float(time - zero),
+        }
+        left_out = {"trial_id", "training_iteration"}
+        if not (with_config and row.get("config") and isinstance(row["config"], Mapping)):
+            left_out.add("config")
+        told = flatten({name: value for name, value in row.items() if name not in left_out})
+        yield made | {f"reported_{name}" if name in made else name: told[name] for name in told}

@@ -61,13 +61,12 @@ class Timeline:
     `bars` has one row per time for which a trial held a row, in the order in which they began; its columns
     are trial, row, rank (None if their number is not known), begin, trained and end. From `begin` to
     `trained` the trial started up (no time if the reports do not record it), from there to `end` it trained.
-    In `gaps` no driver ran. Times are in seconds since the experiment's start.
+    Times are in seconds since the experiment's start.
     """
 
     bars: pd.DataFrame
     rows: tuple[str, ...]
     unit: str
-    gaps: tuple[tuple[float, float], ...] = ()
 
 
 def timeline(analysis: Analysis) -> Timeline:
@@ -101,8 +100,7 @@ def timeline(analysis: Analysis) -> Timeline:
     names = tuple(f"{host} {slot}" if host else str(slot + 1) for host, slot in places)
     known = any(ranks_of(trial) for trial in analysis.trials)
     unit = "hosts' slots" if any(free) and "" not in free else "ranks" if known else "trials at once"
-    gaps = tuple((one - zero, two - zero) for one, two in analysis.session_gaps)
-    return Timeline(table, names, unit, gaps)
+    return Timeline(table, names, unit)
 
 
 def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
@@ -112,20 +110,15 @@ def robust_limits(values: np.ndarray, mode: str) -> tuple[float, float, int]:
     diverged trials) would press all others flat: what lies beyond the quartile by three times the quartiles'
     distance.
     """
-    finite = values[np.isfinite(values)]
-    if not len(finite):
+    sign = 1.0 if mode == "min" else -1.0
+    costs = sign * values[np.isfinite(values)]
+    if not len(costs):
         return 0.0, 1.0, len(values)
-    low, high = float(finite.min()), float(finite.max())
-    first, third = np.quantile(finite, [0.25, 0.75])
-    reach, few = 3 * float(third - first), 0.1 * len(finite)
-    if mode == "min":
-        kept = finite[finite <= third + reach]
-        far = high > third + 2 * reach
-    else:
-        kept = finite[finite >= first - reach]
-        far = low < first - 2 * reach
-    if reach > 0 and far and len(finite) - len(kept) <= few:
-        low, high = float(kept.min()), float(kept.max())
-    beyond = int(np.sum((finite < low) | (finite > high)))
+    first, third = np.quantile(costs, [0.25, 0.75])
+    reach = 3 * float(third - first)
+    kept = costs[costs <= third + reach]
+    if not 0 < 2 * reach < costs.max() - third or len(costs) - len(kept) > 0.1 * len(costs):
+        kept = costs
+    low, high = sorted((sign * float(kept.min()), sign * float(kept.max())))
     pad = 0.04 * (high - low) or abs(high) * 0.05 or 0.5
-    return low - pad, high + pad, beyond
+    return low - pad, high + pad, len(costs) - len(kept)

@@ -23,21 +23,15 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     "name", ["random", "asha", "failing", "diverging", "distributed", "pbt", "plain_run"]
 )
-def test_the_best_is_what_tune_itself_calls_best(seen_by_driver, name):
+def test_the_best_is_what_tune_calls_best_in_memory_and_at_its_path(experiments, seen_by_driver, name):
     seen = seen_by_driver[name]
-    assert seen["our_best"] == seen["tune_best"]
-    assert seen["our_config"] == seen["tune_config"]
-    assert seen["our_value"] == seen["tune_value"]
-    assert seen["our_checkpoint"] == seen["tune_checkpoint"]
-
-
-@pytest.mark.parametrize("name", ["random", "asha", "failing", "diverging", "distributed", "pbt"])
-def test_a_path_tells_as_much_as_the_result_in_memory(experiments, seen_by_driver, name):
-    analysis = analyze(experiments / name)
-    assert analysis.best_trial.trial_id == seen_by_driver[name]["our_best"]
-    assert analysis.best_config == seen_by_driver[name]["our_config"]
-    assert analysis.state == "finished"
-    assert analysis.problems == ()
+    for what in ("best", "config", "value", "checkpoint"):
+        assert seen[f"our_{what}"] == seen[f"tune_{what}"]
+    given = {} if name != "plain_run" else {"mode": "min"}
+    analysis = analyze(experiments / name, **given)
+    assert analysis.best_trial.trial_id == seen["our_best"]
+    assert analysis.best_config == seen["our_config"]
+    assert (analysis.state, analysis.problems) == ("finished", ())
 
 
 def test_the_guides_attributes_are_there(experiments):

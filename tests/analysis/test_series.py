@@ -146,7 +146,7 @@ def test_a_trial_trained_in_the_sessions_and_not_between_them(resumed):
 def test_the_timeline_has_the_gap_and_no_more_rows_than_ran_at_once(resumed):
     found = series.timeline(resumed)
     assert len(found.rows) == 2 and len(found.bars) == 3
-    assert found.gaps == ((40.0, 1000.0),)
+    assert resumed.session_gaps == [(START + 40.0, LATER)]
     assert found.bars["begin"].min() == 0.0
     figure = plots.timeline(resumed)
     (shape,) = figure.layout.shapes

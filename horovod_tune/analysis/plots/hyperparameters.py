@@ -26,7 +26,11 @@ def parameter(analysis: Analysis, name: str) -> Figure:
 
     Raises `ValueError` if that hyperparameter does not vary.
     """
-    one = _named(analysis, name)
+    found = {one.name: one for one in varying_parameters(analysis)}
+    if name not in found:
+        known = ", ".join(found) or "none"
+        raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {known}")
+    one = found[name]
     made = style.figure(style.label(name), height=340)
     traces, x_axis, y_axis, outside = _points(analysis, one)
     note = style.joined("bars: medians" if one.kind == "category" else "", outside)
@@ -50,15 +54,6 @@ def parameters(analysis: Analysis) -> Figure:
         grid.update_xaxes(x_axis, **cell)
         grid.update_yaxes(y_axis, **cell)
     return grid
-
-
-def _named(analysis: Analysis, name: str) -> Parameter:
-    found = varying_parameters(analysis)
-    for one in found:
-        if one.name == name:
-            return one
-    known = ", ".join(one.name for one in found) or "none"
-    raise ValueError(f"no hyperparameter {name!r} varies among the trials; those that do: {known}")
 
 
 def _points(analysis: Analysis, one: Parameter) -> tuple[list[Any], dict[str, Any], dict[str, Any], str]:

@@ -59,10 +59,11 @@ def timeline(analysis: Analysis) -> Figure:
             marker={"color": colour, "line": {"color": "white", "width": 0.5 if len(bars) < 400 else 0}},
             hovertemplate=f"%{{text}}, {name}<br>%{{base:.4g}} + %{{x:.3g}}<extra></extra>",
         )
-    for begin, end in found.gaps:
+    zero = analysis.record.start_time or 0.0
+    for begin, end in analysis.session_gaps:
         grey = {"fillcolor": style.faded(style.QUIET, 0.2), "line_width": 0, "layer": "below"}
         note = {"annotation_text": "no driver", "annotation_position": "top left", "annotation_font_size": 11}
-        made.add_vrect(x0=begin / length, x1=end / length, **grey, **note)
+        made.add_vrect(x0=(begin - zero) / length, x1=(end - zero) / length, **grey, **note)
     every = max(1, len(found.rows) // 32)
     names = [style.label(name or "·", 24) for name in found.rows]
     y_axis: dict[str, Any] = {"title": {"text": found.unit}, "autorange": "reversed", "showgrid": False}

@@ -1,4 +1,4 @@
-"""What Tune's files hold, as plain data of a bounded size and depth.
+"""What Tune's files hold, as plain data of a bounded depth.
 
 Tune's JSON may come from anywhere: nested so deep that every later step fails, or with texts that are not
 Unicode. `plain` cuts such parts off, reports them, and leaves the rest as it is. No pickle is opened.
@@ -7,17 +7,13 @@ Unicode. `plain` cuts such parts off, reports them, and leaves the rest as it is
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any
 
 DEEPEST = 32
 # Instead of what Tune could only write as a pickle.
 OBJECT = "<object>"
-_MOST = 20_000
-_LONGEST = 200_000
 _NEEDS_CARE = re.compile(r"\\u[dD][89a-fA-F]|\d{300}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -42,55 +38,39 @@ def read_json(data: bytes) -> tuple[Any, list[str]]:
         text = data.decode("utf-8", "replace")
         cut.append("text that is not UTF-8")
     value = parse_json(text)
-    if len(text) > _LONGEST or text.count("{") + text.count("[") > DEEPEST or _NEEDS_CARE.search(text):
+    if text.count("{") + text.count("[") > DEEPEST or _NEEDS_CARE.search(text):
         value = plain(value, cut)
     return value, cut
 
 
-def plain(value: Any, cut: list[str] | None = None) -> Any:
-    """Turn what a state file holds into bounded plain data; `cut` gets what had to be left out.
+def plain(value: Any, cut: list[str] | None = None, depth: int = 0) -> Any:
+    """Turn what JSON held into plain data of a bounded depth; `cut` gets what had to be left out.
 
     >>> plain({"model": {"_type": "CLOUDPICKLE_FALLBACK", "value": "80"}})
     {'model': '<object>'}
     """
-    left = _MOST
 
-    def report(what: str) -> str:
+    def left_out(what: str) -> str:
         if cut is not None and what not in cut:
             cut.append(what)
         return f"<{what}>"
 
-    def text_of(text: str) -> str:
-        if len(text) > _LONGEST:
-            report(f"a text of more than {_LONGEST:,} characters")
-            text = text[:_LONGEST] + "…"
-        if not text.isascii() and _SURROGATE.search(text):
-            report("text that is not Unicode")
-            text = _unicode(text)
-        return text
-
-    def convert(value: Any, depth: int) -> Any:
-        nonlocal left
-        if value is None or isinstance(value, (bool, float)):
-            return value
-        if isinstance(value, str):
-            return text_of(value)
-        if isinstance(value, int):
-            return value if value.bit_length() < 1000 else report("a number of more than 300 digits")
-        left -= 1 + len(value) // 100
+    if isinstance(value, str):
+        if not value.isascii() and _SURROGATE.search(value):
+            left_out("text that is not Unicode")
+            return _unicode(value)
+    elif isinstance(value, int):
+        if value.bit_length() >= 1000:
+            return left_out("a number of more than 300 digits")
+    elif isinstance(value, (list, dict)):
         if depth >= DEEPEST:
-            return report(f"nested more than {DEEPEST} deep")
-        if left <= 0:
-            return report(f"more than {_MOST:,} lists and dictionaries")
+            return left_out(f"nested more than {DEEPEST} deep")
         if isinstance(value, list):
-            return [convert(inner, depth + 1) for inner in value]
+            return [plain(inner, cut, depth + 1) for inner in value]
         if value.get("_type") == "CLOUDPICKLE_FALLBACK":
             return OBJECT
-        if len(value) > _MOST:
-            report(f"more than {_MOST:,} entries of one dictionary")
-        return {text_of(key): convert(inner, depth + 1) for key, inner in islice(value.items(), _MOST)}
-
-    return convert(value, 0)
+        return {plain(key, cut): plain(inner, cut, depth + 1) for key, inner in value.items()}
+    return value
 
 
 def text_or_none(value: Any) -> str | None:
@@ -147,6 +127,5 @@ def seconds(value: Any) -> float | None:
     >>> seconds(1.5), seconds(-1), seconds(float("nan")), seconds("1")
     (1.5, None, None, None)
     """
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    return float(value) if math.isfinite(value) and 0 <= value < _LATEST else None
+    number = number_or_none(value)
+    return number if number is not None and 0 <= number < _LATEST else None

@@ -16,7 +16,6 @@ from horovod_tune.analysis.reader.folders import Folder
 from horovod_tune.analysis.reader.plain_values import OBJECT, mapping, read_json, seconds
 from horovod_tune.analysis.reader.records import Problem, TrialRecord
 
-_LONGEST_TEXT = 200_000
 _LARGEST_ERROR = 200_000  # bytes: a traceback's two ends
 
 
@@ -128,7 +127,7 @@ def _csv_value(text: str) -> Any:
     try:
         return int(text) if len(text) < 300 and re.fullmatch(r"[+-]?\d+", text) else float(text)
     except ValueError:
-        return text[:_LONGEST_TEXT]
+        return text
 
 
 def _completed(trial: TrialRecord, rows: list[dict[str, Any]]) -> TrialRecord:

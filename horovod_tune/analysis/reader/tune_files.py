@@ -16,16 +16,7 @@ from typing import Any
 from horovod_tune.analysis.reader.folders import Entry, Folder, driver_folders, shown_place
 from horovod_tune.analysis.reader.metadata import metadata_of
 from horovod_tune.analysis.reader.records import ExperimentRecord, Problem, TrialRecord
-from horovod_tune.analysis.reader.state_files import (
-    PREFIX,
-    SUFFIX,
-    Run,
-    StateFile,
-    choose,
-    is_state,
-    parse_state,
-    runs_of,
-)
+from horovod_tune.analysis.reader.state_files import Run, StateFile, choose, is_state, parse_state, runs_of
 from horovod_tune.analysis.reader.trial_files import with_files
 
 _TRIAL_FILES = ("result.json", "params.json", "progress.csv")
@@ -197,7 +188,7 @@ def _no_experiment(folder: Folder, entries: Iterable[Entry], problems: Iterable[
     folders = [entry.name for entry in entries if entry.is_dir]
     inner = [name for name in folders if any(is_state(e.name) for e in folder.below(name).entries())]
     hint = f"; it holds experiments of its own: {', '.join(inner[:5])}" if inner else ""
-    missing = f"neither {PREFIX}*{SUFFIX} nor a trial's folder with result.json or progress.csv"
+    missing = "neither experiment_state-*.json nor a trial's folder with result.json or progress.csv"
     return f"no Tune experiment at {folder.shown!r}: {missing}{hint}"
 
 

@@ -16,15 +16,7 @@ import pandas as pd
 
 from horovod_tune.analysis import plots
 from horovod_tune.analysis.printable import python_text, yaml_text
-from horovod_tune.analysis.report.run_summary import (
-    duration,
-    hours,
-    moment,
-    run_summary,
-    statuses,
-    usage,
-    wall_text,
-)
+from horovod_tune.analysis.report import run_summary as facts
 from horovod_tune.analysis.results import Analysis
 from horovod_tune.analysis.trial_details import error_line, iterations_of, ranks_of
 from horovod_tune.analysis.varying_parameters import text_of, varying_parameters
@@ -97,9 +89,9 @@ def render(analysis: Analysis, *, pareto: Mapping[str, str] | None = None) -> st
         columns=_columns(analysis),
         failures=_failures(analysis),
         left_out=max(0, len(varying) - _PARAMETERS),
-        summary=run_summary(analysis),
+        summary=facts.run_summary(analysis),
         space_domains=_space(analysis),
-        made=f"Made by horovod_tune {metadata.version('horovod_tune')} on {moment(time.time())}.",
+        made=f"Made by horovod_tune {metadata.version('horovod_tune')} on {facts.moment(time.time())}.",
         python_text=python_text,
         yaml_text=yaml_text,
         text_of=text_of,
@@ -148,12 +140,12 @@ def _progress(analysis: Analysis) -> list[Figure]:
 
 
 def _tiles(analysis: Analysis) -> list[tuple[str, str, str]]:
-    (cpu, gpu, counted), wall = usage(analysis), wall_text(analysis)
-    tiles = [("trials", f"{len(analysis.trials):,}", statuses(analysis))]
+    (cpu, gpu, counted), wall = facts.usage(analysis), facts.wall_text(analysis)
+    tiles = [("trials", f"{len(analysis.trials):,}", facts.statuses(analysis))]
     if wall is not None:
-        tiles.append(("wall time", wall, moment(analysis.record.start_time or 0.0)))
+        tiles.append(("wall time", wall, facts.moment(analysis.record.start_time or 0.0)))
     if counted:
-        tiles.append(("CPU time", hours(cpu), f"{hours(gpu)} of GPU" if gpu else "no GPU"))
+        tiles.append(("CPU time", facts.hours(cpu), f"{facts.hours(gpu)} of GPU" if gpu else "no GPU"))
     return tiles
 
 
@@ -197,7 +189,10 @@ def _columns(analysis: Analysis) -> list[_Column]:
         ]
     trained = (analysis.spans["end"] - analysis.spans["trained"]).groupby(analysis.spans["trial"]).sum()
     times = trained.reindex(range(len(trials))).tolist()
-    found += [column("iterations", list(map(iterations_of, trials)), str), column("time", times, duration)]
+    found += [
+        column("iterations", list(map(iterations_of, trials)), str),
+        column("time", times, facts.duration),
+    ]
     ranks = [ranks_of(trial) for trial in trials]
     if any(ranks):
         found.append(column("ranks", ranks, str))

@@ -171,10 +171,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 def test_a_paused_trial_is_said_to_be_and_to_go_on():
-    stream = io.StringIO()
-    callback = ProgressCallback("loss", "min", stream=stream, live=False)
-    callback._metadata_written = True
-    callback.setup(total_num_samples=3)
+    callback, stream = callback_of(3)
     trials = [
         SimpleNamespace(trial_id=name, status="RUNNING", stopping_criterion={}, evaluated_params={"x": 1})
         for name in ("a", "b")
@@ -190,6 +187,15 @@ def test_a_paused_trial_is_said_to_be_and_to_go_on():
     callback.on_step_end(2, trials)
     assert "a continues after iteration 2" in stream.getvalue()
     assert "2 running ·" in callback._progress.summary(0.0)
+
+
+def callback_of(total: int | None = None, **settings: object) -> tuple[ProgressCallback, io.StringIO]:
+    """A callback as Tune has it when a search begins, and what it prints."""
+    stream = io.StringIO()
+    callback = ProgressCallback("loss", "min", stream=stream, live=False, **settings)  # type: ignore[arg-type]
+    callback._metadata_written = True
+    callback.setup(total_num_samples=total)
+    return callback, stream
 
 
 def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace:
@@ -213,10 +219,7 @@ def earlier(name: str, status: str, last: float, best: float) -> SimpleNamespace
 
 
 def test_a_resumed_search_begins_from_the_restored_trials():
-    stream = io.StringIO()
-    callback = ProgressCallback("loss", "min", stream=stream, live=False)
-    callback._metadata_written = True
-    callback.setup(total_num_samples=4)
+    callback, stream = callback_of(4)
     trials = [earlier("a", "TERMINATED", 1.0, 0.5), earlier("b", "TERMINATED", 2.0, 2.0)]
     trials += [earlier("c", "PENDING", 4.0, 3.0), earlier("d", "PENDING", 5.0, 5.0)]
     new = earlier("new", "PENDING", 0.0, 0.0)
@@ -242,18 +245,14 @@ def test_a_resumed_search_begins_from_the_restored_trials():
 
 
 def test_a_resumed_search_with_nothing_left_to_do_counts_the_restored_trials():
-    stream = io.StringIO()
-    callback = ProgressCallback("loss", "min", stream=stream, live=False)
-    callback.setup(total_num_samples=1)
+    callback, stream = callback_of(1)
     callback.on_experiment_end([earlier("a", "TERMINATED", 1.0, 1.0)])
     assert "search ended: 1 of 1 trials ended" in stream.getvalue()
     assert "nan" not in stream.getvalue()
 
 
 def test_a_search_that_ends_in_an_error_before_a_trial_has_ended_says_no_more_than_that():
-    stream = io.StringIO()
-    callback = ProgressCallback("loss", "min", stream=stream, live=False)
-    callback.setup(total_num_samples=3)
+    callback, stream = callback_of(3)
     try:
         raise ValueError("as Tune handles it")
     except ValueError:
@@ -262,9 +261,7 @@ def test_a_search_that_ends_in_an_error_before_a_trial_has_ended_says_no_more_th
 
 
 def test_an_elastic_trial_says_when_its_number_of_ranks_changes():
-    stream = io.StringIO()
-    callback = ProgressCallback("loss", "min", stream=stream, live=False, every_s=30.0)
-    callback.setup()
+    callback, stream = callback_of(every_s=30.0)
     trial = SimpleNamespace(trial_id="a")
     for step, ranks in enumerate((4, 4, 3, 3, 4)):
         callback.on_trial_result(0, [], trial, {"loss": 1.0, "training_iteration": step, "world_size": ranks})

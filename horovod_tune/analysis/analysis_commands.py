@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,9 +40,9 @@ def add_parsers(subparsers: argparse._SubParsersAction) -> None:
     what = "(default: %(default)s)"
     export.add_argument("--what", choices=("trials", "history"), default="trials", help=what)
 
-    for parser, run in ((report, run_report), (show, run_show), (export, run_export)):
+    for parser, command in ((report, _report), (show, _show), (export, _export)):
         _add_common(parser)
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=partial(_run, command))
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +77,8 @@ def _positive_int(text: str) -> int:
     return value
 
 
-def _read(args: argparse.Namespace) -> Analysis | None:
+def _run(command: Callable[[argparse.Namespace, Analysis], int], args: argparse.Namespace) -> int:
+    """Read the experiment and do with it what the command does; returns the exit status."""
     from horovod_tune.analysis.open_experiment import analyze
 
     try:
@@ -85,11 +88,10 @@ def _read(args: argparse.Namespace) -> Analysis | None:
             analysis = analyze(args.experiment, limits=args.limit or None, **how)
     except (OSError, ValueError, ImportError) as error:
         _print_error(error)
-        return None
-    if args.run is not run_show:  # the view itself shows it
-        for warning in caught:
-            _print_error(warning.message)
-    return analysis
+        return 1
+    for warning in caught if command is not _show else ():  # the view itself shows it
+        _print_error(warning.message)
+    return command(args, analysis)
 
 
 def _print_error(what: object) -> None:
@@ -98,14 +100,11 @@ def _print_error(what: object) -> None:
     print(f"horovod-tune: {one_line(str(what))}", file=sys.stderr)
 
 
-def run_report(args: argparse.Namespace) -> int:
+def _report(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis.printable import one_line
     from horovod_tune.analysis.report import write_report
     from horovod_tune.analysis.results import MetricUnknown
 
-    analysis = _read(args)
-    if analysis is None:
-        return 1
     try:
         analysis.require_metric()
     except MetricUnknown as error:
@@ -128,13 +127,10 @@ def run_report(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_show(args: argparse.Namespace) -> int:
+def _show(args: argparse.Namespace, analysis: Analysis) -> int:
     from horovod_tune.analysis import terminal
     from horovod_tune.analysis.results import MetricUnknown
 
-    analysis = _read(args)
-    if analysis is None:
-        return 1
     screen = terminal.Console()
     if args.watch and analysis.state == "running":
         terminal.watch(analysis, screen, rows=args.rows)
@@ -148,7 +144,7 @@ def run_show(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_export(args: argparse.Namespace) -> int:
+def _export(args: argparse.Namespace, analysis: Analysis) -> int:
     from pathlib import Path
 
     from horovod_tune.analysis import export
@@ -156,9 +152,6 @@ def run_export(args: argparse.Namespace) -> int:
     if not args.csv and not args.parquet:
         print("horovod-tune: pass --csv FILE, --parquet FILE, or both", file=sys.stderr)
         return 2
-    analysis = _read(args)
-    if analysis is None:
-        return 1
     table = analysis.dataframe() if args.what == "trials" else analysis.history()
     try:
         if args.csv == "-":

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod_tune.transfer import host_copies
-from horovod_tune.transfer.host_copies import HostCopies
+from horovod_tune.messages import CheckpointPlace
+from horovod_tune.transfer.host_copies import HostCopies, open_checkpoint
 
 HOLDER = """
 import sys
@@ -135,9 +135,15 @@ def test_threads_that_let_go_at_once_leave_nothing(folder):
         assert list(folder.iterdir()) == []
 
 
-def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_let_go_of_it(folder):
+def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_let_go_of_it(folder, tmp_path):
     copies = HostCopies(folder)
-    checkpoint = host_copies._as_checkpoint(copies.hold("name", make))
+    (tmp_path / "original").mkdir()
+    place = CheckpointPlace(str(tmp_path / "original"), node_id="another node")
+
+    def ask(place, target=None):
+        return make(target) if target else (1, 2)
+
+    checkpoint = open_checkpoint(place, "this node", copies, ask=ask)
     child = os.fork()
     if not child:
         del checkpoint
@@ -151,9 +157,3 @@ def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_let_go_of_it(fol
     del checkpoint
     gc.collect()
     assert gone() is None and list(folder.iterdir()) == []
-
-
-def test_a_directory_that_is_no_copy_is_opened_as_it_is(tmp_path, folder):
-    make(tmp_path / "own")
-    assert host_copies.open_copy(tmp_path / "own", HostCopies(folder)).path == str(tmp_path / "own")
-    assert host_copies.open_copy(tmp_path / "absent", HostCopies(folder)) is None

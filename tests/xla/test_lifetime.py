@@ -23,43 +23,28 @@ from xla_processes import rank_processes, see_them_gone
 
 from horovod_tune.errors import StartFailed, TrainingFailed
 from horovod_tune.messages import WorkerInfo
-from horovod_tune.xla.supervisor import RankProcess, Supervisor
+from horovod_tune.xla.runtime import Ordinals
+from horovod_tune.xla.supervisor import RankProcess
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture
-def busy_rank() -> Iterator[RankProcess]:
-    """A process that computes and never says a word, as one that holds Python's lock while it compiles."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    place = {"ordinal": 0, "world_size": 1, "local_ordinal": 0, "local_size": 1}
+def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is() -> None:
+    """It computes and never sends anything, as one that holds Python's lock while it compiles."""
     nothing: Any = None
-    yield RankProcess(**place, pid=process.pid, process_started=0.0, channel=nothing, output=None)
-    process.kill()
-    process.wait()
-
-
-def supervisor_of(rank: RankProcess) -> Supervisor:
-    made = Supervisor.__new__(Supervisor)
-    made._heartbeat_s, made.ranks = 0.01, [rank]
-    return made
-
-
-def test_a_process_that_computes_is_not_silent_but_one_that_is_stopped_is(busy_rank: RankProcess) -> None:
-    supervisor = supervisor_of(busy_rank)
-    process = psutil.Process(busy_rank.pid)
-
-    def used() -> float:
-        times = process.cpu_times()
-        return times.user + times.system
-
-    for _ in range(3):
-        before = used()
-        eventually(lambda before=before: used() > before + 0.02, within_s=60)
-        supervisor.unresponsive(1e9)  # takes note of the time that it has used
-        assert supervisor.unresponsive(60) == []
-    os.kill(busy_rank.pid, signal.SIGSTOP)
-    eventually(lambda: supervisor.unresponsive(0.5) == [busy_rank], within_s=60)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            rank = RankProcess(Ordinals(0, 1, 0, 1), process.pid, nothing, None)
+            times = psutil.Process(process.pid).cpu_times
+            for _ in range(3):
+                before = times().user
+                eventually(lambda before=before: times().user > before + 0.02, within_s=60)
+                rank.last_heard = 0.0
+                assert not rank.is_unresponsive(60)
+            os.kill(process.pid, signal.SIGSTOP)
+            eventually(lambda: rank.is_unresponsive(0.5), within_s=60)
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -104,9 +89,17 @@ def test_what_is_below_a_killed_process_dies_with_it(workers: Workers, killed: s
         workers.group.next_event()
 
 
+STOPPED_RESPONDING = r"the host actor of .* stopped responding: no heartbeat for 8 s \(timeout_s\)"
+SUSPENDED = r"(?s)the ranks of .* did not start:.*process PID was suspended for 8 s \(timeout_s\)"
+
+
 @pytest.mark.slow
-def test_a_host_that_is_suspended_while_its_ranks_start_fails_the_start_after_timeout_s(
-    ray_session: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [("actor", STOPPED_RESPONDING), ("parent", SUSPENDED), ("rank", SUSPENDED)],
+)
+def test_a_process_that_is_suspended_while_ranks_start_fails_the_start_after_timeout_s(
+    ray_session: Any, tmp_path: Path, which: str, said: str
 ) -> None:
     made = Workers("plain", tmp_path, timeout_s=8)
     (plan,) = made.launcher._plans([WorkerInfo("", "", "", 0, 0.0)])
@@ -116,24 +109,24 @@ def test_a_host_that_is_suspended_while_its_ranks_start_fails_the_start_after_ti
 
     def suspend() -> None:
         eventually(lambda: len(rank_processes()) == 3, within_s=60)  # with their parent
-        found = {each.pid: each.ppid() for each in rank_processes()}
-        (actor,) = {above for above in found.values() if above not in found}
-        os.kill(actor, signal.SIGSTOP)
-        suspended.append(time.monotonic())
+        above = {each.pid: each.ppid() for each in rank_processes()}
+        (parent,) = (pid for pid in above if above[pid] not in above)
+        pid = {"actor": above[parent], "parent": parent, "rank": next(iter(above.keys() - {parent}))}[which]
+        os.kill(pid, signal.SIGSTOP)
+        suspended.append((pid, time.monotonic()))
 
-    suspended: list[float] = []
+    suspended: list[tuple[int, float]] = []
     suspending = threading.Thread(target=suspend)
     suspending.start()
     try:
         with pytest.raises(StartFailed) as caught:
             made.begin(wait_for_ever)
-        assert time.monotonic() - suspended[0] < 4 * 8
+        assert time.monotonic() - suspended[0][1] < 4 * 8
     finally:
         suspending.join()
         processes = rank_processes()
         made.close()
-    said = r"the host actor of .* stopped responding: no heartbeat for 8 s \(timeout_s\)"
-    assert re.match(said, str(caught.value))
+    assert re.match(said.replace("PID", str(suspended[0][0])), str(caught.value))
     see_them_gone(processes)
 
 

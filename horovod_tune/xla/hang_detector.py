@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from horovod_tune.session import session
 
-# How often the activity of ranks that send nothing is measured; a host has many processes.
-CHECK_INTERVAL_S = 5.0
+# How often the activity is compared, more often if the limit is short. So a step that computes for a second
+# every few minutes is seen.
+CHECK_INTERVAL_S = 60.0
 # The share of one CPU that all ranks of a host together may use and still count as inactive.
 BUSY_SHARE = 0.01
-# The share is of this time, so that a step which computes for a second every few minutes is seen.
-WINDOW_S = 60.0
-# CPU time in a window that does not count as activity: heartbeats take some, and the kernel counts in 0.01 s.
+# CPU time that does not count as activity: heartbeats take some, and the kernel counts in 0.01 s.
 LEAST_CPU_S = 0.1
 
 
@@ -48,7 +47,6 @@ class Inactivity:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._before: Activity | None = None
-        self._window_s = 0.0
         self._inactive_s = 0.0
 
     def restart(self) -> None:
@@ -62,22 +60,19 @@ class Inactivity:
             listened_s: seconds that the coordinator has listened since the last call. While Tune decides, it
                 does not listen, and the ranks rightly wait.
         """
-        before = self._before  # `restart` may come from another thread
-        if before is None or self._has_moved(before, work, self._window_s + listened_s):
-            self._before, self._window_s, self._inactive_s = work, 0.0, 0.0
+        before, self._before = self._before, work  # `restart` may come from another thread
+        if before is None or _has_moved(before, work, listened_s):
+            self._inactive_s = 0.0
             return False
         self._inactive_s += listened_s
-        self._window_s += listened_s
-        if self._window_s >= WINDOW_S:
-            self._before, self._window_s = work, 0.0
         return self._inactive_s >= self._limit_s
 
-    @staticmethod
-    def _has_moved(before: Activity, now: Activity, window_s: float) -> bool:
-        if (before.messages, before.operations) != (now.messages, now.operations):
-            return True
-        # Less than before is movement too: a process below a rank has ended.
-        return abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * window_s)
+
+def _has_moved(before: Activity, now: Activity, listened_s: float) -> bool:
+    if (before.messages, before.operations) != (now.messages, now.operations):
+        return True
+    # Less than before is movement too: a process below a rank has ended.
+    return abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
 
 
 def waits_in_report(stack: str) -> bool:

@@ -8,7 +8,7 @@ computes, and a step on the device is an operation, so a slow start is no hang.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from horovod_tune.session import session
 
@@ -21,15 +21,12 @@ BUSY_SHARE = 0.01
 LEAST_CPU_S = 0.1
 
 
-@dataclass(frozen=True)
-class Activity:
-    """What the ranks of a host have done so far, counted from any start.
+class Activity(NamedTuple):
+    """What the ranks of a host have done so far, counted from any start, besides what they have sent.
 
-    ``messages`` counts what ranks sent, without heartbeats; ``operations`` what torch_xla counts;
-    ``cpu_s`` is the time of their processes and of the processes below them.
+    ``operations`` is what torch_xla counts; ``cpu_s`` is the time of their processes and of those below them.
     """
 
-    messages: int
     operations: int
     cpu_s: float
 
@@ -38,9 +35,9 @@ class Inactivity:
     """Measures for how long the ranks of a host have done nothing.
 
     >>> ranks = Inactivity(limit_s=30)
-    >>> [ranks.update(10, Activity(messages=1, operations=5, cpu_s=0.01 * i)) for i in range(5)]
+    >>> [ranks.update(10, Activity(operations=5, cpu_s=0.01 * i)) for i in range(5)]
     [False, False, False, True, True]
-    >>> ranks.update(10, Activity(messages=2, operations=5, cpu_s=0.05))
+    >>> ranks.update(10, Activity(operations=6, cpu_s=0.05))
     False
     """
 
@@ -50,7 +47,7 @@ class Inactivity:
         self._inactive_s = 0.0
 
     def restart(self) -> None:
-        """Start counting again."""
+        """Start counting again: a rank has sent something, or Tune has decided."""
         self._before = None
 
     def update(self, listened_s: float, work: Activity) -> bool:
@@ -69,10 +66,9 @@ class Inactivity:
 
 
 def _has_moved(before: Activity, now: Activity, listened_s: float) -> bool:
-    if (before.messages, before.operations) != (now.messages, now.operations):
-        return True
     # Less than before is movement too: a process below a rank has ended.
-    return abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
+    has_computed = abs(now.cpu_s - before.cpu_s) > max(LEAST_CPU_S, BUSY_SHARE * listened_s)
+    return has_computed or now.operations != before.operations
 
 
 def waits_in_report(stack: str) -> bool:

@@ -60,7 +60,7 @@ class RankProcess:
         self.loss: tuple[FailureKind, str] | None = None
         # Its answers to `Supervisor.ask`, by kind.
         self.replies: dict[str, dict[str, Any]] = {}
-        self.messages = self.operations = 0
+        self.operations = 0
         self.last_heard = time.monotonic()
         self._cpu_s = -1.0
         self._output, self._read_bytes = output, 0
@@ -203,7 +203,6 @@ class Supervisor:
         # TPU v2 and v3 have two ranks in a process.
         pids = {rank.pid for rank in self.ranks if not rank.loss}
         return Activity(
-            messages=sum(rank.messages for rank in self.ranks),
             operations=sum(rank.operations for rank in self.ranks),
             cpu_s=sum(family_cpu_s(pid) for pid in pids),
         )
@@ -295,7 +294,6 @@ class Supervisor:
                             rank.replies[message["kind"]] = message
                             self._changed.notify_all()
                     case _:
-                        rank.messages += 1
                         self._on_message(rank, message)
 
     def _death_of(self, rank: RankProcess) -> tuple[FailureKind, str]:

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -123,16 +123,14 @@ def test_bringing_that_fails_leaves_nothing_and_is_tried_by_the_next(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_threads_that_let_go_at_once_leave_nothing(folder):
+def test_threads_that_hold_and_let_go_at_once_wait_for_no_other_and_leave_nothing(folder):
     copies = HostCopies(folder)
-    for _ in range(20):
-        held = [copies.hold("name", make) for _ in range(6)]
-        threads = [threading.Thread(target=each.release) for each in held]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert list(folder.iterdir()) == []
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(20):
+            asked = [pool.submit(copies.hold, "name", make) for _ in range(6)]
+            held = [each.result(timeout=30) for each in asked]
+            list(pool.map(lambda copy: copy.release(), held))
+            assert list(folder.iterdir()) == []
 
 
 def test_a_checkpoint_object_holds_its_copy_and_a_fork_does_not_let_go_of_it(folder, tmp_path):
